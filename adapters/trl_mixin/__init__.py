@@ -1,0 +1,11 @@
+"""The composer loss inside TRL's `GRPOTrainer` (TRL 1.16): policy, hint and replay.
+
+    from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+
+or, in front of a trainer of one's own, `class MyTrainer(ComposerLossMixin, MyGRPOTrainer)`.
+"""
+
+from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig, ComposerParser
+from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer, ComposerLossMixin
+
+__all__ = ["ComposerGRPOConfig", "ComposerGRPOTrainer", "ComposerLossMixin", "ComposerParser"]

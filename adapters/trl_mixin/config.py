@@ -1,0 +1,155 @@
+"""`ComposerGRPOConfig`: TRL's GRPOConfig with the three channels, and a parser that knows typos."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trl import GRPOConfig, TrlParser
+
+from composer_plugins.adapters.trl_mixin.trl_facts import CLIPPED_LIKE_TRL, LOSS_TYPES, UNTOUCHED
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.plugins import losses
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with the help text that TRL's parser shows."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class ComposerGRPOConfig(GRPOConfig):
+    """GRPOConfig, and what each channel is: total = policy + hint_weight * hint + replay_weight * replay.
+
+    With its defaults the loss is TRL's own, bit for bit. Everything is checked when the config is made:
+    an unknown name or key, a parameter out of range, a combination that TRL cannot deliver.
+    """
+
+    _VALID_DICT_FIELDS = [
+        *GRPOConfig._VALID_DICT_FIELDS,
+        "policy_params",
+        "hint_params",
+        "replay_params",
+    ]
+
+    policy: str = option(
+        UNTOUCHED,
+        "Policy loss: 'trl' leaves TRL's own term (loss_type, epsilon ...) untouched; any other name of "
+        "the catalogue (grpo, dapo, gspo, cispo, dppo_tv ...) replaces it, and loss_type then chooses "
+        "only the denominator.",
+    )
+    policy_params: dict[str, Any] | str | None = option(
+        None, "Keyword parameters of the policy kernel, as a dict or as JSON."
+    )
+    policy_weight: float = option(
+        1.0,
+        "Weight of TRL's whole loss: the policy term, its KL, its entropy bonus, MoE's aux loss.",
+    )
+    hint_weight: float = option(0.0, "Weight of hint self-distillation; needs the column privileged_context.")
+    hint_divergence: str = option("jsd", "Divergence from the teacher: jsd, forward_kl, ..., sampled_token.")
+    hint_params: dict[str, Any] | str | None = option(
+        None, "Keyword parameters of the divergence, as a dict or as JSON, e.g. {'beta': 0.5}."
+    )
+    hint_teacher: str = option(
+        "base",
+        "Who sees the hint: 'base', the initial weights, frozen; 'ema', a moving average of the policy; "
+        "'live', the policy itself (measured to collapse).",
+    )
+    hint_ema_rate: float = option(0.05, "How far the ema teacher moves to the policy at each step.")
+    teacher_prompt_template: str = option(
+        "{prompt}\n\n{privileged_context}",
+        "The teacher's prompt. For conversational prompts {prompt} is the last user message.",
+    )
+    replay_weight: float = option(
+        0.0, "Weight of replayed preferences; needs the columns chosen and rejected."
+    )
+    replay_loss: str = option("dpo", "Preference loss: dpo or simpo.")
+    replay_params: dict[str, Any] | str | None = option(
+        None, "Keyword parameters of the preference loss, as a dict or as JSON, e.g. {'beta': 0.1}."
+    )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
+        # Before the generated __init__, whose TypeError names no nearest match.
+        for name in kwargs:
+            if name not in (known := {f.name for f in fields(cls) if f.init}):
+                raise unknown("option", name, known)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config = self.composer
+        if config.policy != UNTOUCHED:
+            self._check_policy_route(config.policy)
+            self.policy_kernel_params()
+        if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
+            raise ConfigError(
+                "remove_unused_columns=True drops the columns that the hint and replay channels read: "
+                "leave it False, TRL's default for GRPO"
+            )
+
+    @property
+    def composer(self) -> ComposerConfig:
+        """These fields as the library's one config model."""
+        values = {name: getattr(self, name) for name in ComposerConfig.model_fields}
+        return ComposerConfig.parse(
+            {name: {} if value is None else value for name, value in values.items()},
+            untouched=UNTOUCHED,
+        )
+
+    def policy_kernel_params(self) -> dict[str, Any]:
+        """The policy kernel's parameters: `policy_params`, and TRL's own clip options where they are set.
+
+        TRL's epsilon, epsilon_high and delta keep their meaning for losses that clip as TRL's GRPO does;
+        for any other loss, setting one of them is an error rather than an option that does nothing.
+        """
+        config = self.composer
+        default_epsilon = next(f.default for f in fields(GRPOConfig) if f.name == "epsilon")
+        trl: dict[str, Any] = {}
+        if self.epsilon != default_epsilon:
+            trl |= {"clip_low": self.epsilon, "clip_high": self.epsilon}
+        if self.epsilon_high is not None:
+            trl["clip_high"] = self.epsilon_high
+        if self.delta is not None:
+            trl["ratio_cap"] = self.delta
+        if trl and config.policy not in CLIPPED_LIKE_TRL.get("ratio_cap" in trl, ()):
+            raise ConfigError(
+                f"epsilon, epsilon_high and delta are not parameters of policy={config.policy!r}: leave "
+                "them at TRL's defaults and set policy_params"
+            )
+        for name, value in config.policy_params.items():
+            if name in trl and trl[name] != value:
+                raise ConfigError(
+                    f"policy_params sets {name}={value} and TRL's own option asks for {trl[name]}: set one"
+                )
+        return {**trl, **config.policy_params}
+
+    def _check_policy_route(self, policy: str) -> None:
+        if self.loss_type not in LOSS_TYPES:
+            raise ConfigError(
+                f"loss_type={self.loss_type!r} beside policy={policy!r}: a policy of ours takes only its "
+                f"denominator from loss_type, one of {', '.join(LOSS_TYPES)}"
+            )
+        if self.importance_sampling_level != "token":
+            raise ConfigError(
+                f"importance_sampling_level={self.importance_sampling_level!r} beside policy={policy!r}: "
+                "the level belongs to the policy; for a sequence-level ratio use policy='gspo'"
+            )
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        if corrected and "rollout_logprobs" in losses()[policy].needs:
+            raise ConfigError(
+                f"policy={policy!r} measures its ratio from vLLM's log-probabilities already, and TRL's "
+                "correction would weigh the mismatch twice: vllm_importance_sampling_correction=False"
+            )
+
+
+class ComposerParser(TrlParser):
+    """TrlParser, but an unknown key, in the YAML file or on the command line, names its nearest match."""
+
+    def parse_args_and_config(self, args: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
+        *parsed, remaining = super().parse_args_and_config(args, return_remaining_strings=True)
+        known = {action.dest for action in self._actions}
+        for word in remaining:
+            if word.startswith("--"):
+                raise unknown("option", word.removeprefix("--").split("=")[0], known)
+        if remaining:
+            raise ConfigError(f"arguments without an option: {' '.join(map(str, remaining))}")
+        return tuple(parsed)

@@ -1,0 +1,36 @@
+"""Forward passes of the adapter's own: plain `model(...)`, whose logits TRL's fused head leaves alone."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels.masking import at_least_float32
+
+
+def completion_logits(
+    trainer: Any, model: Any, ids: Tensor, attention_mask: Tensor, completion_length: int
+) -> Tensor:
+    """Logits [B, completion_length, V] that predict the last `completion_length` tokens of each row.
+
+    Divided by the trainer's sampling temperature, as TRL divides its own: student, teacher and reference
+    then speak of the distribution that was sampled from.
+    """
+    keep = completion_length + 1  # the logits at t predict the token at t + 1
+    options = {"logits_to_keep": keep} if _keeps_logits(trainer) else {}
+    with trainer.accelerator.autocast():
+        logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **options).logits
+    return logits[:, -keep:-1] / trainer.temperature
+
+
+def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
+    """log pi(y_t) [B, T] of the tokens `ids`, in nats, in float32 at least."""
+    return torch.log_softmax(at_least_float32(logits), -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def _keeps_logits(trainer: Any) -> bool:
+    """Whether the model can skip the prompt's logits; most can, and the others are sliced."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "logits_to_keep" in inspect.signature(type(model).forward).parameters

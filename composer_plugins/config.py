@@ -1,0 +1,90 @@
+"""The one config model. TRL's dataclass fields parse into it; so will verl's node and PRIME-RL's kwargs."""
+
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from composer_plugins.catalogue import Kind, Loss, of_kind
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.plugins import losses
+
+
+class ComposerConfig(BaseModel):
+    """policy_weight * policy + hint_weight * hint + replay_weight * replay, and what each of them is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: str = "grpo"
+    policy_params: dict[str, Any] = Field(default_factory=dict)
+    policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+
+    hint_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
+    hint_divergence: str = "jsd"
+    hint_params: dict[str, Any] = Field(default_factory=dict)
+    hint_teacher: Literal["base", "ema", "live"] = "base"
+    hint_ema_rate: float = Field(0.05, gt=0, le=1, allow_inf_nan=False)
+    teacher_prompt_template: str = "{prompt}\n\n{privileged_context}"
+
+    replay_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
+    replay_loss: str = "dpo"
+    replay_params: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, untouched: str | None = None) -> "ComposerConfig":
+        """`values` as a config, or one ConfigError.
+
+        `untouched` is the value of `policy` by which a framework keeps its own RL term ("trl").
+        """
+        try:
+            config = cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise _first(error) from None
+        catalogue = losses()
+        if config.policy != untouched:
+            known = [*of_kind(catalogue, "policy"), *([untouched] if untouched else [])]
+            if config.policy not in known:
+                raise unknown("policy", config.policy, known)
+            catalogue[config.policy].check(config.policy_params)
+        elif config.policy_params:
+            raise ConfigError(
+                f"policy_params {sorted(config.policy_params)} belong to a kernel of ours, and "
+                f"policy={untouched!r} runs none: name one, or set the framework's own options"
+            )
+        _named(catalogue, "divergence", "hint_divergence", config.hint_divergence).check(config.hint_params)
+        _named(catalogue, "preference", "replay_loss", config.replay_loss).check(config.replay_params)
+        _check_template(config.teacher_prompt_template)
+        return config
+
+
+def _named(catalogue: Mapping[str, Loss], kind: Kind, key: str, name: str) -> Loss:
+    rows = of_kind(catalogue, kind)
+    if name not in rows:
+        raise unknown(key, name, rows)
+    return rows[name]
+
+
+def _first(error: ValidationError) -> ConfigError:
+    """Pydantic's first complaint, in a sentence."""
+    complaint = error.errors()[0]
+    key = ".".join(map(str, complaint["loc"]))
+    if complaint["type"] == "extra_forbidden":
+        return unknown("option", key, ComposerConfig.model_fields)
+    if complaint["type"] == "literal_error":
+        choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
+        return unknown(key, str(complaint["input"]), choices)
+    message = complaint["msg"][0].lower() + complaint["msg"][1:]
+    return ConfigError(f"{key} is {complaint['input']!r}: {message}")
+
+
+def _check_template(template: str) -> None:
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"teacher_prompt_template {template!r}: {error}; write {{{{ for a brace") from None
+    if "privileged_context" not in names or names - {"prompt", "privileged_context"}:
+        raise ConfigError(
+            f"teacher_prompt_template {template!r} has the fields {sorted(names)}; wanted "
+            "{privileged_context}, and {prompt} unless the hint holds the prompt already"
+        )

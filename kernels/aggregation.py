@@ -1,0 +1,79 @@
+"""From a loss per token to a scalar: the one home of reduction, with the denominators in the open.
+
+Most bugs reported against RL trainers are wrong denominators. A framework that cuts its batch into
+micro-batches or ranks must pass the count of the *whole* batch, or the gradient depends on the cut.
+"""
+
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from composer_plugins.kernels.masking import keep, masked_mean, masked_sum
+
+Mode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+]
+Count = float | Float[Tensor, ""] | Int[Tensor, ""]
+
+
+def aggregate(
+    token_loss: Float[Tensor, "*batch tokens"],
+    mask: Bool[Tensor, "*batch tokens"],
+    mode: Mode,
+    *,
+    num_tokens: Count | None = None,
+    num_sequences: Count | None = None,
+    max_length: float | None = None,
+) -> Float[Tensor, ""]:
+    """Reduce a loss per token to a scalar, in verl's vocabulary of modes.
+
+        token-mean                sum_it x_it / num_tokens
+        token-sum                 sum_it x_it
+        seq-mean-token-sum        sum_i (sum_t x_it) / num_sequences
+        seq-mean-token-mean       sum_i (sum_t x_it / |y_i|) / num_sequences
+        seq-mean-token-sum-norm   sum_i (sum_t x_it / max_length) / num_sequences     (Dr. GRPO)
+
+    Only live tokens (`mask`) enter a sum, and |y_i| counts those of row i. The denominators:
+
+    - `num_tokens`: None means the live tokens of this mask.
+    - `num_sequences`: None means the rows of this mask with at least one live token, as in verl; TRL
+      counts every row: pass `mask.shape[0]`.
+    - `max_length`: a constant (TRL: `max_completion_length`); "seq-mean-token-sum-norm" needs it.
+
+    A denominator below 1 counts as 1, so an empty batch gives 0, still attached to the graph. A
+    1-dimensional input is one sequence.
+
+    Raises ValueError for an unknown mode and for a missing `max_length`.
+
+    Departs from verl 0.9.1 `agg_loss`: (1) verl gives NaN for an empty batch, (2) verl divides a row by
+    |y_i| + 1e-8, (3) verl's default `max_length` is the padded width, which varies by batch.
+    Source: verl 0.9.1 trainer/ppo/core_algos.py agg_loss; TRL 1.16 trainer/grpo_trainer.py _compute_loss.
+    """
+    if mode == "token-sum":
+        return keep(token_loss, mask).sum()
+    if mode == "token-mean":
+        return keep(token_loss, mask).sum() / _at_least_one(mask.sum() if num_tokens is None else num_tokens)
+    if mode == "seq-mean-token-mean":
+        per_sequence = masked_mean(token_loss, mask)
+    elif mode == "seq-mean-token-sum":
+        per_sequence = masked_sum(token_loss, mask)
+    elif mode == "seq-mean-token-sum-norm":
+        if max_length is None:
+            raise ValueError(
+                "mode 'seq-mean-token-sum-norm' divides by a constant length: pass max_length (TRL: "
+                "max_completion_length; verl: loss_scale_factor, or the padded width)"
+            )
+        per_sequence = masked_sum(token_loss, mask) / max_length
+    else:
+        raise ValueError(f"unknown aggregation mode {mode!r}; known: {', '.join(Mode.__args__)}")
+    live_rows = mask.any(-1).sum() if num_sequences is None else num_sequences
+    return per_sequence.sum() / _at_least_one(live_rows)
+
+
+def _at_least_one(count: Count) -> Count:
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

@@ -1,0 +1,38 @@
+"""The composer loss: reinforcement, a hint and a replay, added."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+Scalar = Float[Tensor, ""]
+
+
+def composer(
+    policy: Scalar,
+    hint: Scalar | None = None,
+    replay: Scalar | None = None,
+    *,
+    policy_weight: float = 1.0,
+    hint_weight: float = 1.0,
+    replay_weight: float = 1.0,
+) -> Scalar:
+    """policy_weight * policy + hint_weight * hint + replay_weight * replay, of reduced channels.
+
+    - policy: a policy loss over verifiable rewards (`policy`, `advantages`).
+    - hint: a divergence from the policy conditioned on a hint, the teacher, to the policy without it,
+      on the same completion (`divergences`, `taid`). The teacher carries no gradient.
+    - replay: a preference loss over replayed traces (`preference`).
+
+    A channel that is None is absent. A channel of weight 1 is added as it is, not multiplied, so that
+    `composer(policy)` is `policy` itself. Additive, where SDPO mixes convexly (1 - w) policy + w hint.
+    Source: Cursor, Composer 2.5 (targeted self-distillation beside RL); arXiv 2601.20802 (SDPO).
+    """
+    total = _weighted(policy, policy_weight)
+    if hint is not None:
+        total = total + _weighted(hint, hint_weight)
+    if replay is not None:
+        total = total + _weighted(replay, replay_weight)
+    return total
+
+
+def _weighted(channel: Scalar, weight: float) -> Scalar:
+    return channel if weight == 1 else weight * channel

@@ -1,0 +1,47 @@
+"""The one home of masking: what is masked contributes exactly 0, value and gradient, whatever it holds.
+
+Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradient), so every function
+here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# exp() stays this many nats below overflow, so that a saturated ratio times an advantage, summed over
+# a batch, is still finite: exp(78.7) in float32, exp(699.7) in float64.
+EXP_HEADROOM = 10.0
+
+
+def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`x` in float32, or in float64 where it already is: half precision is for storage, not for sums."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def keep(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`x` where `mask`, exactly 0 (and a gradient of exactly 0) elsewhere, NaN and inf included."""
+    return torch.where(mask, x, 0.0)
+
+
+def masked_sum(
+    x: Float[Tensor, "*batch tokens"], mask: Bool[Tensor, "*batch tokens"], *, keepdim: bool = False
+) -> Float[Tensor, "..."]:
+    """Sum over tokens (the last axis) where `mask`."""
+    return keep(x, mask).sum(-1, keepdim=keepdim)
+
+
+def masked_mean(
+    x: Float[Tensor, "*batch tokens"], mask: Bool[Tensor, "*batch tokens"], *, keepdim: bool = False
+) -> Float[Tensor, "..."]:
+    """Mean over tokens (the last axis) where `mask`; 0, still attached to the graph, for an empty row."""
+    return masked_sum(x, mask, keepdim=keepdim) / mask.sum(-1, keepdim=keepdim).clamp(min=1)
+
+
+def safe_exp(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """exp(log_x), saturating (with gradient 0) `EXP_HEADROOM` nats below overflow; NaN stays NaN.
+
+    An infinite ratio would meet the zero gradient of a clipped branch as 0 * inf = NaN.
+    """
+    return log_x.clamp(max=math.log(torch.finfo(log_x.dtype).max) - EXP_HEADROOM).exp()

@@ -1,0 +1,106 @@
+"""TAID: distil from a teacher that starts beside the student and walks to the real one.
+
+The intermediate teacher is a mixture in LOGIT space with the student's side detached, and t grows from
+`t_start` to `t_end` as training goes on: at least linearly, faster while the loss still falls.
+
+Source: arXiv 2501.16937; SakanaAI/TAID src/distil_losses/taid.py@a062892.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.masking import at_least_float32, keep
+
+Logits = Float[Tensor, "*batch tokens vocab"]
+Scalar = float | Float[Tensor, ""]
+
+
+def taid(
+    student_logits: Logits,
+    teacher_logits: Logits,
+    mask: Bool[Tensor, "*batch tokens"],
+    *,
+    t: Scalar,
+) -> TokenLoss:
+    """Cross-entropy of the student against the intermediate teacher, per token, in nats.
+
+        p_t = softmax((1 - t) sg(z_S) + t z_T),   x = -sum_v p_t,v log softmax(z_S)_v
+
+    A cross-entropy, not a KL: at S = T it is the entropy of S, and it is this value that drives
+    `step`. Metrics: `kl`, the cross-entropy less the entropy of p_t. Denominator: "token-mean".
+    Departs from upstream: (1) the mixture is taken in float32 at least (upstream: in the logits'
+    dtype), (2) an empty mask aggregates to 0 (upstream: NaN), (3) an entry that is -inf on one side
+    only keeps probability 0 as long as that side has weight.
+    """
+    live = mask.unsqueeze(-1)
+    student = keep(at_least_float32(student_logits), live)
+    teacher = keep(at_least_float32(teacher_logits).detach(), live)
+    log_p = torch.log_softmax(_weighted(student.detach(), 1 - t) + _weighted(teacher, t), -1)
+    log_q = torch.log_softmax(student, -1)
+    nothing = torch.isneginf(log_p)  # 0 log 0 = 0
+    p = log_p.exp()
+    cross_entropy = -(p * log_q.masked_fill(nothing, 0.0)).sum(-1)
+    entropy = -(p * log_p.masked_fill(nothing, 0.0)).sum(-1)
+    return TokenLoss(keep(cross_entropy, mask), {"kl": Metric((cross_entropy - entropy).detach(), mask)})
+
+
+def _weighted(logits: Logits, weight: Scalar) -> Logits:
+    """weight * logits, with 0 * -inf = 0: a side without weight forbids nothing."""
+    w = torch.as_tensor(weight, dtype=logits.dtype, device=logits.device)
+    return torch.where(w == 0, 0.0, w * logits)
+
+
+class TaidState(NamedTuple):
+    """Where the walk is; 0-dimensional tensors. Save it with the checkpoint."""
+
+    t: Float[Tensor, ""]
+    momentum: Float[Tensor, ""]
+    previous_loss: Float[Tensor, ""]
+
+
+def start(*, t_start: float = 0.4, dtype: torch.dtype = torch.float32) -> TaidState:
+    """The state before the first loss: t = t_start, no momentum, no loss seen (inf)."""
+    return TaidState(
+        torch.tensor(t_start, dtype=dtype),
+        torch.tensor(0.0, dtype=dtype),
+        torch.tensor(float("inf"), dtype=dtype),
+    )
+
+
+def step(
+    state: TaidState,
+    loss: Float[Tensor, ""],
+    *,
+    progress: Scalar,
+    t_start: float = 0.4,
+    t_end: float = 1.0,
+    alpha: float = 5e-4,
+    momentum: float = 0.99,
+    adaptive: bool = True,
+) -> TaidState:
+    """The state for the next loss, given the (token-mean) loss computed with the present t.
+
+        delta = (previous - loss) / (previous + 1e-15);   m' = momentum m + (1 - momentum) delta
+        linear = t_start + (t_end - t_start) progress
+        t' = min(t_end, max(linear, t + alpha sigmoid(m') (1 - t)))        or linear, if not adaptive
+
+    `progress` is the fraction of training done, in [0, 1]. The first finite loss is only recorded. A
+    pure function without host sync. Call it once per optimizer step, with the loss of the whole step:
+    upstream calls it once per forward pass, so with gradient accumulation its t runs ahead.
+    """
+    loss = loss.detach().to(state.t)
+    first = torch.isinf(state.previous_loss)
+    delta = (state.previous_loss - loss) / (state.previous_loss + 1e-15)
+    new_momentum = momentum * state.momentum + (1 - momentum) * delta
+    linear = t_start + (t_end - t_start) * torch.as_tensor(progress).to(state.t)
+    ahead = state.t + alpha * torch.sigmoid(new_momentum) * (1 - state.t)
+    new_t = torch.maximum(linear, ahead).clamp(max=t_end) if adaptive else linear
+    return TaidState(
+        torch.where(first, state.t, new_t),
+        torch.where(first, state.momentum, new_momentum),
+        loss,
+    )
