@@ -9,7 +9,7 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from composer_plugins.kernels.masking import keep, masked_mean, masked_sum
+from composer_plugins.kernels.masking import at_least_float32, keep, masked_mean, masked_sum
 
 Mode = Literal[
     "token-mean",
@@ -18,7 +18,7 @@ Mode = Literal[
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 ]
-Count = float | Float[Tensor, ""] | Int[Tensor, ""]
+Count = int | float | Float[Tensor, ""] | Int[Tensor, ""]
 
 
 def aggregate(
@@ -28,7 +28,7 @@ def aggregate(
     *,
     num_tokens: Count | None = None,
     num_sequences: Count | None = None,
-    max_length: float | None = None,
+    max_length: int | float | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce a loss per token to a scalar, in verl's vocabulary of modes.
 
@@ -54,6 +54,7 @@ def aggregate(
     |y_i| + 1e-8, (3) verl's default `max_length` is the padded width, which varies by batch.
     Source: verl 0.9.1 trainer/ppo/core_algos.py agg_loss; TRL 1.16 trainer/grpo_trainer.py _compute_loss.
     """
+    token_loss = at_least_float32(token_loss)
     if mode == "token-sum":
         return keep(token_loss, mask).sum()
     if mode == "token-mean":

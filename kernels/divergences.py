@@ -113,7 +113,8 @@ def _log_softmax(student: Logits, teacher: Logits, mask: Mask, temperature: floa
     live = mask.unsqueeze(-1)
     s = torch.log_softmax(keep(at_least_float32(student), live) / temperature, -1)
     t = torch.log_softmax(keep(at_least_float32(teacher).detach(), live) / temperature, -1)
-    return _Pair(s, t, torch.isneginf(s), torch.isneginf(t))
+    # A probability that underflows is 0 as well: 0 * (log 0 - log 0) would be NaN, not 0.
+    return _Pair(s, t, s.exp() == 0, t.exp() == 0)
 
 
 def _kl(

@@ -6,6 +6,7 @@ boolean, True on the tokens that count. Nothing is divided here: reduce with `ag
 Gradients flow into `logprobs` only.
 """
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -147,6 +148,7 @@ def cispo(
     weight = ratio.clamp(low, 1 + clip_high)
     metrics = {
         "ratio": Metric(ratio, mask),
+        "clip_low": Metric((weight > ratio).to(ratio), mask),
         "clip_high": Metric((ratio > 1 + clip_high).to(ratio), mask),
     }
     return TokenLoss(_score(weight, advantages, logprobs, mask), metrics)
@@ -179,7 +181,7 @@ def dppo_tv(
     q = keep(at_least_float32(rollout_logprobs if region_logprobs is None else region_logprobs), mask)
     inside = tv_mask(p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, clamp=log_ratio_clamp)).detach()
-    return _masked_score(ratio, inside, advantages, logprobs, mask, ratio_cap)
+    return _masked_score(ratio, q, inside, advantages, logprobs, mask, ratio_cap)
 
 
 def dppo_kl(
@@ -204,7 +206,7 @@ def dppo_kl(
     q = keep(at_least_float32(rollout_logprobs if region_logprobs is None else region_logprobs), mask)
     inside = binary_kl_mask(p, q, advantages, low=kl_low, high=kl_high)
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, clamp=log_ratio_clamp)).detach()
-    return _masked_score(ratio, inside, advantages, logprobs, mask, ratio_cap)
+    return _masked_score(ratio, q, inside, advantages, logprobs, mask, ratio_cap)
 
 
 def _clipped(
@@ -216,6 +218,8 @@ def _clipped(
     ratio_cap: float | None,
     dual_clip: float | None,
 ) -> TokenLoss:
+    # Masked, because a ratio per sequence gathers its gradient over all of the row's advantages.
+    advantages = _constant(advantages, mask)
     loss = clipped_surrogate(
         ratio,
         advantages,
@@ -238,11 +242,17 @@ def _clipped(
 def _score(
     weight: Float[Tensor, "*batch tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
 ) -> Tokens:
-    return keep(-weight.detach() * advantages * keep(at_least_float32(logprobs), mask), mask)
+    log_p = keep(at_least_float32(logprobs), mask)
+    return keep(-weight.detach() * _constant(advantages, mask) * log_p, mask)
+
+
+def _constant(advantages: Advantages, mask: Mask) -> Tokens:
+    return keep(at_least_float32(advantages).detach(), mask)
 
 
 def _masked_score(
     ratio: Tokens,
+    region: Tokens,
     inside: Mask,
     advantages: Advantages,
     logprobs: Tokens,
@@ -255,6 +265,7 @@ def _masked_score(
         "masked_low": Metric((~inside & (advantages <= 0)).to(ratio), mask),
         "masked_high": Metric((~inside & (advantages > 0)).to(ratio), mask),
     }
-    # A product, not a `where`: the weight is finite, and a NaN log-probability (which compares as
-    # outside) must reach the loss rather than vanish in the mask.
-    return TokenLoss(_score(weight * inside, advantages, logprobs, mask), metrics)
+    # A NaN compares as outside, and must reach the loss rather than vanish in the mask: that of the
+    # weight by way of the product (the weight is otherwise finite), that of the region's centre here.
+    pushes = torch.where(region.isnan(), region, inside.to(ratio)).detach()
+    return TokenLoss(_score(weight * pushes, advantages, logprobs, mask), metrics)

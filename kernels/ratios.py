@@ -19,9 +19,10 @@ def log_ratio(
 ) -> Float[Tensor, "*batch tokens"]:
     """log pi(y_t) - log anchor(y_t) where `mask`, 0 elsewhere.
 
-    `clamp=20.0` limits it to [-20, 20] nats, as verl does; the gradient is 0 beyond the clamp.
+    `clamp=20.0` limits it to [-20, 20] nats, as verl does; the gradient is 0 beyond the clamp. The
+    anchor carries no gradient, so that on-policy it may be `logprobs` itself.
     """
-    difference = keep(at_least_float32(logprobs) - at_least_float32(anchor_logprobs), mask)
+    difference = keep(at_least_float32(logprobs) - at_least_float32(anchor_logprobs).detach(), mask)
     return difference if clamp is None else difference.clamp(-clamp, clamp)
 
 

@@ -41,17 +41,17 @@ def taid(
     teacher = keep(at_least_float32(teacher_logits).detach(), live)
     log_p = torch.log_softmax(_weighted(student.detach(), 1 - t) + _weighted(teacher, t), -1)
     log_q = torch.log_softmax(student, -1)
-    nothing = torch.isneginf(log_p)  # 0 log 0 = 0
     p = log_p.exp()
+    nothing = p == 0  # 0 log 0 = 0, and so where p underflows
     cross_entropy = -(p * log_q.masked_fill(nothing, 0.0)).sum(-1)
     entropy = -(p * log_p.masked_fill(nothing, 0.0)).sum(-1)
     return TokenLoss(keep(cross_entropy, mask), {"kl": Metric((cross_entropy - entropy).detach(), mask)})
 
 
 def _weighted(logits: Logits, weight: Scalar) -> Logits:
-    """weight * logits, with 0 * -inf = 0: a side without weight forbids nothing."""
+    """weight * logits, with 0 * -inf = 0: a side without weight forbids nothing. NaN stays NaN."""
     w = torch.as_tensor(weight, dtype=logits.dtype, device=logits.device)
-    return torch.where(w == 0, 0.0, w * logits)
+    return torch.where((w == 0) & torch.isneginf(logits), 0.0, w * logits)
 
 
 class TaidState(NamedTuple):
@@ -96,7 +96,8 @@ def step(
     first = torch.isinf(state.previous_loss)
     delta = (state.previous_loss - loss) / (state.previous_loss + 1e-15)
     new_momentum = momentum * state.momentum + (1 - momentum) * delta
-    linear = t_start + (t_end - t_start) * torch.as_tensor(progress).to(state.t)
+    linear = t_start + (t_end - t_start) * progress
+    linear = torch.as_tensor(linear, dtype=state.t.dtype, device=state.t.device)
     ahead = state.t + alpha * torch.sigmoid(new_momentum) * (1 - state.t)
     new_t = torch.maximum(linear, ahead).clamp(max=t_end) if adaptive else linear
     return TaidState(

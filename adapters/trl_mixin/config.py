@@ -144,12 +144,20 @@ class ComposerGRPOConfig(GRPOConfig):
 class ComposerParser(TrlParser):
     """TrlParser, but an unknown key, in the YAML file or on the command line, names its nearest match."""
 
-    def parse_args_and_config(self, args: Any = None) -> tuple[Any, ...]:  # type: ignore[override]
-        *parsed, remaining = super().parse_args_and_config(args, return_remaining_strings=True)
-        known = {action.dest for action in self._actions}
-        for word in remaining:
+    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
+        """Refuse a key of the YAML file that no dataclass has."""
+        self._refuse(super().set_defaults_with_config(**kwargs))
+        return []
+
+    def parse_args_into_dataclasses(self, args: Any = None, **kwargs: Any) -> tuple[Any, ...]:
+        """Refuse an unknown option before the dataclasses are made, whose errors are about values."""
+        self._refuse(self.parse_known_args(args)[1])
+        return super().parse_args_into_dataclasses(args, **kwargs)
+
+    def _refuse(self, words: list[str]) -> None:
+        for word in words:
             if word.startswith("--"):
-                raise unknown("option", word.removeprefix("--").split("=")[0], known)
-        if remaining:
-            raise ConfigError(f"arguments without an option: {' '.join(map(str, remaining))}")
-        return tuple(parsed)
+                name = word.removeprefix("--").split("=")[0]
+                raise unknown("option", name, {action.dest for action in self._actions})
+        if words:
+            raise ConfigError(f"arguments without an option: {' '.join(words)}")

@@ -1,0 +1,137 @@
+"""What a channel costs beside plain TRL: seconds per optimizer step, as ratios within this one run.
+
+`make bench`. A three-layer Qwen3 of random weights, scripted rollouts, so that only the loss is timed;
+the trainers take turns, and the median over the turns is compared. CPU, 2 threads.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
+warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.recipes.codebook.task import make_tokenizer
+
+THREADS, ROWS, COMPLETION, TURNS, STEPS = 2, 16, 48, 5, 4
+
+RUNS: dict[str, dict[str, Any] | None] = {
+    "plain GRPOTrainer": None,
+    "mixin, policy='trl'": {},
+    "mixin, policy='grpo'": {"policy": "grpo"},
+    "+ hint, sampled token": {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
+    "+ hint, full JSD": {"hint_weight": 1.0},
+    "+ replay, SimPO": {"replay_weight": 1.0, "replay_loss": "simpo"},
+    "+ replay, DPO": {"replay_weight": 1.0},
+    "+ hint JSD + DPO": {"hint_weight": 1.0, "replay_weight": 1.0},
+}
+
+
+def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) -> GRPOTrainer:
+    """A trainer whose rollouts are scripted: every completion has COMPLETION tokens."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=8192,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+        )
+    )
+    row = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12" * 16, "rejected": "34" * 16}
+
+    def rollout(prompts: list[str], made: GRPOTrainer) -> dict[str, Any]:
+        ids = [[3 + (i + t) % 10 for t in range(COMPLETION)] for i in range(len(prompts))]
+        return {"prompt_ids": [[4, 5]] * len(prompts), "completion_ids": ids, "logprobs": None}
+
+    made = (GRPOTrainer if options is None else ComposerGRPOTrainer)(
+        model=model,
+        reward_funcs=lambda completion_ids, **_: [sum(ids) % 7 / 7 for ids in completion_ids],
+        args=(GRPOConfig if options is None else ComposerGRPOConfig)(
+            output_dir=tempfile.mkdtemp(),
+            max_steps=STEPS,
+            per_device_train_batch_size=ROWS,
+            max_completion_length=COMPLETION,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            logging_strategy="no",
+            **(options or {}),
+        ),
+        train_dataset=Dataset.from_list([row] * ROWS),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def seconds_per_step(made: GRPOTrainer) -> float:
+    """One turn: STEPS optimizer steps."""
+    start = time.perf_counter()
+    made.train()
+    return (time.perf_counter() - start) / STEPS
+
+
+def import_seconds(statement: str) -> float:
+    """Wall time of a fresh interpreter that runs `statement`, less that of one that runs nothing."""
+
+    def once(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    return min(once(statement) for _ in range(5)) - min(once("pass") for _ in range(5))
+
+
+def main() -> None:
+    """Print both tables."""
+    torch.set_num_threads(THREADS)
+    console = Console(width=100)
+    imports = Table("import", "seconds", title="Imports, above an empty interpreter")
+    for statement in ("import composer_plugins", "import composer_plugins.cli", "import torch"):
+        imports.add_row(statement, f"{import_seconds(statement):.3f}")
+    console.print(imports)
+
+    tokenizer = make_tokenizer()
+    trainers = {name: trainer(options, tokenizer) for name, options in RUNS.items()}
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    for turn in range(TURNS + 1):
+        for name, made in trainers.items():
+            elapsed = seconds_per_step(made)
+            if turn > 0:  # the first turn warms up
+                times[name].append(elapsed)
+    plain = statistics.median(times["plain GRPOTrainer"])
+    steps = Table(
+        "loss", "ms per step", "x plain TRL", title=f"{ROWS} rows of {COMPLETION} tokens, {THREADS} threads"
+    )
+    for name, elapsed in times.items():
+        median = statistics.median(elapsed)
+        steps.add_row(name, f"{1000 * median:.0f}", f"{median / plain:.2f}")
+    console.print(steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""A GRPO run small enough for a test: a character tokenizer, a two-layer Qwen3, and scripted rollouts.
+
+The rollouts are a function of the prompt and of the row's place in the global batch, so that the same
+rows come out whatever the micro-batch, the accumulation or the number of processes.
+"""
+
+import hashlib
+import tempfile
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+
+SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
+MAX_LENGTH = 32
+
+# Every message is one line "U:..." or "A:...", and an answer ends with <eos>, so that a prompt's
+# rendering is a prefix of its conversation's.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}U:{{ m['content'] }}\n"
+    "{% else %}A:{{ m['content'] }}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character."""
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(SYMBOLS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(""), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM:
+    """Random weights, wide enough apart that no distribution is near uniform."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(SYMBOLS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=MAX_LENGTH,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).to(dtype)
+
+
+def rows(count: int = 4) -> list[dict[str, Any]]:
+    """Prompts of different lengths; row 1 has no hint, row 2 no pair, the others two pairs each."""
+    data = []
+    for i in range(count):
+        key = "abcd"[i % 4] * (1 + i % 2)
+        data.append(
+            {
+                "prompt": f"{key}?",
+                "privileged_context": None if i % 4 == 1 else f"[{7 - i % 4}{i % 4}]",
+                "chosen": None if i % 4 == 2 else [f"{i % 4}1", f"{i % 4}23"],
+                "rejected": None if i % 4 == 2 else ["9", "80"],
+                "n_teachers_agreeing": None if i % 4 == 2 else [1.0, 2.5],
+            }
+        )
+    return data
+
+
+def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """Scripted completions of one to five tokens, most of them ended by <eos>."""
+    first = trainer.accelerator.process_index * len(prompts)
+    completions = []
+    for i, prompt in enumerate(prompts, start=first):
+        digest = hashlib.sha256(f"{prompt} {i}".encode()).digest()
+        body = [3 + digest[k] % 10 for k in range(1 + digest[20] % 4)]
+        completions.append(body if digest[21] % 5 == 0 else [*body, 1])
+    prompt_ids = [trainer._tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+    return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
+
+
+def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Non-dyadic, and different within nearly every group."""
+    return [sum(ids) % 7 / 7 for ids in completion_ids]
+
+
+class GradientRecorder(TrainerCallback):
+    """The flat gradient of every optimizer step, before the step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any
+    ) -> None:
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        self.gradients.append(torch.cat(parts).detach().double().clone())
+
+
+def trainer(
+    cls: type = ComposerGRPOTrainer,
+    config: type = ComposerGRPOConfig,
+    *,
+    policy_model: Any = None,
+    dataset: Any = None,
+    dtype: torch.dtype = torch.float32,
+    scripted: bool = True,
+    arguments: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A trainer on `rows()`; `options` go to its config, `arguments` to its constructor."""
+    defaults = {
+        "output_dir": tempfile.mkdtemp(),
+        "max_steps": 1,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 5,
+        "max_grad_norm": 0.0,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "seed": 0,
+    }
+    made = cls(
+        model=model(dtype) if policy_model is None else policy_model,
+        reward_funcs=reward,
+        args=config(**{**defaults, **options}),
+        train_dataset=Dataset.from_list(rows()) if dataset is None else dataset,
+        **{
+            "processing_class": tokenizer(),
+            "rollout_func": rollout if scripted else None,
+            **(arguments or {}),
+        },
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def gradients(made: Any) -> list[torch.Tensor]:
+    """Train `made`; the gradient of each optimizer step."""
+    recorder = GradientRecorder()
+    made.add_callback(recorder)
+    made.train()
+    return recorder.gradients
+
+
+def batch(made: Any) -> dict[str, Any]:
+    """One prepared micro-batch, as `_compute_loss` gets it in training."""
+    made.model.train()
+    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
+    return made._prepare_inputs(next(iter(made.get_train_dataloader())))
+
+
+def loss_and_gradient(made: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_compute_loss` on `inputs`, and its flat gradient."""
+    made.model.zero_grad()
+    loss = made._compute_loss(made.model, inputs)
+    loss.backward()
+    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+    return loss.detach(), flat.clone()
+
+
+def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """|a - b| / |a|, of flat gradients; both must be non-zero."""
+    assert a.norm() > 0 and b.norm() > 0, "a gradient is zero: the comparison would say nothing"
+    return float((a - b).norm() / a.norm())
