@@ -1,0 +1,102 @@
+"""The command line. Loads neither torch nor a framework before a command that needs them is run."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins import __version__
+from composer_plugins.errors import ComposerError, ConfigError
+
+app = typer.Typer(
+    name="composer-plugins",
+    help="Write an RL loss once, as per-token mathematics; run it in every RL framework.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl,rl+hint,rl+replay,rl+hint+replay"], ["0"]
+
+DEMO_NEEDS = ("trl", "transformers", "datasets", "matplotlib")
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
+
+LIVE_TEACHER = (
+    "--teacher live: a teacher that moves with its student collapsed to reward 0 in 3 of 3 measured seeds "
+    "of the hint channel alone"
+)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on stderr and status 2."""
+    try:
+        app()
+    except ComposerError as error:
+        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        sys.exit(2)
+
+
+def print_version(wanted: bool) -> None:
+    """Answer `--version` before anything else is looked at."""
+    if wanted:
+        typer.echo(f"composer-plugins {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_before_the_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Makes `demo` a command beside those to come: an app of one command would take its place."""
+
+
+@app.command()
+def demo(
+    channels: Annotated[
+        list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
+    ] = DEFAULT_CHANNELS,
+    seeds: Annotated[
+        list[str], typer.Option(help="Every run is done with each of these seeds.")
+    ] = DEFAULT_SEEDS,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 250,
+    teacher: Annotated[str, typer.Option(help="Who sees the hint: base (frozen), ema or live.")] = "base",
+    policy: Annotated[
+        str, typer.Option(help="Policy loss: trl (TRL's own), or one of ours: grpo, gspo, cispo ...")
+    ] = "trl",
+    out: Annotated[Path, typer.Option(help="Folder for results.json and curves.png.")] = Path("demo_out"),
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; this model is fastest with one.")] = 1,
+) -> None:
+    """Train a tiny model with verifiable reward, hints and replayed preferences, each on and off.
+
+    Runs the codebook task through TRL's GRPOTrainer on the CPU; nothing is downloaded.
+    --channels and --seeds take a list with commas, or may be repeated.
+    """
+    from composer_plugins.recipes.codebook import options
+
+    channel_sets, seed_list = options.parse_runs(channels), options.parse_seeds(seeds)
+    settings = options.Settings(steps=steps, teacher=teacher, policy=policy, threads=threads)
+    options.make_folder(out)
+    missing = [name for name in DEMO_NEEDS if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the demo needs {', '.join(missing)}, not installed here: pip install 'composer-plugins[demo]'"
+        )
+
+    console = Console(highlight=False)
+    if teacher == "live" and any("hint" in one for one in channel_sets):
+        console.print(Text(f"warning: {LIVE_TEACHER}", style="yellow"), soft_wrap=True)
+    # Read when the Hugging Face libraries are imported. The model is made here, so no hub is needed.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    try:
+        with console.status("loading PyTorch and TRL"):
+            from composer_plugins.recipes.codebook.demo import run_demo
+        run_demo(channel_sets, seed_list, settings, out, console)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,67 @@
+"""Every check of this repository, each in an environment of its own, pinned by constraints.txt.
+
+`make test` and `make lint` run these. One alone, with arguments of its own:
+`.nox/.venv/bin/nox -s kernels -- -k ppo`.
+"""
+
+import hashlib
+from pathlib import Path
+
+import nox
+
+nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "virtualenv"  # and so pip: uv does not see a wheel lying on disk
+nox.options.sessions = ["lint", "types", "kernels", "trl"]
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install under constraints.txt, once for each state of it and of pyproject.toml.
+
+    An environment is brought up to date in place: a package that is no longer asked for stays
+    until `make clean`. CI starts from nothing, and so sees what a checkout might hide.
+    """
+    state = hashlib.sha256(" ".join(requirements).encode())
+    for file in ("constraints.txt", "pyproject.toml"):
+        state.update(Path(file).read_bytes())
+    stamp = Path(session.virtualenv.location, "installed-from")
+    if stamp.exists() and stamp.read_text() == state.hexdigest():
+        return
+    print(f"{session.name}: installing, minutes the first time", flush=True)
+    session.install("-c", "constraints.txt", *requirements)
+    stamp.write_text(state.hexdigest())
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, and formatting as ruff would write it (`.nox/lint/bin/ruff format` writes it)."""
+    install(session, "ruff")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy: strict for the package and the kernels, looser where a framework's types come in."""
+    install(session, "mypy", "-e", ".")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """All tests that need no framework, where none is installed."""
+    install(session, "-e", ".[test]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def trl(session: nox.Session) -> None:
+    """Only the tests that need TRL (and peft, which TRL's users add to it)."""
+    install(session, "-e", ".[test,trl,demo]", "peft")
+    session.run("pytest", "-o", "python_files=test_trl_*.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Speed and memory beside TRL's own losses, as a table."""
+    install(session, "-e", ".[trl]")
+    session.run("python", "benchmarks/run.py", *session.posargs)
