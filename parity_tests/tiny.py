@@ -19,6 +19,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPO
 
 SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
 MAX_LENGTH = 32
+SCRATCH = tempfile.TemporaryDirectory()  # removed with the process
 
 # Every message is one line "U:..." or "A:...", and an answer ends with <eos>, so that a prompt's
 # rendering is a prefix of its conversation's.
@@ -125,7 +126,7 @@ def trainer(
 ) -> Any:
     """A trainer on `rows()`; `options` go to its config, `arguments` to its constructor."""
     defaults = {
-        "output_dir": tempfile.mkdtemp(),
+        "output_dir": SCRATCH.name,
         "max_steps": 1,
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",

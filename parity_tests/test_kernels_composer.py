@@ -1,0 +1,69 @@
+"""The composer loss is a weighted sum, and a channel that is absent or of weight 1 is left alone."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from composer_plugins.kernels.composer import composer
+
+weights = st.floats(-10, 10)
+values = st.floats(-1e3, 1e3)
+
+
+def scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
+
+
+@given(st.tuples(values, values, values), st.tuples(weights, weights, weights))
+def test_value_and_gradient_are_the_weighted_sum(
+    channels: tuple[float, ...], weights: tuple[float, ...]
+) -> None:
+    policy, hint, replay = map(scalar, channels)
+    names = ("policy_weight", "hint_weight", "replay_weight")
+    total = composer(policy, hint, replay, **dict(zip(names, weights, strict=True)))
+    want = sum(weight * channel for weight, channel in zip(weights, channels, strict=True))
+    assert total.item() == pytest.approx(want, rel=1e-14, abs=1e-11)
+    slopes = torch.autograd.grad(total, (policy, hint, replay))
+    assert [slope.item() for slope in slopes] == list(weights)
+
+
+def test_each_weight_belongs_to_its_channel() -> None:
+    total = composer(
+        scalar(1.0), scalar(10.0), scalar(100.0), policy_weight=2.0, hint_weight=3.0, replay_weight=5.0
+    )
+    assert total.item() == 532.0
+
+
+def test_weights_are_one_by_default() -> None:
+    assert composer(scalar(1.0), scalar(10.0), scalar(100.0)).item() == 111.0
+
+
+@pytest.mark.parametrize("absent", [("hint",), ("replay",), ("hint", "replay")])
+def test_a_channel_that_is_none_is_absent_whatever_its_weight(absent: tuple[str, ...]) -> None:
+    channels = {"policy": scalar(1.0), "hint": scalar(10.0), "replay": scalar(100.0)}
+    want = sum(x.item() for name, x in channels.items() if name not in absent)
+    total = composer(**channels | dict.fromkeys(absent), **{f"{name}_weight": 7.0 for name in absent})
+    assert total.item() == want
+
+
+def test_the_policy_alone_is_the_very_same_tensor() -> None:
+    """So that a trainer with the plugin, and no other channel, computes what it did before, bit for bit."""
+    policy = scalar(0.1)
+    assert composer(policy) is policy
+
+
+def test_weight_one_adds_a_channel_without_a_multiplication() -> None:
+    """The sum is of the channels themselves and not of nodes between."""
+    policy, hint = scalar(0.1), scalar(0.7)
+    total = composer(policy, hint)
+    first, second = (node.variable for node, _ in total.grad_fn.next_functions)
+    assert first is policy and second is hint and torch.equal(total, policy + hint)
+
+
+def test_weight_zero_keeps_the_channel_in_the_graph() -> None:
+    """Under data parallelism every rank must reach the same parameters."""
+    policy, hint = scalar(1.0), scalar(2.0)
+    (slope,) = torch.autograd.grad(composer(policy, hint, hint_weight=0.0), hint)
+    assert slope == 0

@@ -1,0 +1,288 @@
+"""TAID: the loss and the walk of t against upstream's recording, and what both are by definition."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.taid import TaidState, start, step, taid
+from parity_tests import golden
+from parity_tests.assertions import assert_parity
+from parity_tests.golden import Case, case_id
+from parity_tests.oracles import cross_entropy, kl, largest_term, per_token
+from parity_tests.strategies import logit_pairs
+
+LOSSES = golden.load("taid_loss")
+WALKS = golden.load("taid_scheduler")
+
+Pair = dict[str, Tensor]
+ts = st.sampled_from([0.0, 0.3, 0.75, 1.0])
+
+
+def recorded(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """Student's logits, our loss and its gradient for one case: upstream's token mean."""
+    dtype = golden.dtype(case)
+    student = golden.tensor(case["student_logits"], dtype).requires_grad_()
+    teacher, mask = golden.tensor(case["teacher_logits"], dtype), torch.tensor(case["mask"]).bool()
+    loss = aggregate(taid(student, teacher, mask, t=case["t"]).loss, mask, "token-mean")
+    return student, loss, torch.autograd.grad(loss, student)[0]
+
+
+@pytest.mark.parametrize("case", [c for c in LOSSES if c["loss"] != "nan"], ids=case_id)
+def test_loss_and_gradient_equal_upstream(case: Case) -> None:
+    student, loss, gradient = recorded(case)
+    teacher = golden.tensor(case["teacher_logits"], student.dtype)
+    # At t = 0, and where the models agree, the gradient is the rounding of terms that cancel.
+    cancels = case["t"] == 0 or torch.equal(student, teacher)
+    magnitude = largest_term(student, teacher) if cancels else None
+    scale = {"terms": student.numel(), "dtype": student.dtype}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale)
+    want = golden.tensor(case["grad_student"])
+    assert_parity(gradient, want, **scale, magnitude=magnitude, what="gradient")
+
+
+@pytest.mark.parametrize("case", [c for c in LOSSES if c["loss"] == "nan"], ids=case_id)
+def test_empty_batch_is_zero_where_upstream_is_nan(case: Case) -> None:
+    _, loss, gradient = recorded(case)
+    assert not torch.tensor(case["mask"]).any()
+    assert not loss and not gradient.any()
+
+
+def walk_id(case: Case) -> str:
+    adaptive = "linear" if case["disable_adaptive"] else "adaptive"
+    return f"{case['id']}-{case['sequence']}-{adaptive}-{case['dtype'].removeprefix('torch.')}"
+
+
+@pytest.mark.parametrize("case", WALKS, ids=walk_id)
+def test_walk_of_t_equals_upstream(case: Case) -> None:
+    """`grad_accum` steps several times at one global step, `inf_first` begins with infinite losses."""
+    dtype = golden.dtype(case)
+    settings = {name: case[name] for name in ("t_start", "t_end", "alpha")}
+    settings |= {"momentum": case["beta"], "adaptive": not case["disable_adaptive"]}
+    state = start(t_start=case["t_start"], dtype=dtype)
+    ours = []
+    for record in case["steps"]:
+        before = state
+        state = step(
+            state,
+            golden.tensor(record["loss"], dtype),
+            progress=record["global_step"] / case["num_train_steps"],
+            **settings,
+        )
+        ours.append([before.t, state.t, state.momentum, state.previous_loss])
+    names = ("t_used_for_loss", "t", "momentum", "prev_loss")
+    for name, column in zip(names, zip(*ours, strict=True), strict=True):
+        want = golden.tensor([record[name] for record in case["steps"]])
+        # Each is a running sum: of increments of t, or of the decaying changes of the loss.
+        assert_parity(torch.stack(column), want, terms=len(ours), dtype=dtype, what=name)
+
+
+def scale(pair: Pair) -> dict[str, float]:
+    """What the sum over the vocabulary is made of: how many terms, and how large."""
+    student, teacher = pair["student_logits"], pair["teacher_logits"]
+    return {"terms": student.shape[-1], "magnitude": largest_term(student, teacher)}
+
+
+def gradient(pair: Pair, t: float) -> Tensor:
+    """The gradient of the summed loss in the student's logits."""
+    student = pair["student_logits"].clone().requires_grad_()
+    loss = taid(student, pair["teacher_logits"], pair["mask"], t=t).loss
+    return torch.autograd.grad(loss.sum(), student)[0]
+
+
+def mixed_logits(pair: Pair, t: float) -> Tensor:
+    """The intermediate teacher; an entry that both forbid stays forbidden, but 0 * -inf is NaN."""
+    student, teacher = (pair[f"{name}_logits"].clamp(min=-1e9) for name in ("student", "teacher"))
+    return (1 - t) * student + t * teacher
+
+
+@given(logit_pairs(), ts)
+def test_loss_and_its_kl_equal_plain_loops(pair: Pair, t: float) -> None:
+    """Mixed in LOGIT space: mixing the probabilities gives other numbers."""
+    mixed, student, mask = mixed_logits(pair, t), pair["student_logits"], pair["mask"]
+    loss, metrics = taid(**pair, t=t)
+    want = torch.where(mask, per_token(cross_entropy, mixed, student), 0.0)
+    assert_parity(loss, want, **scale(pair))
+    want = torch.where(mask, per_token(kl, mixed, student), 0.0)
+    assert_parity(torch.where(mask, metrics["kl"].value, 0.0), want, **scale(pair), what="kl")
+    assert torch.equal(metrics["kl"].where, mask)
+
+
+@given(logit_pairs(), ts)
+def test_gradient_is_student_less_intermediate_teacher(pair: Pair, t: float) -> None:
+    """Which it is only if the student's side of the mixture is detached."""
+    want = torch.softmax(pair["student_logits"], -1) - torch.softmax(mixed_logits(pair, t), -1)
+    assert_parity(gradient(pair, t), torch.where(pair["mask"][..., None], want, 0.0), **scale(pair))
+
+
+@given(logit_pairs())
+def test_t_zero_gives_the_entropy_of_the_student_and_no_gradient(pair: Pair) -> None:
+    student = pair["student_logits"]
+    want = torch.where(pair["mask"], per_token(cross_entropy, student, student), 0.0)
+    assert_parity(taid(**pair, t=0.0).loss, want, **scale(pair))
+    assert_parity(gradient(pair, t=0.0), torch.zeros_like(student), **scale(pair))
+
+
+@given(logit_pairs())
+def test_t_one_gives_the_cross_entropy_to_the_teacher(pair: Pair) -> None:
+    student, teacher = pair["student_logits"], pair["teacher_logits"]
+    want = torch.where(pair["mask"], per_token(cross_entropy, teacher, student), 0.0)
+    assert_parity(taid(**pair, t=1.0).loss, want, **scale(pair))
+
+
+@given(logit_pairs(), ts)
+def test_teacher_gets_no_gradient(pair: Pair, t: float) -> None:
+    logits = [pair[f"{name}_logits"].requires_grad_() for name in ("student", "teacher")]
+    _, none = torch.autograd.grad(taid(**pair, t=t).loss.sum(), logits, allow_unused=True)
+    assert none is None
+
+
+@given(logit_pairs(), ts)
+def test_masked_positions_give_exactly_zero_whatever_they_hold(pair: Pair, t: float) -> None:
+    masked, clean = ~pair["mask"], taid(**pair, t=t).loss
+    for poison in (math.nan, math.inf, -math.inf):
+        dirty = {name: x.clone() for name, x in pair.items()}
+        dirty["student_logits"][masked], dirty["teacher_logits"][masked] = poison, -poison
+        loss = taid(**dirty, t=t).loss
+        assert torch.equal(loss, clean) and not loss[masked].any()
+        slope = gradient(dirty, t)
+        assert slope.isfinite().all() and not slope[masked].any()
+
+
+def example(dtype: torch.dtype = torch.float64) -> Pair:
+    g = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 2, 3, 5, generator=g, dtype=torch.float64).to(dtype)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    return {"student_logits": student, "teacher_logits": teacher, "mask": mask}
+
+
+each_t = pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
+
+
+@each_t
+@pytest.mark.parametrize("name", ["student_logits", "teacher_logits"])
+def test_nan_at_a_live_position_gives_nan_there_alone(name: str, t: float) -> None:
+    pair = example()
+    pair[name][1, 2, 3] = math.nan
+    where = torch.zeros(2, 3, dtype=torch.bool)
+    where[1, 2] = True
+    assert torch.equal(taid(**pair, t=t).loss.isnan(), where)
+
+
+@each_t
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["student_logits", "teacher_logits"])
+def test_what_one_side_forbids_has_no_part_in_the_mixture(name: str, dtype: torch.dtype, t: float) -> None:
+    """As -inf or as the smallest float: vocabularies are padded with either."""
+    pair = example(dtype)
+    (other,) = {"student_logits", "teacher_logits"} - {name}
+    pair[name][..., 0] = -math.inf
+    pair[other][..., 0] = torch.finfo(dtype).min
+    loss = taid(**pair, t=t).loss
+    without = {key: x[..., 1:] if "logits" in key else x for key, x in pair.items()}
+    assert torch.allclose(loss, taid(**without, t=t).loss)
+    slope = gradient(pair, t)
+    assert slope.isfinite().all() and not slope[..., 0].any()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_is_mixed_in_float32(half: torch.dtype) -> None:
+    pair = example(half)
+    upcast = {name: x.float() if "logits" in name else x for name, x in pair.items()}
+    loss = taid(**pair, t=0.3).loss
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, taid(**upcast, t=0.3).loss)
+    assert torch.equal(gradient(pair, 0.3), gradient(upcast, 0.3).to(half))
+
+
+@each_t
+def test_t_may_be_a_tensor(t: float) -> None:
+    pair = example()
+    tensor = torch.tensor(t, dtype=torch.float64)
+    assert torch.equal(taid(**pair, t=tensor).loss, taid(**pair, t=t).loss)
+
+
+losses = st.lists(st.floats(0, 1e6), min_size=1, max_size=12)
+settings = st.fixed_dictionaries(
+    {
+        "t_start": st.sampled_from([0.0, 0.2, 0.4]),
+        "t_end": st.sampled_from([0.5, 0.9, 1.0]),
+        "alpha": st.sampled_from([5e-4, 0.5, 1.0]),
+        "momentum": st.sampled_from([0.0, 0.5, 0.99]),
+    }
+)
+
+
+def walk(losses: list[float], **settings: float) -> list[TaidState]:
+    """One step per loss, progress growing evenly from 0 to 1; the first state is the start."""
+    states = [start(t_start=settings["t_start"], dtype=torch.float64)]
+    for i, loss in enumerate(losses):
+        progress = i / max(len(losses) - 1, 1)
+        loss = torch.tensor(loss, dtype=torch.float64)
+        states.append(step(states[-1], loss, progress=progress, **settings))
+    return states
+
+
+@given(losses, settings, st.booleans())
+def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
+    losses: list[float], settings: dict[str, float], adaptive: bool
+) -> None:
+    path = [state.t.item() for state in walk(losses, **settings, adaptive=adaptive)]
+    assert path == sorted(path)
+    assert path[0] == settings["t_start"] and path[-1] <= settings["t_end"]
+
+
+@given(losses, settings)
+def test_t_is_at_least_linear_and_ahead_of_it_only_by_alpha(
+    losses: list[float], settings: dict[str, float]
+) -> None:
+    ahead, linear = walk(losses, **settings), walk(losses, **settings, adaptive=False)
+    for before, after, line in zip(ahead, ahead[1:], linear[1:], strict=False):
+        assert after.t >= line.t
+        assert after.t <= max(line.t, before.t + settings["alpha"] * (1 - before.t)) + 1e-15
+
+
+def test_t_walks_faster_while_the_loss_falls() -> None:
+    still = {"t_start": 0.2, "t_end": 1.0, "alpha": 0.1, "momentum": 0.5}
+    states = {name: walk_at_rest([2.0, loss], **still) for name, loss in (("falls", 1.0), ("grows", 3.0))}
+    assert states["falls"].t > states["grows"].t > 0.2
+    assert states["falls"].momentum > 0 > states["grows"].momentum
+
+
+def walk_at_rest(losses: list[float], **settings: float) -> TaidState:
+    """As `walk` but without progress: all that moves t is the loss. The last state."""
+    state = start(t_start=settings["t_start"])
+    for loss in losses:
+        state = step(state, torch.tensor(loss), progress=0.0, **settings)
+    return state
+
+
+def test_first_finite_loss_is_only_recorded() -> None:
+    """Without a loss before it there is no change of the loss; t waits, whatever the progress."""
+    before = start(t_start=0.3)
+    assert before.previous_loss.isinf() and not before.momentum
+    after = step(before, torch.tensor(1.7), progress=0.5)
+    assert after == (before.t, before.momentum, torch.tensor(1.7))
+
+
+def test_step_is_pure_and_cuts_the_graph() -> None:
+    state = TaidState(*(torch.tensor(x) for x in (0.4, 0.1, 2.0)))
+    copy = TaidState(*(x.clone() for x in state))
+    loss = torch.tensor(1.5, requires_grad=True) * 1
+    first, second = (step(state, loss, progress=0.1) for _ in range(2))
+    assert state == copy and first == second and loss.item() == 1.5
+    assert not any(x.requires_grad for x in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_progress_may_be_a_tensor_and_keeps_the_precision_of_the_state(dtype: torch.dtype) -> None:
+    """A third is not a float32: through one, t would be wrong in the ninth digit of a float64."""
+    state = TaidState(*(torch.tensor(x, dtype=dtype) for x in (0.2, 0.0, 2.0)))
+    for progress in (1 / 3, torch.tensor(1 / 3, dtype=dtype)):
+        after = step(state, torch.tensor(1.5), progress=progress, adaptive=False)
+        assert after.t.dtype == dtype
+        assert after.t.item() == pytest.approx(0.4 + 0.6 / 3, rel=torch.finfo(dtype).eps)
