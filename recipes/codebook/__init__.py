@@ -1,0 +1,1 @@
+"""The codebook task: a verifiable task small enough to learn on two CPU cores in seconds."""

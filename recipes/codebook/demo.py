@@ -1,0 +1,61 @@
+"""`composer-plugins demo`: train the codebook task with each set of channels, one run after the other."""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from composer_plugins.recipes.codebook.curves import draw_curves
+from composer_plugins.recipes.codebook.options import CURVES_FILE, RESULTS_FILE, Channels, Settings
+from composer_plugins.recipes.codebook.progress import Progress
+from composer_plugins.recipes.codebook.report import results_table, write_results
+from composer_plugins.recipes.codebook.run import (
+    Run,
+    make_start,
+    quiet_libraries,
+    train,
+    trainer_config,
+)
+
+
+def run_demo(
+    channel_sets: list[Channels], seeds: list[int], settings: Settings, folder: Path, console: Console
+) -> None:
+    """Run each set of channels with each seed; after every run, both files hold all runs so far.
+
+    On Ctrl-C says what is kept, and lets KeyboardInterrupt pass.
+    """
+    torch.set_num_threads(settings.threads)
+    plan = [(channels, seed) for seed in seeds for channels in channel_sets]
+    runs: list[Run] = []
+    try:
+        with quiet_libraries(), Progress(plan, settings.steps, console) as progress:
+            for channels, seed in plan:  # what TRL would refuse, it refuses before anything has run
+                trainer_config(channels, seed, settings, output_dir=str(folder))
+            start = None
+            for index, (channels, seed) in enumerate(plan):
+                if start is None or start.seed != seed:
+                    progress.warm_up(seed)
+                    start = make_start(seed)
+                progress.start(index)
+                runs.append(train(channels, start, settings, progress.step))
+                write_results(folder, runs, settings)
+                draw_curves(folder, runs)
+    except KeyboardInterrupt:
+        say_what_is_kept(runs, len(plan), folder, console)
+        raise
+    console.print(results_table(runs, draws_bars=not console.options.ascii_only))
+    console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
+
+
+def say_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Console) -> None:
+    """The last words of a demo that was interrupted."""
+    if not runs:
+        console.print("interrupted before the first run had finished: nothing was written")
+        return
+    console.print(results_table(runs, draws_bars=not console.options.ascii_only))
+    console.print(
+        f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} hold "
+        f"the {len(runs)} of {planned} runs that had finished",
+        soft_wrap=True,
+    )

@@ -1,0 +1,83 @@
+"""What a demo runs: the channels, and the one setting that all of its runs share. Loads no torch."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError, unknown
+
+CHANNELS = ("rl", "hint", "replay")
+FILES = RESULTS_FILE, CURVES_FILE = "results.json", "curves.png"
+
+Channels = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs of a demo share: only their channels and their seed tell two of them apart."""
+
+    steps: int = 250
+    teacher: str = "base"
+    policy: str = "trl"
+    threads: int = 1
+
+    learning_rate: float = 1e-3
+    batch_size: int = 64
+    num_generations: int = 4
+    hint_weight: float = 4.0
+    replay_weight: float = 0.5
+    replay_beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        # Here and not only in the trainer's config: these errors need no torch, and so come at once.
+        ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, untouched="trl")
+
+
+def parse_runs(texts: Iterable[str]) -> list[Channels]:
+    """``["rl,rl+hint", "replay"]`` as channels, in CHANNELS' order; a run named twice is run once."""
+    runs = [_channels(text) for item in texts for text in item.split(",")]
+    return list(dict.fromkeys(runs))
+
+
+def parse_seeds(texts: Iterable[str]) -> list[int]:
+    """``["0,1", "7"]`` as seeds; a seed named twice is run once."""
+    seeds = [text.strip() for item in texts for text in item.split(",")]
+    for text in seeds:
+        if not (text.isascii() and text.isdigit() and int(text) < 2**32):
+            raise ConfigError(f"seed {text!r}: wanted a whole number below 2**32, as in --seeds 0,1,2")
+    return list(dict.fromkeys(map(int, seeds)))
+
+
+def key_of(channels: Channels) -> str:
+    """The way a run is named on the command line and in results.json."""
+    return "+".join(channels)
+
+
+def title_of(channels: Channels) -> str:
+    """The way a run is named to a reader."""
+    return " + ".join("RL" if channel == "rl" else channel for channel in channels)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder`; raise ConfigError unless FILES can be written to it, before anything has run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder} cannot be written ({error.strerror}): name a folder that can be created"
+        ) from None
+    for name in FILES:
+        if (folder / name).is_dir():
+            raise ConfigError(f"--out {folder}: {name} in it is a folder, and would be a file: name another")
+
+
+def _channels(text: str) -> Channels:
+    names = [name.strip().lower() for name in text.split("+")]
+    for name in names:
+        if name not in CHANNELS:
+            raise unknown("channel", name, CHANNELS)
+    return tuple(channel for channel in CHANNELS if channel in names)

@@ -1,0 +1,108 @@
+"""What a demo leaves behind: results.json, and the table it ends with."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import trl
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import composer_plugins
+from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.codebook import task
+from composer_plugins.recipes.codebook.options import RESULTS_FILE, Settings, key_of, title_of
+from composer_plugins.recipes.codebook.progress import sparkline
+from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+
+CURVE_WIDTH = 14
+
+DEFINITIONS = {
+    "rewards": "of each step: the mean over its completions, sampled at temperature 1 without a hint, of the "
+    "fraction of digits that are right",
+    "start_reward": "the first step's, whose completions are sampled before the first update",
+    "final_reward": f"the mean of the last {FINAL_STEPS} steps'",
+    "greedy": "the same score of the most likely answer to each of the prompts, without a hint",
+    "timing": "seconds; the only part that differs between two runs of one command on one machine",
+}
+
+
+def results(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
+    """All that results.json says. No paths, dates or names of machines; times stand under "timing"."""
+    return {
+        "task": {
+            "name": "codebook",
+            "prompts": len(task.KEYS),
+            "answer_length": task.ANSWER_LENGTH,
+            "teacher_skills": list(task.TEACHER_SKILLS),
+        },
+        "settings": asdict(settings),
+        "versions": {
+            "composer_plugins": composer_plugins.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "trl": trl.__version__,
+        },
+        "definitions": DEFINITIONS,
+        "runs": [
+            {
+                "channels": key_of(run.channels),
+                "seed": run.seed,
+                "start_reward": round(run.start_reward, 6),
+                "final_reward": round(run.final_reward, 6),
+                "greedy_before": round(run.greedy_before, 6),
+                "greedy_after": round(run.greedy_after, 6),
+                "rewards": [round(reward, 6) for reward in run.rewards],
+            }
+            for run in runs
+        ],
+        "timing": {"run_seconds": [round(run.seconds, 2) for run in runs]},
+    }
+
+
+def write_results(folder: Path, runs: Sequence[Run], settings: Settings) -> None:
+    """Write results.json."""
+    text = json.dumps(results(runs, settings), indent=1) + "\n"
+    replace_file(folder / RESULTS_FILE, lambda path: path.write_text(text))
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make the file under another name, then rename it: a reader sees the old or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); what it held is kept") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
+    """The table that a demo ends with; 80 columns hold it."""
+    several_seeds = any(run.seed != runs[0].seed for run in runs)
+    title = "What each channel of the loss adds: codebook task"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("\nChannels", no_wrap=True)
+    if several_seeds:
+        table.add_column("\nSeed", justify="right")
+    table.add_column("Reward\nstart", justify="right")
+    table.add_column("\nfinal", justify="right")
+    if draws_bars:
+        table.add_column("\nover the steps", no_wrap=True)
+    table.add_column("Greedy\nbefore", justify="right")
+    table.add_column("\nafter", justify="right")
+    table.add_column("\nTime", justify="right")
+    for run in runs:
+        cells = [title_of(run.channels)]
+        cells += [str(run.seed)] if several_seeds else []
+        cells += [f"{run.start_reward:.2f}", f"{run.final_reward:.2f}"]
+        cells += [sparkline(run.rewards, len(run.rewards), CURVE_WIDTH)] if draws_bars else []
+        cells += [f"{run.greedy_before:.2f}", f"{run.greedy_after:.2f}", f"{run.seconds:.0f} s"]
+        table.add_row(*cells)
+    return table
