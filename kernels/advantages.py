@@ -75,7 +75,7 @@ def rloo(
     Source: arXiv 2402.14740; verl 0.9.1 compute_rloo_outcome_advantage.
     """
     group = _group(rewards, group_ids, mask)
-    n = group.count
+    n = group.size
     left_out = torch.where(group.std(0) == 0, 0.0, group.deviation * n / (n - 1).clamp(min=1))
     return _with_singletons(left_out, group, rewards, singleton)
 
@@ -83,7 +83,7 @@ def rloo(
 class _Group(NamedTuple):
     """Of every row: its group's size, its deviation from the group's mean, and what a std needs."""
 
-    count: Float[Tensor, " rows"]
+    size: Float[Tensor, " rows"]
     deviation: Float[Tensor, " rows"]
     squares: Float[Tensor, " rows"]
     rounding: Float[Tensor, " rows"]
@@ -91,8 +91,8 @@ class _Group(NamedTuple):
 
     def std(self, ddof: int) -> Float[Tensor, " rows"]:
         """The group's standard deviation, exactly 0 where it is rounding noise or n <= ddof."""
-        std = (self.squares / (self.count - ddof).clamp(min=1)).sqrt()
-        is_noise = (std <= self.rounding) | (self.count <= ddof)
+        std = (self.squares / (self.size - ddof).clamp(min=1)).sqrt()
+        is_noise = (std <= self.rounding) | (self.size <= ddof)
         return torch.where(is_noise, 0.0, std)
 
 
@@ -131,7 +131,7 @@ def _with_singletons(
     advantages: Rewards, group: _Group, raw: Rewards, singleton: Literal["zero", "raw"]
 ) -> Rewards:
     if singleton == "raw":
-        advantages = torch.where(group.count == 1, at_least_float32(raw).detach(), advantages)
+        advantages = torch.where(group.size == 1, at_least_float32(raw).detach(), advantages)
     elif singleton != "zero":
         raise ValueError(f"singleton is {singleton!r}; known: 'zero', 'raw'")
     return keep(advantages, group.live)

@@ -262,3 +262,11 @@ def test_sampled_token_is_zero_where_masked_and_nan_where_live() -> None:
     (slope,) = torch.autograd.grad(loss.sum(), student)
     assert torch.equal(loss[:3], torch.tensor([0.0, 0.0, -1.0])) and loss[3].isnan()
     assert torch.equal(slope[:3], torch.tensor([0.0, 0.0, 1.0]))
+
+
+def test_sampled_token_is_computed_in_float32() -> None:
+    student, teacher = (torch.tensor([x], dtype=torch.bfloat16) for x in (-1.3, -2.7))
+    mask = torch.ones(1, dtype=torch.bool)
+    loss = sampled_token(student, teacher, mask).loss
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, sampled_token(student.float(), teacher.float(), mask).loss)

@@ -124,6 +124,7 @@ def test_nan_in_a_live_token_stays_nan(loss: Kernel, name: str, batch: Batch) ->
     batch[name][0, 0] = torch.nan
     loss_per_token = loss(**batch).loss
     assert loss_per_token[0, 0].isnan() and loss_per_token[1:].isfinite().all()
+    assert not loss_per_token[~batch["mask"]].any()  # though GSPO's one ratio is NaN for the whole row
 
 
 @pytest.mark.parametrize("loss", [policy.dppo_tv, policy.dppo_kl])

@@ -113,6 +113,7 @@ def test_dpo_equals_trl_on_sums_and_with_sigmoid_norm_on_averages(case: Case) ->
     assert_parity(loss.mean(), golden.tensor(case["loss"]), terms=mask.numel())
     want = golden.tensor(case["grad_per_token_logps"])
     # TRL's model has log-probability 0 where nothing is completed, so TRL need not mask: we do.
+    assert (want[~mask] != 0).all()
     assert_parity(slope, torch.where(mask, want, 0.0), terms=mask.numel(), what="gradient")
 
 
