@@ -20,7 +20,7 @@ bench: .nox/.venv/installed
 	@$(NOX) -s bench
 
 clean:
-	rm -rf .nox .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .nox .venv build demo_out dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The version is checked first because pip would say it late and in other words.

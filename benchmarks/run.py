@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.recipes.codebook.task import make_tokenizer
 
-THREADS, ROWS, COMPLETION, TURNS, STEPS = 2, 16, 48, 5, 4
+THREADS, ROWS, COMPLETION, TURNS, STEPS = 2, 8, 48, 5, 3
 
 RUNS: dict[str, dict[str, Any] | None] = {
     "plain GRPOTrainer": None,
@@ -43,7 +43,7 @@ def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) 
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=8192,
+            vocab_size=4096,
             hidden_size=128,
             intermediate_size=384,
             num_hidden_layers=3,

@@ -27,8 +27,8 @@ DEMO_NEEDS = ("trl", "transformers", "datasets", "matplotlib")
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 LIVE_TEACHER = (
-    "--teacher live: a teacher that moves with its student collapsed to reward 0 in 3 of 3 measured seeds "
-    "of the hint channel alone"
+    "--teacher live: a teacher that moves with its student collapsed to reward 0 in 3 of 3 measured seeds, "
+    "with and without RL"
 )
 
 
@@ -89,7 +89,7 @@ def demo(
             f"the demo needs {', '.join(missing)}, not installed here: pip install 'composer-plugins[demo]'"
         )
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # a folder may be named [x] or :x:
     if teacher == "live" and any("hint" in one for one in channel_sets):
         console.print(Text(f"warning: {LIVE_TEACHER}", style="yellow"), soft_wrap=True)
     # Read when the Hugging Face libraries are imported. The model is made here, so no hub is needed.

@@ -23,7 +23,9 @@ def composer(
     - replay: a preference loss over replayed traces (`preference`).
 
     A channel that is None is absent. A channel of weight 1 is added as it is, not multiplied, so that
-    `composer(policy)` is `policy` itself. Additive, where SDPO mixes convexly (1 - w) policy + w hint.
+    `composer(policy)` is `policy` itself. A channel of weight 0 stays in the graph, and its NaN is not
+    hidden: pass None for what should not count.
+    Additive, where SDPO mixes convexly: (1 - w) policy + w hint.
     Source: Cursor, Composer 2.5 (targeted self-distillation beside RL); arXiv 2601.20802 (SDPO).
     """
     total = _weighted(policy, policy_weight)

@@ -71,11 +71,8 @@ def jsd(
     if beta == 1:
         return reverse_kl(student_logits, teacher_logits, mask, temperature=temperature)
     s, t, student_zero, teacher_zero = _log_softmax(student_logits, teacher_logits, mask, temperature)
-    mixture = torch.logaddexp(
-        (s + math.log1p(-beta)).masked_fill(student_zero, -torch.inf),
-        (t + math.log(beta)).masked_fill(teacher_zero, -torch.inf),
-    )
-    mixture = mixture.masked_fill(student_zero & teacher_zero, 0.0)
+    # The gradient through the mixture is -sum_v dM_v = 0, because M sums to 1 whatever S does.
+    mixture = torch.logaddexp(s.detach() + math.log1p(-beta), t + math.log(beta))
     loss = beta * _kl(t, mixture, teacher_zero) + (1 - beta) * _kl(s, mixture, student_zero)
     return TokenLoss(keep(loss, mask), {})
 

@@ -177,7 +177,7 @@ def dppo_tv(
     Source: arXiv 2602.04879; sail-sg/Stable-RL verl/trainer/ppo/core_algos.py@c6af1d1; verl 0.9.1
     compute_policy_loss_dppo_tv.
     """
-    p = keep(at_least_float32(logprobs), mask)
+    p = keep(at_least_float32(logprobs).detach(), mask)
     q = keep(at_least_float32(rollout_logprobs if region_logprobs is None else region_logprobs), mask)
     inside = tv_mask(p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, clamp=log_ratio_clamp)).detach()
@@ -202,7 +202,7 @@ def dppo_kl(
 
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1; verl 0.9.1 compute_policy_loss_dppo_kl.
     """
-    p = keep(at_least_float32(logprobs), mask)
+    p = keep(at_least_float32(logprobs).detach(), mask)
     q = keep(at_least_float32(rollout_logprobs if region_logprobs is None else region_logprobs), mask)
     inside = binary_kl_mask(p, q, advantages, low=kl_low, high=kl_high)
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, clamp=log_ratio_clamp)).detach()

@@ -86,7 +86,9 @@ def simpo(
 
 def logistic(h: Scores, label_smoothing: float) -> Scores:
     """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h): cross-entropy of a label flipped with chance eps."""
-    return -(1 - label_smoothing) * F.logsigmoid(h) - label_smoothing * F.logsigmoid(-h)
+    loss = -(1 - label_smoothing) * F.logsigmoid(h)
+    # Without smoothing, no second term: a pair whose margin is infinite would make it 0 * inf.
+    return loss if label_smoothing == 0 else loss - label_smoothing * F.logsigmoid(-h)
 
 
 def _rewards(chosen: Scores, rejected: Scores) -> dict[str, Metric]:

@@ -62,12 +62,16 @@ class TaidState(NamedTuple):
     previous_loss: Float[Tensor, ""]
 
 
-def start(*, t_start: float = 0.4, dtype: torch.dtype = torch.float32) -> TaidState:
-    """The state before the first loss: t = t_start, no momentum, no loss seen (inf)."""
+def start(
+    *, t_start: float = 0.4, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> TaidState:
+    """The state before the first loss: t = t_start, no momentum, no loss seen (inf). Keep it on the
+    losses' device, or every step waits for the transfer.
+    """
     return TaidState(
-        torch.tensor(t_start, dtype=dtype),
-        torch.tensor(0.0, dtype=dtype),
-        torch.tensor(float("inf"), dtype=dtype),
+        torch.tensor(t_start, dtype=dtype, device=device),
+        torch.tensor(0.0, dtype=dtype, device=device),
+        torch.tensor(float("inf"), dtype=dtype, device=device),
     )
 
 

@@ -194,3 +194,10 @@ def test_sequence_logprobs_of_a_packed_sequence_in_half_precision_sum_in_float32
     total = sequence_logprobs(logprobs, torch.ones(1000, dtype=torch.bool))
     assert total.shape == () and total.dtype == torch.float32
     assert total.item() == pytest.approx(1000 * logprobs[0].item(), rel=1e-5)
+
+
+def test_an_infinite_margin_without_smoothing_costs_nothing_or_everything() -> None:
+    """A rejected completion that the policy cannot write: h = inf, and 0 * inf must not be NaN."""
+    chosen, rejected = torch.tensor([-1.0, -torch.inf]), torch.tensor([-torch.inf, -1.0])
+    loss = simpo(chosen, rejected).loss
+    assert loss.tolist() == [0.0, torch.inf]

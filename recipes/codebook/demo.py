@@ -1,8 +1,13 @@
 """`composer-plugins demo`: train the codebook task with each set of channels, one run after the other."""
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import transformers
 from rich.console import Console
 
 from composer_plugins.recipes.codebook.curves import draw_curves
@@ -12,7 +17,6 @@ from composer_plugins.recipes.codebook.report import results_table, write_result
 from composer_plugins.recipes.codebook.run import (
     Run,
     make_start,
-    quiet_libraries,
     train,
     trainer_config,
 )
@@ -39,13 +43,20 @@ def run_demo(
                     start = make_start(seed)
                 progress.start(index)
                 runs.append(train(channels, start, settings, progress.step))
-                write_results(folder, runs, settings)
-                draw_curves(folder, runs)
+                save(runs, settings, folder)
     except KeyboardInterrupt:
+        if runs:  # once more: the last of them may have finished and not been saved
+            save(runs, settings, folder)
         say_what_is_kept(runs, len(plan), folder, console)
         raise
     console.print(results_table(runs, draws_bars=not console.options.ascii_only))
     console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
+
+
+def save(runs: list[Run], settings: Settings, folder: Path) -> None:
+    """Write both files."""
+    write_results(folder, runs, settings)
+    draw_curves(folder, runs)
 
 
 def say_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Console) -> None:
@@ -59,3 +70,22 @@ def say_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Conso
         f"the {len(runs)} of {planned} runs that had finished",
         soft_wrap=True,
     )
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep the libraries' warnings and remarks off the screen; errors still pass."""
+    verbosity = transformers.logging.get_verbosity()
+    loggers = [logging.getLogger(name) for name in ("trl", "matplotlib")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers.logging.set_verbosity_error()
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

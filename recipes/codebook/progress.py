@@ -2,7 +2,7 @@
 
 import time
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +38,7 @@ class Progress:
         can_redraw = console.is_terminal and not console.is_dumb_terminal
         draws_bars = not console.options.ascii_only
         self.live = (
-            Live(get_renderable=self.table, console=console, refresh_per_second=5, transient=True)
+            Live(get_renderable=self.picture, console=console, refresh_per_second=5, transient=True)
             if can_redraw and draws_bars
             else None
         )
@@ -89,8 +89,8 @@ class Progress:
         minutes, seconds = divmod(round(sum(self.seconds) * left / done), 60)
         return f"{minutes} min {seconds} s left" if minutes else f"{seconds} s left"
 
-    def table(self) -> Table:
-        """The live table, as it stands now."""
+    def picture(self) -> Group:
+        """The live table as it stands now, a row for each planned run, and what is left below it."""
         table = Table.grid(padding=(0, 2))
         width = min(CURVE_WIDTH, self.steps)
         for index, rewards in enumerate(self.rewards):
@@ -104,5 +104,4 @@ class Progress:
                 f"reward {sum(rewards[-5:]) / len(rewards[-5:]):.2f}" if rewards else "",
                 f"{self.seconds[index]:.0f} s" if rewards else "",
             )
-        table.add_row(Text(self.phase or self.time_left(), style="italic"))
-        return table
+        return Group(table, Text(self.phase or self.time_left(), style="italic"))

@@ -1,19 +1,14 @@
 """One run: the codebook task through the real ComposerGRPOTrainer, with some of its channels on."""
 
 import copy
-import logging
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from datasets import Dataset
-from datasets.utils.logging import disable_progress_bar
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
@@ -75,6 +70,7 @@ def trainer_config(channels: Channels, seed: int, settings: Settings, output_dir
         policy_weight=float("rl" in channels),
         hint_weight=settings.hint_weight * ("hint" in channels),
         hint_teacher=settings.teacher,
+        hint_ema_rate=settings.hint_ema_rate,
         teacher_prompt_template=task.PROMPT_WITH_HINT,
         replay_weight=settings.replay_weight * ("replay" in channels),
         replay_params={"beta": settings.replay_beta},
@@ -130,23 +126,3 @@ class RewardRecorder(TrainerCallback):
         if "reward" in logs:
             self.rewards.append(float(logs["reward"]))
             self.on_step(state.global_step, self.rewards[-1])
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Keep progress bars, warnings and remarks of the libraries off the screen. Errors still pass."""
-    verbosity = transformers.logging.get_verbosity()
-    loggers = [logging.getLogger(name) for name in ("trl", "accelerate", "matplotlib")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers.logging.set_verbosity_error()
-        disable_progress_bar()
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

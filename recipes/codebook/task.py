@@ -167,7 +167,9 @@ def greedy_accuracy(
 ) -> float:
     """The mean verifier score of the most likely answer to each prompt, without a hint."""
     answer_to = {row["prompt"]: row["answer"] for row in rows}
-    batch = tokenizer(list(answer_to), return_tensors="pt", padding=True, add_special_tokens=False)
+    batch = tokenizer(list(answer_to), return_tensors="pt", padding=True, add_special_tokens=False).to(
+        model.device
+    )
     was_training = model.training
     model.eval()
     ids = model.generate(**batch, max_new_tokens=COMPLETION_LENGTH, do_sample=False)
