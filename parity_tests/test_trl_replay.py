@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from composer_plugins.adapters.trl_mixin.channels import replay_tensors
 from composer_plugins.adapters.trl_mixin.encoding import encode_completion
 from composer_plugins.kernels.preference import dpo, simpo
 from parity_tests import tiny
@@ -89,6 +90,18 @@ def test_a_single_pair_serves_every_generation() -> None:
     assert (inputs["replay_weight"] == 1).all()
     decoded = made._tokenizer.batch_decode(inputs["replay_chosen_ids"], skip_special_tokens=True)
     assert {text[-2:] for text in decoded} == {"12"}
+
+
+def test_generation_g_takes_the_gth_pair_also_when_a_group_spans_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 of two holds generations 4 to 7 of the only prompt."""
+    row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
+    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list([row] * 2), num_generations=8)
+    monkeypatch.setattr(type(made.accelerator), "process_index", 1)
+    tensors = replay_tensors(made, [row] * 4)
+    decoded = made._tokenizer.batch_decode(tensors["replay_chosen_ids"], skip_special_tokens=True)
+    assert [text[-2:] for text in decoded] == ["41", "51", "61", "71"]
 
 
 def test_a_zero_weight_leaves_the_pair_out() -> None:
