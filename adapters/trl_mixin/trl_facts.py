@@ -83,8 +83,10 @@ def reduce_like_trl(trainer: Any, token_loss: Tensor, mask: Tensor, inputs: dict
         return aggregate(token_loss, mask, "token-mean") / steps
     if trainer.loss_type == "dr_grpo":
         length = trainer.max_completion_length
-        mode = "seq-mean-token-sum-norm"
-        return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length) / steps
+        per_row = aggregate(
+            token_loss, mask, "seq-mean-token-sum-norm", num_sequences=rows, max_length=length
+        )
+        return per_row / steps
     # dapo: all tokens of the generation batch over all ranks, rescaled to one accumulation window; DDP
     # averages gradients, hence the share of one process.
     num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
