@@ -55,8 +55,8 @@ def hint_tensors(trainer: Any, rows: list[dict[str, Any]], batch: dict[str, Any]
 
     `hint_prompt_ids`, `hint_prompt_mask` [B, P']: the teacher's prompts, left-padded.
     `hint_mask` [B, T]: the completion tokens that are distilled: those TRL trains on, in rows that have a
-    hint. A row may narrow it (targeted distillation): if a `rollout_func` or a reward function leaves a
-    `hint_mask` in the row, one 0 or 1 per completion token, only the tokens marked 1 count.
+    hint. A row may narrow it (targeted distillation): if a `rollout_func` returns `hint_mask`, one list per
+    completion with a 0 or 1 per token, only the tokens marked 1 count.
     """
     device = batch["completion_ids"].device
     hints = [columns.hint_of(row) for row in rows]
