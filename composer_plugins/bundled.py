@@ -18,7 +18,7 @@ RATIO_CAP = Parameter(None, "the ratio is capped here in the unclipped branch; T
 WEIGHT_CAP = Parameter(None, "the ratio, as a weight, is capped here; Stable-RL 10, verl 3", low=TINY)
 LOG_RATIO_CLAMP = Parameter(None, "clamp on the log ratio, in nats; verl: 20.0", low=TINY)
 LABEL_SMOOTHING = Parameter(0.0, "chance that a preference is labelled the wrong way", low=0, high=0.5)
-TEMPERATURE = Parameter(1.0, "divides both logits", low=TINY)
+TEMPERATURE = Parameter(1.0, "divides both logits", low=1e-3)
 
 
 def clip(low: float, high: float) -> dict[str, Parameter]:

@@ -5,12 +5,15 @@ same pluggy hook as a third party's would (`hookspecs.py`).
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
 from composer_plugins.errors import ConfigError, unknown
+
+MAX = sys.float_info.max
 
 Kind = Literal["policy", "divergence", "preference"]
 
@@ -34,7 +37,8 @@ class Parameter:
                 raise unknown(where, str(value), self.choices)
             return
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not self.low <= value <= self.high:
+        # NaN compares as outside; the largest float keeps out infinities and integers beyond it.
+        if not is_number or not max(self.low, -MAX) <= value <= min(self.high, MAX):
             raise ConfigError(
                 f"{where} is {value!r}; wanted a finite number in [{self.low:g}, {self.high:g}]"
             )

@@ -86,7 +86,8 @@ def demo(
     missing = [name for name in DEMO_NEEDS if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo needs {', '.join(missing)}, not installed here: pip install 'composer-plugins[demo]'"
+            f"the demo needs {', '.join(missing)}, not installed here: pip install 'composer-plugins[demo]', "
+            "or in a clone pip install -e '.[demo]'"
         )
 
     console = Console(highlight=False, markup=False, emoji=False)  # a folder may be named [x] or :x:

@@ -81,7 +81,8 @@ def _first(error: ValidationError) -> ConfigError:
 def _check_template(template: str) -> None:
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError as error:
+        template.format_map(dict.fromkeys(names, "x"))
+    except (ValueError, KeyError) as error:
         raise ConfigError(f"teacher_prompt_template {template!r}: {error}; write {{{{ for a brace") from None
     if "privileged_context" not in names or names - {"prompt", "privileged_context"}:
         raise ConfigError(

@@ -3,7 +3,8 @@
 Full-vocabulary forms take logits [*batch, tokens, vocab] of both; the sampled-token form takes the two
 log-probabilities of the token that was drawn. Softmax runs in float32 at least. Gradients flow into the
 student only. 0 log 0 = 0, so a vocabulary entry that is -inf on both sides contributes nothing; one the
-teacher allows and the student forbids makes KL(T || S) infinite, and honestly so.
+teacher allows and the student forbids makes KL(T || S) infinite, and one the student allows and the
+teacher forbids KL(S || T), and honestly so.
 
 `temperature` divides both logits; there is no temperature^2 factor. Reduce with `aggregation.aggregate`.
 """

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import safe_expm1
+from composer_plugins.kernels.masking import below_overflow
 from composer_plugins.kernels.ratios import log_ratio
 
 
@@ -49,5 +49,6 @@ def k3(
 ) -> Float[Tensor, "*batch tokens"]:
     """ref/pi - 1 - log(ref/pi). verl's is `log_ratio_clamp=20, value_clamp=10`; TRL's has neither."""
     d = log_ratio(logprobs, ref_logprobs, mask, clamp=log_ratio_clamp)
-    value = safe_expm1(-d) + d
+    x = below_overflow(-d)  # both terms: exp alone would leave the gradient of d, away from ref
+    value = x.expm1() - x
     return value if value_clamp is None else torch.clamp(value, -value_clamp, value_clamp)

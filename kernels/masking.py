@@ -44,13 +44,9 @@ def safe_exp(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
     An infinite ratio would meet the zero gradient of a clipped branch as 0 * inf = NaN.
     """
-    return _below_overflow(log_x).exp()
+    return below_overflow(log_x).exp()
 
 
-def safe_expm1(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """exp(log_x) - 1, precise near 0, saturating as `safe_exp` does."""
-    return _below_overflow(log_x).expm1()
-
-
-def _below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`log_x`, held `EXP_HEADROOM` nats below where exp() overflows."""
     return log_x.clamp(max=math.log(torch.finfo(log_x.dtype).max) - EXP_HEADROOM)

@@ -128,3 +128,12 @@ def test_nan_in_a_live_token_stays_nan(estimator: type(k1)) -> None:
     x, mask = torch.tensor([torch.nan, 0.0, torch.nan]), torch.tensor([True, True, False])
     for pair in ((x, torch.zeros(3)), (torch.zeros(3), x)):
         assert estimator(*pair, mask).isnan().tolist() == [True, False, False]
+
+
+def test_beyond_saturation_k3_stops_pulling_instead_of_pushing() -> None:
+    """exp saturates there with gradient 0; left alone, +d would push the policy away from the reference."""
+    logprobs = torch.tensor([-100.0, -1e38], requires_grad=True)
+    value = k3(logprobs, torch.zeros(2), torch.tensor([True, True]))
+    assert (value > 0).all() and value.isfinite().all()
+    value.sum().backward()
+    assert not logprobs.grad.any()

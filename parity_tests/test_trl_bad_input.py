@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -49,6 +50,13 @@ def config(**options: Any) -> ComposerGRPOConfig:
         ),
         ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction=False"),
         ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns=True drops"),
+        ({"policy": "grpo", "epsilon": 1.5}, "grpo's parameter 'clip_low' is 1.5"),
+        ({"policy": "grpo", "epsilon": float("nan")}, "grpo's parameter 'clip_low' is nan"),
+        ({"policy": "grpo", "delta": -1.0}, "grpo's parameter 'ratio_cap' is -1.0"),
+        ({"policy": "grpo", "policy_params": "{bad"}, "policy_params is '{bad', which is no JSON"),
+        ({"hint_params": {"temperature": 10**400}}, "jsd's parameter 'temperature' is 1000"),
+        ({"teacher_prompt_template": "{privileged_context:d}"}, "teacher_prompt_template"),
+        ({"hint_weight": None}, "hint_weight is None"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -68,6 +76,9 @@ def test_a_config_that_means_nothing_is_refused(options: dict[str, Any], message
         ({"chosen": "1" * tiny.MAX_LENGTH}, "prompt + chosen are 35 tokens, and the model takes 32"),
         ({"n_teachers_agreeing": -1.0}, "n_teachers_agreeing is -1.0; wanted a finite number >= 0"),
         ({"n_teachers_agreeing": float("nan")}, "n_teachers_agreeing is nan"),
+        ({"n_teachers_agreeing": 1e39}, "n_teachers_agreeing is 1e+39"),
+        ({"prompt": ""}, "row 1: prompt is ''"),
+        ({"prompt": None}, "row 1: prompt is None"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(row: dict[str, Any], message: str) -> None:
@@ -81,7 +92,10 @@ def test_a_row_that_cannot_be_used_is_named(row: dict[str, Any], message: str) -
     ("row", "message"),
     [
         ({"chosen": ["1", "2"], "rejected": ["3"]}, "2 chosen and 1 rejected"),
-        ({"chosen": ["1"] * 5, "rejected": ["2"] * 5}, "5 pairs, of which num_generations=4"),
+        (
+            {"chosen": ["1"] * 5, "rejected": ["2"] * 5},
+            "5 pairs, of which 4 generations of a prompt",
+        ),
         (
             {"chosen": ["1", "2"], "rejected": ["3", "4"], "n_teachers_agreeing": [1.0]},
             "1 values of n_teachers_agreeing for 2 pairs",
@@ -113,6 +127,54 @@ def test_an_eval_dataset_is_checked_like_the_training_set() -> None:
             per_device_eval_batch_size=4,
             arguments={"eval_dataset": bad},
         )
+
+
+def test_the_evaluations_generations_bound_its_pairs() -> None:
+    pairs = {"chosen": ["1", "2"], "rejected": ["3", "4"]}
+    with pytest.raises(DataError, match="eval_dataset row 0: 2 pairs, of which 1 generations"):
+        tiny.trainer(
+            replay_weight=1.0,
+            num_generations_eval=1,
+            dataset=Dataset.from_list([GOOD | pairs] * 4),
+            arguments={"eval_dataset": Dataset.from_list([GOOD | pairs])},
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": [{"role": "user", "content": None}]}, "a message's content is None"),
+        ({"chosen": [{"role": "user", "content": "1"}]}, "a completion starts with the role 'user'"),
+    ],
+)
+def test_messages_that_mean_nothing_are_refused(row: dict[str, Any], message: str) -> None:
+    chat = {"prompt": [{"role": "user", "content": "a?"}], "privileged_context": "[12]"}
+    chat |= {"chosen": [{"role": "assistant", "content": "12"}], "rejected": "3"}
+    with pytest.raises(DataError, match=message):
+        tiny.trainer(hint_weight=1.0, replay_weight=1.0, dataset=Dataset.from_list([chat | row] * 4))
+
+
+def test_messages_do_not_complete_a_string_prompt() -> None:
+    row = GOOD | {"chosen": [{"role": "assistant", "content": "12"}]}
+    with pytest.raises(DataError, match="the completion is messages and the prompt a string"):
+        tiny.trainer(replay_weight=1.0, dataset=Dataset.from_list([row] * 4))
+
+
+def test_a_head_that_only_the_policy_casts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cast_lm_head_to_fp32 is not applied to the frozen copies"):
+        tiny.trainer(hint_weight=1.0, cast_lm_head_to_fp32=True)
+
+
+def test_an_ema_of_half_precision_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the teacher stands still"):
+        tiny.trainer(hint_weight=1.0, hint_teacher="ema", dtype=torch.bfloat16)
+
+
+def test_a_tokenizer_without_an_end_of_sequence_is_refused() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="the tokenizer has no eos_token"):
+        tiny.trainer(replay_weight=1.0, arguments={"processing_class": tokenizer})
 
 
 def test_the_mixin_behind_the_trainer_is_refused() -> None:
@@ -188,7 +250,8 @@ def test_trls_clip_options_reach_our_kernel() -> None:
 
 
 def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
-    data = Dataset.from_list([GOOD, GOOD | {"privileged_context": ""}]).to_iterable_dataset()
+    long = GOOD | {"privileged_context": "1" * tiny.MAX_LENGTH}
+    data = Dataset.from_list([GOOD, long]).to_iterable_dataset()
     made = tiny.trainer(hint_weight=1.0, dataset=data, per_device_train_batch_size=8)
-    with pytest.raises(DataError, match="privileged_context is empty"):
+    with pytest.raises(DataError, match="streamed row: prompt .* exceed the 32"):
         made.train()

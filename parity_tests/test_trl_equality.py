@@ -6,6 +6,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_plugins.adapters.trl_mixin.trl_facts import anchor_logprobs
 from parity_tests import tiny
 
 # float32 sums of a few hundred terms in another order; measured 1e-7 to 2e-7.
@@ -133,6 +134,27 @@ def test_an_overflowing_ratio_leaves_loss_and_gradient_finite(policy: str) -> No
     inputs = {**inputs, "old_per_token_logps": inputs["old_per_token_logps"] - 1000}
     loss, gradient = tiny.loss_and_gradient(made, inputs)
     assert loss.isfinite() and gradient.isfinite().all()
+
+
+def test_a_token_that_vllm_could_not_score_falls_back_to_the_old_policy() -> None:
+    logprobs, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.5]])
+    inputs = {"old_per_token_logps": old, "sampling_per_token_logps": torch.tensor([[torch.nan, -3.0]])}
+    anchors = anchor_logprobs(inputs, logprobs)
+    assert anchors["rollout_logprobs"].tolist() == [[-1.5, -3.0]]
+
+
+def test_the_last_window_divides_by_the_micro_batches_it_has() -> None:
+    """Three micro-batches in windows of two: the second window holds one, and is not halved."""
+    for channel in ({}, {"policy_weight": 0.0, "hint_weight": 1.0}):
+        made = tiny.trainer(
+            **channel, loss_type="grpo", per_device_train_batch_size=8, gradient_accumulation_steps=2
+        )
+        inputs = tiny.batch(made)
+        made.current_gradient_accumulation_steps = 2
+        _, half = tiny.loss_and_gradient(made, inputs)
+        made.current_gradient_accumulation_steps = 1
+        _, whole = tiny.loss_and_gradient(made, inputs)
+        assert tiny.relative_difference(whole, 2 * half) <= FLOAT32
 
 
 def test_a_nan_log_probability_is_not_hidden() -> None:

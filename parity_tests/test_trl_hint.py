@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from composer_plugins.adapters.trl_mixin.encoding import hinted_prompt
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
+from composer_plugins.adapters.trl_mixin.trl_facts import loss_mask
 from composer_plugins.kernels.divergences import jsd
 from parity_tests import tiny
 
@@ -192,6 +195,66 @@ def test_hint_mask_of_the_wrong_length_is_an_error() -> None:
     made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": too_long})
     with pytest.raises(ValueError, match="hint_mask has .* entries for a completion of"):
         tiny.batch(made)
+
+
+def test_a_hint_mask_of_anything_but_0_and_1_is_an_error() -> None:
+    def halves(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        made = tiny.rollout(prompts, trainer)
+        return made | {"hint_mask": [[0.5] * len(ids) for ids in made["completion_ids"]]}
+
+    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": halves})
+    with pytest.raises(ValueError, match="wanted a 0 or a 1"):
+        tiny.batch(made)
+
+
+def test_a_rollout_that_rewrites_the_prompt_is_an_error() -> None:
+    """The student would be conditioned on one prompt and the teacher on another."""
+
+    def rewritten(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        made = tiny.rollout(prompts, trainer)
+        return made | {"prompt_ids": [[5, 6, *ids] for ids in made["prompt_ids"]]}
+
+    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": rewritten})
+    with pytest.raises(ValueError, match="rollout_func returned other prompt_ids"):
+        tiny.batch(made)
+
+
+def test_tokens_that_a_tool_wrote_are_not_distilled() -> None:
+    """A rollout_func marks them with env_mask 0."""
+
+    def second_by_a_tool(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        made = tiny.rollout(prompts, trainer)
+        marks = [[1, 0, 1, 1, 1][: len(ids)] for ids in made["completion_ids"]]
+        return made | {"env_mask": marks}
+
+    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": second_by_a_tool})
+    inputs = tiny.batch(made)
+    assert inputs["hint_mask"][:, 0].any() and not inputs["hint_mask"][:, 1].any()
+    assert not loss_mask(inputs)[:, 1].any()
+
+
+def test_the_hint_stands_in_the_last_user_message_and_leaves_the_rest() -> None:
+    prompt = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "b?"}], "name": "me"},
+        {"role": "assistant", "content": "2"},
+    ]
+    made = hinted_prompt(prompt, "[12]", "{prompt}|{privileged_context}")
+    assert made == [*prompt[:2], prompt[2] | {"content": "b?|[12]"}, prompt[3]]
+
+
+def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
+    made = tiny.trainer(
+        policy_model=GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tiny.SYMBOLS), n_positions=32, n_embd=16, n_layer=1, n_head=2)
+        )
+    )
+    ids, ones = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    padding = torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1)
+    plain = completion_logits(made, made.model.eval(), ids, ones, 2)
+    torch.testing.assert_close(completion_logits(made, made.model, padded, padding, 2), plain)
 
 
 def test_a_chat_hint_goes_into_the_last_user_message() -> None:

@@ -4,18 +4,20 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from composer_plugins.adapters.trl_mixin.channels import _hint_teacher
+from composer_plugins.adapters.trl_mixin.teachers import without_gradient_or_dropout
 from composer_plugins.errors import ConfigError
 from parity_tests import tiny
 
 
 def lora() -> LoraConfig:
-    # Both matrices random: the policy starts away from its base, so that the two can be told apart.
-    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 
 
 def test_the_teacher_and_the_reference_are_the_model_without_its_adapter() -> None:
     base = tiny.model().eval()
-    made = tiny.trainer(hint_weight=1.0, replay_weight=1.0, arguments={"peft_config": lora()})
+    made = tiny.trainer(hint_weight=1.0, replay_weight=1.0, max_steps=3, arguments={"peft_config": lora()})
+    made.train()  # so that the policy is no longer its base
     assert made._base is None
     inputs = tiny.batch(made)
     answer = inputs["replay_chosen_ids"][0]
@@ -36,6 +38,29 @@ def test_only_the_adapter_learns_and_it_stays_on() -> None:
     with made.model.disable_adapter():
         without = made.model(ids).logits
     assert not torch.allclose(made.model(ids).logits, without)
+
+
+@pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"bias": "all"}], ids=str)
+def test_an_adapter_whose_absence_is_not_the_initial_policy_is_refused(options: dict[str, str]) -> None:
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], **options)
+    with pytest.raises(ConfigError, match="the model must be the initial policy"):
+        tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
+
+
+def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
+    """The policy is in training mode when the teacher is asked; two answers must still be one."""
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5)
+    with pytest.warns(UserWarning, match="collapsed"):
+        live = tiny.trainer(hint_weight=1.0, hint_teacher="live", arguments={"peft_config": adapter})
+    inputs = tiny.batch(live)
+    teacher, context = _hint_teacher(live)
+    for parameter in teacher.parameters():
+        parameter.data.add_(0.01)  # so that the adapter, and its dropout, matter
+    ids, mask = inputs["hint_prompt_ids"], inputs["hint_prompt_mask"]
+    with without_gradient_or_dropout(teacher), context:
+        first, second = (teacher(input_ids=ids, attention_mask=mask).logits for _ in range(2))
+    assert torch.equal(first, second)
+    assert teacher.training, "the policy was left in evaluation mode"
 
 
 def test_an_ema_of_a_peft_model_is_refused() -> None:

@@ -143,6 +143,13 @@ def test_chat_pairs_train() -> None:
     assert float(losses[-1]) < float(losses[0])
 
 
+def test_a_pair_of_weight_zero_is_not_in_the_metrics() -> None:
+    data = [row | {"n_teachers_agreeing": row["chosen"] and [0.0, 0.0]} for row in tiny.rows()]
+    made = tiny.trainer(replay_weight=1.0, dataset=Dataset.from_list(data))
+    made.train()
+    assert not any(key.startswith("composer/replay/") for key in made.state.log_history[0])
+
+
 def test_metrics_count_only_rows_that_have_a_pair() -> None:
     made = tiny.trainer(replay_weight=1.0)
     made.train()

@@ -62,6 +62,8 @@ def hint_tensors(trainer: Any, rows: list[dict[str, Any]], batch: dict[str, Any]
     hints = [columns.hint_of(row) for row in rows]
     template = trainer._composer.teacher_prompt_template
     prompts = [hinted_prompt(row["prompt"], hint, template) for row, hint in zip(rows, hints, strict=True)]
+    if trainer.rollout_func is not None:
+        _check_prompts(trainer, rows, batch)
     ids, attention = pad(encode_prompts(trainer, prompts), trainer._tokenizer.pad_token_id, "left", device)
     mask = loss_mask(batch) & torch.tensor([h is not None for h in hints], device=device).unsqueeze(1)
     for i, row in enumerate(rows):
@@ -193,8 +195,22 @@ def _narrowed(row_mask: Any, completion_mask: Tensor) -> Tensor:
     length = int(completion_mask.sum())
     if length == 0:  # mask_truncated_completions has taken the row out already
         return torch.zeros_like(completion_mask, dtype=torch.bool)
-    if len(row_mask) != length:
-        raise DataError(f"hint_mask has {len(row_mask)} entries for a completion of {length} tokens")
+    if len(row_mask) != length or any(entry not in (0, 1) for entry in row_mask):
+        raise DataError(
+            f"hint_mask has {len(row_mask)} entries for a completion of {length} tokens; wanted a 0 or a 1 "
+            "for each token"
+        )
     narrowed = torch.zeros_like(completion_mask, dtype=torch.bool)
     narrowed[:length] = torch.tensor(row_mask, device=narrowed.device).bool()
     return narrowed
+
+
+def _check_prompts(trainer: Any, rows: list[dict[str, Any]], batch: dict[str, Any]) -> None:
+    """The teacher's prompt is the row's with a hint, so the student must have seen the row's."""
+    ours = encode_prompts(trainer, [row["prompt"] for row in rows])
+    for ids, prompt, mask in zip(ours, batch["prompt_ids"], batch["prompt_mask"], strict=True):
+        if prompt[mask.bool()].tolist() != ids:
+            raise DataError(
+                "rollout_func returned other prompt_ids than the row's prompt has, and the hint's teacher "
+                "would differ from the student by more than the hint: put the change into the prompt column"
+            )

@@ -5,7 +5,6 @@ chosen, rejected     one pair, or equal-length lists of pairs; a side is a strin
 n_teachers_agreeing  optional weight >= 0 of the pair, or one per pair; None is 1
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +12,8 @@ from composer_plugins.errors import ConfigError, DataError
 
 HINT = "privileged_context"
 CHOSEN, REJECTED, AGREEING = "chosen", "rejected", "n_teachers_agreeing"
+
+MAX_AGREEING = 1e6  # a count of teachers; more is a mistake, and could overflow a float32 loss
 
 Row = Mapping[str, Any]
 Side = str | list[dict[str, Any]]
@@ -26,9 +27,26 @@ class Pair(NamedTuple):
     weight: float
 
 
+def content_text(content: Any) -> str:
+    """The text of a message's content: a string, or content blocks of type text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(b, Mapping) and b.get("type") == "text" for b in content):
+        return "".join(block["text"] for block in content)
+    raise DataError(f"a message's content is {_short(content)}; wanted a string or blocks of text")
+
+
 def text_of(side: Side) -> str:
     """The text of a string, or of messages joined by line breaks."""
-    return side if isinstance(side, str) else "\n".join(str(message["content"]) for message in side)
+    return side if isinstance(side, str) else "\n".join(content_text(m["content"]) for m in side)
+
+
+def prompt_of(row: Row) -> Any:
+    """The row's prompt: a string that is not empty, or messages."""
+    prompt = row.get("prompt")
+    if not _is_side(prompt) or prompt == "":
+        raise DataError(f"prompt is {_short(prompt)}; wanted a string that is not empty, or messages")
+    return prompt
 
 
 def hint_of(row: Row) -> str | None:
@@ -59,10 +77,8 @@ def pairs_of(row: Row) -> list[Pair]:
 def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> Iterator[tuple[str, Row]]:
     """Every row with a label for its errors, once the columns that `weight` needs are known to exist.
 
-    A streamed data set is not read ahead: only its first row is yielded here, and each later one is
-    checked as it arrives.
+    A streamed data set is not read ahead: only its first row is yielded here.
     """
-    streamed = not hasattr(dataset, "__len__")
     rows = iter(dataset)
     first = next(rows, None)
     if first is None:
@@ -74,8 +90,13 @@ def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> I
                 f"add it (None in rows without one), or set {weight}=0"
             )
     yield f"{name} row 0", first
-    if not streamed:
+    if not is_streamed(dataset):
         yield from ((f"{name} row {i}", row) for i, row in enumerate(rows, start=1))
+
+
+def is_streamed(dataset: Any) -> bool:
+    """Whether the data set cannot be read ahead."""
+    return not hasattr(dataset, "__len__")
 
 
 def _is_side(value: Any) -> bool:
@@ -102,8 +123,8 @@ def _weights(value: Any, count: int) -> list[float]:
         raise DataError(f"{len(weights)} values of {AGREEING} for {count} pairs")
     weights = [1.0 if w is None else w for w in weights]
     for w in weights:
-        if not isinstance(w, int | float) or isinstance(w, bool) or not math.isfinite(w) or w < 0:
-            raise DataError(f"{AGREEING} is {w!r}; wanted a finite number >= 0")
+        if not isinstance(w, int | float) or isinstance(w, bool) or not 0 <= w <= MAX_AGREEING:
+            raise DataError(f"{AGREEING} is {w!r}; wanted a finite number >= 0, at most {MAX_AGREEING:g}")
     return [float(w) for w in weights]
 
 

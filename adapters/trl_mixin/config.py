@@ -1,5 +1,7 @@
 """`ComposerGRPOConfig`: TRL's GRPOConfig with the three channels, and a parser that knows typos."""
 
+import inspect
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -9,6 +11,8 @@ from composer_plugins.adapters.trl_mixin.trl_facts import CLIPPED_LIKE_TRL, LOSS
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
+
+PARAMS = ("policy_params", "hint_params", "replay_params")
 
 
 def option(default: Any, help: str) -> Any:
@@ -24,12 +28,7 @@ class ComposerGRPOConfig(GRPOConfig):
     an unknown name or key, a parameter out of range, a combination that TRL cannot deliver.
     """
 
-    _VALID_DICT_FIELDS = [
-        *GRPOConfig._VALID_DICT_FIELDS,
-        "policy_params",
-        "hint_params",
-        "replay_params",
-    ]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, *PARAMS]
 
     policy: str = option(
         UNTOUCHED,
@@ -51,8 +50,9 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     hint_teacher: str = option(
         "base",
-        "Who sees the hint: 'base', the initial weights, frozen; 'ema', a moving average of the policy; "
-        "'live', the policy itself (measured to collapse).",
+        "Who sees the hint: 'base', the weights that the trainer was constructed with, frozen (to resume, "
+        "construct it with the original model, not with the checkpoint); 'ema', a moving average of the "
+        "policy; 'live', the policy itself (measured to collapse).",
     )
     hint_ema_rate: float = option(
         0.05,
@@ -73,12 +73,21 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # Before the generated __init__, whose TypeError names no nearest match.
+        accepted = inspect.signature(cls.__init__).parameters
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+            return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
-            if name not in (known := {f.name for f in fields(cls) if f.init}):
-                raise unknown("option", name, known)
+            if name not in accepted:
+                raise unknown("option", name, accepted)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        for name in PARAMS:
+            if isinstance(value := getattr(self, name), str):
+                try:
+                    setattr(self, name, json.loads(value))
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{name} is {value!r}, which is no JSON: {error}") from None
         super().__post_init__()
         config = self.composer
         if config.policy != UNTOUCHED:
@@ -95,7 +104,7 @@ class ComposerGRPOConfig(GRPOConfig):
         """These fields as the library's one config model."""
         values = {name: getattr(self, name) for name in ComposerConfig.model_fields}
         return ComposerConfig.parse(
-            {name: {} if value is None else value for name, value in values.items()},
+            {name: {} if value is None and name in PARAMS else value for name, value in values.items()},
             untouched=UNTOUCHED,
         )
 
@@ -103,7 +112,8 @@ class ComposerGRPOConfig(GRPOConfig):
         """The policy kernel's parameters: `policy_params`, and TRL's own clip options where they are set.
 
         TRL's epsilon, epsilon_high and delta keep their meaning for losses that clip as TRL's GRPO does;
-        for any other loss, setting one of them is an error rather than an option that does nothing.
+        for any other loss, setting one of them is an error rather than an option that does nothing. An
+        epsilon at TRL's default counts as not set, so that gspo keeps its own.
         """
         config = self.composer
         default_epsilon = next(f.default for f in fields(GRPOConfig) if f.name == "epsilon")
@@ -124,7 +134,7 @@ class ComposerGRPOConfig(GRPOConfig):
                 raise ConfigError(
                     f"policy_params sets {name}={value} and TRL's own option asks for {trl[name]}: set one"
                 )
-        return {**trl, **config.policy_params}
+        return losses()[config.policy].check({**trl, **config.policy_params})
 
     def _check_policy_route(self, policy: str) -> None:
         if self.loss_type not in LOSS_TYPES:

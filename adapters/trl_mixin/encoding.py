@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.trl_mixin.columns import Side, text_of
+from composer_plugins.adapters.trl_mixin.columns import Side, content_text
 from composer_plugins.errors import DataError
 
 Prompt = str | list[dict[str, Any]]
@@ -20,7 +20,7 @@ def hinted_prompt(prompt: Prompt, hint: str | None, template: str) -> Prompt:
     last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
     if last is None:
         raise DataError("a conversational prompt without a user message has no place for a hint")
-    content = template.format(prompt=prompt[last]["content"], privileged_context=hint)
+    content = template.format(prompt=content_text(prompt[last]["content"]), privileged_context=hint)
     return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
 
 
@@ -32,10 +32,14 @@ def encode_prompts(trainer: Any, prompts: list[Prompt]) -> list[list[int]]:
 def encode_completion(trainer: Any, prompt: Prompt, side: Side) -> list[int]:
     """Token ids of a completion of `prompt`, ending where a completion ends."""
     if isinstance(prompt, str):
-        ids = trainer._tokenizer(text_of(side), add_special_tokens=False)["input_ids"]
+        if not isinstance(side, str):
+            raise DataError("the completion is messages and the prompt a string: write both one way")
+        ids = trainer._tokenizer(side, add_special_tokens=False)["input_ids"]
         ends = bool(ids) and ids[-1] in trainer.eos_token_ids
         return ids if ends else [*ids, trainer._tokenizer.eos_token_id]
     answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
+    if answer[0].get("role") != "assistant":
+        raise DataError(f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'")
     rendered = trainer.processing_class.apply_chat_template(
         conversation=[[*prompt, *answer]],
         tools=trainer.tools or None,

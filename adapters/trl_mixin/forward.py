@@ -1,6 +1,7 @@
 """Forward passes of the adapter's own: plain `model(...)`, whose logits TRL's fused head leaves alone."""
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ def completion_logits(
     then speak of the distribution that was sampled from.
     """
     keep = completion_length + 1  # the logits at t predict the token at t + 1
-    options = {"logits_to_keep": keep} if _keeps_logits(trainer) else {}
+    # Without positions a model with absolute ones would count the padding on the left.
+    options = {"logits_to_keep": keep, "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0)}
+    options = {name: value for name, value in options.items() if name in _accepted(trainer)}
     with trainer.accelerator.autocast():
         logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **options).logits
     return logits[:, -keep:-1] / trainer.temperature
@@ -29,8 +32,8 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.log_softmax(at_least_float32(logits), -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
-def _keeps_logits(trainer: Any) -> bool:
-    """Whether the model can skip the prompt's logits; most can, and the others are sliced."""
+def _accepted(trainer: Any) -> Collection[str]:
+    """The arguments of the model's forward: not every model can skip logits or takes positions."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(type(model).forward).parameters
+    return inspect.signature(type(model).forward).parameters

@@ -1,7 +1,9 @@
 """Whatever can be refused before training starts, is refused here."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from composer_plugins.adapters.trl_mixin import columns
@@ -21,6 +23,13 @@ def check_model(given: dict[str, Any], config: ComposerConfig, asks_base: bool) 
         return False
     if config.hint_weight > 0 and config.hint_teacher == "ema":
         raise ConfigError("hint_teacher='ema' keeps a copy of all weights, which PEFT avoids: use 'base'")
+    adapter = given.get("peft_config")
+    init, bias = getattr(adapter, "init_lora_weights", True), getattr(adapter, "bias", "none")
+    if asks_base and (init not in (True, "gaussian") or bias != "none"):
+        raise ConfigError(
+            f"init_lora_weights={init!r} and bias={bias!r}: with the adapter switched off the model must be "
+            "the initial policy, which holds for init_lora_weights=True or 'gaussian' with bias='none'"
+        )
     if has_adapter and asks_base:
         raise ConfigError(
             "the model comes with an adapter, so the policy without it is not the initial policy: pass the "
@@ -33,6 +42,20 @@ def check_trainer(trainer: Any, config: ComposerConfig) -> None:
     """Raise ConfigError for what the extra forward passes cannot do."""
     if not (config.hint_weight > 0 or config.replay_weight > 0):
         return
+    if trainer.args.cast_lm_head_to_fp32:
+        raise ConfigError(
+            "cast_lm_head_to_fp32 is not applied to the frozen copies, which would then differ from the "
+            "policy before the first step: leave it False with the hint and replay channels"
+        )
+    if config.hint_weight > 0 and config.hint_teacher == "ema":
+        half = {p.dtype for p in trainer.model.parameters()} & {torch.bfloat16, torch.float16}
+        if half:
+            raise ConfigError(
+                f"hint_teacher='ema' on {half.pop()} weights: a step of hint_ema_rate is lost to rounding "
+                "and the teacher stands still; load the model in float32 (bf16=True computes in bfloat16)"
+            )
+    if config.replay_weight > 0 and trainer._tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no eos_token, with which a replayed completion ends: set one")
     sharded = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed ZeRO-3"
     if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():
         raise ConfigError(
@@ -68,39 +91,55 @@ def check_datasets(trainer: Any, config: ComposerConfig) -> None:
                 _at(label, check_hint, trainer, config, row)
         if config.replay_weight > 0:
             needed = (columns.CHOSEN, columns.REJECTED)
+            generations = trainer.num_generations if name == "train_dataset" else trainer.num_generations_eval
             for label, row in columns.rows_of(dataset, needed, "replay_weight", name):
-                _at(label, check_pairs, trainer, row)
+                _at(label, check_pairs, trainer, row, generations)
+
+
+def check_streamed(trainer: Any, config: ComposerConfig, rows: Sequence[columns.Row]) -> None:
+    """The same for the rows of a streamed data set, which `check_datasets` could not read ahead."""
+    training = trainer.model.training
+    if not columns.is_streamed(trainer.train_dataset if training else trainer.eval_dataset):
+        return
+    generations = trainer.num_generations if training else trainer.num_generations_eval
+    for row in rows:
+        if config.hint_weight > 0:
+            _at("streamed row", check_hint, trainer, config, row)
+        if config.replay_weight > 0:
+            _at("streamed row", check_pairs, trainer, row, generations)
 
 
 def check_hint(trainer: Any, config: ComposerConfig, row: columns.Row) -> None:
     """Raise DataError unless the teacher can read this row's prompt, hint and longest completion."""
-    hint = columns.hint_of(row)
+    hint, prompt = columns.hint_of(row), columns.prompt_of(row)
     limit = _longest_input(trainer)
-    if hint is None or limit is None:
+    if hint is None:
         return
-    (ids,) = encode_prompts(trainer, [hinted_prompt(row["prompt"], hint, config.teacher_prompt_template)])
-    if len(ids) + trainer.max_completion_length > limit:
+    (ids,) = encode_prompts(trainer, [hinted_prompt(prompt, hint, config.teacher_prompt_template)])
+    if limit is not None and len(ids) + trainer.max_completion_length > limit:
         raise DataError(
             f"prompt + {columns.HINT} are {len(ids)} tokens, and with max_completion_length="
-            f"{trainer.max_completion_length} exceed the {limit} that the model takes: shorten the hint"
+            f"{trainer.max_completion_length} exceed the {limit} that the model takes: shorten the hint, or "
+            "lower max_completion_length"
         )
 
 
-def check_pairs(trainer: Any, row: columns.Row) -> None:
+def check_pairs(trainer: Any, row: columns.Row, generations: int) -> None:
     """Raise DataError unless every pair of this row is whole, will be used, and fits the model."""
     pairs = columns.pairs_of(row)
-    if len(pairs) > trainer.num_generations:
+    if len(pairs) > generations:
         raise DataError(
-            f"{len(pairs)} pairs, of which num_generations={trainer.num_generations} would use only the "
-            "first ones: repeat the row with the others, or raise num_generations"
+            f"{len(pairs)} pairs, of which {generations} generations of a prompt would use only the first "
+            "ones: repeat the row with the others, or raise num_generations"
         )
+    text = columns.prompt_of(row)
     limit = _longest_input(trainer)
     if not pairs:
         return
-    (prompt,) = encode_prompts(trainer, [row["prompt"]])
+    (prompt,) = encode_prompts(trainer, [text])
     for pair in pairs:
         for name, side in ((columns.CHOSEN, pair.chosen), (columns.REJECTED, pair.rejected)):
-            length = len(prompt) + len(encode_completion(trainer, row["prompt"], side))
+            length = len(prompt) + len(encode_completion(trainer, text, side))
             if limit is not None and length > limit:
                 raise DataError(
                     f"prompt + {name} are {length} tokens, and the model takes {limit}: drop the pair"

@@ -11,7 +11,12 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import channels, trl_facts
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.guards import check_datasets, check_model, check_trainer
+from composer_plugins.adapters.trl_mixin.guards import (
+    check_datasets,
+    check_model,
+    check_streamed,
+    check_trainer,
+)
 from composer_plugins.adapters.trl_mixin.teachers import (
     EmaTeacher,
     copies_before_patching,
@@ -108,6 +113,7 @@ class ComposerLossMixin(_Trainer):
             )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        check_streamed(self, self._composer, inputs)
         output = super()._generate_and_score_completions(inputs)
         if self._composer.hint_weight > 0:
             output |= channels.hint_tensors(self, inputs, output)

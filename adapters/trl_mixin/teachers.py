@@ -29,7 +29,7 @@ def frozen(model: nn.Module) -> nn.Module:
 
 def copies_before_patching(model: Any, count: int) -> list[nn.Module]:
     """`count` frozen copies, of a model that came as a module; none of one that came as a path."""
-    if isinstance(model, str):
+    if not isinstance(model, nn.Module):
         return []
     return [frozen(copy.deepcopy(model)) for _ in range(count)]
 
