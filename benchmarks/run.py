@@ -58,7 +58,8 @@ def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) 
 
     def rollout(prompts: list[str], made: GRPOTrainer) -> dict[str, Any]:
         ids = [[3 + (i + t) % 10 for t in range(COMPLETION)] for i in range(len(prompts))]
-        return {"prompt_ids": [[4, 5]] * len(prompts), "completion_ids": ids, "logprobs": None}
+        prompt_ids = tokenizer(prompts)["input_ids"]
+        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None}
 
     made = (GRPOTrainer if options is None else ComposerGRPOTrainer)(
         model=model,
