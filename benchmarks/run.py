@@ -52,6 +52,9 @@ def trainer(options: dict[str, Any] | None, tokenizer: PreTrainedTokenizerFast) 
             head_dim=32,
             max_position_embeddings=256,
             tie_word_embeddings=True,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
         )
     )
     row = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12" * 16, "rejected": "34" * 16}
