@@ -34,6 +34,6 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
 
 def _accepted(trainer: Any) -> Collection[str]:
     """The arguments of the model's forward: not every model can skip logits or takes positions."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inspect.signature(type(model).forward).parameters
