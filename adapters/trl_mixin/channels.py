@@ -20,6 +20,7 @@ from composer_plugins.adapters.trl_mixin.trl_facts import (
     Forward,
     accumulation_steps,
     anchor_logprobs,
+    generations,
     loss_mask,
     policy_term_factor,
     reduce_like_trl,
@@ -109,8 +110,7 @@ def replay_tensors(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor
     Generation g of a prompt takes the row's g-th pair, and starts over when the pairs run out.
     """
     device = trainer.accelerator.device
-    training = trainer.model.training
-    generations = trainer.num_generations if training else trainer.num_generations_eval
+    group = generations(trainer)
     first = trainer.accelerator.process_index * len(rows)
     nothing = [trainer._tokenizer.eos_token_id]  # every rank runs the same forwards, pairs or not
     prompts = encode_prompts(trainer, [row["prompt"] for row in rows])
@@ -118,7 +118,7 @@ def replay_tensors(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor
     weights = []
     for i, row in enumerate(rows):
         pairs = columns.pairs_of(row)
-        pair = pairs[(first + i) % generations % len(pairs)] if pairs else None
+        pair = pairs[(first + i) % group % len(pairs)] if pairs else None
         weights.append(pair.weight if pair else 0.0)
         for side in SIDES:
             encoded = encode_completion(trainer, row["prompt"], getattr(pair, side)) if pair else nothing

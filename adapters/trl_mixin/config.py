@@ -28,8 +28,6 @@ class ComposerGRPOConfig(GRPOConfig):
     an unknown name or key, a parameter out of range, a combination that TRL cannot deliver.
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, *PARAMS]
-
     policy: str = option(
         UNTOUCHED,
         "Policy loss: 'trl' leaves TRL's own term (loss_type, epsilon ...) untouched; any other name of "

@@ -12,6 +12,7 @@ from composer_plugins.adapters.trl_mixin.encoding import (
     encode_prompts,
     hinted_prompt,
 )
+from composer_plugins.adapters.trl_mixin.trl_facts import generations
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
 
@@ -91,9 +92,9 @@ def check_datasets(trainer: Any, config: ComposerConfig) -> None:
                 _at(label, check_hint, trainer, config, row)
         if config.replay_weight > 0:
             needed = (columns.CHOSEN, columns.REJECTED)
-            generations = trainer.num_generations if name == "train_dataset" else trainer.num_generations_eval
+            group = trainer.num_generations if name == "train_dataset" else trainer.num_generations_eval
             for label, row in columns.rows_of(dataset, needed, "replay_weight", name):
-                _at(label, check_pairs, trainer, row, generations)
+                _at(label, check_pairs, trainer, row, group)
 
 
 def check_streamed(trainer: Any, config: ComposerConfig, rows: Sequence[columns.Row]) -> None:
@@ -101,12 +102,11 @@ def check_streamed(trainer: Any, config: ComposerConfig, rows: Sequence[columns.
     training = trainer.model.training
     if not columns.is_streamed(trainer.train_dataset if training else trainer.eval_dataset):
         return
-    generations = trainer.num_generations if training else trainer.num_generations_eval
     for row in rows:
         if config.hint_weight > 0:
             _at("streamed row", check_hint, trainer, config, row)
         if config.replay_weight > 0:
-            _at("streamed row", check_pairs, trainer, row, generations)
+            _at("streamed row", check_pairs, trainer, row, generations(trainer))
 
 
 def check_hint(trainer: Any, config: ComposerConfig, row: columns.Row) -> None:
@@ -124,12 +124,12 @@ def check_hint(trainer: Any, config: ComposerConfig, row: columns.Row) -> None:
         )
 
 
-def check_pairs(trainer: Any, row: columns.Row, generations: int) -> None:
+def check_pairs(trainer: Any, row: columns.Row, group: int) -> None:
     """Raise DataError unless every pair of this row is whole, will be used, and fits the model."""
     pairs = columns.pairs_of(row)
-    if len(pairs) > generations:
+    if len(pairs) > group:
         raise DataError(
-            f"{len(pairs)} pairs, of which {generations} generations of a prompt would use only the first "
+            f"{len(pairs)} pairs, of which {group} generations of a prompt would use only the first "
             "ones: repeat the row with the others, or raise num_generations"
         )
     text = columns.prompt_of(row)

@@ -68,6 +68,11 @@ def accumulation_steps(trainer: Any) -> int:
     return trainer.current_gradient_accumulation_steps if trainer.model.training else 1
 
 
+def generations(trainer: Any) -> int:
+    """How many completions of one prompt stand side by side, now: evaluation may have fewer."""
+    return trainer.num_generations if trainer.model.training else trainer.num_generations_eval
+
+
 def loss_mask(inputs: dict[str, Any]) -> Tensor:
     """The tokens TRL trains on: completion tokens that no tool wrote."""
     mask = inputs["completion_mask"]
