@@ -5,57 +5,97 @@ same pluggy hook as a third party's would (`hookspecs.py`).
 """
 
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from composer_plugins.errors import ConfigError, unknown
 
 MAX = sys.float_info.max
 
-Kind = Literal["policy", "divergence", "preference"]
+Kind = Literal["policy", "advantage", "divergence", "preference", "kl", "correction", "aggregation"]
+Value = float | int | str | bool | None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A keyword of a kernel: a number in a range (None only where it is the default), or a choice."""
+    """A keyword of a kernel: a number in a range (None only where it is the default), or a choice.
 
-    default: float | str | None
+    `default=REQUIRED` has none: whoever names the loss must give it.
+    """
+
+    default: Any
     help: str
     low: float = -math.inf
     high: float = math.inf
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | bool, ...] = ()
+    integer: bool = False
 
     def check(self, where: str, value: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""
         if value is None and self.default is None:
             return
         if self.choices:
-            if value not in self.choices:
-                raise unknown(where, str(value), self.choices)
+            if not any(
+                value is choice or (value == choice and type(value) is str) for choice in self.choices
+            ):
+                raise unknown(where, str(value), map(str, self.choices))
             return
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        numbers = int if self.integer else int | float
+        is_number = isinstance(value, numbers) and not isinstance(value, bool)
         # NaN compares as outside; the largest float keeps out infinities and integers beyond it.
         if not is_number or not max(self.low, -MAX) <= value <= min(self.high, MAX):
+            noun = "integer" if self.integer else "finite number"
+            article = "an" if self.integer else "a"
             raise ConfigError(
-                f"{where} is {value!r}; wanted a finite number in [{self.low:g}, {self.high:g}]"
+                f"{where} is {value!r}; wanted {article} {noun} in [{self.low:g}, {self.high:g}]"
             )
 
 
-@dataclass(frozen=True)
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """The parameters with which a loss reproduces one upstream: `cispo@trl` is the loss cispo as TRL has it.
+
+    `upstream` is a framework, with a version where it changed its mind: "trl", "verl<0.9".
+    """
+
+    upstream: str
+    params: Mapping[str, Value] = field(default_factory=dict)
+    source: str  # file and function of the upstream, with its version or commit
+    proof: str  # "test_file.py::test_name", or "no reference obtainable: the reason"
+    note: str = ""  # what the upstream calls the parameters; what it does differently around the loss
+    average: bool | None = None  # preference: whether its scores are averages, where not as the row's
+    # aggregation: a denominator that the upstream takes from the batch: all rows, or the padded width
+    counts: Mapping[str, Literal["rows", "width"]] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """The upstream without its version."""
+        return re.split("[<>=!]", self.upstream)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loss:
     """One catalogue row."""
 
     name: str
     kind: Kind
-    path: str  # "module:function", relative to composer_plugins.kernels for the bundled ones
+    path: str  # "module:function"
     summary: str
     paper: str
-    needs: tuple[str, ...]  # the tensors it is called with, in order, before the mask
-    parameters: Mapping[str, Parameter]
+    proof: str  # "test_file.py::test_name", or "no reference obtainable: the reason"
+    needs: tuple[str, ...]  # the inputs it is called with, in order (`inputs.INPUTS` describes each)
+    optional: tuple[str, ...] = ()  # inputs it takes by keyword
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    dialects: tuple[Dialect, ...] = ()
     average: bool = False  # preference: scores are length-averaged log-probabilities
+    mode: str = ""  # policy: the paper's aggregation mode
 
     def kernel(self) -> Callable[..., Any]:
         """The function itself."""
@@ -71,10 +111,57 @@ class Loss:
             self.parameters[name].check(f"{self.name}'s parameter {name!r}", value)
         return dict(params)
 
+    def dialect(self, upstream: str) -> Dialect:
+        """The dialect of that upstream, or a ConfigError that lists those there are."""
+        for dialect in self.dialects:
+            if dialect.upstream == upstream:
+                return dialect
+        known = ", ".join(f"{self.name}@{d.upstream}" for d in self.dialects) or "none"
+        raise ConfigError(
+            f"unknown dialect '{self.name}@{upstream}'; known: {known} ({self.name!r} alone is the paper's)"
+        )
 
-Catalogue = Mapping[str, Loss]
+
+def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
+    """The rows of one kind by name; of two kinds, two may share one (grpo is a policy and an advantage)."""
+    return {loss.name: loss for loss in losses if loss.kind == kind}
 
 
-def of_kind(losses: Catalogue, kind: Kind) -> dict[str, Loss]:
-    """The rows of one kind."""
-    return {name: loss for name, loss in losses.items() if loss.kind == kind}
+class Choice(NamedTuple):
+    """A loss as a user named it: the row, and the parameters it will be called with."""
+
+    loss: Loss
+    params: dict[str, Any]
+    average: bool
+
+
+def choose(
+    losses: Iterable[Loss],
+    kind: Kind,
+    name: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    what: str | None = None,
+    beside: Iterable[str] = (),
+) -> Choice:
+    """The loss called `name` ("cispo") or a dialect of it ("cispo@trl"), with `params` over the dialect's.
+
+    `what` is the option that holds the name and `beside` what else that option takes: for the error.
+    Raises ConfigError for an unknown name, dialect or parameter, a value out of its range, and a
+    required parameter that is missing.
+    """
+    rows = of_kind(losses, kind)
+    base, at, upstream = name.partition("@")
+    if base not in rows:
+        raise unknown(what or kind, base, [*rows, *beside])
+    loss = rows[base]
+    dialect = loss.dialect(upstream) if at else None
+    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})})
+    missing = [n for n, p in loss.parameters.items() if p.default is REQUIRED and n not in merged]
+    if missing:
+        raise ConfigError(
+            f"{base} has no default for {', '.join(missing)} (no published value could be checked): set "
+            + ", ".join(f"{n} ({loss.parameters[n].help})" for n in missing)
+        )
+    average = loss.average if dialect is None or dialect.average is None else dialect.average
+    return Choice(loss, merged, average)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_plugins.catalogue import Kind, Loss, of_kind
+from composer_plugins.catalogue import Choice, choose
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
 
@@ -41,28 +41,30 @@ class ComposerConfig(BaseModel):
             config = cls.model_validate(dict(values))
         except ValidationError as error:
             raise _first(error) from None
-        catalogue = losses()
         if config.policy != untouched:
-            known = [*of_kind(catalogue, "policy"), *([untouched] if untouched else [])]
-            if config.policy not in known:
-                raise unknown("policy", config.policy, known)
-            catalogue[config.policy].check(config.policy_params)
+            config.choose_policy(untouched)
         elif config.policy_params:
             raise ConfigError(
                 f"policy_params {sorted(config.policy_params)} belong to a kernel of ours, and "
                 f"policy={untouched!r} runs none: name one, or set the framework's own options"
             )
-        _named(catalogue, "divergence", "hint_divergence", config.hint_divergence).check(config.hint_params)
-        _named(catalogue, "preference", "replay_loss", config.replay_loss).check(config.replay_params)
+        config.choose_hint()
+        config.choose_replay()
         _check_template(config.teacher_prompt_template)
         return config
 
+    def choose_policy(self, untouched: str | None = None) -> Choice:
+        """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
+        beside = [untouched] if untouched else []
+        return choose(losses(), "policy", self.policy, self.policy_params, beside=beside)
 
-def _named(catalogue: Mapping[str, Loss], kind: Kind, key: str, name: str) -> Loss:
-    rows = of_kind(catalogue, kind)
-    if name not in rows:
-        raise unknown(key, name, rows)
-    return rows[name]
+    def choose_hint(self) -> Choice:
+        """The hint channel's divergence."""
+        return choose(losses(), "divergence", self.hint_divergence, self.hint_params, what="hint_divergence")
+
+    def choose_replay(self) -> Choice:
+        """The replay channel's preference loss."""
+        return choose(losses(), "preference", self.replay_loss, self.replay_params, what="replay_loss")
 
 
 def _first(error: ValidationError) -> ConfigError:

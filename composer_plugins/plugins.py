@@ -3,7 +3,7 @@
 import pluggy
 
 from composer_plugins import bundled, hookspecs
-from composer_plugins.catalogue import Loss
+from composer_plugins.catalogue import Kind, Loss
 from composer_plugins.errors import ConfigError
 
 
@@ -16,17 +16,18 @@ def get_plugin_manager() -> pluggy.PluginManager:
     return manager
 
 
-def losses(manager: pluggy.PluginManager | None = None) -> dict[str, Loss]:
-    """Every registered loss by name; two of one name are an error."""
-    found: dict[str, Loss] = {}
+def losses(manager: pluggy.PluginManager | None = None) -> tuple[Loss, ...]:
+    """Every registered loss; two of one kind and name are an error."""
+    found: dict[tuple[Kind, str], Loss] = {}
 
     def register(loss: Loss) -> None:
-        if loss.name in found:
+        key = (loss.kind, loss.name)
+        if key in found:
             raise ConfigError(
-                f"loss {loss.name!r} is registered twice, as {found[loss.name].path} and as "
+                f"{loss.kind} {loss.name!r} is registered twice, as {found[key].path} and as "
                 f"{loss.path}: rename one"
             )
-        found[loss.name] = loss
+        found[key] = loss
 
     (manager or get_plugin_manager()).hook.register_losses(register=register)
-    return found
+    return tuple(found.values())

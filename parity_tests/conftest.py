@@ -2,9 +2,13 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
+
+from parity_tests import golden
 
 # No deadline: the first call into torch outlasts Hypothesis' 200 ms, and a slower second machine
 # would make a test flaky. CI draws the same examples each time, and prints how to repeat one.
@@ -18,12 +22,30 @@ torch.set_num_threads(1)
 # Nothing here reaches a hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-TRL_IS_MISSING = find_spec("trl") is None
-collect_ignore_glob = ["test_trl_*.py"] if TRL_IS_MISSING else []
+FRAMEWORKS = ("trl", "verl")
+MISSING = [name for name in FRAMEWORKS if find_spec(name) is None]
+collect_ignore_glob = [f"test_{name}_*.py" for name in MISSING]
 
 
-def pytest_report_header() -> str:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--golden-dir`: run the golden claims on other recordings."""
+    parser.addoption("--golden-dir", type=Path, help="read golden numbers from here (with -m golden)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: a claim reads its cases then."""
+    if (where := config.getoption("--golden-dir")) is None:
+        return
+    if not where.is_dir():
+        raise pytest.UsageError(f"--golden-dir {where} is no directory")
+    golden.directory = where.resolve()
+
+
+def pytest_report_header() -> list[str]:
     """Say which tests this environment cannot run."""
-    if TRL_IS_MISSING:
-        return "trl: not installed, so test_trl_*.py are not collected (nox -s trl runs them)"
-    return "trl: installed, so test_trl_*.py are collected"
+    return [
+        f"{name}: not installed, so test_{name}_*.py are not collected (nox -s {name} runs them)"
+        if name in MISSING
+        else f"{name}: installed, so test_{name}_*.py are collected"
+        for name in FRAMEWORKS
+    ]

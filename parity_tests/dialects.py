@@ -4,12 +4,16 @@ Where an upstream rounds or pads a denominator, its own way is spelled out here,
 comparison can be as strict as float64. Every such way is a row of `divergences.md`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from composer_plugins.catalogue import Kind, choose
 from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.plugins import losses
 
 VERL_LENGTH_EPS = 1e-8
 
@@ -61,3 +65,9 @@ def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
         mode = "seq-mean-token-sum-norm"
         return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length)
     raise ValueError(f"no kernel yet for TRL's {loss_type!r}")
+
+
+def kernel(kind: Kind, name: str) -> Callable[..., Any]:
+    """The kernel of a catalogue row, or of a dialect ("cispo@trl") with that dialect's parameters."""
+    choice = choose(losses(), kind, name)
+    return partial(choice.loss.kernel(), **choice.params)

@@ -4,37 +4,50 @@ import inspect
 
 import pytest
 
-from composer_plugins.catalogue import Loss, Parameter
+from composer_plugins.catalogue import REQUIRED, Loss, Parameter, choose, of_kind
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.hookspecs import hookimpl
+from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import get_plugin_manager, losses
 
 LOSSES = losses()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_row_has_the_parameters_and_defaults_of_its_kernel(name: str) -> None:
-    loss = LOSSES[name]
+def row_id(loss: Loss) -> str:
+    return f"{loss.kind}-{loss.name}"
+
+
+over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
+
+
+def default(parameter: inspect.Parameter) -> object:
+    return REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+
+
+@over_rows
+def test_a_row_has_the_parameters_and_defaults_of_its_kernel(loss: Loss) -> None:
     signature = inspect.signature(loss.kernel()).parameters.values()
-    keywords = {p.name: p.default for p in signature if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    keywords.pop("region_logprobs", None)  # a tensor, which an adapter passes and a config cannot
-    assert {n: p.default for n, p in loss.parameters.items()} == keywords
+    takes = {p.name: default(p) for p in signature if p.name not in {*loss.needs, *loss.optional}}
+    assert {name: p.default for name, p in loss.parameters.items()} == takes
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_row_names_the_tensors_its_kernel_takes_in_order(name: str) -> None:
-    loss = LOSSES[name]
-    signature = inspect.signature(loss.kernel()).parameters.values()
-    tensors = [p.name for p in signature if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    mask = [] if loss.kind == "preference" else ["mask"]
-    assert [*loss.needs, *mask] == tensors
+@over_rows
+def test_a_row_names_the_inputs_its_kernel_takes_in_order(loss: Loss) -> None:
+    signature = inspect.signature(loss.kernel()).parameters
+    assert [name for name in signature if name in loss.needs] == list(loss.needs)
+    assert {*loss.needs, *loss.optional} <= set(INPUTS)
+    for name in loss.optional:
+        assert signature[name].default is None
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_defaults_of_a_row_pass_its_own_check(name: str) -> None:
-    loss = LOSSES[name]
-    assert loss.check({n: p.default for n, p in loss.parameters.items()}) is not None
+@over_rows
+def test_the_defaults_and_the_dialects_of_a_row_pass_its_own_check(loss: Loss) -> None:
+    defaults = {name: p.default for name, p in loss.parameters.items() if p.default is not REQUIRED}
+    assert loss.check(defaults) == defaults
+    for dialect in loss.dialects:
+        assert loss.check(dialect.params) == dialect.params
+        assert choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}").params == dialect.params
 
 
 @pytest.mark.parametrize(
@@ -57,16 +70,24 @@ def test_a_name_registered_twice_is_an_error() -> None:
     class Twice:
         @hookimpl
         def register_losses(self, register) -> None:  # type: ignore[no-untyped-def]
-            register(LOSSES["grpo"])
+            register(of_kind(LOSSES, "policy")["grpo"])
 
     manager = get_plugin_manager()
     manager.register(Twice())
-    with pytest.raises(ConfigError, match="'grpo' is registered twice"):
+    with pytest.raises(ConfigError, match="policy 'grpo' is registered twice"):
         losses(manager)
 
 
 def test_another_plugins_loss_stands_beside_ours() -> None:
-    mine = Loss("mine", "policy", "nowhere:mine", "a loss", "a paper", ("logprobs", "old_logprobs"), {})
+    mine = Loss(
+        name="mine",
+        kind="policy",
+        path="nowhere:mine",
+        summary="a loss",
+        paper="a paper",
+        proof="mine.py::test_mine",
+        needs=("logprobs", "old_logprobs"),
+    )
 
     class Plugin:
         @hookimpl
@@ -75,8 +96,7 @@ def test_another_plugins_loss_stands_beside_ours() -> None:
 
     manager = get_plugin_manager()
     manager.register(Plugin())
-    assert losses(manager)["mine"] is mine
-    assert set(losses(manager)) == {*LOSSES, "mine"}
+    assert losses(manager) == (*LOSSES, mine)
 
 
 def test_the_frameworks_own_policy_is_only_known_where_it_is_offered() -> None:

@@ -236,16 +236,16 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
     words = ["--config", str(yaml), "--output_dir", str(tmp_path), "--hint_weight", "0.7"]
     words += ["--replay_params", '{"beta": 0.3}']
     (made,) = ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
-    assert made.policy_kernel_params() == {"clip_high": 0.28}
+    assert made.policy_choice().params == {"clip_high": 0.28}
     assert made.composer.hint_weight == 0.7
     assert made.composer.hint_params == {"beta": 0.1}
     assert made.composer.replay_params == {"beta": 0.3}
 
 
 def test_trls_clip_options_reach_our_kernel() -> None:
-    assert config(policy="grpo").policy_kernel_params() == {}
-    assert config(policy="gspo", epsilon=0.1).policy_kernel_params() == {"clip_low": 0.1, "clip_high": 0.1}
-    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).policy_kernel_params()
+    assert config(policy="grpo").policy_choice().params == {}
+    assert config(policy="gspo", epsilon=0.1).policy_choice().params == {"clip_low": 0.1, "clip_high": 0.1}
+    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).policy_choice().params
     assert made == {"clip_high": 0.28, "ratio_cap": 2.0}
 
 

@@ -25,6 +25,7 @@ from composer_plugins.adapters.trl_mixin.trl_facts import (
     policy_term_factor,
     reduce_like_trl,
 )
+from composer_plugins.catalogue import Choice
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -37,9 +38,8 @@ def policy_loss(trainer: Any, inputs: dict[str, Any], forward: Forward) -> Tenso
     logprobs, mask = forward.logprobs, loss_mask(inputs)
     advantages = inputs["advantages"]
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-    loss = trainer._policy_loss
-    anchor = anchor_logprobs(inputs, logprobs)[loss.needs[1]]
-    token = loss.kernel()(logprobs, anchor, advantages, mask, **trainer._policy_params)
+    tensors = {"logprobs": logprobs, "advantages": advantages, "mask": mask}
+    token = _call(trainer._policy, tensors | anchor_logprobs(inputs, logprobs))
     factor = policy_term_factor(trainer, inputs, logprobs, forward.entropies, mask)
     reduced = reduce_like_trl(trainer, token.loss * factor, mask, inputs)
 
@@ -86,14 +86,15 @@ def hint_loss(trainer: Any, model: Any, inputs: dict[str, Any], logprobs: Tensor
     teacher, context = _hint_teacher(trainer)
     with without_gradient_or_dropout(teacher), context:
         teacher_logits = completion_logits(trainer, teacher, hinted, hinted_attention, length)
-    loss = trainer._hint_loss
-    if loss.needs == ("student_logprobs", "teacher_logprobs"):
-        pair = (logprobs, token_logprobs(teacher_logits, ids))
-    else:
+    tensors = {"teacher_logits": teacher_logits, "mask": mask}
+    needs = trainer._hint.loss.needs
+    if "student_logprobs" in needs:
+        tensors |= {"student_logprobs": logprobs, "teacher_logprobs": token_logprobs(teacher_logits, ids)}
+    if "student_logits" in needs:
         plain = torch.cat([inputs["prompt_ids"], ids], 1)
         plain_attention = torch.cat([inputs["prompt_mask"], attention], 1)
-        pair = (completion_logits(trainer, model, plain, plain_attention, length), teacher_logits)
-    token = loss.kernel()(*pair, mask, **trainer._composer.hint_params)
+        tensors["student_logits"] = completion_logits(trainer, model, plain, plain_attention, length)
+    token = _call(trainer._hint, tensors)
     reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
     logged = {"hint_loss": metrics.scalar(reduced), **metrics.under("hint", token.metrics)}
     metrics.log_metrics(trainer, logged)
@@ -132,17 +133,17 @@ def replay_tensors(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Tensor
         from_end = torch.arange(max(map(len, encoded)), 0, -1, device=device)
         tensors[f"replay_{side}_ids"], tensors[f"replay_{side}_attention"] = ids, attention
         tensors[f"replay_{side}_mask"] = from_end <= lengths.unsqueeze(1)
-        if "ref_chosen" in trainer._replay_loss.needs:
+        if "ref_chosen" in trainer._replay.loss.needs:
             tensors[f"replay_ref_{side}"] = _reference_scores(trainer, tensors, side)
     return tensors
 
 
 def replay_loss(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
     """The weighted preference loss: sum over rows of weight * loss, over the number of rows."""
-    loss, weight = trainer._replay_loss, inputs["replay_weight"]
+    needs, weight = trainer._replay.loss.needs, inputs["replay_weight"]
     scores = {side: _scores(trainer, model, inputs, side) for side in SIDES}
-    scores |= {f"ref_{side}": inputs[f"replay_ref_{side}"] for side in SIDES if f"ref_{side}" in loss.needs}
-    pair = loss.kernel()(*(scores[name] for name in loss.needs), **trainer._composer.replay_params)
+    scores |= {f"ref_{side}": inputs[f"replay_ref_{side}"] for side in SIDES if f"ref_{side}" in needs}
+    pair = _call(trainer._replay, scores)
     reduced = (weight * pair.loss).mean()
     logged = {
         "replay_loss": metrics.scalar(reduced),
@@ -150,6 +151,11 @@ def replay_loss(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
     }
     metrics.log_metrics(trainer, logged)
     return reduced / accumulation_steps(trainer)
+
+
+def _call(choice: Choice, tensors: dict[str, Tensor]) -> Any:
+    """The chosen kernel on the tensors it needs, by their names in the catalogue."""
+    return choice.loss.kernel()(*(tensors[name] for name in choice.loss.needs), **choice.params)
 
 
 def _hint_teacher(trainer: Any) -> tuple[Any, Any]:
@@ -188,7 +194,7 @@ def _scores(trainer: Any, model: Any, tensors: dict[str, Tensor], side: str) -> 
     length = mask.shape[1]
     logits = completion_logits(trainer, model, ids, attention, length)
     logprobs = token_logprobs(logits, ids[:, -length:])
-    return sequence_logprobs(logprobs, mask, average=trainer._replay_loss.average)
+    return sequence_logprobs(logprobs, mask, average=trainer._replay.average)
 
 
 def _narrowed(row_mask: Any, completion_mask: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 from trl import GRPOConfig, TrlParser
 
 from composer_plugins.adapters.trl_mixin.trl_facts import CLIPPED_LIKE_TRL, LOSS_TYPES, UNTOUCHED
+from composer_plugins.bundled.adapters import TRL as ADAPTER
+from composer_plugins.catalogue import Choice, Loss
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.plugins import losses
 
 PARAMS = ("policy_params", "hint_params", "replay_params")
 
@@ -88,9 +89,11 @@ class ComposerGRPOConfig(GRPOConfig):
                     raise ConfigError(f"{name} is {value!r}, which is no JSON: {error}") from None
         super().__post_init__()
         config = self.composer
-        if config.policy != UNTOUCHED:
-            self._check_policy_route(config.policy)
-            self.policy_kernel_params()
+        policy = self.policy_choice()
+        if policy is not None:
+            self._check_policy_route(policy.loss)
+        for choice in (policy, config.choose_hint(), config.choose_replay()):
+            _refuse_what_trl_cannot_feed(choice)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             raise ConfigError(
                 "remove_unused_columns=True drops the columns that the hint and replay channels read: "
@@ -106,14 +109,17 @@ class ComposerGRPOConfig(GRPOConfig):
             untouched=UNTOUCHED,
         )
 
-    def policy_kernel_params(self) -> dict[str, Any]:
-        """The policy kernel's parameters: `policy_params`, and TRL's own clip options where they are set.
+    def policy_choice(self) -> Choice | None:
+        """Our policy loss, with `policy_params` and TRL's own clip options where they are set; None: TRL's.
 
         TRL's epsilon, epsilon_high and delta keep their meaning for losses that clip as TRL's GRPO does;
         for any other loss, setting one of them is an error rather than an option that does nothing. An
         epsilon at TRL's default counts as not set, so that gspo keeps its own.
         """
         config = self.composer
+        if config.policy == UNTOUCHED:
+            return None
+        chosen = config.choose_policy(UNTOUCHED)
         default_epsilon = next(f.default for f in fields(GRPOConfig) if f.name == "epsilon")
         trl: dict[str, Any] = {}
         if self.epsilon != default_epsilon:
@@ -122,7 +128,7 @@ class ComposerGRPOConfig(GRPOConfig):
             trl["clip_high"] = self.epsilon_high
         if self.delta is not None:
             trl["ratio_cap"] = self.delta
-        if trl and config.policy not in CLIPPED_LIKE_TRL.get("ratio_cap" in trl, ()):
+        if trl and chosen.loss.name not in CLIPPED_LIKE_TRL.get("ratio_cap" in trl, ()):
             raise ConfigError(
                 f"epsilon, epsilon_high and delta are not parameters of policy={config.policy!r}: leave "
                 "them at TRL's defaults and set policy_params"
@@ -132,9 +138,10 @@ class ComposerGRPOConfig(GRPOConfig):
                 raise ConfigError(
                     f"policy_params sets {name}={value} and TRL's own option asks for {trl[name]}: set one"
                 )
-        return losses()[config.policy].check({**trl, **config.policy_params})
+        return chosen._replace(params=chosen.loss.check({**chosen.params, **trl}))
 
-    def _check_policy_route(self, policy: str) -> None:
+    def _check_policy_route(self, loss: Loss) -> None:
+        policy = loss.name
         if self.loss_type not in LOSS_TYPES:
             raise ConfigError(
                 f"loss_type={self.loss_type!r} beside policy={policy!r}: a policy of ours takes only its "
@@ -146,11 +153,20 @@ class ComposerGRPOConfig(GRPOConfig):
                 "the level belongs to the policy; for a sequence-level ratio use policy='gspo'"
             )
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        if corrected and "rollout_logprobs" in losses()[policy].needs:
+        if corrected and "rollout_logprobs" in loss.needs:
             raise ConfigError(
                 f"policy={policy!r} measures its ratio from vLLM's log-probabilities already, and TRL's "
                 "correction would weigh the mismatch twice: vllm_importance_sampling_correction=False"
             )
+
+
+def _refuse_what_trl_cannot_feed(choice: Choice | None) -> None:
+    if choice is None or not (missing := ADAPTER.missing(choice.loss)):
+        return
+    raise ConfigError(
+        f"{choice.loss.kind} {choice.loss.name!r} needs {', '.join(missing)}, which TRL's trainer does not "
+        "have: composer-plugins list --framework trl shows what it can run"
+    )
 
 
 class ComposerParser(TrlParser):

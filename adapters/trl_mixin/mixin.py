@@ -24,7 +24,6 @@ from composer_plugins.adapters.trl_mixin.teachers import (
 )
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
-from composer_plugins.plugins import losses
 
 # What the mixin stands in front of; only a type checker is told, so that any GRPOTrainer will do.
 if TYPE_CHECKING:
@@ -68,11 +67,8 @@ class ComposerLossMixin(_Trainer):
                 f"args is {type(given.get('args')).__name__}; the weights are read from a ComposerGRPOConfig"
             )
         config = self._composer = given["args"].composer
-        catalogue = losses()
-        self._policy_loss = catalogue.get(config.policy)  # None: TRL's own
-        self._policy_params = given["args"].policy_kernel_params() if self._policy_loss else {}
-        self._hint_loss = catalogue[config.hint_divergence]
-        self._replay_loss = catalogue[config.replay_loss]
+        self._policy = given["args"].policy_choice()  # None: TRL's own
+        self._hint, self._replay = config.choose_hint(), config.choose_replay()
         self._forward: trl_facts.Forward | None = None
 
         peft = check_model(given, config, self._asks_base)
@@ -86,7 +82,7 @@ class ComposerLossMixin(_Trainer):
     def _asks_base(self) -> bool:
         """Whether a channel asks the initial, frozen policy."""
         config = self._composer
-        references = config.replay_weight > 0 and "ref_chosen" in self._replay_loss.needs
+        references = config.replay_weight > 0 and "ref_chosen" in self._replay.loss.needs
         return references or (config.hint_weight > 0 and config.hint_teacher == "base")
 
     @property
@@ -129,7 +125,7 @@ class ComposerLossMixin(_Trainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         config, hint, replay = self._composer, None, None
-        own = self._policy_loss is not None
+        own = self._policy is not None
         self._forward = forward = trl_facts.Forward(inputs, without_advantages=own)
         try:
             policy = super()._compute_loss(model, forward.inputs)

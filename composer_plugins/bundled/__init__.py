@@ -1,0 +1,25 @@
+"""The losses and adapters that this distribution brings, through the hooks that a third party uses."""
+
+from collections.abc import Callable
+from itertools import chain
+
+from composer_plugins.adapter import Adapter
+from composer_plugins.bundled import adapters, advantages, divergences, policy, preference, reduction
+from composer_plugins.catalogue import Loss
+from composer_plugins.hookspecs import hookimpl
+
+FAMILIES = (policy, advantages, divergences, preference, reduction)
+
+
+@hookimpl(tryfirst=True)
+def register_losses(register: Callable[[Loss], None]) -> None:
+    """Register every bundled loss."""
+    for loss in chain.from_iterable(family.LOSSES for family in FAMILIES):
+        register(loss)
+
+
+@hookimpl(tryfirst=True)
+def register_adapters(register: Callable[[Adapter], None]) -> None:
+    """Register every bundled adapter."""
+    for adapter in adapters.ADAPTERS:
+        register(adapter)

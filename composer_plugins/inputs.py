@@ -1,0 +1,55 @@
+"""What a kernel can be fed with, by name; a loss that needs anything else cannot be run by anyone.
+
+Adapters say which of these they provide, so that a loss a framework cannot feed is refused when it is
+configured. Shapes are in the words of `kernels/README.md`.
+"""
+
+from typing import NamedTuple
+
+
+class Input(NamedTuple):
+    """One tensor (or, where the shape says so, something else) that a kernel asks for by name."""
+
+    shape: str
+    help: str
+
+
+TOKENS, VOCAB, TOP_K, PAIRS, ROWS = (
+    "[*batch, tokens]",
+    "[*batch, tokens, vocab]",
+    "[*batch, tokens, k]",
+    "[pairs]",
+    "[rows]",
+)
+
+INPUTS: dict[str, Input] = {
+    "logprobs": Input(TOKENS, "log pi(y_t) under the policy; carries the gradient"),
+    "old_logprobs": Input(TOKENS, "the same under the policy before this round of updates (proximal)"),
+    "rollout_logprobs": Input(TOKENS, "the same under the engine that sampled (behaviour)"),
+    "ref_logprobs": Input(TOKENS, "the same under a frozen reference"),
+    "region_logprobs": Input(TOKENS, "the same under the policy at the centre of a trust region"),
+    "advantages": Input(TOKENS, "broadcast against logprobs: [B, 1] is one per sequence"),
+    "mask": Input(TOKENS, "boolean; True on the tokens (of an advantage: the rollouts, [rows]) that count"),
+    "entropies": Input(TOKENS, "entropy of the policy at each token, in nats"),
+    "generator": Input("a torch.Generator", "where a loss draws its random numbers from"),
+    "topk_logprobs": Input(TOP_K, "log pi of k given vocabulary entries under the policy"),
+    "rollout_topk_logprobs": Input(TOP_K, "the same under the engine that sampled"),
+    "student_logits": Input(VOCAB, "unnormalised, of the student; carries the gradient"),
+    "teacher_logits": Input(VOCAB, "unnormalised, of the teacher"),
+    "student_logprobs": Input(TOKENS, "log S(y_t) of the sampled tokens; carries the gradient"),
+    "teacher_logprobs": Input(TOKENS, "log T(y_t) of the sampled tokens"),
+    "teacher_topk_logprobs": Input(TOP_K, "log T of the teacher's k largest entries"),
+    "teacher_topk_ids": Input(TOP_K, "which vocabulary entries these are"),
+    "chosen": Input(PAIRS, "score of the preferred completion under the policy; carries the gradient"),
+    "rejected": Input(PAIRS, "score of the other one"),
+    "ref_chosen": Input(PAIRS, "score of the preferred completion under the reference"),
+    "ref_rejected": Input(PAIRS, "score of the other one"),
+    "chosen_nll": Input(PAIRS, "mean negative log-likelihood per token of the preferred completion"),
+    "rewards": Input(ROWS, "one per rollout"),
+    "group_ids": Input(ROWS, "integer; rollouts of one prompt share an id, in any order"),
+    "lengths": Input(ROWS, "live tokens of each rollout"),
+    "baselines": Input(ROWS, "reward of the greedy completion of the same prompt"),
+    "reward_components": Input("[rows, components]", "several rewards of each rollout"),
+    "token_rewards": Input(TOKENS, "reward of each token, most often 0 but at the last one"),
+    "token_loss": Input(TOKENS, "what a kernel returned"),
+}
