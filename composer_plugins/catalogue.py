@@ -33,6 +33,7 @@ class Parameter:
     high: float = math.inf
     choices: tuple[str | bool, ...] = ()
     integer: bool = False
+    example: Any = None  # a value for `explain`, where there is no default
 
     def check(self, where: str, value: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""

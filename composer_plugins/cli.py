@@ -1,10 +1,11 @@
 """The command line. Loads neither torch nor a framework before a command that needs them is run."""
 
+import json
 import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.text import Text
 
 from composer_plugins import __version__
 from composer_plugins.errors import ComposerError, ConfigError
+
+if TYPE_CHECKING:
+    from composer_plugins.plugins import Registry
 
 app = typer.Typer(
     name="composer-plugins",
@@ -55,6 +59,68 @@ def options_before_the_command(
     ] = False,
 ) -> None:
     """Makes `demo` a command beside those to come: an app of one command would take its place."""
+
+
+@app.command("list")
+def list_losses(
+    kind: Annotated[
+        str | None, typer.Option(help="Only this kind: policy, advantage, divergence ...")
+    ] = None,
+    needs: Annotated[str | None, typer.Option(help="Only what takes this input: ref_logprobs ...")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="Only what this framework can run or has a dialect of: trl, verl ...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
+) -> None:
+    """List every loss and dialect, with its source and the test that proves it.
+
+    What is wrong with an installed plugin goes to stderr, and makes the exit status 1.
+    """
+    from composer_plugins import listing
+
+    registry = _registry()
+    rows = listing.select(registry, kind, needs, framework)
+    if as_json:
+        typer.echo(json.dumps(listing.as_data(registry, rows, framework), indent=2))
+    else:
+        listing.print_tables(_page(), registry, rows, framework)
+    if registry.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="A loss (cispo) or one of its dialects (cispo@trl).")],
+    kind: Annotated[
+        str | None, typer.Option(help="Where two kinds share the name: policy, advantage ...")
+    ] = None,
+) -> None:
+    """Show a loss: formula, paper, parameters, and its dialects with the numbers they give."""
+    from composer_plugins import explaining
+
+    registry = _registry()
+    found = explaining.find(registry, name, kind)
+    console = _page()
+    for i, (loss, dialect) in enumerate(found):
+        if i:
+            console.rule()
+        explaining.print_page(console, registry, loss, dialect)
+
+
+def _registry() -> "Registry":
+    """Everything installed; what is wrong with a plugin goes to stderr."""
+    from composer_plugins.plugins import collect, get_plugin_manager
+
+    registry = collect(get_plugin_manager())
+    for problem in registry.problems:
+        Console(stderr=True).print(Text(f"error: {problem}", style="red"), soft_wrap=True)
+    return registry
+
+
+def _page() -> Console:
+    """A console for tables: as wide as the terminal, and wide enough for them where there is none."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
+    return Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
 @app.command()

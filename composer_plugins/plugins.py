@@ -1,33 +1,217 @@
-"""The plugin manager, and the catalogue it collects."""
+"""The plugin manager, and what it collects: our losses, and those of any distribution that brings more.
+
+A distribution joins by an entry point in the group `composer_plugins` that names a module or an object
+with our hooks (`hookspecs.py`). What is wrong with one plugin is kept as a `Problem` that names its
+distribution; the others load.
+"""
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, distributions
+from typing import Any, NamedTuple, get_args
 
 import pluggy
 
 from composer_plugins import bundled, hookspecs
+from composer_plugins.adapter import Adapter
 from composer_plugins.catalogue import Kind, Loss
 from composer_plugins.errors import ConfigError
+from composer_plugins.inputs import INPUTS
+
+GROUP = hookspecs.PROJECT
+OURS = "composer-plugins"
 
 
-def get_plugin_manager() -> pluggy.PluginManager:
-    """A new manager that knows our hooks and has the bundled losses registered."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+class Problem(NamedTuple):
+    """What is wrong with a plugin, and whose it is."""
+
+    distribution: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"plugin of {self.distribution}: {self.message}"
+
+
+class PluginWarning(UserWarning):
+    """A plugin that did not load, or not whole."""
+
+
+class Registry(NamedTuple):
+    """Everything that was registered and is sound, and what was not."""
+
+    losses: tuple[Loss, ...]
+    adapters: tuple[Adapter, ...]
+    origins: dict[tuple[str, str], str]  # the distribution of a loss, by its kind and name
+    problems: tuple[Problem, ...]
+
+
+class PluginManager(pluggy.PluginManager):
+    """Pluggy's manager, and the plugins it could not take."""
+
+    def __init__(self) -> None:
+        super().__init__(GROUP)
+        self.problems: list[Problem] = []
+
+
+def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
+    """A new manager with our hooks, the bundled losses and, unless told otherwise, every installed plugin."""
+    manager = PluginManager()
     manager.add_hookspecs(hookspecs)
-    manager.register(bundled, name="composer-plugins")
-    manager.check_pending()  # a misspelt hook would otherwise be ignored
+    manager.register(bundled, name=OURS)
+    manager.check_pending()
+    for distribution, entry_point in _installed() if entry_points else ():
+        try:
+            add_plugin(manager, entry_point.load(), distribution)
+        except Exception as error:  # whatever its import raises, the other plugins must load
+            reason = f"{entry_point.value} fails on import: {type(error).__name__}: {error}"
+            manager.problems.append(Problem(distribution, reason))
     return manager
 
 
-def losses(manager: pluggy.PluginManager | None = None) -> tuple[Loss, ...]:
-    """Every registered loss; two of one kind and name are an error."""
-    found: dict[tuple[Kind, str], Loss] = {}
+def add_plugin(manager: PluginManager, plugin: object, distribution: str) -> None:
+    """Register a module or an object with our hooks; one that cannot be is kept as a problem."""
+    name = f"{distribution} ({getattr(plugin, '__name__', type(plugin).__name__)})"
+    try:
+        manager.register(plugin, name=name)
+        manager.check_pending()  # a misspelt hook would otherwise be ignored
+        if not manager.get_hookcallers(plugin):
+            raise ConfigError(f"it implements none of our hooks: {', '.join(_hooks())}, each with @hookimpl")
+    except pluggy.PluginValidationError as error:
+        manager.problems.append(Problem(distribution, _misspelt(plugin) or str(error)))
+    except (ConfigError, ValueError) as error:
+        manager.problems.append(Problem(distribution, str(error)))
+    else:
+        return
+    if manager.is_registered(plugin):
+        manager.unregister(plugin)
 
-    def register(loss: Loss) -> None:
-        key = (loss.kind, loss.name)
-        if key in found:
-            raise ConfigError(
-                f"{loss.kind} {loss.name!r} is registered twice, as {found[key].path} and as "
-                f"{loss.path}: rename one"
-            )
-        found[key] = loss
 
-    (manager or get_plugin_manager()).hook.register_losses(register=register)
-    return tuple(found.values())
+def collect(manager: PluginManager) -> Registry:
+    """Call every plugin's hooks, one plugin at a time, and keep what is sound."""
+    losses: dict[tuple[str, str], Loss] = {}
+    adapters: dict[str, Adapter] = {}
+    origins: dict[tuple[str, str], str] = {}
+    problems = list(manager.problems)
+    plugins = [(name, plugin) for name, plugin in manager.list_name_plugin() if plugin is not None]
+    for name, plugin in plugins:
+        distribution = name.partition(" (")[0]
+        others = [other for _, other in plugins if other is not plugin]
+        found: list[Loss] = []
+        found_adapters: list[Adapter] = []
+        try:
+            manager.subset_hook_caller("register_losses", others)(register=found.append)
+            manager.subset_hook_caller("register_adapters", others)(register=found_adapters.append)
+        except Exception as error:  # a plugin's own code
+            problems.append(Problem(distribution, f"its hook fails: {type(error).__name__}: {error}"))
+            continue
+        for loss in found:
+            try:
+                if plugin is not bundled:  # ours are held to this by the tests, without loading torch here
+                    check_row(loss)
+                key = (loss.kind, loss.name)
+                if key in losses:
+                    raise ConfigError(
+                        f"{loss.kind} {loss.name!r} ({loss.path}) is registered already by {origins[key]} "
+                        f"({losses[key].path}): rename it"
+                    )
+            except ConfigError as error:
+                problems.append(Problem(distribution, str(error)))
+            else:
+                losses[key], origins[key] = loss, distribution
+        for adapter in found_adapters:
+            if not isinstance(adapter, Adapter) or adapter.framework in adapters:
+                what = getattr(adapter, "framework", adapter)
+                problems.append(
+                    Problem(distribution, f"adapter {what!r} is no Adapter, or registered already")
+                )
+            else:
+                adapters[adapter.framework] = adapter
+    return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
+
+
+@cache
+def registry() -> Registry:
+    """What is installed here, collected once; a problem is warned of."""
+    found = collect(get_plugin_manager())
+    for problem in found.problems:
+        warnings.warn(str(problem), PluginWarning, stacklevel=2)
+    return found
+
+
+def losses() -> tuple[Loss, ...]:
+    """Every registered loss; of two kinds, two may share a name."""
+    return registry().losses
+
+
+def check_row(loss: object) -> None:
+    """Raise ConfigError for a row that nobody could run: its data, its kernel, its kernel's signature."""
+    if not isinstance(loss, Loss):
+        raise ConfigError(f"register() got {loss!r}; wanted a composer_plugins.catalogue.Loss")
+    if loss.kind not in get_args(Kind):
+        raise ConfigError(f"loss {loss.name!r} has kind {loss.kind!r}; known: {', '.join(get_args(Kind))}")
+    if not loss.name or "@" in loss.name or loss.name != loss.name.strip():
+        raise ConfigError(
+            f"{loss.kind} {loss.name!r}: a name is not empty and has no '@' (that is a dialect)"
+        )
+    for name in (*loss.needs, *loss.optional):
+        if name not in INPUTS:
+            raise ConfigError(f"{loss.kind} {loss.name!r} needs {_unknown_input(name)}")
+    try:
+        signature = inspect.signature(loss.kernel())
+    except Exception as error:  # the plugin's own module
+        raise ConfigError(
+            f"{loss.kind} {loss.name!r}: its kernel {loss.path!r} fails on import: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    fed = {*loss.needs, *loss.optional, *loss.parameters}
+    for parameter in signature.parameters.values():
+        if parameter.default is not inspect.Parameter.empty or parameter.name in fed:
+            continue
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        what = f"{loss.kind} {loss.name!r}: its kernel {loss.path} takes "
+        if parameter.name not in INPUTS:
+            raise ConfigError(what + _unknown_input(parameter.name))
+        raise ConfigError(
+            f"{what}{parameter.name!r}, which its row lists in none of needs, optional, parameters"
+        )
+    for name in fed - set(signature.parameters):
+        raise ConfigError(
+            f"{loss.kind} {loss.name!r}: its row names {name!r}, which {loss.path} does not take"
+        )
+
+
+def _installed() -> Iterator[tuple[str, EntryPoint]]:
+    """Each entry point of our group with its distribution; one seen twice on the path counts once."""
+    seen: set[tuple[str, str, str]] = set()
+    for distribution in distributions():
+        for entry_point in distribution.entry_points.select(group=GROUP):
+            name = distribution.metadata["Name"]
+            key = (name, entry_point.name, entry_point.value)
+            if key not in seen:
+                seen.add(key)
+                yield f"{name} {distribution.version}", entry_point
+
+
+def _hooks() -> list[str]:
+    return [name for name in vars(hookspecs) if name.startswith("register_")]
+
+
+def _misspelt(plugin: object) -> str | None:
+    """Which of a plugin's hooks we do not have, with the nearest that we do."""
+    for name in dir(plugin):
+        member: Any = getattr(plugin, name, None)
+        if hasattr(member, f"{GROUP}_impl") and name not in _hooks():
+            nearest = difflib.get_close_matches(name, _hooks(), n=1)
+            hint = f": did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(_hooks())}"
+            return f"unknown hook {name!r}{hint}"
+    return None
+
+
+def _unknown_input(name: str) -> str:
+    nearest = difflib.get_close_matches(name, INPUTS, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known inputs: {', '.join(INPUTS)}"
+    return f"{name!r}, an input that nobody provides: {hint}"

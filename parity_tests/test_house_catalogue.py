@@ -96,7 +96,7 @@ def test_another_plugins_loss_stands_beside_ours() -> None:
 
     manager = get_plugin_manager()
     manager.register(Plugin())
-    assert losses(manager) == (*LOSSES, mine)
+    assert collect(manager).losses == (*LOSSES, mine)
 
 
 def test_the_frameworks_own_policy_is_only_known_where_it_is_offered() -> None:

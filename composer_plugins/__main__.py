@@ -1,0 +1,5 @@
+"""`python -m composer_plugins`: the command line."""
+
+from composer_plugins.cli import main
+
+main()

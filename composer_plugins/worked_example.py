@@ -1,0 +1,92 @@
+"""The one small example on which `explain` compares dialects: two rollouts of three tokens.
+
+The second rollout has an empty last position; the numbers are chosen so that clips, caps and masks
+differ: ratios between 0.4 and 2.7, advantages of both signs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import REQUIRED, Dialect, Loss
+from composer_plugins.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
+
+LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
+MASK = [[True, True, True], [True, True, False]]
+# How far another policy stands from `logprobs`, in nats.
+SHIFTS = {
+    "old_logprobs": [[-0.05, 0.3, -1.0], [0.9, -0.15, 0.0]],
+    "rollout_logprobs": [[-0.1, 0.2, -0.9], [0.8, -0.2, 0.0]],
+    "ref_logprobs": [[-0.5, 0.1, 0.4], [0.2, -0.6, 0.0]],
+    "region_logprobs": [[-0.05, 0.3, -1.0], [0.9, -0.15, 0.0]],
+    "teacher_logprobs": [[0.3, -0.8, 0.6], [0.1, -0.4, 0.0]],
+}
+GIVEN: dict[str, Any] = {
+    "logprobs": LOGPROBS,
+    "student_logprobs": LOGPROBS,
+    "mask": MASK,
+    "advantages": [[1.0], [-0.5]],
+    "entropies": [[0.6, 1.1, 1.4], [0.9, 0.3, 0.0]],
+    "token_loss": [[0.4, -0.2, 0.3], [0.5, 0.1, 0.0]],
+    "token_rewards": [[0.0, 0.0, 1.0], [0.0, 0.2, 0.0]],
+    "group_ids": [0, 0, 0, 1, 1, 2],
+    "rewards": [1.0, 0.0, 0.2, 0.7, 0.7, 0.4],
+    "lengths": [5.0, 9.0, 4.0, 7.0, 3.0, 6.0],
+    "baselines": [0.5, 0.5, 0.5, 0.6, 0.6, 0.2],
+    "chosen": [-4.0, -2.5, -6.0],
+    "rejected": [-5.0, -2.0, -6.5],
+    "ref_chosen": [-4.5, -2.2, -5.0],
+    "ref_rejected": [-4.6, -2.4, -6.0],
+    "chosen_nll": [0.8, 0.5, 1.2],
+}
+VOCABULARY, K = 5, 3
+
+
+def tensors(loss: Loss) -> dict[str, Any]:
+    """An input for each that the loss needs, in float64; raises KeyError for one that has no example."""
+    return {need: _tensor(need, loss) for need in loss.needs}
+
+
+def _tensor(need: str, loss: Loss) -> Any:
+    if need == "generator":
+        return torch.Generator().manual_seed(0)
+    if need == "mask" and loss.kind == "advantage" and "token_rewards" not in loss.needs:
+        return torch.ones(len(GIVEN["rewards"]), dtype=torch.bool)
+    if need in GIVEN:
+        values = torch.tensor(GIVEN[need])
+        return values.double() if values.dtype.is_floating_point else values
+    if need in SHIFTS:
+        shifted = torch.tensor(LOGPROBS, dtype=torch.float64) + torch.tensor(
+            SHIFTS[need], dtype=torch.float64
+        )
+        return shifted.clamp(max=-0.05)
+    shape = INPUTS[need].shape
+    size = {TOKENS: (2, 3), VOCAB: (2, 3, VOCABULARY), TOP_K: (2, 3, K), PAIRS: (3,), ROWS: (6,)}.get(
+        shape, (6, 2)
+    )
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(len(need)), dtype=torch.float64)
+    if need.endswith("_ids"):
+        return drawn.argsort(-1)
+    return torch.log_softmax(drawn, -1) - 0.1 if need.endswith("logprobs") else drawn
+
+
+def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
+    """What the loss gives on the example, and its gradient where it has one.
+
+    "loss" or "value" as the kernel returns it; "gradient" of its sum in its first input.
+    """
+    given = tensors(loss)
+    first = given[loss.needs[0]]
+    if first.dtype.is_floating_point:
+        first.requires_grad_()
+    params = {n: p.example for n, p in loss.parameters.items() if p.default is REQUIRED}
+    params |= dict(dialect.params) if dialect else {}
+    counts = {"rows": 2, "width": 3}
+    params |= {name: counts[fact] for name, fact in dialect.counts.items()} if dialect else {}
+    result = loss.kernel()(*given.values(), **params)
+    value = getattr(result, "loss", result)
+    shown = {"loss" if hasattr(result, "loss") else "value": value.detach()}
+    if value.requires_grad:
+        shown["gradient"] = torch.autograd.grad(value.sum(), first)[0]
+    return shown
