@@ -26,6 +26,7 @@ from composer_plugins.adapters.trl_mixin.trl_facts import (
     reduce_like_trl,
 )
 from composer_plugins.catalogue import Choice
+from composer_plugins.checks import check_inputs
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -39,7 +40,7 @@ def policy_loss(trainer: Any, inputs: dict[str, Any], forward: Forward) -> Tenso
     advantages = inputs["advantages"]
     advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
     tensors = {"logprobs": logprobs, "advantages": advantages, "mask": mask}
-    token = _call(trainer._policy, tensors | anchor_logprobs(inputs, logprobs))
+    token = _call(trainer, trainer._policy, tensors | anchor_logprobs(inputs, logprobs))
     factor = policy_term_factor(trainer, inputs, logprobs, forward.entropies, mask)
     reduced = reduce_like_trl(trainer, token.loss * factor, mask, inputs)
 
@@ -94,7 +95,7 @@ def hint_loss(trainer: Any, model: Any, inputs: dict[str, Any], logprobs: Tensor
         plain = torch.cat([inputs["prompt_ids"], ids], 1)
         plain_attention = torch.cat([inputs["prompt_mask"], attention], 1)
         tensors["student_logits"] = completion_logits(trainer, model, plain, plain_attention, length)
-    token = _call(trainer._hint, tensors)
+    token = _call(trainer, trainer._hint, tensors)
     reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
     logged = {"hint_loss": metrics.scalar(reduced), **metrics.under("hint", token.metrics)}
     metrics.log_metrics(trainer, logged)
@@ -143,7 +144,7 @@ def replay_loss(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
     needs, weight = trainer._replay.loss.needs, inputs["replay_weight"]
     scores = {side: _scores(trainer, model, inputs, side) for side in SIDES}
     scores |= {f"ref_{side}": inputs[f"replay_ref_{side}"] for side in SIDES if f"ref_{side}" in needs}
-    pair = _call(trainer._replay, scores)
+    pair = _call(trainer, trainer._replay, scores)
     reduced = (weight * pair.loss).mean()
     logged = {
         "replay_loss": metrics.scalar(reduced),
@@ -153,8 +154,11 @@ def replay_loss(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
     return reduced / accumulation_steps(trainer)
 
 
-def _call(choice: Choice, tensors: dict[str, Tensor]) -> Any:
-    """The chosen kernel on the tensors it needs, by their names in the catalogue."""
+def _call(trainer: Any, choice: Choice, tensors: dict[str, Tensor]) -> Any:
+    """The chosen kernel on the tensors it needs, by their names in the catalogue; the first are checked."""
+    if choice.loss not in trainer._checked:
+        check_inputs(choice, tensors)
+        trainer._checked.append(choice.loss)
     return choice.loss.kernel()(*(tensors[name] for name in choice.loss.needs), **choice.params)
 
 

@@ -22,6 +22,7 @@ from composer_plugins.adapters.trl_mixin.teachers import (
     copies_before_patching,
     copy_from_path,
 )
+from composer_plugins.catalogue import Loss
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
 
@@ -69,6 +70,7 @@ class ComposerLossMixin(_Trainer):
         config = self._composer = given["args"].composer
         self._policy = given["args"].policy_choice()  # None: TRL's own
         self._hint, self._replay = config.choose_hint(), config.choose_replay()
+        self._checked: list[Loss] = []  # whose first inputs have been looked at
         self._forward: trl_facts.Forward | None = None
 
         peft = check_model(given, config, self._asks_base)
