@@ -40,7 +40,8 @@ def assert_parity(
             for i in wrong.nonzero()[:8]
         ]
         count = f"{int(wrong.sum())} of {wrong.numel()} differ by more than {allowed:.3g}"
-        raise AssertionError(f"{what}: {count}\n" + "\n".join(rows))
+        largest = (ours - theirs).abs()[wrong].nan_to_num(nan=float("inf")).max()
+        raise AssertionError(f"{what}: {count}; max error {float(largest):.6g}\n" + "\n".join(rows))
 
 
 def assert_loss_parity(

@@ -198,7 +198,7 @@ def row(name):
         name=name, kind="policy", path="acme_losses:upside_down", summary="turns it round", paper="a note",
         proof="test_acme.py::test_it", needs=("logprobs", "advantages", "mask"),
         parameters={"scale": Parameter(1.0, "how much")},
-        dialects=(Dialect(upstream="acme", params={"scale": 2.0}, source="acme", proof="test_a.py::test_it"),),
+        dialects=(Dialect(upstream="acme", params={"scale": 2.0}, source="a", proof="test_a.py::test_it"),),
     )
 
 
