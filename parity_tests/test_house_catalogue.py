@@ -1,6 +1,7 @@
 """The catalogue says what the kernels do; these tests hold the two together."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import get_plugin_manager, losses
 
 LOSSES = losses()
+NO_REFERENCE = "no reference obtainable: "
 
 
 def row_id(loss: Loss) -> str:
@@ -48,6 +50,31 @@ def test_the_defaults_and_the_dialects_of_a_row_pass_its_own_check(loss: Loss) -
     for dialect in loss.dialects:
         assert loss.check(dialect.params) == dialect.params
         assert choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}").params == dialect.params
+
+
+PROOFS = Path(__file__).parent
+
+
+@over_rows
+def test_a_row_and_its_dialects_name_a_test_that_exists_and_calls_them(loss: Loss) -> None:
+    proofs = [(loss.proof, loss.path.partition(":")[2])]
+    proofs += [(dialect.proof, f"@{dialect.upstream}") for dialect in loss.dialects]
+    for proof, mentioned in proofs:
+        if proof.startswith(NO_REFERENCE):
+            assert len(proof) > len(NO_REFERENCE) + 10  # the reason
+            continue
+        file, _, name = proof.partition("::")
+        source = (PROOFS / file).read_text()
+        assert f"def {name}(" in source, f"{proof} is no test"
+        assert mentioned in source, f"{proof} is in a file that never mentions {mentioned}"
+
+
+@over_rows
+def test_what_has_no_default_has_an_example(loss: Loss) -> None:
+    for name, parameter in loss.parameters.items():
+        if parameter.default is REQUIRED:
+            parameter.check(name, parameter.example)
+            assert parameter.example is not None
 
 
 @pytest.mark.parametrize(

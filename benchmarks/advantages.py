@@ -1,0 +1,69 @@
+"""Group-relative advantages in unsorted groups of 8 to 16, beside verl's and TRL's."""
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+from trl.trainer.utils import nanstd
+from verl.trainer.ppo import core_algos
+
+from benchmarks.timing import THREADS, best_seconds
+from composer_plugins.kernels import advantages
+
+ROWS, GROUP = (4096, 65536), (8, 16)
+LOOPS_GOAL, VECTORISED_GOAL = 20.0, 1.0
+
+
+def batch(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards per token with the outcome at the last, a mask, and the unsorted group of each row."""
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(GROUP[0], GROUP[1] + 1, (rows,), generator=g)
+    ids = torch.repeat_interleave(torch.arange(rows), sizes)[:rows]
+    ids = ids[torch.randperm(rows, generator=g)]
+    token_rewards = torch.zeros(rows, 1)  # one token: what is timed is the grouping
+    token_rewards[:, 0] = torch.rand(rows, generator=g)
+    return token_rewards, torch.ones(rows, 1), ids
+
+
+def trl(rewards: Tensor, size: int) -> Tensor:
+    """TRL's arithmetic, which needs sorted groups of one size."""
+    grouped = rewards.view(-1, size)
+    mean = grouped.nanmean(dim=1).repeat_interleave(size)
+    std = nanstd(grouped, dim=1).repeat_interleave(size)
+    return (rewards - mean) / (std + 1e-4)
+
+
+def table(rows: int) -> Table:
+    """Seconds of each, and how many times slower than ours it is."""
+    rewards, mask, ids = batch(rows)
+    outcome, index = rewards[:, 0], np.array([str(i) for i in ids.tolist()], dtype=object)
+    codes = ids.numpy()
+    rounds = 5 if rows > ROWS[0] else 15
+    pairs = {
+        "grpo": (lambda: advantages.grpo(outcome, ids), "grpo"),
+        "dr_grpo": (lambda: advantages.dr_grpo(outcome, ids), None),
+        "rloo": (lambda: advantages.rloo(outcome, ids), "rloo"),
+        "opo": (lambda: advantages.opo(outcome, ids, mask.sum(-1)), "opo"),
+        "pass_at_k": (lambda: advantages.pass_at_k(outcome, ids), "grpo_passk"),
+    }
+    made = Table(
+        "estimator",
+        "ms",
+        title=f"{rows} rows in unsorted groups of {GROUP[0]} to {GROUP[1]}, {THREADS} threads",
+    )
+    for heading in ("verl's loop", "verl vectorised", "TRL (sorted, equal groups)"):
+        made.add_column(heading, justify="right")
+    for name, (ours, theirs) in pairs.items():
+        functions = {"ours": ours}
+        if theirs:
+            loop = core_algos.get_adv_estimator_fn(theirs)
+            functions["loop"] = lambda loop=loop: loop(rewards, mask, index=index, config={})
+        if name in ("grpo", "rloo"):
+            fast = core_algos.get_adv_estimator_fn(f"{name}_vectorized")
+            functions["vectorised"] = lambda fast=fast: fast(rewards, mask, index=codes)
+        if name == "grpo":
+            functions["trl"] = lambda: trl(outcome, 8)
+        best = best_seconds(functions, rounds)
+        cells = [f"{best[k] / best['ours']:.2f}x" if k in best else "" for k in ("loop", "vectorised", "trl")]
+        made.add_row(name, f"{1000 * best['ours']:.2f}", *cells)
+    return made
