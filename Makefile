@@ -1,4 +1,4 @@
-# Each target makes the environment it needs, pinned by constraints.txt; it needs Python 3.11 or
+# Each target makes the environment it needs, pinned by constraints*.txt; it needs Python 3.11 or
 # newer, make and git. To choose the Python: make test PYTHON=/usr/bin/python3.12
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/nox
@@ -9,9 +9,9 @@ demo: .venv/installed
 	.venv/bin/composer-plugins demo
 
 # Nox writes its own log to stderr: kept aside unless something fails, so that the last lines
-# printed are pytest's summary. One call runs both sessions, the second even if the first fails.
+# printed are pytest's summary. One call runs all of them, the next even if one fails.
 test: .nox/.venv/installed
-	@$(NOX) -s kernels trl 2> .nox/test.log || { cat .nox/test.log >&2; exit 1; }
+	@$(NOX) -s kernels trl verl 2> .nox/test.log || { cat .nox/test.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types

@@ -1,4 +1,4 @@
-"""Every check of this repository, each in an environment of its own, pinned by constraints.txt.
+"""Every check of this repository, each in an environment of its own, pinned by constraints*.txt.
 
 `make test` and `make lint` run these. One alone, with arguments of its own:
 `.nox/.venv/bin/nox -s kernels -- -k ppo`.
@@ -11,23 +11,23 @@ import nox
 
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"  # and so pip: uv does not see a wheel lying on disk
-nox.options.sessions = ["lint", "types", "kernels", "trl"]
+nox.options.sessions = ["lint", "types", "kernels", "trl", "verl"]
 
 
-def install(session: nox.Session, *requirements: str) -> None:
-    """Install under constraints.txt, once for each state of it and of pyproject.toml.
+def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
+    """Install under a constraints file, once for each state of it and of pyproject.toml.
 
     An environment is brought up to date in place: a package that is no longer asked for stays
     until `make clean`. CI starts from nothing, and so sees what a checkout might hide.
     """
     state = hashlib.sha256(" ".join(requirements).encode())
-    for file in ("constraints.txt", "pyproject.toml"):
+    for file in (constraints, "pyproject.toml"):
         state.update(Path(file).read_bytes())
     stamp = Path(session.virtualenv.location, "installed-from")
     if stamp.exists() and stamp.read_text() == state.hexdigest():
         return
     print(f"{session.name}: installing, minutes the first time", flush=True)
-    session.install("-c", "constraints.txt", *requirements)
+    session.install("-c", constraints, *requirements)
     stamp.write_text(state.hexdigest())
 
 
@@ -58,6 +58,13 @@ def trl(session: nox.Session) -> None:
     """Only the tests that need TRL (and peft, which TRL's users add to it)."""
     install(session, "-e", ".[test,trl,demo]", "peft")
     session.run("pytest", "-o", "python_files=test_trl_*.py", *session.posargs)
+
+
+@nox.session
+def verl(session: nox.Session) -> None:
+    """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
+    install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
+    session.run("pytest", "-o", "python_files=test_verl_*.py", *session.posargs)
 
 
 @nox.session

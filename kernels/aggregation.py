@@ -19,6 +19,9 @@ Mode = Literal[
     "seq-mean-token-sum-norm",
 ]
 Count = int | float | Float[Tensor, ""] | Int[Tensor, ""]
+Tokens = Float[Tensor, "*batch tokens"]
+Mask = Bool[Tensor, "*batch tokens"]
+Scalar = Float[Tensor, ""]
 
 
 def aggregate(
@@ -54,24 +57,52 @@ def aggregate(
     |y_i| + 1e-8, (3) verl's default `max_length` is the padded width, which varies by batch.
     Source: verl 0.9.1 trainer/ppo/core_algos.py agg_loss; TRL 1.16 trainer/grpo_trainer.py _compute_loss.
     """
-    token_loss = at_least_float32(token_loss)
-    if mode == "token-sum":
-        return keep(token_loss, mask).sum()
     if mode == "token-mean":
-        return keep(token_loss, mask).sum() / _at_least_one(mask.sum() if num_tokens is None else num_tokens)
+        return token_mean(token_loss, mask, num_tokens=num_tokens)
+    if mode == "token-sum":
+        return token_sum(token_loss, mask)
+    if mode == "seq-mean-token-sum":
+        return seq_mean_token_sum(token_loss, mask, num_sequences=num_sequences)
     if mode == "seq-mean-token-mean":
-        per_sequence = masked_mean(token_loss, mask)
-    elif mode == "seq-mean-token-sum":
-        per_sequence = masked_sum(token_loss, mask)
-    elif mode == "seq-mean-token-sum-norm":
-        if max_length is None:
-            raise ValueError(
-                "mode 'seq-mean-token-sum-norm' divides by a constant length: pass max_length (TRL: "
-                "max_completion_length; verl: loss_scale_factor, or the padded width)"
-            )
-        per_sequence = masked_sum(token_loss, mask) / max_length
-    else:
+        return seq_mean_token_mean(token_loss, mask, num_sequences=num_sequences)
+    if mode != "seq-mean-token-sum-norm":
         raise ValueError(f"unknown aggregation mode {mode!r}; known: {', '.join(Mode.__args__)}")
+    if max_length is None:
+        raise ValueError(
+            "mode 'seq-mean-token-sum-norm' divides by a constant length: pass max_length (TRL: "
+            "max_completion_length; verl: loss_scale_factor, or the padded width)"
+        )
+    return seq_mean_token_sum_norm(token_loss, mask, max_length=max_length, num_sequences=num_sequences)
+
+
+def token_mean(token_loss: Tokens, mask: Mask, *, num_tokens: Count | None = None) -> Scalar:
+    """The sum over live tokens / `num_tokens` (None: the live tokens of this mask): DAPO's."""
+    return token_sum(token_loss, mask) / _at_least_one(mask.sum() if num_tokens is None else num_tokens)
+
+
+def token_sum(token_loss: Tokens, mask: Mask) -> Scalar:
+    """The sum over live tokens: for a caller that divides itself, as PRIME-RL's trainer does."""
+    return keep(at_least_float32(token_loss), mask).sum()
+
+
+def seq_mean_token_sum(token_loss: Tokens, mask: Mask, *, num_sequences: Count | None = None) -> Scalar:
+    """The mean over sequences of a sequence's sum: a long one counts for more."""
+    return _sequence_mean(masked_sum(at_least_float32(token_loss), mask), mask, num_sequences)
+
+
+def seq_mean_token_mean(token_loss: Tokens, mask: Mask, *, num_sequences: Count | None = None) -> Scalar:
+    """The mean over sequences of a sequence's mean: GRPO's paper; a token of a long one counts for less."""
+    return _sequence_mean(masked_mean(at_least_float32(token_loss), mask), mask, num_sequences)
+
+
+def seq_mean_token_sum_norm(
+    token_loss: Tokens, mask: Mask, *, max_length: int | float, num_sequences: Count | None = None
+) -> Scalar:
+    """The mean over sequences of a sequence's sum / `max_length`, a constant: Dr. GRPO's."""
+    return seq_mean_token_sum(token_loss, mask, num_sequences=num_sequences) / max_length
+
+
+def _sequence_mean(per_sequence: Tensor, mask: Mask, num_sequences: Count | None) -> Scalar:
     live_rows = mask.any(-1).sum() if num_sequences is None else num_sequences
     return per_sequence.sum() / _at_least_one(live_rows)
 

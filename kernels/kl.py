@@ -6,49 +6,117 @@ With d_t = log pi(y_t) - log ref(y_t) and y_t drawn from pi, the mean over token
     k2 = d^2 / 2        biased, low variance; its gradient is that of the true reverse KL
     k3 = exp(-d) + d-1  unbiased, low variance, never negative ("low_var_kl")
 
+The gradient of the mean of k1 or k3 is not that of the KL. `k1_plus` and `k3_plus` have their value and
+the gradient of k2; `k3_corrected` weighs k3 by the ratio to the policy that sampled.
 Each is exactly 0 where `mask` is False and is *not* averaged: reduce with `aggregation.aggregate`.
-Kimi's and PRIME-RL's regulariser is tau * d^2, twice k2.
 
 Source: http://joschu.net/blog/kl-approx.html; verl 0.9.1 trainer/ppo/core_algos.py kl_penalty (which
 clamps k3: d to +-20, then the value to +-10); TRL 1.16 grpo_trainer.py (no clamp).
 """
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import below_overflow
-from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.masking import at_least_float32, below_overflow, keep, safe_exp
+from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
+
+Tokens = Float[Tensor, "*batch tokens"]
+Mask = Bool[Tensor, "*batch tokens"]
 
 
-def k1(
-    logprobs: Float[Tensor, "*batch tokens"],
-    ref_logprobs: Float[Tensor, "*batch tokens"],
-    mask: Bool[Tensor, "*batch tokens"],
-) -> Float[Tensor, "*batch tokens"]:
+def k1(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
     """log pi - log ref. Its gradient does not depend on ref: use it in the reward, not in the loss."""
     return log_ratio(logprobs, ref_logprobs, mask)
 
 
-def k2(
-    logprobs: Float[Tensor, "*batch tokens"],
-    ref_logprobs: Float[Tensor, "*batch tokens"],
-    mask: Bool[Tensor, "*batch tokens"],
-) -> Float[Tensor, "*batch tokens"]:
+def k2(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
     """(log pi - log ref)^2 / 2."""
     return log_ratio(logprobs, ref_logprobs, mask).square() / 2
 
 
 def k3(
-    logprobs: Float[Tensor, "*batch tokens"],
-    ref_logprobs: Float[Tensor, "*batch tokens"],
-    mask: Bool[Tensor, "*batch tokens"],
+    logprobs: Tokens,
+    ref_logprobs: Tokens,
+    mask: Mask,
     *,
     log_ratio_clamp: float | None = None,
     value_clamp: float | None = None,
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """ref/pi - 1 - log(ref/pi). verl's is `log_ratio_clamp=20, value_clamp=10`; TRL's has neither."""
     d = log_ratio(logprobs, ref_logprobs, mask, clamp=log_ratio_clamp)
     x = below_overflow(-d)  # both terms: exp alone would leave the gradient of d, away from ref
     value = x.expm1() - x
     return value if value_clamp is None else torch.clamp(value, -value_clamp, value_clamp)
+
+
+def k1_plus(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
+    """The value of k1 with the gradient of k2, which is that of the KL (verl's "k1+")."""
+    return _with_gradient_of_k2(k1(logprobs, ref_logprobs, mask), logprobs, ref_logprobs, mask)
+
+
+def k3_plus(
+    logprobs: Tokens,
+    ref_logprobs: Tokens,
+    mask: Mask,
+    *,
+    log_ratio_clamp: float | None = None,
+    value_clamp: float | None = None,
+) -> Tokens:
+    """The value of k3 with the gradient of k2 (verl's "k3+"); a clamp flattens the value alone."""
+    value = k3(logprobs, ref_logprobs, mask, log_ratio_clamp=log_ratio_clamp, value_clamp=value_clamp)
+    return _with_gradient_of_k2(value, logprobs, ref_logprobs, mask)
+
+
+def absolute(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
+    """|log pi - log ref|: no estimate of the KL, but a penalty of constant slope (verl's "abs")."""
+    return log_ratio(logprobs, ref_logprobs, mask).abs()
+
+
+def squared(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
+    """(log pi - log ref)^2, twice k2: Kimi K2.5's regulariser, and PRIME-RL's with the rollout as ref.
+
+    Source: arXiv 2602.02276 equation 1; PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py.
+    """
+    return log_ratio(logprobs, ref_logprobs, mask).square()
+
+
+def k3_corrected(
+    logprobs: Tokens,
+    old_logprobs: Tokens,
+    ref_logprobs: Tokens,
+    mask: Mask,
+    *,
+    level: Literal["token", "sequence"] = "token",
+) -> Tokens:
+    """r k3 with r = pi / old, both with their gradient: off-policy, it has that of the KL.
+
+    At `level="sequence"` r is the geometric mean over the row, as in GSPO (TRL's
+    importance_sampling_level).
+    Source: arXiv 2512.02556 (DeepSeek-V3.2) section 3.1; TRL 1.16 grpo_trainer.py use_bias_correction_kl.
+    """
+    log_r = log_ratio(logprobs, old_logprobs, mask)
+    if level == "sequence":
+        log_r = sequence_log_ratio(log_r, mask)
+    elif level != "token":
+        raise ValueError(f"level is {level!r}; known: 'token', 'sequence'")
+    return keep(safe_exp(log_r) * k3(logprobs, ref_logprobs, mask), mask)
+
+
+def rewards_less_kl(
+    token_rewards: Tokens, logprobs: Tokens, ref_logprobs: Tokens, mask: Mask, *, kl_weight: float
+) -> Tokens:
+    """r_t - kl_weight (log pi - log ref), detached: the KL in the reward, as PPO for language models has it.
+
+    `logprobs` are those of the policy that sampled. What comes out goes into an estimator of advantages.
+    Source: arXiv 2203.02155; verl 0.9.1 core_algos.py compute_rewards (kl_ratio).
+    """
+    rewards = keep(at_least_float32(token_rewards), mask)
+    return (rewards - kl_weight * k1(logprobs, ref_logprobs, mask)).detach()
+
+
+def _with_gradient_of_k2(value: Tokens, logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
+    gradient = k2(logprobs, ref_logprobs, mask)
+    return value.detach() + (gradient - gradient.detach())

@@ -2,6 +2,9 @@
 
 Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradient), so every function
 here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
+
+Only here does a kernel look at a dtype. `torch.fx.symbolic_trace` has none to show, so the two functions
+that ask for it become one node each of the traced graph.
 """
 
 import math
@@ -9,6 +12,8 @@ import math
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.fx import Proxy
+from torch.overrides import handle_torch_function
 
 # exp() stays this many nats below overflow, so that a saturated ratio times an advantage, summed over
 # a batch, is still finite: exp(78.7) in float32, exp(699.7) in float64.
@@ -17,6 +22,8 @@ EXP_HEADROOM = 10.0
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`x` in float32, or in float64 where it already is: half precision is for storage, not for sums."""
+    if isinstance(x, Proxy):
+        return handle_torch_function(at_least_float32, (x,), x)
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -49,4 +56,6 @@ def safe_exp(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`log_x`, held `EXP_HEADROOM` nats below where exp() overflows."""
+    if isinstance(log_x, Proxy):
+        return handle_torch_function(below_overflow, (log_x,), log_x)
     return log_x.clamp(max=math.log(torch.finfo(log_x.dtype).max) - EXP_HEADROOM)

@@ -13,7 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
-from composer_plugins.kernels.masking import at_least_float32, keep
+from composer_plugins.kernels.divergences import forward_kl
+from composer_plugins.kernels.divergences.fused import entropy
+from composer_plugins.kernels.masking import at_least_float32
 
 Logits = Float[Tensor, "*batch tokens vocab"]
 Scalar = float | Float[Tensor, ""]
@@ -36,20 +38,25 @@ def taid(
     dtype), (2) an empty mask aggregates to 0 (upstream: NaN), (3) an entry that is -inf on one side
     only keeps probability 0 as long as that side has weight.
     """
-    live = mask.unsqueeze(-1)
-    student = keep(at_least_float32(student_logits), live)
-    teacher = keep(at_least_float32(teacher_logits).detach(), live)
-    log_p = torch.log_softmax(_weighted(student.detach(), 1 - t) + _weighted(teacher, t), -1)
-    log_q = torch.log_softmax(student, -1)
-    p = log_p.exp()
-    nothing = p == 0  # 0 log 0 = 0, and so where p underflows
-    cross_entropy = -(p * log_q.masked_fill(nothing, 0.0)).sum(-1)
-    entropy = -(p * log_p.masked_fill(nothing, 0.0)).sum(-1)
-    return TokenLoss(keep(cross_entropy, mask), {"kl": Metric((cross_entropy - entropy).detach(), mask)})
+    target = interpolated_logits(student_logits.detach(), teacher_logits, t)
+    kl = forward_kl(student_logits, target, mask).loss
+    loss = kl + entropy(target, mask, temperature=1.0)
+    return TokenLoss(loss, {"kl": Metric(kl.detach(), mask)})
+
+
+def interpolated_logits(start: Logits, end: Logits, weight: Scalar) -> Logits:
+    """(1 - weight) start + weight end, in float32 at least, without gradient: a teacher between two models.
+
+    TAID's starts at the student. SDPO's trust-region teacher starts at the reference and ends at the
+    student, of whom it takes a small weight. A side without weight forbids nothing: 0 * -inf = 0.
+    """
+    sides = (at_least_float32(start).detach(), 1 - weight), (at_least_float32(end).detach(), weight)
+    first, second = (_weighted(logits, share) for logits, share in sides)
+    return first + second
 
 
 def _weighted(logits: Logits, weight: Scalar) -> Logits:
-    """weight * logits, with 0 * -inf = 0: a side without weight forbids nothing. NaN stays NaN."""
+    """weight * logits, with 0 * -inf = 0. NaN stays NaN."""
     w = torch.as_tensor(weight, dtype=logits.dtype, device=logits.device)
     return torch.where((w == 0) & torch.isneginf(logits), 0.0, w * logits)
 

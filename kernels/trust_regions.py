@@ -4,12 +4,20 @@ All of them work per token and know nothing of padding: the caller masks. A mask
 this token still push", as a detached boolean; a positive advantage is bounded above, any other below.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from composer_plugins.kernels.masking import safe_exp
+
 # Inside the logarithm of 1 - p, which is exactly 0 in float32 for p above 1 - 6e-8 (verl, Stable-RL).
 COMPLEMENT_EPS = 1e-8
+# VESPO takes w^k of no smaller a w than this (its authors and TRL), so that k alone cannot underflow it.
+LOG_WEIGHT_MIN = math.log(1e-8)
+# What lies beyond the top k of a distribution; rounding makes it 0 or less (Stable-RL).
+REST_MIN = 1e-12
 
 
 def clipped_surrogate(
@@ -31,6 +39,43 @@ def clipped_surrogate(
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+
+
+def log_clip(
+    log_ratio: Float[Tensor, "*batch tokens"],
+    advantages: Float[Tensor, "*#batch #tokens"],
+    *,
+    low: float,
+    high: float,
+) -> Float[Tensor, "*batch tokens"]:
+    """GMPO's pessimistic clip, in nats: log r is at most high (A > 0), or at least -low (otherwise)."""
+    return torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+
+
+def soft_gate(
+    ratio: Float[Tensor, "*batch tokens"],
+    advantages: Float[Tensor, "*#batch #tokens"],
+    *,
+    tau_pos: float,
+    tau_neg: float,
+) -> Float[Tensor, "*batch tokens"]:
+    """SAPO: (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A; its slope is 1 where r = 1."""
+    up, down = ((4 / tau) * torch.sigmoid(tau * (ratio - 1)) for tau in (tau_pos, tau_neg))
+    return torch.where(advantages > 0, up, down)
+
+
+def gamma_weight(
+    log_ratio: Float[Tensor, "*batch #tokens"],
+    advantages: Float[Tensor, "*#batch #tokens"],
+    *,
+    pos: tuple[float, float],
+    neg: tuple[float, float],
+) -> Float[Tensor, "*batch tokens"]:
+    """VESPO: phi(w) = w^k exp(lambda (1 - w)), detached, with (k, lambda) `pos` where A >= 0, else `neg`."""
+    log_w = log_ratio.detach()
+    floored, w = log_w.clamp(min=LOG_WEIGHT_MIN), safe_exp(log_w)
+    up, down = (rate * (1 - w) + k * floored for k, rate in (pos, neg))
+    return safe_exp(torch.where(advantages >= 0, up, down))
 
 
 def tv_mask(
@@ -63,4 +108,57 @@ def binary_kl_mask(
     p, q = log_p.exp(), log_q.exp()
     complement = torch.log((1 - q + COMPLEMENT_EPS) / (1 - p + COMPLEMENT_EPS))
     kl = q * (log_q - log_p) + (1 - q) * complement
-    return torch.where(advantages > 0, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
+    return distance_mask(kl, p, q, advantages, low=low, high=high)
+
+
+def distance_mask(
+    distance: Float[Tensor, "*batch tokens"],
+    probs: Float[Tensor, "*batch tokens"],
+    anchor_probs: Float[Tensor, "*batch tokens"],
+    advantages: Float[Tensor, "*#batch #tokens"],
+    *,
+    low: float,
+    high: float,
+) -> Bool[Tensor, "*batch tokens"]:
+    """Keep a token while an unsigned distance is small, or while its probability moves back.
+
+    That is: distance <= high or p <= q (A > 0), distance <= low or p >= q (otherwise).
+    """
+    p, q = probs.detach(), anchor_probs.detach()
+    upwards, downwards = (distance <= high) | (p <= q), (distance <= low) | (p >= q)
+    return torch.where(advantages > 0, upwards, downwards)
+
+
+def ratio_mask(
+    ratio: Float[Tensor, "*batch tokens"],
+    advantages: Float[Tensor, "*#batch #tokens"],
+    *,
+    low: float,
+    high: float,
+) -> Bool[Tensor, "*batch tokens"]:
+    """PPO's clip as a mask: keep a token while r <= 1 + high (A > 0) or r >= 1 - low (otherwise)."""
+    r = ratio.detach()
+    return torch.where(advantages > 0, r <= 1 + high, r >= 1 - low)
+
+
+def rest_bucket_tv(
+    logprobs: Float[Tensor, "*batch tokens k"], anchor_logprobs: Float[Tensor, "*batch tokens k"]
+) -> Float[Tensor, "*batch tokens"]:
+    """Total variation of two distributions known at k entries: the rest of each is one bucket more."""
+    p, q = logprobs.detach().exp(), anchor_logprobs.detach().exp()
+    return ((p - q).abs().sum(-1) + (rest(p) - rest(q)).abs()) / 2
+
+
+def rest_bucket_kl(
+    logprobs: Float[Tensor, "*batch tokens k"], anchor_logprobs: Float[Tensor, "*batch tokens k"]
+) -> Float[Tensor, "*batch tokens"]:
+    """KL(Q || P) in nats over the same k + 1 buckets, Q being the anchor."""
+    log_p, log_q = logprobs.detach(), anchor_logprobs.detach()
+    p, q = log_p.exp(), log_q.exp()
+    explicit = torch.where(q > 0, q * (log_q - log_p), 0.0).sum(-1)  # 0 log 0 = 0
+    return explicit + rest(q) * (rest(q).log() - rest(p).log())
+
+
+def rest(probs: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
+    """The probability beyond the k entries, at least REST_MIN."""
+    return (1 - probs.sum(-1)).clamp(min=REST_MIN)

@@ -52,11 +52,11 @@ def stable_rl(token_loss: Tensor, mask: Tensor, mode: Mode) -> Tensor:
 def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
     """TRL 1.16's loss_type, by its denominator; an empty row counts as a sequence."""
     rows, loss_type = mask.shape[0], case["kwargs"]["loss_type"]
-    if loss_type in {"cispo", "dapo"}:
+    if loss_type in {"cispo", "dapo", "vespo"}:
         return aggregate(token_loss, mask, "token-mean", num_tokens=case["num_items_in_batch"])
     if loss_type == "bnpo":
         return aggregate(token_loss, mask, "token-mean")
-    if loss_type == "grpo":
+    if loss_type in {"grpo", "sapo"}:
         return aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=rows)
     if loss_type == "luspo":
         return aggregate(token_loss, mask, "seq-mean-token-sum", num_sequences=rows)
@@ -64,7 +64,7 @@ def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
         length = case["kwargs"]["max_completion_length"]
         mode = "seq-mean-token-sum-norm"
         return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length)
-    raise ValueError(f"no kernel yet for TRL's {loss_type!r}")
+    raise ValueError(f"unknown loss_type {loss_type!r}")
 
 
 def kernel(kind: Kind, name: str) -> Callable[..., Any]:

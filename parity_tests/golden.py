@@ -29,9 +29,21 @@ def load(name: str) -> tuple[Case, ...]:
     if directory != GOLDEN and not path.exists():
         return ()
     try:
-        return tuple(json.loads(path.read_text())["cases"])
+        record = json.loads(path.read_text())
+        return tuple(record["cases"] if "cases" in record else _without_inputs(record))
     except (ValueError, KeyError, TypeError) as error:
         raise pytest.UsageError(f"{path} is no golden file: {type(error).__name__}: {error}") from None
+
+
+def beside(name: str, key: str) -> tuple[Case, ...]:
+    """What a golden file holds beside its cases; nothing where another directory does not have it."""
+    return tuple(json.loads((directory / f"{name}.json").read_text())[key]) if load(name) else ()
+
+
+def _without_inputs(record: Case) -> list[Case]:
+    """PRIME-RL's files: results of sequences and of packs, whose inputs are in a file of their own."""
+    single = [{"id": f"{r['case']}-{r['fn']}", **r} for r in record["per_sequence"]]
+    return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
 
 
 def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:

@@ -10,12 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.advantages import dr_grpo, grpo, rloo
+from composer_plugins.kernels.advantages import (
+    dr_grpo,
+    gdpo,
+    gpg,
+    grpo,
+    maxrl,
+    opo,
+    pass_at_k,
+    reinforce_pp_baseline,
+    rloo,
+)
 from parity_tests.assertions import assert_parity
 from parity_tests.strategies import grouped_rewards
 
 Estimator = Callable[..., Tensor]
-every_estimator = pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo])
+
+
+def opo_of_equal_lengths(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return opo(rewards, ids, torch.full_like(ids, 7), mask)
+
+
+def gdpo_of_one(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return gdpo(rewards.unsqueeze(1), ids, mask)
+
+
+def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return reinforce_pp_baseline(rewards, ids, None, mask)
+
+
+WITHIN_GROUPS = [grpo, dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
+every_estimator = pytest.mark.parametrize("estimator", [*WITHIN_GROUPS, gdpo_of_one, whitened])
+within_groups = pytest.mark.parametrize("estimator", WITHIN_GROUPS)
 
 
 def mean(xs: list[float]) -> float:
@@ -43,7 +69,30 @@ def scaled(xs: list[float], r: float, deviation: float, eps: float) -> float:
     return (r - mean(xs)) / (deviation + eps) if max(xs) > min(xs) else 0.0
 
 
-ORACLES: list[tuple[Callable[..., Tensor], Callable[..., float]]] = [
+def lengths(rewards: Tensor) -> Tensor:
+    """A length that depends on the reward, so that a loop over rewards alone can find it; up to 5."""
+    return 1 + (10 * rewards.nan_to_num()).round().long() % 5
+
+
+def weighted_mean(xs: list[float]) -> float:
+    weights = [1 + round(10 * x) % 5 for x in xs]
+    return math.fsum(w * x for w, x in zip(weights, xs, strict=True)) / sum(weights)
+
+
+def lead(r: float, xs: list[float]) -> float:
+    if len(xs) == 1 or r < max(xs):
+        return 0.0
+    return r - sorted(xs)[-2]
+
+
+def whitened_loop(centred: Tensor, live: Tensor) -> Tensor:
+    xs = centred[live].tolist()
+    deviation = std(xs, 1) if len(xs) > 1 else 0.0
+    scale = 0.0 if deviation < 1e-12 else 1 / math.sqrt(deviation**2 + 0.01)
+    return torch.where(live, (centred - (mean(xs) if xs else 0.0)) * scale, 0.0)
+
+
+ORACLES: list[tuple[Callable[..., Tensor], Callable[..., float] | None]] = [
     (grpo, lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6)),
     (
         lambda *rows: grpo(*rows, ddof=0, eps=1e-4),
@@ -63,15 +112,31 @@ ORACLES: list[tuple[Callable[..., Tensor], Callable[..., float]]] = [
         lambda *rows: rloo(*rows, singleton="raw"),
         lambda r, xs, _: r - (math.fsum(xs) - r) / (len(xs) - 1) if len(xs) > 1 else r,
     ),
+    (maxrl, lambda r, xs, _: (r - mean(xs)) / mean(xs) if mean(xs) > 1e-12 else 0.0),
+    (lambda *rows: opo(*rows[:2], lengths(rows[0]), rows[2]), lambda r, xs, _: r - weighted_mean(xs)),
+    (
+        lambda *rows: gpg(*rows, f_norm=2.0),
+        lambda r, xs, batch: (r - mean(xs)) * len(batch) / max(1, sum(x != 0 for x in batch)) / 2,
+    ),
+    (pass_at_k, lambda r, xs, _: lead(r, xs)),
+    (
+        lambda *rows: pass_at_k(*rows, scale="group"),
+        lambda r, xs, _: lead(r, xs) / (std(xs, 1) + 1e-6) if lead(r, xs) else 0.0,
+    ),
+    (
+        lambda *rows: reinforce_pp_baseline(*rows[:2], None, rows[2], variance_eps=0.01),
+        None,  # of the whole batch: below
+    ),
 ]
 NAMES = ["grpo", "grpo-ddof0", "grpo-batch", "grpo-raw", "dr_grpo", "rloo", "rloo-raw"]
+NAMES += ["maxrl", "opo", "gpg", "pass_at_k", "pass_at_k-group", "reinforce_pp_baseline"]
 
 
 @pytest.mark.parametrize("kernel, oracle", ORACLES, ids=NAMES)
 @given(grouped=grouped_rewards(), seed=st.integers(0, 99), masked=st.sampled_from([0.0, 0.3, 1.0]))
 def test_advantages_equal_loops(
     kernel: Estimator,
-    oracle: Callable[..., float],
+    oracle: Callable[..., float] | None,
     grouped: tuple[Tensor, Tensor],
     seed: int,
     masked: float,
@@ -81,7 +146,10 @@ def test_advantages_equal_loops(
     # Rewards are tenths: deviations of at least 0.02 divide the rounding of the largest reward.
     largest = 50 * max(1.0, float(rewards.abs().max()))
     unscorable = torch.where(live, rewards, torch.nan)
-    expected = loop(rewards, ids, live, oracle)
+    if oracle is None:
+        expected = whitened_loop(loop(rewards, ids, live, lambda r, xs, _: r - mean(xs)), live)
+    else:
+        expected = loop(rewards, ids, live, oracle)
     assert_parity(kernel(unscorable, ids, live), expected, terms=len(ids), magnitude=largest)
 
 
@@ -155,7 +223,7 @@ def test_masked_rows_count_nowhere_and_get_zero(estimator: Estimator) -> None:
     assert not estimator(rewards, ids, torch.zeros_like(live)).any()
 
 
-@every_estimator
+@within_groups
 def test_nan_reward_of_a_live_row_poisons_its_own_group_only(estimator: Estimator) -> None:
     rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
     assert estimator(rewards, ids).isnan().tolist() == [True, True, False, False]
@@ -181,8 +249,43 @@ def without_annotation_checks() -> Iterator[None]:
 @pytest.mark.usefixtures("without_annotation_checks")
 def test_unknown_choices_are_errors_that_list_the_known() -> None:
     rewards, ids = torch.ones(2), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(ValueError, match="'group', 'batch'"):
-        grpo(rewards, ids, scale="none")
+    with pytest.raises(ValueError, match="'group', 'batch', 'none'"):
+        grpo(rewards, ids, scale="rows")
+    with pytest.raises(ValueError, match="'group', 'none'"):
+        pass_at_k(rewards, ids, scale="batch")
     for estimator in (grpo, rloo):
         with pytest.raises(ValueError, match="'zero', 'raw'"):
             estimator(rewards, ids, singleton="nan")
+
+
+@every_estimator
+def test_no_rows_give_no_advantages(estimator: Estimator) -> None:
+    assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+@pytest.mark.parametrize("estimator", [gdpo_of_one, whitened])
+def test_nan_reward_of_a_live_row_poisons_the_whole_batch_where_the_batch_is_whitened(
+    estimator: Estimator,
+) -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    assert estimator(rewards, ids).isnan().all()
+
+
+def test_opo_of_a_group_without_a_live_token_takes_the_plain_mean() -> None:
+    rewards = torch.tensor([1.0, 2.0, 6.0])
+    ours = opo(rewards, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long))
+    assert ours.tolist() == [-2.0, -1.0, 3.0]
+
+
+def test_maxrl_of_a_group_without_a_success_is_zero() -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    assert maxrl(torch.tensor([0.0, 0.0, -1.0, 0.5]), ids).tolist() == [0.0] * 4
+    assert maxrl(torch.tensor([0.0, 1.0, 1.0, 1.0]), ids).tolist() == [-1.0, 1.0, 0.0, 0.0]
+
+
+@every_estimator
+def test_half_precision_rewards_get_what_their_float32_values_do(estimator: Estimator) -> None:
+    rewards, ids = torch.tensor([0.1, 0.7, 0.7, 0.3, 0.2]), torch.tensor([3, 3, 3, -1, -1])
+    for dtype in (torch.float16, torch.bfloat16):
+        half = rewards.to(dtype)
+        assert torch.equal(estimator(half, ids), estimator(half.float(), ids))

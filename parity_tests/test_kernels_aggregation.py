@@ -9,16 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.catalogue import of_kind
+from composer_plugins.kernels.aggregation import (
+    Mode,
+    aggregate,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    token_mean,
+    token_sum,
+)
+from composer_plugins.plugins import losses
 from parity_tests import dialects, golden
 from parity_tests.assertions import assert_loss_parity, assert_parity
-from parity_tests.golden import Case, case_id
+from parity_tests.golden import Case, claim
 from parity_tests.strategies import token_batches, with_junk
 
 MODES = Mode.__args__
-VERL = golden.load("verl_agg_loss")
-FINITE = [case for case in VERL if case["loss"] != "nan"]
-NAN = [case for case in VERL if case["loss"] == "nan"]
 LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row
 
 
@@ -26,18 +33,18 @@ def verl_inputs(case: Case) -> tuple[Tensor, Tensor]:
     return golden.tensor(case["loss_mat"]).requires_grad_(), golden.tensor(case["loss_mask"]).bool()
 
 
-@pytest.mark.parametrize("case", FINITE, ids=case_id)
+@claim("verl_agg_loss", lambda case: case["loss"] != "nan")
 def test_aggregate_equals_verl(case: Case) -> None:
     x, mask = verl_inputs(case)
     # An empty batch is recorded without a gradient: there was nothing to differentiate.
     gradient = golden.tensor(case["grad"]) if "grad" in case else torch.zeros_like(x)
     token_loss = x * 1
-    loss = dialects.verl(token_loss, mask, case["mode"], **case["kwargs"])
+    loss = by_row(f"{case['mode']}@verl", token_loss, mask, case["kwargs"])
     theirs = golden.tensor(case["loss"])
     assert_loss_parity(loss, token_loss, x, theirs=theirs, their_gradient=gradient)
 
 
-@pytest.mark.parametrize("case", NAN, ids=case_id)
+@claim("verl_agg_loss", lambda case: case["loss"] == "nan")
 def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
     x, mask = verl_inputs(case)
     loss = dialects.verl(x, mask, case["mode"], **case["kwargs"])
@@ -46,8 +53,77 @@ def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
     assert not x.grad.any()
 
 
+def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int]) -> Tensor:
+    """A dialect's row, with the counts that upstream takes from the batch, and verl's length of n + 1e-8."""
+    row = of_kind(losses(), "aggregation")[name.partition("@")[0]]
+    dialect = row.dialect(name.partition("@")[2])
+    facts = {"rows": mask.shape[0], "width": mask.shape[-1]}
+    params = dict(dialect.params) | {n: facts[fact] for n, fact in dialect.counts.items()}
+    passed = {
+        "num_tokens": kwargs.get("batch_num_tokens"),
+        "num_sequences": kwargs.get("global_batch_size"),
+        "max_length": kwargs.get("loss_scale_factor"),
+    }
+    params |= {n: count for n, count in passed.items() if count is not None and n in row.parameters}
+    if name == "seq-mean-token-mean@verl":
+        lengths = mask.sum(-1, keepdim=True).to(torch.float64)
+        token_loss = token_loss * (lengths / (lengths + dialects.VERL_LENGTH_EPS))
+    return kwargs.get("dp_size", 1) * row.kernel()(token_loss, mask, **params)
+
+
+@given(batch=token_batches())
+def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
+    """TRL's `_compute_loss` as written; rows without a live token count as sequences."""
+    x, mask = batch["logprobs"], batch["mask"]
+    size, total = len(x), (x * mask).sum()
+    written = {
+        "token-mean": total / mask.sum().clamp(min=1.0),  # bnpo; dapo with the whole batch's count
+        "seq-mean-token-mean": ((x * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(),
+        "seq-mean-token-sum": (x * mask).sum(-1).mean(),
+        "seq-mean-token-sum-norm": total / (size * 512),
+    }
+    for mode, theirs in written.items():
+        ours = by_row(f"{mode}@trl", with_junk(x, mask), mask, {})
+        assert_parity(ours, theirs, terms=x.numel(), magnitude=float(x.abs().max()))
+    dapo = by_row("token-mean@trl", x, mask, {"batch_num_tokens": 40})
+    assert_parity(dapo, total / 40, terms=x.numel(), magnitude=float(x.abs().max()))
+
+
+@given(batch=token_batches())
+def test_verl_before_0_9_does_not_divide_its_norm_by_sequences(batch: dict[str, Tensor]) -> None:
+    """verl's agg_loss of 2026-01 as written: the sum over rows, over the padded width."""
+    x, mask = batch["logprobs"], batch["mask"]
+    older = by_row("seq-mean-token-sum-norm@verl<0.9", with_junk(x, mask), mask, {})
+    assert_parity(older, (x * mask).sum() / x.shape[-1], terms=x.numel(), magnitude=float(x.abs().max()))
+    now = by_row("seq-mean-token-sum-norm@verl", x, mask, {})
+    live = max(1, int(mask.any(-1).sum()))
+    assert_parity(older, now * live, terms=x.numel(), magnitude=live * float(x.abs().max()))
+
+
+@given(batch=token_batches())
+def test_a_mode_by_its_own_name_is_that_of_aggregate(batch: dict[str, Tensor]) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    rows = of_kind(losses(), "aggregation")
+    assert tuple(sorted(rows)) == tuple(sorted(MODES))
+    for mode, row in rows.items():
+        length = {"max_length": LENGTH} if "max_length" in row.parameters else {}
+        kernel = row.kernel()
+        assert kernel in {
+            token_mean,
+            token_sum,
+            seq_mean_token_mean,
+            seq_mean_token_sum,
+            seq_mean_token_sum_norm,
+        }
+        assert torch.equal(kernel(x, mask, **length), aggregate(x, mask, mode, max_length=LENGTH))
+
+
 def test_verl_adds_1e_8_to_a_row_length_and_we_do_not() -> None:
-    cases = [c for c in FINITE if c["mode"] == "seq-mean-token-mean" and not c["kwargs"]]
+    cases = [
+        c
+        for c in golden.load("verl_agg_loss")
+        if c["loss"] != "nan" and c["mode"] == "seq-mean-token-mean" and not c["kwargs"]
+    ]
     for case in cases:
         ours = aggregate(*verl_inputs(case), case["mode"]).detach()
         relative = float(abs(ours / golden.tensor(case["loss"]) - 1))

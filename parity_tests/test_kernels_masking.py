@@ -1,5 +1,6 @@
 """Masking: what is masked has no influence, whatever it holds; saturation instead of overflow."""
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from composer_plugins.kernels.masking import (
     at_least_float32,
+    below_overflow,
     keep,
     masked_mean,
     masked_sum,
@@ -91,3 +93,18 @@ def test_exp_is_exact_up_to_its_limit() -> None:
     ours = safe_exp(torch.tensor(values, dtype=torch.float64))
     for one, value in zip(ours, values, strict=True):
         assert_parity(one, ours.new_tensor(math.exp(value)), terms=1)
+
+
+@pytest.mark.parametrize("function", [at_least_float32, below_overflow])
+def test_what_reads_a_dtype_is_one_node_of_a_traced_graph(function: Callable[[Tensor], Tensor]) -> None:
+    unchecked = inspect.unwrap(function)  # as users call it: jaxtyping would refuse fx's proxy
+    graph = torch.fx.symbolic_trace(lambda x: unchecked(x))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x = torch.tensor([1.0, 80.0, 1e4], dtype=dtype)
+        assert torch.equal(graph(x), function(x))
+
+
+def test_rows_without_any_token_have_mean_zero() -> None:
+    x = torch.zeros(2, 0, requires_grad=True)
+    assert masked_mean(x, torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0.0, 0.0]

@@ -1,6 +1,7 @@
 """What every policy loss promises: masking, cuts, NaN, overflow, precision; and how they relate."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,15 @@ def with_settings(kernel: Kernel, **settings: float) -> Kernel:
     return loss
 
 
+def without_anchor(kernel: Kernel) -> Kernel:
+    """The kernel of an on-policy loss, called as the others are."""
+
+    def loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+        return kernel(logprobs, advantages, mask)
+
+    return loss
+
+
 SETTINGS: dict[str, Kernel] = {
     "grpo": with_settings(policy.grpo),
     "grpo-verl": with_settings(policy.grpo, dual_clip=3.0, log_ratio_clamp=20.0),
@@ -38,13 +48,31 @@ SETTINGS: dict[str, Kernel] = {
     "gspo_token-verl": with_settings(policy.gspo_token, log_ratio_cap=10.0),
     "cispo": with_settings(policy.cispo),
     "cispo-verl": with_settings(policy.cispo, clip_low=0.2, log_ratio_clamp=20.0),
+    "ppo": with_settings(policy.ppo),
+    "luspo": with_settings(policy.luspo),
+    "gmpo": with_settings(policy.gmpo),
+    "sapo": with_settings(policy.sapo),
+    "sapo-verl": with_settings(policy.sapo, log_ratio_clamp=20.0),
+    "kimi": with_settings(policy.kimi, ratio_low=0.5, ratio_high=2.0, tau=1e-3),
+    "vespo": with_settings(policy.vespo),
+    "dro": with_settings(policy.dro, beta=0.05),
+    "importance_sampling": with_settings(policy.importance_sampling),
+    "reinforce": without_anchor(policy.reinforce),
+    "rloo": without_anchor(policy.rloo),
+    "gpg": without_anchor(policy.gpg),
     "dppo_tv": with_settings(policy.dppo_tv),
     "dppo_tv-verl": with_settings(policy.dppo_tv, ratio_cap=3.0, log_ratio_clamp=20.0),
     "dppo_kl": with_settings(policy.dppo_kl),
     "dppo_kl-verl": with_settings(policy.dppo_kl, ratio_cap=3.0, log_ratio_clamp=20.0),
 }
 every_loss = pytest.mark.parametrize("loss", SETTINGS.values(), ids=SETTINGS.keys())
-few = settings(max_examples=30)  # there are fifteen losses
+few = settings(max_examples=12)  # there are many losses
+ON_POLICY = {"reinforce", "rloo", "gpg"}
+anchored = pytest.mark.parametrize(
+    "loss",
+    [SETTINGS[n] for n in SETTINGS if n not in ON_POLICY],
+    ids=[n for n in SETTINGS if n not in ON_POLICY],
+)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 Batch = dict[str, Tensor]
@@ -114,10 +142,21 @@ def test_packed_padded_and_nested_batches_are_the_same_call(loss: Kernel, batch:
 
 
 @every_loss
-@pytest.mark.parametrize("name", ["logprobs", "old_logprobs", "advantages"])
+@pytest.mark.parametrize("name", ["logprobs", "advantages"])
 @few
 @given(batch=token_batches())
 def test_nan_in_a_live_token_stays_nan(loss: Kernel, name: str, batch: Batch) -> None:
+    assert_nan_stays(loss, name, batch)
+
+
+@anchored
+@few
+@given(batch=token_batches())
+def test_nan_in_a_live_token_of_the_anchor_stays_nan(loss: Kernel, batch: Batch) -> None:
+    assert_nan_stays(loss, "old_logprobs", batch)
+
+
+def assert_nan_stays(loss: Kernel, name: str, batch: Batch) -> None:
     batch = over_tokens(batch)
     batch["mask"][0, 0] = True
     batch[name] = batch[name].clone()
@@ -218,6 +257,67 @@ def test_dapo_and_dr_grpo_are_grpo_with_their_parameters(batch: Batch) -> None:
 
 @few
 @given(batch=token_batches())
+def test_ppo_and_grpo_are_one_loss_and_so_are_gspo_and_luspo(batch: Batch) -> None:
+    for chosen in ({}, {"dual_clip": 1.5}, {"ratio_cap": 1.1}, {"log_ratio_clamp": 0.1}):
+        ppo = policy.ppo(**batch, **chosen).loss
+        for loss in (policy.grpo, policy.dr_grpo, partial(policy.dapo, clip_high=0.2)):
+            assert torch.equal(loss(**batch, **chosen).loss, ppo)
+    clips = {"clip_low": 0.1, "clip_high": 0.2, "ratio_cap": 1.1}
+    assert torch.equal(policy.luspo(**batch, **clips).loss, policy.gspo(**batch, **clips).loss)
+
+
+@few
+@given(batch=token_batches(), seed=st.integers(0, 1000))
+def test_corrections_enter_vespo_as_if_the_anchor_had_moved(batch: Batch, seed: int) -> None:
+    mask, g = batch["mask"], torch.Generator().manual_seed(seed)
+    logs = 0.1 * torch.randn(mask.shape, generator=g, dtype=torch.float64)
+    ours = policy.vespo(**batch, log_weights=with_junk(logs, mask))
+    moved = policy.vespo(**batch | {"old_logprobs": batch["old_logprobs"] - logs})
+    # log w is a sum; phi is steepest in it near exp(-lambda w), w at most 20 before it is 0
+    scale = {"terms": 100 * mask.shape[-1]}
+    assert_parity(ours.loss, moved.loss, **scale)
+    dead = policy.vespo(**batch, log_weights=torch.where(mask, -torch.inf, 0.0).double())
+    assert dead.loss.isfinite().all()  # a correction of 0 is taken as e^-20
+
+
+@few
+@given(batch=token_batches())
+def test_vespo_weighs_an_on_policy_sequence_by_one(batch: Batch) -> None:
+    on_policy = batch | {"old_logprobs": batch["logprobs"]}
+    assert torch.equal(policy.vespo(**on_policy).loss, policy.reinforce(*on_policy_inputs(batch)).loss)
+
+
+def on_policy_inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """What a loss without an anchor takes."""
+    return batch["logprobs"], batch["advantages"], batch["mask"]
+
+
+@few
+@given(batch=token_batches())
+def test_gmpo_with_endless_clips_is_gspo_with_endless_clips(batch: Batch) -> None:
+    gspo = policy.gspo(**batch, clip_low=1.0, clip_high=1e9).loss
+    assert_parity(policy.gmpo(**batch, clip_low=1e9, clip_high=1e9).loss, gspo, terms=1)
+
+
+def test_gmpo_clips_before_the_mean_and_gspo_after() -> None:
+    # One far token among four: +2 nats is 0.4 after the clip, so the mean is 0.1 and not 0.5.
+    old, mask = torch.zeros(1, 4, dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool)
+    logprobs = torch.tensor([[2.0, 0.0, 0.0, 0.0]], dtype=torch.float64) - 3
+    ours = policy.gmpo(logprobs, old - 3, torch.ones(1, 1, dtype=torch.float64), mask).loss
+    assert_parity(ours, -torch.full((1, 4), 0.1, dtype=torch.float64).exp(), terms=4)
+
+
+@few
+@given(batch=token_batches())
+def test_kimi_clips_whatever_the_sign_of_the_advantage(batch: Batch) -> None:
+    ours = with_settings(policy.kimi, ratio_low=0.8, ratio_high=1.2, tau=0.0)
+    ratio, mask = ours(**batch).metrics["ratio"].value, batch["mask"]
+    outside = mask & ((ratio < 0.8) | (ratio > 1.2))
+    assert not gradient_of(ours, batch)[outside].any()
+
+
+@few
+@given(batch=token_batches())
 def test_gspo_and_gspo_token_agree_for_advantages_per_sequence(batch: Batch) -> None:
     def reduced(loss: Kernel) -> tuple[Tensor, Tensor]:
         x = batch["logprobs"].detach().requires_grad_()
@@ -238,7 +338,7 @@ def test_dppo_in_an_endless_region_is_cispo(batch: Batch) -> None:
     assert torch.equal(tv(**batch).loss, cispo) and torch.equal(kl(**batch).loss, cispo)
 
 
-@pytest.mark.parametrize("loss", [policy.grpo, policy.gspo, SETTINGS["grpo-verl"]])
+@pytest.mark.parametrize("loss", [policy.grpo, policy.gspo, policy.sapo, policy.gmpo, SETTINGS["grpo-verl"]])
 def test_gradient_is_that_of_the_value(loss: Kernel) -> None:
     # Only losses without a detached weight; the seed keeps every ratio away from the clips' kinks.
     g = torch.Generator().manual_seed(3)

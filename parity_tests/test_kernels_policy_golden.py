@@ -1,6 +1,6 @@
-"""Policy losses against verl, Stable-RL and oat as recorded: value, gradient and metrics.
+"""Policy losses against verl, oat, GMPO's and VESPO's authors as recorded: value, gradient, metrics.
 
-Not covered, by parameter: Stable-RL's `ppo` and `ppo_recompute`, a ratio mask on a score-form loss.
+Every kernel is called through its catalogue row, so that a dialect is proven with the loss.
 """
 
 from collections.abc import Callable
@@ -12,161 +12,143 @@ from torch import Tensor
 
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from parity_tests import dialects, golden
 from parity_tests.assertions import assert_loss_parity, assert_parity
-from parity_tests.golden import Case, case_id
-
-STABLE_RL = [
-    case for case in golden.load("dppo_stable_rl") if case["loss_mode"] not in {"ppo", "ppo_recompute"}
-]
-OAT = golden.load("drgrpo_loss")
+from parity_tests.dialects import VERL_LENGTH_EPS
+from parity_tests.golden import Case, claim
+from parity_tests.recorded import assert_equals, assert_equals_verl, batch
 
 
-def over_verl(name: str) -> Callable[..., Any]:
-    """Run a test on every case of one of verl's recorded policy losses."""
-    return pytest.mark.parametrize("case", golden.load(f"verl_policy_{name}"), ids=case_id)
+def loss_of(name: str) -> Callable[..., Any]:
+    return dialects.kernel("policy", name)
 
 
-def batch(case: Case, anchor: str = "old_log_prob") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logprobs, the policy they are compared with, advantages, mask."""
-    logprobs = golden.tensor(case["log_prob"]).requires_grad_()
-    mask = golden.tensor(case["response_mask"]).bool()
-    return logprobs, golden.tensor(case[anchor]), golden.tensor(case["advantages"]), mask
+def clips(case: Case) -> dict[str, float]:
+    theirs = case["kwargs"]
+    return {"clip_low": theirs["clip_ratio_low"], "clip_high": theirs["clip_ratio_high"]}
 
 
-def assert_equals_verl(case: Case, ours: TokenLoss, logprobs: Tensor, *clipped: str) -> None:
-    """The reduced loss, its gradient, and the fraction of tokens that verl logs as clipped."""
-    mask = golden.tensor(case["response_mask"]).bool()
-    token_loss = ours.loss
-    if case["rollout_is_weights"] is not None:
-        token_loss = token_loss * golden.tensor(case["rollout_is_weights"])
-    loss = dialects.verl(token_loss, mask, case["loss_agg_mode"])
-    assert_loss_parity(
-        loss,
-        token_loss,
-        logprobs,
-        theirs=golden.tensor(case["loss"]),
-        their_gradient=golden.tensor(case["grad_log_prob"]),
-    )
-    fraction = sum(aggregate(ours.metrics[name].value, mask, "token-mean") for name in clipped)
-    recorded = torch.tensor(case["metrics"]["actor/pg_clipfrac"])
-    assert_parity(fraction, recorded, terms=1, dtype=torch.float32, magnitude=1.0)
-
-
-@over_verl("vanilla")
-def test_grpo_equals_verl_vanilla(case: Case) -> None:
-    inputs, theirs = batch(case), case["kwargs"]
-    ours = policy.grpo(
-        *inputs,
-        clip_low=theirs["clip_ratio_low"],
-        clip_high=theirs["clip_ratio_high"],
-        dual_clip=theirs["clip_ratio_c"],
-        log_ratio_clamp=20.0,
-    )
+@claim("verl_policy_vanilla")
+@pytest.mark.parametrize("name", ["ppo@verl", "grpo@verl", "dapo@verl", "dr_grpo@verl"])
+def test_clipped_losses_equal_verl_vanilla(name: str, case: Case) -> None:
+    inputs = batch(case)
+    ours = loss_of(name)(*inputs, **clips(case), dual_clip=case["kwargs"]["clip_ratio_c"])
     assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
 
 
-@over_verl("gspo")
-def test_gspo_token_equals_verl_gspo(case: Case) -> None:
-    inputs, theirs = batch(case), case["kwargs"]
-    ours = policy.gspo_token(
-        *inputs,
-        clip_low=theirs["clip_ratio_low"],
-        clip_high=theirs["clip_ratio_high"],
-        log_ratio_cap=10.0,
-    )
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+def same_numbers(name: str, case: Case) -> bool:
+    """Whether a recording was made with the very numbers of a dialect."""
+    row = loss_of(name).keywords
+    wanted = {**clips(case), "dual_clip": case["kwargs"]["clip_ratio_c"], "log_ratio_clamp": 20.0}
+    return bool(row == wanted)
 
 
-@over_verl("cispo")
-def test_cispo_equals_verl(case: Case) -> None:
-    inputs, theirs = batch(case), case["kwargs"]
-    ours = policy.cispo(
-        *inputs,
-        clip_low=theirs["clip_ratio_low"],
-        clip_high=theirs["clip_ratio_high"],
-        log_ratio_clamp=20.0,
-    )
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
-
-
-@over_verl("dppo_tv")
-def test_dppo_tv_equals_verl(case: Case) -> None:
-    inputs, theirs = batch(case), case["kwargs"]
-    ours = policy.dppo_tv(
-        *inputs,
-        tv_low=theirs["clip_ratio_low"],
-        tv_high=theirs["clip_ratio_high"],
-        ratio_cap=theirs["clip_ratio_c"],
-        log_ratio_clamp=20.0,
-    )
-    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high")
-
-
-@over_verl("dppo_kl")
-def test_dppo_kl_equals_verl(case: Case) -> None:
-    inputs, theirs = batch(case), case["kwargs"]
-    ours = policy.dppo_kl(
-        *inputs,
-        kl_low=theirs["clip_ratio_low"],
-        kl_high=theirs["clip_ratio_high"],
-        ratio_cap=theirs["clip_ratio_c"],
-        log_ratio_clamp=20.0,
-    )
-    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high")
-
-
-def stable_rl(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
-    mode, cap = case["loss_mode"], case["clip_ratio_c"]
-    low, high = case["clip_low"], case["clip_high"]
-    # Official DPPO compares with the rollout policy; `_recompute` moves the region, not the ratio.
-    region = golden.tensor(case["old_log_prob"]) if mode.endswith("_recompute") else None
-    # Of the log ratio it clamps only the top, at 20: beyond what any cap here leaves of the ratio.
-    common = {"ratio_cap": cap, "region_logprobs": region}
-    if mode.startswith("dppo_binary_tv"):
-        return policy.dppo_tv(*inputs, tv_low=low, tv_high=high, **common).loss
-    if mode.startswith("dppo_binary_kl"):
-        return policy.dppo_kl(*inputs, kl_low=low, kl_high=high, **common).loss
-    assert mode == "pg_no_mask" and cap < 1e8
-    return policy.cispo(*inputs, clip_high=cap - 1).loss
-
-
-@pytest.mark.parametrize("case", STABLE_RL, ids=lambda c: f"{case_id(c)}-{c['loss_mode']}")
-def test_dppo_equals_stable_rl(case: Case) -> None:
-    inputs = batch(case, "rollout_log_prob")
-    token_loss = stable_rl(case, inputs)
-    assert_loss_parity(
-        dialects.stable_rl(token_loss, inputs[3], case["loss_agg_mode"]),
-        token_loss,
-        inputs[0],
-        theirs=golden.tensor(case["loss"]),
-        their_gradient=golden.tensor(case["grad_log_prob"]),
-    )
-
-
-def test_stable_rl_does_not_divide_its_norm_by_sequences_and_verl_does() -> None:
-    cases = [c for c in STABLE_RL if c["loss_agg_mode"] == "seq-mean-token-sum-norm"]
+@pytest.mark.parametrize("name", ["ppo@verl", "grpo@verl", "dapo@verl", "dr_grpo@verl"])
+def test_a_row_alone_reproduces_the_recordings_made_with_its_numbers(name: str) -> None:
+    cases = [case for case in golden.load("verl_policy_vanilla") if same_numbers(name, case)]
+    assert cases or golden.directory != golden.GOLDEN
     for case in cases:
-        inputs = batch(case, "rollout_log_prob")
-        loss = dialects.verl(stable_rl(case, inputs), inputs[3], case["loss_agg_mode"])
-        rows = int(inputs[3].any(-1).sum())
-        assert float(loss.detach()) * rows == pytest.approx(case["loss"], rel=1e-9) != 0
-        assert rows > 1
+        inputs = batch(case)
+        assert_equals_verl(case, loss_of(name)(*inputs), inputs[0], "clip_low", "clip_high")
 
 
-@pytest.mark.parametrize("case", OAT, ids=lambda c: f"{case_id(c)}-{c['critic_type']}")
+@claim("verl_policy_gspo")
+def test_gspo_token_equals_verl_gspo(case: Case) -> None:
+    inputs = batch(case)
+    ours = loss_of("gspo_token@verl")(*inputs, **clips(case))
+    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+
+
+@claim("verl_policy_cispo")
+def test_cispo_equals_verl(case: Case) -> None:
+    inputs = batch(case)
+    ours = loss_of("cispo@verl")(*inputs, **clips(case))
+    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+
+
+@claim("verl_policy_sapo")
+def test_sapo_equals_verl(case: Case) -> None:
+    inputs = batch(case)
+    ours = loss_of("sapo@verl")(*inputs, **case["kwargs"])
+    # Whatever loss_agg_mode says: upstream takes this one.
+    assert_equals_verl(case | {"loss_agg_mode": "seq-mean-token-mean"}, ours, inputs[0])
+
+
+@claim("verl_policy_gpg")
+@pytest.mark.parametrize("name", ["gpg@verl", "reinforce", "rloo"])
+def test_gpg_equals_verl(name: str, case: Case) -> None:
+    logprobs, _, advantages, mask = batch(case)
+    assert_equals_verl(case, loss_of(name)(logprobs, advantages, mask), logprobs)
+
+
+@claim("verl_policy_dro")
+def test_dro_equals_verl(case: Case) -> None:
+    inputs = batch(case)
+    ours = policy.dro(*inputs, beta=case["kwargs"]["policy_loss"]["dro_beta"])
+    assert_equals_verl(case, ours, inputs[0])
+    drift = aggregate(ours.metrics["log_ratio"].value, inputs[3], "token-mean")
+    recorded = torch.tensor(-case["metrics"]["actor/ppo_kl"], dtype=torch.float64)
+    n = inputs[3].sum().double()  # verl's masked mean divides by n + 1e-8
+    magnitude = float(ours.metrics["log_ratio"].value.abs().max())
+    assert_parity(drift * (n / (n + VERL_LENGTH_EPS)), recorded, terms=int(n), magnitude=magnitude)
+
+
+def with_verl_lengths(case: Case, loss: Tensor, ratio: Tensor, mask: Tensor) -> Tensor:
+    """GMPO's loss per token were a row n + 1e-8 long: -A s becomes -A f s^f, f = n / (n + 1e-8)."""
+    n = mask.sum(-1, keepdim=True).to(torch.float64)
+    f = n / (n + VERL_LENGTH_EPS)
+    # s^f / s is a constant of both: the factor f that it adds to the slope is put in by hand.
+    shrunk = f * ratio ** (f - 1) * (f * loss + (1 - f) * loss.detach())
+    weights = case["rollout_is_weights"]
+    if weights is None:
+        return shrunk
+    log_weights = torch.where(mask, (golden.tensor(weights) + 1e-10).log(), 0.0)
+    return shrunk * (log_weights.sum(-1, keepdim=True) / (n + VERL_LENGTH_EPS)).exp()
+
+
+@claim("verl_policy_geo_mean")
+def test_gmpo_equals_verl_geo_mean(case: Case) -> None:
+    inputs = batch(case)
+    mask = inputs[3]
+    ours = loss_of("gmpo@verl")(*inputs, **clips(case))
+    token_loss = with_verl_lengths(case, ours.loss, ours.metrics["ratio"].value, mask)
+    rows = mask.shape[0]  # empty ones too
+    loss = aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=rows)
+    assert_equals(case, loss, token_loss, inputs[0])
+
+
+@claim("gmpo_official")
+def test_gmpo_equals_its_authors(case: Case) -> None:
+    logprobs, _, _, mask = inputs = batch(case | {"advantages": case["advantage"]})
+    # Upstream's bounds are a float32 tensor.
+    bound = float(torch.tensor(case["cliprange"], dtype=torch.float32))
+    token_loss = loss_of("gmpo@gmpo")(*inputs, clip_low=bound, clip_high=bound).loss
+    loss = aggregate(token_loss, mask, "seq-mean-token-mean")
+    assert_equals(case, loss, token_loss, logprobs)
+
+
+@claim("vespo")
+def test_vespo_equals_its_authors(case: Case) -> None:
+    inputs = batch(case)
+    weights = case["rollout_is_weights"]
+    logs = None if weights is None else golden.tensor(weights).clamp(min=1e-8).log()
+    token_loss = loss_of("vespo@vespo")(*inputs, log_weights=logs, **case["kwargs"]).loss
+    loss = dialects.verl(token_loss, inputs[3], case["loss_agg_mode"])
+    assert_equals(case, loss, token_loss, inputs[0])
+
+
+@claim("drgrpo_loss")
 def test_grpo_and_dr_grpo_equal_oat(case: Case) -> None:
     inputs, clip = batch(case), case["cliprange"]
-    rows = len(inputs[0])
+    rows = {"num_sequences": inputs[0].shape[0]}
     if case["critic_type"] == "grpo":
-        token_loss = policy.grpo(*inputs, clip_low=clip, clip_high=clip).loss
-        loss = aggregate(token_loss, inputs[3], "seq-mean-token-mean", num_sequences=rows)
+        token_loss = loss_of("grpo@oat")(*inputs, clip_low=clip, clip_high=clip).loss
+        loss = aggregate(token_loss, inputs[3], "seq-mean-token-mean", **rows)
     else:
-        token_loss = policy.dr_grpo(*inputs, clip_low=clip, clip_high=clip).loss
+        assert case["critic_type"] == "drgrpo"
+        token_loss = loss_of("dr_grpo@oat")(*inputs, clip_low=clip, clip_high=clip).loss
         length = case["constant_normalizer"]
-        mode = "seq-mean-token-sum-norm"
-        loss = aggregate(token_loss, inputs[3], mode, num_sequences=rows, max_length=length)
+        loss = aggregate(token_loss, inputs[3], "seq-mean-token-sum-norm", max_length=length, **rows)
     assert_loss_parity(
         loss,
         token_loss,
@@ -174,3 +156,19 @@ def test_grpo_and_dr_grpo_equal_oat(case: Case) -> None:
         theirs=golden.tensor(case["loss"]),
         their_gradient=golden.tensor(case["grad_log_prob"]),
     )
+
+
+def test_verl_counts_a_row_without_a_live_token_in_gmpos_mean_and_we_do_not() -> None:
+    cases = [
+        c
+        for c in golden.load("verl_policy_geo_mean")
+        if [0] * len(c["response_mask"][0]) in c["response_mask"]
+    ]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = batch(case)
+        token_loss = loss_of("gmpo@verl")(*inputs, **clips(case)).loss
+        loss = float(aggregate(token_loss, inputs[3], "seq-mean-token-mean").detach())
+        live = int(inputs[3].any(-1).sum())
+        assert loss * live / len(inputs[3]) == pytest.approx(case["loss"], rel=1e-6)
+        assert loss != pytest.approx(case["loss"], rel=1e-2)

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from composer_plugins.catalogue import of_kind
 from composer_plugins.kernels import policy
+from composer_plugins.plugins import losses
 from parity_tests.assertions import assert_parity
 from parity_tests.strategies import token_batches, with_junk
 
@@ -91,6 +93,94 @@ def cispo(row: Row, **o: Any) -> list[Token]:
     return out
 
 
+def ppo(row: Row, **o: Any) -> list[Token]:
+    return grpo(row, **o)
+
+
+def dapo(row: Row) -> list[Token]:
+    return grpo(row, clip_low=0.2, clip_high=0.28)
+
+
+def dr_grpo(row: Row) -> list[Token]:
+    return grpo(row, clip_low=0.2, clip_high=0.2)
+
+
+def luspo(row: Row, **o: Any) -> list[Token]:
+    return gspo(row, **{"clip_low": 2e-3, "clip_high": 2.5e-3, **o})
+
+
+def sapo(row: Row, **o: Any) -> list[Token]:
+    out = []
+    for logp, old, a, _ in row:
+        d, free = limited(logp - old, o)
+        r, tau = math.exp(d), o["tau_pos"] if a > 0 else o["tau_neg"]
+        gate = 1 / (1 + math.exp(-tau * (r - 1)))
+        out.append(Token(-a * 4 / tau * gate, free * -a * 4 * gate * (1 - gate) * r, {"ratio": r}))
+    return out
+
+
+def kimi(row: Row, **o: Any) -> list[Token]:
+    low, high, tau = o["ratio_low"], o["ratio_high"], o["tau"]
+    out = []
+    for logp, old, a, _ in row:
+        d = logp - old
+        r = math.exp(d)
+        slope = (low < r < high) * -a * r + 2 * tau * d
+        logged = {"ratio": r, "clip_low": float(r < low), "clip_high": float(r > high)}
+        out.append(Token(-a * min(max(r, low), high) + tau * d * d, slope, logged))
+    return out
+
+
+def gmpo(row: Row, **o: Any) -> list[Token]:
+    low, high = -o["clip_low"], o["clip_high"]
+    ds = [logp - old for logp, old, _, _ in row]
+    zs = [min(d, high) if a > 0 else max(d, low) for d, (_, _, a, _) in zip(ds, row, strict=True)]
+    s = math.exp(math.fsum(zs) / len(row))
+    pull = math.fsum(-a for _, _, a, _ in row) * s / len(row)
+    out = []
+    for d, z, (_, _, a, _) in zip(ds, zs, row, strict=True):
+        logged = {"ratio": s, "clip_low": float(a < 0 and d < low), "clip_high": float(a > 0 and d > high)}
+        out.append(Token(-a * s, pull * (z == d), logged))
+    return out
+
+
+def vespo(row: Row, **o: Any) -> list[Token]:
+    log_w = math.fsum(min(max(logp - old, -20.0), 20.0) for logp, old, _, _ in row)
+    log_w = min(max(log_w, -20.0), 20.0)
+    out = []
+    for logp, _, a, _ in row:
+        sign = "pos" if a >= 0 else "neg"
+        k, rate = o[f"k_{sign}"], o[f"lambda_{sign}"]
+        phi = math.exp(k * max(log_w, math.log(1e-8)) + rate * (1 - math.exp(log_w)))
+        out.append(Token(-phi * a * logp, -phi * a, {"ratio": math.exp(log_w), "weight": phi}))
+    return out
+
+
+def reinforce(row: Row) -> list[Token]:
+    return [Token(-a * logp, -a) for logp, _, a, _ in row]
+
+
+def rloo(row: Row) -> list[Token]:
+    return reinforce(row)
+
+
+def gpg(row: Row) -> list[Token]:
+    return reinforce(row)
+
+
+def importance_sampling(row: Row) -> list[Token]:
+    ratios = [math.exp(logp - rollout) for logp, rollout, _, _ in row]
+    return [Token(-a * r, -a * r, {"ratio": r}) for r, (_, _, a, _) in zip(ratios, row, strict=True)]
+
+
+def dro(row: Row, beta: float) -> list[Token]:
+    out = []
+    for logp, old, a, _ in row:
+        d = logp - old
+        out.append(Token(-a * logp + beta / 2 * d * d, -a + beta * d, {"log_ratio": d}))
+    return out
+
+
 def dppo(row: Row, divergence: str, **o: Any) -> list[Token]:
     out = []
     for logp, rollout, a, centre in row:
@@ -115,6 +205,9 @@ def dppo_kl(row: Row, **o: Any) -> list[Token]:
     return dppo(row, "kl", **o)
 
 
+NEEDS = {row.name: row.needs for row in of_kind(losses(), "policy").values()}
+GMPO = {"clip_low": 0.4, "clip_high": 0.4}
+VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 CHOICES: list[tuple[Any, dict[str, Any]]] = [
     (grpo, {"clip_low": 0.2, "clip_high": 0.2}),
     (grpo, {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5}),
@@ -131,14 +224,46 @@ CHOICES: list[tuple[Any, dict[str, Any]]] = [
     (dppo_tv, {"tv_low": 0.1, "tv_high": 0.02, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
     (dppo_kl, {"kl_low": 0.05, "kl_high": 0.01}),
     (dppo_kl, {"kl_low": 0.001, "kl_high": 0.05, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
+    (ppo, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+    (dapo, {}),
+    (dr_grpo, {}),
+    (gspo, {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 1.2}),
+    (luspo, {}),
+    (luspo, {"clip_low": 0.2, "clip_high": 0.1}),
+    (sapo, {"tau_pos": 1.0, "tau_neg": 1.05}),
+    (sapo, {"tau_pos": 3.0, "tau_neg": 0.5, "log_ratio_clamp": 1.0}),
+    (kimi, {"ratio_low": 0.8, "ratio_high": 1.5, "tau": 0.1}),
+    (gmpo, GMPO),
+    (gmpo, {"clip_low": 0.05, "clip_high": 0.3}),
+    (vespo, VESPO),
+    (vespo, {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.2, "lambda_neg": 0.1}),
+    (reinforce, {}),
+    (rloo, {}),
+    (gpg, {}),
+    (importance_sampling, {}),
+    (dro, {"beta": 0.3}),
 ]
+
+
+def conditioning(name: str, chosen: dict[str, Any], tokens: list[Token]) -> float:
+    """How much larger the relative error of a loss is than that of a log ratio."""
+    if name != "vespo":
+        return 1.0
+    # d log phi / d log w = k - lambda w, where phi is not yet 0.
+    w = max((t.metrics["ratio"] for t in tokens if t.metrics.get("weight")), default=0.0)
+    return max(chosen["k_pos"], chosen["k_neg"]) + max(chosen["lambda_pos"], chosen["lambda_neg"]) * w
 
 
 @pytest.mark.parametrize("oracle, chosen", CHOICES)
 @given(batch=token_batches(), by_token=st.booleans(), moved_region=st.booleans())
 def test_loss_gradient_and_metrics_equal_loops(
-    oracle: Any, chosen: dict[str, Any], batch: dict[str, Tensor], by_token: bool, moved_region: bool
+    oracle: Any,
+    chosen: dict[str, Any],
+    batch: dict[str, Tensor],
+    by_token: bool,
+    moved_region: bool,
 ) -> None:
+    name = oracle.__name__
     logprobs, old, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
     advantages = batch["advantages"].expand(mask.shape)
     if by_token:
@@ -149,8 +274,11 @@ def test_loss_gradient_and_metrics_equal_loops(
     x = with_junk(logprobs, mask).requires_grad_()
     extra = {"region_logprobs": with_junk(centre, mask)} if moved_region else {}
     given_advantages = with_junk(advantages, mask) if by_token else batch["advantages"]
-    kernel = getattr(policy, oracle.__name__)
-    ours = kernel(x, with_junk(old, mask), given_advantages, mask, **chosen, **extra)
+    anchor = with_junk(old, mask)
+    inputs = {"logprobs": x, "old_logprobs": anchor, "rollout_logprobs": anchor, "mask": mask}
+    inputs["advantages"] = given_advantages
+    needs = [inputs[need] for need in NEEDS[name]]
+    ours = getattr(policy, name)(*needs, **chosen, **extra)
     (gradient,) = torch.autograd.grad(ours.loss.sum(), x)
 
     columns = zip(*(t.tolist() for t in (logprobs, old, advantages, centre)), strict=True)
@@ -164,15 +292,15 @@ def test_loss_gradient_and_metrics_equal_loops(
         return logprobs.new_tensor(values).view(mask.shape)
 
     # exp() turns the absolute rounding of a log ratio into a relative one of the ratio.
-    spread = 1 + float((logprobs - old).abs().max())
+    spread = 1 + float((logprobs - old).abs().max()) * max(1.0, conditioning(name, chosen, tokens))
     for got, theirs in (
         (ours.loss, wanted([token.loss for token in tokens])),
         (gradient, wanted([token.slope for token in tokens])),
     ):
         largest = spread * float(theirs.abs().max())
         assert_parity(got, theirs, terms=mask.shape[-1], magnitude=largest)
-    for name, (value, where) in ours.metrics.items():
+    for logged, (value, where) in ours.metrics.items():
         assert torch.equal(where, mask) and not value.requires_grad
-        theirs = wanted([token.metrics.get(name, 0.0) for token in tokens])
+        theirs = wanted([token.metrics.get(logged, 0.0) for token in tokens])
         scale = {"terms": mask.shape[-1], "magnitude": spread * float(theirs.abs().max())}
-        assert_parity(torch.where(mask, value, 0.0), theirs, **scale, what=name)
+        assert_parity(torch.where(mask, value, 0.0), theirs, **scale, what=logged)

@@ -1,29 +1,15 @@
-"""Preference losses and their scores against the recordings of five upstream functions.
+"""Preference losses and their scores against the recordings of five upstream functions, by catalogue row."""
 
-Not covered, by parameter: IPO; of TRL's DPO family all but `sigmoid` and `sigmoid_norm` under reverse
-KL; AlphaPO (`alpha` other than 0 in TRL's CPO trainer).
-"""
-
-import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.catalogue import choose
 from composer_plugins.kernels.contract import PairLoss
-from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
-from parity_tests import golden
-from parity_tests.assertions import assert_parity
-from parity_tests.golden import Case, case_id
-
-DPO = [case for case in golden.load("dpo_eric_mitchell") if not case["kwargs"].get("ipo")]
-SIMPO = golden.load("simpo")
-CPO = [case for case in golden.load("trl_cpo_simpo") if case["kwargs"]["alpha"] == 0]
-TRL_DPO = [
-    case
-    for case in golden.load("trl_dpo_family")
-    if case["loss_type"] in {"sigmoid", "sigmoid_norm"} and case["f_divergence_type"] == "reverse_kl"
-]
-SCORES = golden.load("sequence_logps")
-
+from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighted, wpo_weights
+from composer_plugins.plugins import losses
+from parity_tests import dialects, golden
+from parity_tests.assertions import assert_parity, tolerance
+from parity_tests.golden import Case, claim
 
 SIDES = ("chosen", "rejected")
 
@@ -56,68 +42,181 @@ def assert_rewards(ours: PairLoss, chosen: Tensor, rejected: Tensor) -> None:
         assert_parity(metric.value, want[name], terms=4, magnitude=magnitude, what=name)
 
 
-@pytest.mark.parametrize("case", DPO, ids=case_id)
+def is_ipo(case: Case) -> bool:
+    return bool(case["kwargs"].get("ipo"))
+
+
+def is_smoothed(case: Case) -> bool:
+    return not is_ipo(case) and case["kwargs"].get("label_smoothing", 0) > 0
+
+
+@claim("dpo_eric_mitchell", where=lambda case: not is_ipo(case))
 def test_dpo_equals_its_authors(case: Case) -> None:
     """Without a reference its scores are 0: but upstream's rewards subtract the reference even then."""
-    settings = dict(case["kwargs"])
-    settings.pop("ipo", None)
-    reference_free = settings.pop("reference_free", False)
-    policy, reference = scores(case, "policy_{}_logps"), scores(case, "reference_{}_logps")
-    nothing = [torch.zeros_like(x) for x in reference]
-    used, left_out = (nothing, reference) if reference_free else (reference, nothing)
-
-    ours = dpo(*policy, *used, **settings)
+    settings = {name: x for name, x in case["kwargs"].items() if name in {"beta", "label_smoothing"}}
+    policy, used, left_out = with_reference(case)
+    ours = dialects.kernel("preference", "dpo@eric-mitchell")(*policy, *used, **settings)
     assert_recorded(ours, policy, case)
     rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
     assert_rewards(ours, *(reward + settings["beta"] * x for reward, x in rewards))
 
 
-@pytest.mark.parametrize("case", SIMPO, ids=case_id)
+@claim("dpo_eric_mitchell", where=is_smoothed)
+def test_cdpo_is_the_dpo_of_its_authors_with_smoothing(case: Case) -> None:
+    policy, used, _ = with_reference(case)
+    kwargs = case["kwargs"]
+    assert_recorded(
+        cdpo(*policy, *used, beta=kwargs["beta"], label_smoothing=kwargs["label_smoothing"]), policy, case
+    )
+
+
+@claim("dpo_eric_mitchell", where=is_ipo)
+def test_ipo_equals_eric_mitchell_on_sums(case: Case) -> None:
+    """Its label_smoothing is of no effect here."""
+    policy, used, left_out = with_reference(case)
+    beta = case["kwargs"]["beta"]
+    ours = dialects.kernel("preference", "ipo@eric-mitchell")(*policy, *used, beta=beta)
+    assert_recorded(ours, policy, case)
+    rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
+    assert_rewards(ours, *(reward + beta * x for reward, x in rewards))
+    assert not choose(losses(), "preference", "ipo@eric-mitchell").average
+
+
+def with_reference(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Scores of the policy, of the reference as the loss uses it, and what its rewards subtract besides."""
+    policy, reference = scores(case, "policy_{}_logps"), scores(case, "reference_{}_logps")
+    nothing = [torch.zeros_like(x) for x in reference]
+    if case["kwargs"].get("reference_free"):
+        return policy, nothing, reference
+    return policy, reference, nothing
+
+
+@claim("simpo")
 def test_simpo_equals_its_authors(case: Case) -> None:
     settings = dict(case["kwargs"])
     policy = scores(case, "policy_{}_logps_avg")
+    simpo = dialects.kernel("preference", "simpo@official")
     ours = simpo(*policy, link=settings.pop("loss_type"), **settings)
     assert_recorded(ours, policy, case)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
 
-@pytest.mark.parametrize("case", CPO, ids=case_id)
-def test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio(case: Case) -> None:
+def of_trl_cpo(case: Case) -> dict[str, float]:
     kwargs = case["kwargs"]
+    assert kwargs["loss_type"] == "simpo"
+    ratio = kwargs["simpo_gamma"] / kwargs["beta"]
+    return {
+        "beta": kwargs["beta"],
+        "label_smoothing": kwargs["label_smoothing"],
+        "gamma_beta_ratio": ratio,
+    }
+
+
+@claim("trl_cpo_simpo", where=lambda case: case["kwargs"]["alpha"] == 0)
+def test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio(case: Case) -> None:
     policy = scores(case, "policy_{}_logps_avg")
-    settings = {name: kwargs[name] for name in ("beta", "label_smoothing")}
-    ours = simpo(*policy, gamma_beta_ratio=kwargs["simpo_gamma"] / kwargs["beta"], **settings)
+    ours = dialects.kernel("preference", "simpo@trl")(*policy, **of_trl_cpo(case))
     assert_recorded(ours, policy, case)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
 
-@pytest.mark.parametrize("case", TRL_DPO, ids=lambda case: f"{case['id']}-{case['loss_type']}")
-def test_dpo_equals_trl_on_sums_and_with_sigmoid_norm_on_averages(case: Case) -> None:
-    """Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
+@claim("trl_cpo_simpo")
+def test_alpha_po_equals_trl_cpo(case: Case) -> None:
+    """Of which `alpha` = 0 is SimPO."""
+    policy = scores(case, "policy_{}_logps_avg")
+    settings = of_trl_cpo(case) | {"alpha": case["kwargs"]["alpha"]}
+    ours = dialects.kernel("preference", "alpha_po@trl")(*policy, **settings)
+    assert_recorded(ours, policy, case)
+    assert_rewards(ours, *scores(case, "{}_rewards"))
 
-    TRL's "sigmoid" ignores label_smoothing. WPO's weights (`use_weighting`) are detached, the caller's.
+
+def test_trl_takes_gamma_itself_and_a_small_beta() -> None:
+    """Its default margin of 0.5 / 0.1 is 20 times that of SimPO's authors."""
+    theirs, official = (choose(losses(), "preference", f"simpo@{who}") for who in ("trl", "official"))
+    assert theirs.params["gamma_beta_ratio"] == 0.5 / 0.1 == 20 * official.params["gamma_beta_ratio"]
+
+
+DIVERGENCES = {
+    "reverse_kl": "reverse_kl",
+    "forward_kl": "forward_kl",
+    "js_divergence": "js",
+    "alpha_divergence": "alpha",
+}
+ROWS = {"sigmoid": "dpo"}  # the others have TRL's names
+SMOOTHED = {"robust", "exo_pair", "aot", "aot_unpaired"}  # the others ignore label_smoothing
+
+
+def of_trl(case: Case) -> tuple[PairLoss, Tensor, Tensor]:
+    """The catalogue's dialect on a recorded batch, its log-probabilities and their mask.
+
+    Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
     """
+    loss_type, divergence = case["loss_type"], DIVERGENCES[case["f_divergence_type"]]
+    choice = choose(losses(), "preference", f"{ROWS.get(loss_type, loss_type)}@trl")
+    settings = {"beta": case["beta"]}
+    if loss_type in SMOOTHED:
+        settings["label_smoothing"] = case["label_smoothing"]
+    if divergence != "reverse_kl":
+        settings["divergence"] = divergence
+
     logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
     mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
-    average = case["loss_type"] == "sigmoid_norm"
     policy, reference = (
-        sequence_logprobs(x, mask, average=average).chunk(2)
+        sequence_logprobs(x, mask, average=choice.average).chunk(2)
         for x in (logprobs, golden.tensor(case["ref_per_token_logps"]))
     )
-    loss = dpo(*policy, *reference, beta=case["beta"]).loss
+    pair = choice.loss.kernel()(*policy, *reference, **(choice.params | settings))
     if case["use_weighting"]:
-        aligned = logprobs.detach() - golden.tensor(case["log_sum_sq_probs"])
-        chosen, rejected = sequence_logprobs(aligned, mask, average=True).exp().chunk(2)
-        loss = loss * chosen * rejected
-    (slope,) = torch.autograd.grad(loss.mean(), logprobs)
-    assert_parity(loss.mean(), golden.tensor(case["loss"]), terms=mask.numel())
-    want = golden.tensor(case["grad_per_token_logps"])
-    # TRL's model has log-probability 0 where nothing is completed, so TRL need not mask: we do.
-    assert (want[~mask] != 0).all()
-    assert_parity(slope, torch.where(mask, want, 0.0), terms=mask.numel(), what="gradient")
+        weights = wpo_weights(logprobs, golden.tensor(case["log_sum_sq_probs"]), mask)
+        chosen, rejected = weights.chunk(2)
+        pair = weighted(pair, chosen * rejected)
+    return pair, logprobs, mask
 
 
-@pytest.mark.parametrize("case", SCORES, ids=lambda case: f"{case_id(case)}-{case['impl']}")
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] != "sft")
+def test_dpo_family_equals_trl(case: Case) -> None:
+    """The gradient too, where something is completed; TRL's EXO takes the logarithms of eps in float32."""
+    pair, logprobs, mask = of_trl(case)
+    (slope,) = torch.autograd.grad(pair.loss.mean(), logprobs)
+    dtype = torch.float32 if case["loss_type"] == "exo_pair" else torch.float64
+    assert_parity(pair.loss.mean(), golden.tensor(case["loss"]), terms=mask.numel(), dtype=dtype)
+    want = torch.where(mask, golden.tensor(case["grad_per_token_logps"]), 0.0)
+    assert_parity(slope, want, terms=mask.numel(), dtype=dtype, what="gradient")
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "sigmoid")
+def test_trl_need_not_mask_what_its_model_leaves_at_0_and_we_do(case: Case) -> None:
+    pair, logprobs, mask = of_trl(case)
+    (slope,) = torch.autograd.grad(pair.loss.mean(), logprobs)
+    theirs = golden.tensor(case["grad_per_token_logps"])
+    assert (theirs[~mask] != 0).all() and not slope[~mask].any()
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "exo_pair")
+def test_trl_takes_the_logarithms_of_exo_in_float32_and_we_do_not(case: Case) -> None:
+    pair, _, mask = of_trl(case)
+    theirs = golden.tensor(case["loss"])
+    assert (pair.loss.mean() - theirs).abs() > tolerance(torch.float64, mask.numel(), float(theirs))
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "sft")
+def test_sft_equals_trl_once_pairs_weigh_their_lengths(case: Case) -> None:
+    """TRL's is one mean over the tokens of the batch, ours one per pair, whose mean is the caller's."""
+    logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
+    mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
+    chosen, chosen_mask = logprobs.chunk(2)[0], mask.chunk(2)[0]
+    pair = dialects.kernel("preference", "sft@trl")(-sequence_logprobs(chosen, chosen_mask, average=True))
+    lengths = chosen_mask.sum(-1).double()
+    loss = weighted(pair, lengths / lengths.mean()).loss.mean()
+    (slope,) = torch.autograd.grad(loss, logprobs)
+    theirs = golden.tensor(case["loss"])
+    assert_parity(loss, theirs, terms=mask.numel())
+    assert_parity(slope, golden.tensor(case["grad_per_token_logps"]), terms=mask.numel(), what="gradient")
+    if lengths.unique().numel() > 1:
+        assert (pair.loss.mean() - theirs).abs() > tolerance(torch.float64, mask.numel(), float(theirs))
+
+
+@claim("sequence_logps")
 def test_sequence_logprobs_equal_upstream(case: Case) -> None:
     """The average of an empty row is 0, without gradient, where upstream has NaN."""
     logits = golden.tensor(case["logits"]).requires_grad_()

@@ -8,17 +8,10 @@ from hypothesis import given
 from composer_plugins.kernels.taid import TaidState, start, step
 from parity_tests import golden
 from parity_tests.assertions import assert_parity
-from parity_tests.golden import Case
-
-WALKS = golden.load("taid_scheduler")
+from parity_tests.golden import Case, claim
 
 
-def walk_id(case: Case) -> str:
-    adaptive = "linear" if case["disable_adaptive"] else "adaptive"
-    return f"{case['id']}-{case['sequence']}-{adaptive}-{case['dtype'].removeprefix('torch.')}"
-
-
-@pytest.mark.parametrize("case", WALKS, ids=walk_id)
+@claim("taid_scheduler")
 def test_walk_of_t_equals_upstream(case: Case) -> None:
     """`grad_accum` steps several times at one global step, `inf_first` begins with infinite losses."""
     dtype = golden.dtype(case)

@@ -16,7 +16,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import aggregate
 
 UNTOUCHED = "trl"  # the value of `policy` that keeps TRL's own term
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")  # whose denominators `reduce_like_trl` knows
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # whose denominators `reduce_like_trl` knows
 
 # Which of our losses mean by clip_low and clip_high what TRL means by epsilon and epsilon_high; and,
 # under True, which of them have TRL's delta as well.
@@ -86,6 +86,8 @@ def reduce_like_trl(trainer: Any, token_loss: Tensor, mask: Tensor, inputs: dict
         return aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=rows) / steps
     if trainer.loss_type == "bnpo":
         return aggregate(token_loss, mask, "token-mean") / steps
+    if trainer.loss_type == "luspo":
+        return aggregate(token_loss, mask, "seq-mean-token-sum", num_sequences=rows) / steps
     if trainer.loss_type == "dr_grpo":
         length = trainer.max_completion_length
         per_row = aggregate(

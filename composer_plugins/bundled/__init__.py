@@ -4,11 +4,11 @@ from collections.abc import Callable
 from itertools import chain
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.bundled import adapters, advantages, divergences, policy, preference, reduction
+from composer_plugins.bundled import adapters, advantages, divergences, policy, preference, reduction, regions
 from composer_plugins.catalogue import Loss
 from composer_plugins.hookspecs import hookimpl
 
-FAMILIES = (policy, advantages, divergences, preference, reduction)
+FAMILIES = (policy, regions, advantages, divergences, preference, reduction)
 
 
 @hookimpl(tryfirst=True)

@@ -1,10 +1,34 @@
-"""Advantages: what a rollout's reward is compared with."""
+"""Advantages: what a rollout's reward, or a token's return, is compared with."""
 
 from composer_plugins.bundled.shared import KERNELS
-from composer_plugins.catalogue import Dialect, Loss, Parameter
+from composer_plugins.catalogue import Dialect, Loss, Parameter, Value
 
 GROUPED = ("rewards", "group_ids")
 SINGLETON = Parameter("zero", "what a group of one gets: 0, or its own reward", choices=("zero", "raw"))
+DDOF = Parameter(1, "delta degrees of freedom of the standard deviation", low=0, high=1, integer=True)
+EPS = Parameter(1e-6, "added to the standard deviation", low=0)
+GAMMA = Parameter(1.0, "discount per live token", low=0, high=1)
+VARIANCE_EPS = Parameter(1e-8, "added to the batch's variance", low=0)
+
+LOOPS = "test_kernels_advantages.py::test_advantages_equal_loops"
+TOKEN_LOOPS = "test_kernels_advantages_tokens.py::"
+GOLDEN = "test_kernels_advantages_golden.py::"
+TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
+PRIVATE = (
+    "no reference obtainable: the estimator is inside a trainer that cannot be imported without its engine"
+)
+
+
+def verl(function: str, test: str, note: str = "", **params: Value) -> Dialect:
+    """verl's estimator of that function."""
+    return Dialect(
+        upstream="verl",
+        params=params,
+        source=f"verl 0.9.1 trainer/ppo/core_algos.py compute_{function}",
+        proof=GOLDEN + test,
+        note=note,
+    )
+
 
 LOSSES = (
     Loss(
@@ -16,30 +40,58 @@ LOSSES = (
         needs=GROUPED,
         optional=("mask",),
         parameters={
-            "scale": Parameter("group", "whose standard deviation", choices=("group", "batch")),
-            "ddof": Parameter(
-                1, "delta degrees of freedom of the standard deviation", low=0, high=1, integer=True
-            ),
-            "eps": Parameter(1e-6, "added to the standard deviation", low=0),
+            "scale": Parameter("group", "whose standard deviation", choices=("group", "batch", "none")),
+            "ddof": DDOF,
+            "eps": EPS,
             "singleton": SINGLETON,
         },
         dialects=(
-            Dialect(
-                upstream="verl",
-                params={"ddof": 1, "eps": 1e-6, "singleton": "raw"},
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_grpo_outcome_advantage",
-                proof="test_kernels_advantages_golden.py::test_advantages_equal_verl",
-                note="a group of one passes its reward through, divided by 1 + eps",
+            verl(
+                "grpo_outcome_advantage",
+                "test_grpo_equals_verl",
+                "a group of one passes its reward through, divided by 1 + eps; without "
+                "norm_adv_by_std_in_grpo it is dr_grpo",
+                ddof=1,
+                eps=1e-6,
+                singleton="raw",
             ),
             Dialect(
                 upstream="trl",
                 params={"ddof": 1, "eps": 1e-4},
-                source="TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions",
-                proof="test_kernels_advantages_golden.py::test_advantages_equal_trl",
-                note="scale_rewards is scale; 'none' is the loss dr_grpo",
+                source=TRL,
+                proof=GOLDEN + "test_advantages_equal_trl",
+                note="scale_rewards is scale; a completion that no reward function scored is masked",
+            ),
+            Dialect(
+                upstream="r1-zero",
+                params={"ddof": 1, "eps": 1e-8},
+                source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+                proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
+                note="critic_type grpo; as in oat",
+            ),
+            Dialect(
+                upstream="openrlhf",
+                params={"ddof": 1, "eps": 1e-9},
+                source="OpenRLHF/OpenRLHF@3c3be62 openrlhf/trainer/ppo_utils/experience_maker.py",
+                proof=PRIVATE,
+                note="advantage_estimator group_norm",
+            ),
+            Dialect(
+                upstream="open-instruct",
+                params={"ddof": 0, "eps": 1e-8},
+                source="allenai/open-instruct@e6c3044 open_instruct/grpo_fast.py",
+                proof=PRIVATE,
+                note="numpy's population deviation: for one success in four 1.73, elsewhere 1.5",
+            ),
+            Dialect(
+                upstream="slime",
+                params={"ddof": 1, "eps": 1e-6},
+                source="THUDM/slime@624b824 slime/ray/rollout.py",
+                proof=PRIVATE,
+                note="a batch whose size is not groups times n becomes one group",
             ),
         ),
-        proof="TODO",
+        proof=LOOPS,
     ),
     Loss(
         name="dr_grpo",
@@ -49,7 +101,34 @@ LOSSES = (
         paper="arXiv 2503.20783",
         needs=GROUPED,
         optional=("mask",),
-        proof="TODO",
+        parameters={"singleton": SINGLETON},
+        dialects=(
+            verl(
+                "grpo_outcome_advantage",
+                "test_grpo_equals_verl",
+                "norm_adv_by_std_in_grpo: false; a group of one passes its reward through",
+                singleton="raw",
+            ),
+            Dialect(
+                upstream="trl",
+                source=TRL,
+                proof=GOLDEN + "test_advantages_equal_trl",
+                note="scale_rewards none",
+            ),
+            Dialect(
+                upstream="r1-zero",
+                source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+                proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
+                note="critic_type drgrpo; as in oat",
+            ),
+            Dialect(
+                upstream="prime-rl",
+                source="PRIME-RL@559b447 src/prime_rl/orchestrator/advantage.py",
+                proof=PRIVATE,
+                note="called grpo there",
+            ),
+        ),
+        proof=LOOPS,
     ),
     Loss(
         name="rloo",
@@ -60,6 +139,203 @@ LOSSES = (
         needs=GROUPED,
         optional=("mask",),
         parameters={"singleton": SINGLETON},
-        proof="TODO",
+        dialects=(
+            verl(
+                "rloo_outcome_advantage",
+                "test_rloo_equals_verl",
+                "rloo_vectorized gives a group of one 0: singleton zero",
+                singleton="raw",
+            ),
+        ),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="maxrl",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:maxrl",
+        summary="the reward's deviation from its group's mean, over that mean",
+        paper="arXiv 2602.02710",
+        needs=GROUPED,
+        optional=("mask",),
+        dialects=(
+            Dialect(
+                upstream="prime-rl",
+                source="PRIME-RL@559b447 src/prime_rl/orchestrator/advantage.py",
+                proof=PRIVATE,
+                note="called max_rl there",
+            ),
+        ),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="opo",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:opo",
+        summary="the reward less its group's mean weighted by length",
+        paper="arXiv 2505.23585",
+        needs=(*GROUPED, "lengths"),
+        optional=("mask",),
+        parameters={"singleton": SINGLETON},
+        dialects=(verl("opo_outcome_advantage", "test_opo_equals_verl", singleton="raw"),),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="gpg",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:gpg",
+        summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
+        paper="arXiv 2504.02546",
+        needs=GROUPED,
+        optional=("mask",),
+        parameters={
+            "f_norm": Parameter(1.0, "divides the advantage", low=1e-6),
+            "singleton": SINGLETON,
+        },
+        dialects=(
+            verl(
+                "gpg_outcome_advantage",
+                "test_gpg_equals_verl",
+                "alpha is rounded to float32; its argument alpha is ignored",
+                singleton="raw",
+            ),
+        ),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="pass_at_k",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:pass_at_k",
+        summary="only the best of a group: by how much it beats the second best",
+        paper="arXiv 2503.19595",
+        needs=GROUPED,
+        optional=("mask",),
+        parameters={
+            "scale": Parameter("none", "what divides the lead", choices=("group", "none")),
+            "ddof": DDOF,
+            "eps": EPS,
+        },
+        dialects=(
+            verl(
+                "grpo_passk_outcome_advantage",
+                "test_pass_at_k_equals_verl",
+                "grpo_passk; norm_adv_by_std_in_grpo: false is scale none; a group of one raises",
+                scale="group",
+                eps=1e-6,
+            ),
+        ),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="reinforce_pp",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:reinforce_pp",
+        summary="the discounted return of each token, whitened over the batch",
+        paper="arXiv 2501.03262",
+        needs=("token_rewards", "mask"),
+        parameters={"gamma": GAMMA, "variance_eps": VARIANCE_EPS},
+        dialects=(
+            verl(
+                "reinforce_plus_plus_outcome_advantage",
+                "test_reinforce_pp_equals_verl",
+                "algorithm.gamma, 1.0 by default",
+            ),
+        ),
+        proof=TOKEN_LOOPS + "test_reinforce_pp_equals_loops",
+    ),
+    Loss(
+        name="reinforce_pp_baseline",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:reinforce_pp_baseline",
+        summary="the reward's deviation from its group's mean, whitened over the batch",
+        paper="arXiv 2501.03262",
+        needs=GROUPED,
+        optional=("lengths", "mask"),
+        parameters={"variance_eps": VARIANCE_EPS, "singleton": SINGLETON},
+        dialects=(
+            verl(
+                "reinforce_plus_plus_baseline_outcome_advantage",
+                "test_reinforce_pp_baseline_equals_verl",
+                "whitened over tokens: give lengths",
+                singleton="raw",
+            ),
+        ),
+        proof=LOOPS,
+    ),
+    Loss(
+        name="gdpo",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:gdpo",
+        summary="several rewards, each normalised in its group, summed and normalised over the batch",
+        paper="arXiv 2601.05242",
+        needs=("reward_components", "group_ids"),
+        optional=("mask", "lengths", "component_weights", "component_mask"),
+        parameters={
+            "ddof": DDOF,
+            "eps": Parameter(1e-4, "added to a group's standard deviation", low=0),
+            "batch_eps": Parameter(1e-4, "added to the batch's standard deviation", low=0),
+            "variance_eps": Parameter(0.0, VARIANCE_EPS.help, low=0),
+            "singleton": SINGLETON,
+        },
+        dialects=(
+            verl(
+                "gdpo_outcome_advantage",
+                "test_gdpo_equals_verl",
+                "whitened over tokens: give lengths; gdpo_reward_weights are component_weights",
+                eps=1e-6,
+                batch_eps=0.0,
+                variance_eps=1e-8,
+                singleton="raw",
+            ),
+            Dialect(
+                upstream="trl",
+                params={"eps": 1e-4, "batch_eps": 1e-4},
+                source=TRL,
+                proof=GOLDEN + "test_gdpo_equals_trl",
+                note="multi_objective_aggregation normalize_then_sum; reward_weights are component_weights, "
+                "and component_mask is False where a reward function returned None",
+            ),
+        ),
+        proof=TOKEN_LOOPS + "test_gdpo_equals_loops",
+    ),
+    Loss(
+        name="remax",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:remax",
+        summary="the return less the reward of the greedy completion",
+        paper="arXiv 2310.10505",
+        needs=("token_rewards", "baselines", "mask"),
+        dialects=(
+            Dialect(
+                upstream="verl",
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_remax_outcome_advantage",
+                proof="test_verl_live_advantages.py::test_remax_equals_verl",
+                note="reward_baselines",
+            ),
+        ),
+        proof=TOKEN_LOOPS + "test_remax_equals_loops",
+    ),
+    Loss(
+        name="gae",
+        kind="advantage",
+        path=f"{KERNELS}.advantages:gae",
+        summary="generalized advantage estimation with a critic",
+        paper="arXiv 1506.02438",
+        needs=("token_rewards", "values", "mask"),
+        parameters={
+            "gamma": GAMMA,
+            "lam": Parameter(0.95, "decay of later temporal differences", low=0, high=1),
+            "whiten": Parameter(True, "normalise over the batch's live tokens", choices=(True, False)),
+            "variance_eps": VARIANCE_EPS,
+        },
+        dialects=(
+            Dialect(
+                upstream="verl",
+                params={"gamma": 1.0, "lam": 1.0},
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_gae_advantage_return",
+                proof="test_verl_live_advantages.py::test_gae_equals_verl",
+                note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
+            ),
+        ),
+        proof=TOKEN_LOOPS + "test_gae_equals_loops",
     ),
 )

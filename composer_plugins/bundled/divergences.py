@@ -1,52 +1,428 @@
 """Distillation divergences."""
 
-from composer_plugins.bundled.shared import KERNELS, TEMPERATURE
-from composer_plugins.catalogue import Loss, Parameter
+from composer_plugins.bundled.shared import KERNELS, TEMPERATURE, TINY
+from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
+TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
+
+PATH = f"{KERNELS}.divergences"
+GOLDEN, UNIT = "test_kernels_divergences_golden.py", "test_kernels_divergences.py"
+DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
+TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
+OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
+SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
+PAPERS = f"{GOLDEN}::test_divergences_equal_distillm"
+PORTS = f"{GOLDEN}::test_divergences_equal_taids_repository"
+NOT_RUN = "no reference obtainable: "
+
+VALUE = Parameter("kl", "a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
+ENTRY_CLIP = Parameter(None, "bound on each summand over the vocabulary, in nats; OPSD: 0.05")
+REST = ("renormalised", "raw", "tail")
+
+
+def skew(whose: str) -> Parameter:
+    """A weight in a mixture that both models enter."""
+    return Parameter(0.1, f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
+
+
+LOG_FLOOR = Parameter(None, "least log-probability of both sides, in nats; verl: -10.0", high=0)
+RATIO_CAP = "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0"
+
+
+def rest(default: str) -> Parameter:
+    """What becomes of the probability outside the top k."""
+    return Parameter(default, "what becomes of the probability outside the top k", choices=REST)
+
+
+def supported(
+    *, top_k: int | None = None, top_k_of: str = "teacher", outside: str = "renormalised"
+) -> dict[str, Parameter]:
+    """The temperature, and the part of the vocabulary that is compared."""
+    return {
+        "temperature": TEMPERATURE,
+        "top_k": Parameter(top_k, "compare this many entries; none: the vocabulary", low=1, integer=True),
+        "top_k_of": Parameter(top_k_of, "whose largest entries these are", choices=("teacher", "student")),
+        "rest": rest(outside),
+    }
+
 
 LOSSES = (
     Loss(
         name="forward_kl",
         kind="divergence",
-        path=f"{KERNELS}.divergences:forward_kl",
-        summary="KL(teacher || student), full vocabulary",
+        path=f"{PATH}:forward_kl",
+        summary="KL(teacher || student), mean-seeking",
         paper="arXiv 2306.13649",
         needs=LOGITS,
-        parameters={"temperature": TEMPERATURE},
-        proof="TODO",
+        parameters=supported() | {"value": VALUE, "entry_clip": ENTRY_CLIP},
+        proof=f"{UNIT}::test_jsd_equals_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="distillm",
+                params={"value": "cross-entropy"},
+                source=DISTILLM.format("forward_kl"),
+                proof=PAPERS,
+                note="called a forward KL upstream; its mean over no token is NaN, ours 0",
+            ),
+            Dialect(
+                upstream="taid",
+                params={"value": "cross-entropy"},
+                source=TAID.format("fkl"),
+                proof=PORTS,
+                note="class ForwardKL",
+            ),
+            Dialect(
+                upstream="opsd",
+                params={"temperature": 1.1, "entry_clip": 0.05},
+                source=OPSD.format("8ae338dc") + " and its scripts",
+                proof=f"{GOLDEN}::test_divergences_equal_opsd",
+                note="beta=0 of generalized_jsd_loss; entry_clip is token_clip there",
+            ),
+        ),
     ),
     Loss(
         name="reverse_kl",
         kind="divergence",
-        path=f"{KERNELS}.divergences:reverse_kl",
-        summary="KL(student || teacher), full vocabulary",
+        path=f"{PATH}:reverse_kl",
+        summary="KL(student || teacher), mode-seeking",
         paper="arXiv 2306.08543",
         needs=LOGITS,
-        parameters={"temperature": TEMPERATURE},
-        proof="TODO",
+        parameters=supported() | {"entry_clip": ENTRY_CLIP},
+        proof=f"{UNIT}::test_jsd_equals_plain_loops",
+        dialects=(
+            Dialect(upstream="distillm", source=DISTILLM.format("reverse_kl"), proof=PAPERS),
+            Dialect(upstream="taid", source=TAID.format("rkl"), proof=PORTS, note="class ReverseKL"),
+            Dialect(
+                upstream="trl",
+                source="TRL 1.16 trainer/distillation_trainer.py, kernels/chunked_divergence.py",
+                proof="test_trl_live_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
+                note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
+            ),
+        ),
     ),
     Loss(
         name="jsd",
         kind="divergence",
-        path=f"{KERNELS}.divergences:jsd",
-        summary="generalized Jensen-Shannon divergence, full vocabulary",
+        path=f"{PATH}:jsd",
+        summary="generalized Jensen-Shannon divergence",
         paper="arXiv 2306.13649",
         needs=LOGITS,
+        parameters={"beta": Parameter(0.5, "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
+        | supported()
+        | {"entry_clip": ENTRY_CLIP},
+        proof=f"{UNIT}::test_jsd_equals_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.5, "temperature": 0.9},
+                source="TRL 1.16 experimental/gkd/gkd_trainer.py generalized_jsd_loss",
+                proof=f"{GOLDEN}::test_jsd_equals_trl_gkd",
+                note="GKDTrainer's defaults; softmax in the dtype of the logits",
+            ),
+            Dialect(
+                upstream="opsd",
+                params={"beta": 0.5, "temperature": 1.0},
+                source=OPSD.format("590ec26"),
+                proof=f"{GOLDEN}::test_divergences_equal_opsd",
+                note="top_k is the teacher's, renormalised; entry_clip is token_clip",
+            ),
+            Dialect(
+                upstream="distillm",
+                params={"beta": 0.1},
+                source=DISTILLM.format("js_distance"),
+                proof=PAPERS,
+                note="lam=0.9 weights the student: beta = 1 - lam, which at 0 and 1 is 0 there",
+            ),
+            Dialect(
+                upstream="taid",
+                params={"beta": 0.1},
+                source=TAID.format("js"),
+                proof=PORTS,
+                note="class JS, whose teacher_weight is beta",
+            ),
+            Dialect(
+                upstream="liger",
+                params={"beta": 0.5, "temperature": 1.0},
+                source="linkedin/Liger-Kernel src/liger_kernel/chunked_loss/jsd_loss.py@ead96b6",
+                proof=NOT_RUN + "no recording of Liger's; its convention of beta was read in its source",
+                note="adds 0.5 of the cross-entropy with the labels (weight_hard_loss) by default",
+            ),
+        ),
+    ),
+    Loss(
+        name="skewed_forward_kl",
+        kind="divergence",
+        path=f"{PATH}:skewed_forward_kl",
+        summary="KL(teacher || a little teacher in the student)",
+        paper="arXiv 2402.03898",
+        needs=LOGITS,
+        parameters={"skew": skew("teacher"), "value": VALUE} | supported(),
+        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="distillm",
+                params={"skew": 0.1, "value": "cross-entropy"},
+                source=DISTILLM.format("skewed_forward_kl"),
+                proof=PAPERS,
+                note="lam weights the teacher",
+            ),
+            Dialect(
+                upstream="taid",
+                params={"skew": 0.1, "value": "cross-entropy"},
+                source=TAID.format("skew_fkl"),
+                proof=PORTS,
+                note="class SkewForwardKL, whose target_weight is skew",
+            ),
+        ),
+    ),
+    Loss(
+        name="skewed_reverse_kl",
+        kind="divergence",
+        path=f"{PATH}:skewed_reverse_kl",
+        summary="KL(student || a little student in the teacher)",
+        paper="arXiv 2402.03898",
+        needs=LOGITS,
+        parameters={"skew": skew("student")} | supported(),
+        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="distillm",
+                params={"skew": 0.1},
+                source=DISTILLM.format("skewed_reverse_kl"),
+                proof=PAPERS,
+                note="lam weights the student",
+            ),
+            Dialect(
+                upstream="taid",
+                params={"skew": 0.1},
+                source=TAID.format("skew_rkl"),
+                proof=PORTS,
+                note="class SkewReverseKL, whose target_weight is skew",
+            ),
+        ),
+    ),
+    Loss(
+        name="symmetric_kl",
+        kind="divergence",
+        path=f"{PATH}:symmetric_kl",
+        summary="weighted sum of forward and reverse KL",
+        paper="arXiv 2402.03898",
+        needs=LOGITS,
         parameters={
-            "beta": Parameter(0.5, "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1),
-            "temperature": TEMPERATURE,
+            "reverse_weight": Parameter(0.9, "weight of the reverse KL", low=0, high=1),
+            "value": VALUE,
+        }
+        | supported(),
+        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="distillm",
+                params={"reverse_weight": 0.9, "value": "cross-entropy"},
+                source=DISTILLM.format("symmetric_kl"),
+                proof=PAPERS,
+                note="lam is reverse_weight",
+            ),
+        ),
+    ),
+    Loss(
+        name="tv",
+        kind="divergence",
+        path=f"{PATH}:tv",
+        summary="total variation distance",
+        paper="arXiv 2307.15190",
+        needs=LOGITS,
+        parameters=supported(),
+        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        dialects=(
+            Dialect(upstream="distillm", source=DISTILLM.format("tv_distance"), proof=PAPERS),
+            Dialect(upstream="taid", source=TAID.format("tvd"), proof=PORTS, note="class TVD"),
+        ),
+    ),
+    Loss(
+        name="adaptive_kl",
+        kind="divergence",
+        path=f"{PATH}:adaptive_kl",
+        summary="forward KL for the teacher's head, reverse KL for its tail",
+        paper="arXiv 2404.02657",
+        needs=LOGITS,
+        parameters={
+            "head_mass": Parameter(0.5, "probability that the teacher's head has at most", low=0, high=1),
+            "weights": Parameter("paper", "how the two are weighed", choices=("paper", "taid")),
+            "value": VALUE,
+        }
+        | supported(),
+        proof=f"{UNIT}::test_adaptive_kl_equals_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="taid",
+                params={"head_mass": 0.5, "weights": "taid", "value": "cross-entropy"},
+                source=TAID.format("adaptive_kl"),
+                proof=PORTS,
+                note="class AdaptiveKL: head_threshold is head_mass; the head is another set of entries "
+                "there, and the gradient flows through the weights",
+            ),
+        ),
+    ),
+    Loss(
+        name="forward_kl_topk",
+        kind="divergence",
+        path=f"{PATH}:forward_kl_topk",
+        summary="forward KL from the teacher's k largest log-probabilities",
+        paper="arXiv 2306.13649",
+        needs=TOP_K,
+        parameters={
+            "rest": rest("renormalised"),
+            "temperature": Parameter(1.0, "divides the student's logits", low=1e-3),
+            "logprob_floor": LOG_FLOOR,
+            "non_negative": Parameter(False, "cut the loss at 0; verl: true", choices=(True, False)),
+            "value_cap": Parameter(None, "bound on the loss, in nats; verl: 10.0", low=0),
         },
-        proof="TODO",
+        proof=f"{UNIT}::test_given_top_k_equals_that_of_the_logits",
+        dialects=(
+            Dialect(
+                upstream="verl",
+                params={"rest": "raw", "logprob_floor": -10.0, "non_negative": True, "value_cap": 10.0},
+                source="verl 0.9.1 trainer/distillation/fsdp/losses.py compute_forward_kl_topk",
+                proof="test_verl_live_distillation.py::test_forward_kl_topk_equals_verl",
+                note="log_prob_min_clamp, loss_max_clamp; with use_policy_gradient (its default) it is a "
+                "reward and not this loss",
+            ),
+        ),
+    ),
+    Loss(
+        name="reverse_kl_topk",
+        kind="divergence",
+        path=f"{PATH}:reverse_kl_topk",
+        summary="reverse KL from the teacher's k largest log-probabilities, and a tail bucket",
+        paper="arXiv 2608.14728",
+        needs=TOP_K,
+        parameters={
+            "rest": rest("tail"),
+            "temperature": Parameter(1.0, "divides the student's logits", low=1e-3),
+            "logprob_floor": LOG_FLOOR,
+        },
+        proof=f"{UNIT}::test_given_top_k_equals_that_of_the_logits",
+        dialects=(
+            Dialect(
+                upstream="tinker",
+                params={"rest": "renormalised"},
+                source="tinker-cookbook distillation/sdft.py:614 reverse_kl_custom_loss@9dfcc3a",
+                proof=f"{GOLDEN}::test_reverse_kl_topk_equals_tinker",
+                note="the sum over positions",
+            ),
+        ),
     ),
     Loss(
         name="sampled_token",
         kind="divergence",
-        path=f"{KERNELS}.divergences:sampled_token",
-        summary="reverse KL from the sampled token alone, score-function form",
+        path=f"{PATH}:sampled_token",
+        summary="reverse KL from the sampled token alone",
         paper="arXiv 2601.20802",
         needs=("student_logprobs", "teacher_logprobs", "mask"),
-        parameters={},
-        proof="TODO",
+        optional=("old_logprobs",),
+        parameters={
+            "estimator": Parameter(
+                "score", "score function, or a KL estimator", choices=("score", "k2", "k3")
+            ),
+            "log_ratio_clamp": Parameter(None, "clamp on k3's log ratio, in nats; verl: 20.0", low=TINY),
+            "value_cap": Parameter(None, "clamp on k3, in nats; verl: 10.0", low=TINY),
+            "ratio_cap": Parameter(None, RATIO_CAP, low=TINY),
+        },
+        proof=f"{UNIT}::test_sampled_token_has_the_gradient_of_reverse_kl_in_expectation",
+        dialects=(
+            Dialect(
+                upstream="sdpo",
+                params={"ratio_cap": 2.0},
+                source=SDPO,
+                proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
+                note="full_logit_distillation=False; is_clip is ratio_cap",
+            ),
+            Dialect(
+                upstream="trl",
+                params={"ratio_cap": 2.0},
+                source="TRL 1.16 experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
+                proof="test_trl_live_divergences.py::test_sdpo_equals_its_trainer",
+                note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
+            ),
+            Dialect(
+                upstream="opsd",
+                source="siyan-zhao/OPSD opsd_trainer.py@590ec26, the thinking machines branch",
+                proof=NOT_RUN + "the branch is inside a trainer and is not recorded; its formula is ours",
+                note="A = sg(log T - log S) and -A log S: temperature divides both logits before",
+            ),
+            Dialect(
+                upstream="verl",
+                params={"estimator": "k3", "log_ratio_clamp": 20.0, "value_cap": 10.0},
+                source="verl 0.9.1 trainer/distillation/losses.py, core_algos.py kl_penalty",
+                proof="test_verl_live_distillation.py::test_sampled_token_equals_verl",
+                note="loss_mode=k3 with use_policy_gradient=False; by default it is a reward",
+            ),
+        ),
+    ),
+    Loss(
+        name="sdpo",
+        kind="divergence",
+        path=f"{PATH}:sdpo",
+        summary="JSD on the student's top k and a tail, weighted by a capped ratio",
+        paper="arXiv 2601.20802",
+        needs=LOGITS,
+        optional=("student_logprobs", "old_logprobs"),
+        parameters={
+            "alpha": Parameter(0.5, "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)
+        }
+        | supported(top_k=100, top_k_of="student", outside="tail")
+        | {"ratio_cap": Parameter(2.0, RATIO_CAP, low=TINY)},
+        proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
+        dialects=(
+            Dialect(
+                upstream="sdpo",
+                params={"alpha": 0.5, "top_k": 100, "rest": "tail", "ratio_cap": 2.0},
+                source=SDPO + ", verl/trainer/config/sdpo.yaml",
+                proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
+                note="distillation_topk, distillation_add_tail (rest), is_clip (ratio_cap); token-mean",
+            ),
+            Dialect(
+                upstream="trl",
+                params={"alpha": 1.0, "rest": "renormalised", "ratio_cap": 2.0},
+                source="TRL 1.16 experimental/sdpo/loss_utils.py (sdft: the same file)",
+                proof=f"{GOLDEN}::test_sdpo_per_token_equals_trl_sdpo_and_sdft",
+                note="distillation_mode=topk_logits, whose top_k has no default; the mean over all rows",
+            ),
+        ),
+    ),
+    Loss(
+        name="entropy_gated_kl",
+        kind="divergence",
+        path=f"{PATH}:entropy_gated_kl",
+        summary="forward KL where the teacher's entropy is high",
+        paper="arXiv 2603.07079",
+        needs=LOGITS,
+        parameters={
+            "min_entropy": Parameter(REQUIRED, "least entropy of the teacher, in nats", low=0, example=1.0)
+        }
+        | supported(),
+        proof=f"{UNIT}::test_the_gate_is_the_entropy_of_the_teacher",
+    ),
+    Loss(
+        name="taid",
+        kind="divergence",
+        path=f"{KERNELS}.taid:taid",
+        summary="cross-entropy against a teacher between the student and the real one",
+        paper="arXiv 2501.16937",
+        needs=LOGITS,
+        parameters={
+            "t": Parameter(REQUIRED, "the teacher's weight in the logits", low=0, high=1, example=0.4)
+        },
+        proof="test_kernels_taid.py::test_loss_and_its_kl_equal_plain_loops",
+        dialects=(
+            Dialect(
+                upstream="taid",
+                params={"t": 0.4},
+                source=TAID.format("taid"),
+                proof="test_kernels_taid.py::test_taid_equals_upstream",
+                note="t walks from 0.4 to 1.0 there: kernels.taid.step",
+            ),
+        ),
     ),
 )

@@ -1,36 +1,476 @@
-"""Preference losses over pairs."""
+"""Preference losses, of pairs and of single completions."""
+
+import math
 
 from composer_plugins.bundled.shared import KERNELS, LABEL_SMOOTHING, TINY
-from composer_plugins.catalogue import Loss, Parameter
+from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
 
-LOSSES = (
+ORACLE = "test_kernels_preference_oracle.py::test_each_loss_is_its_published_formula"
+GOLDEN = "test_kernels_preference_golden.py"
+LIVE = "test_trl_live_preference.py"
+RECORDED = f"{GOLDEN}::test_dpo_family_equals_trl"
+
+PATH = f"{KERNELS}.preference"
+REFERENCE = ("chosen", "rejected", "ref_chosen", "ref_rejected")
+UNPAIRED = ("scores", "ref_scores", "desirable")
+
+TRL = "trl/trainer/dpo_trainer.py DPOTrainer._compute_loss @1.16.0"
+TRL_CPO = "trl/experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss @1.16.0"
+TRL_TPO = "trl/experimental/tpo/tpo_trainer.py TPOTrainer._compute_loss @1.16.0"
+TRL_KTO = "trl/trainer/kto_trainer.py KTOTrainer._compute_loss @1.16.0"
+MITCHELL = "eric-mitchell/direct-preference-optimization trainers.py preference_loss @f8b8c0f"
+
+BETA = Parameter(0.1, "how strongly the reference holds", low=TINY)
+SCALE = Parameter(0.1, "scale of the margin", low=TINY)
+SIMPO_SCALE = Parameter(2.0, "scale of the length-averaged margin", low=TINY)
+TPO_SCALE = Parameter(0.01, "scale of the margin", low=TINY)
+MARGIN = Parameter(0.25, "target margin gamma over beta", low=0)
+NLL_WEIGHT = Parameter(1.0, "weight of the negative log-likelihood", low=0)
+F_DIVERGENCE = {
+    "divergence": Parameter(
+        "reverse_kl", "which f-divergence holds", choices=("reverse_kl", "forward_kl", "js", "alpha")
+    ),
+    "alpha": Parameter(0.5, "of the alpha divergence: 1 is reverse_kl, 0 forward_kl"),
+}
+WEIGHTS = {
+    "desirable_weight": Parameter(1.0, "weight of good completions", low=0),
+    "undesirable_weight": Parameter(1.0, "weight of bad completions", low=0),
+}
+
+
+def of_trl(loss_type: str, note: str = "", **params: float | str) -> Dialect:
+    """TRL's DPOTrainer with its defaults, compared with its recorded numbers."""
+    named = f'loss_type "{loss_type}"'
+    return Dialect(
+        upstream="trl",
+        params={"beta": 0.1, **params},
+        source=TRL,
+        proof=RECORDED,
+        note=f"{named}; {note}" if note else named,
+    )
+
+
+F_NOTE = "f_divergence_type is `divergence`, f_alpha_divergence_coef `alpha`"
+
+MARGIN_LOSSES = (
     Loss(
         name="dpo",
         kind="preference",
-        path=f"{KERNELS}.preference:dpo",
-        summary="DPO, and cDPO with label_smoothing",
+        path=f"{PATH}:dpo",
+        summary="DPO; cDPO with label_smoothing, f-DPO with divergence",
         paper="arXiv 2305.18290",
-        needs=("chosen", "rejected", "ref_chosen", "ref_rejected"),
-        parameters={
-            "beta": Parameter(0.1, "how strongly the reference holds", low=TINY),
-            "label_smoothing": LABEL_SMOOTHING,
-        },
-        proof="TODO",
+        needs=REFERENCE,
+        parameters={"beta": BETA, "label_smoothing": LABEL_SMOOTHING} | F_DIVERGENCE,
+        proof=ORACLE,
+        dialects=(
+            of_trl("sigmoid", f"ignores label_smoothing; {F_NOTE}", label_smoothing=0.0),
+            Dialect(
+                upstream="eric-mitchell",
+                params={"label_smoothing": 0.0},
+                source=MITCHELL,
+                proof=f"{GOLDEN}::test_dpo_equals_its_authors",
+                note="beta has no default; reference_free is a reference whose scores are 0",
+            ),
+        ),
     ),
+    Loss(
+        name="cdpo",
+        kind="preference",
+        path=f"{PATH}:cdpo",
+        summary="DPO for labels wrong with a known chance",
+        paper="ericmitchell.ai/cdpo.pdf",
+        needs=REFERENCE,
+        parameters={
+            "label_smoothing": Parameter(REQUIRED, LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
+            "beta": BETA,
+        },
+        proof=f"{GOLDEN}::test_cdpo_is_the_dpo_of_its_authors_with_smoothing",
+    ),
+    Loss(
+        name="sigmoid_norm",
+        kind="preference",
+        path=f"{PATH}:sigmoid_norm",
+        summary="length-normalised DPO",
+        paper="arXiv 2411.15124",
+        needs=REFERENCE,
+        parameters={"beta": BETA},
+        average=True,
+        proof=ORACLE,
+        dialects=(of_trl("sigmoid_norm", "ignores label_smoothing"),),
+    ),
+    Loss(
+        name="robust",
+        kind="preference",
+        path=f"{PATH}:robust",
+        summary="rDPO: unbiased under labels flipped with a known chance",
+        paper="arXiv 2403.00409",
+        needs=REFERENCE,
+        parameters={
+            "beta": BETA,
+            "label_smoothing": Parameter(
+                0.1, LABEL_SMOOTHING.help + ", below 0.5", low=0, high=math.nextafter(0.5, 0)
+            ),
+        }
+        | F_DIVERGENCE,
+        proof=ORACLE,
+        dialects=(of_trl("robust", F_NOTE, label_smoothing=0.0),),
+    ),
+    Loss(
+        name="hinge",
+        kind="preference",
+        path=f"{PATH}:hinge",
+        summary="SLiC's hinge on DPO's margin (RSO)",
+        paper="arXiv 2309.06657",
+        needs=REFERENCE,
+        parameters={"beta": BETA} | F_DIVERGENCE,
+        proof=ORACLE,
+        dialects=(of_trl("hinge", F_NOTE),),
+    ),
+    Loss(
+        name="ipo",
+        kind="preference",
+        path=f"{PATH}:ipo",
+        summary="the margin is pulled to 1 / (2 beta), and no further",
+        paper="arXiv 2310.12036",
+        needs=REFERENCE,
+        parameters={"beta": Parameter(0.1, "the paper's tau: the target is 1 / (2 beta)", low=TINY)},
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1},
+                source=TRL,
+                proof=RECORDED,
+                note='loss_type "ipo"; scores are averages over the completion',
+                average=True,
+            ),
+            Dialect(
+                upstream="eric-mitchell",
+                source=MITCHELL,
+                proof=f"{GOLDEN}::test_ipo_equals_eric_mitchell_on_sums",
+                note="scores are sums; beta has no default; label_smoothing is ignored",
+                average=False,
+            ),
+        ),
+    ),
+    Loss(
+        name="exo_pair",
+        kind="preference",
+        path=f"{PATH}:exo_pair",
+        summary="EXO: reverse KL from the policy's preference to a smoothed label",
+        paper="arXiv 2402.00856",
+        needs=REFERENCE,
+        parameters={
+            "beta": BETA,
+            "label_smoothing": Parameter(1e-3, LABEL_SMOOTHING.help + ", above 0", low=TINY, high=0.5),
+        }
+        | F_DIVERGENCE,
+        proof=ORACLE,
+        dialects=(
+            of_trl("exo_pair", f"refuses its default label_smoothing of 0; {F_NOTE}", label_smoothing=1e-3),
+        ),
+    ),
+    Loss(
+        name="discopop",
+        kind="preference",
+        path=f"{PATH}:discopop",
+        summary="log-ratio modulated loss, found by search",
+        paper="arXiv 2406.08414",
+        needs=REFERENCE,
+        parameters={
+            "beta": BETA,
+            "tau": Parameter(0.05, "temperature of the gate between the two losses", low=TINY),
+        }
+        | F_DIVERGENCE,
+        proof=ORACLE,
+        dialects=(of_trl("discopop", f"discopop_tau is `tau`; {F_NOTE}", tau=0.05),),
+    ),
+    *(
+        Loss(
+            name=name,
+            kind="preference",
+            path=f"{PATH}:{name}",
+            summary=summary,
+            paper="arXiv 2406.05882",
+            needs=REFERENCE,
+            parameters={"beta": BETA, "label_smoothing": LABEL_SMOOTHING},
+            proof=ORACLE,
+            dialects=(of_trl(name, label_smoothing=0.0),),
+        )
+        for name, summary in {
+            "aot": "margins dominate the reference's as distributions; sorts over the batch",
+            "aot_unpaired": "rewards of the chosen dominate those of the rejected; sorts over the batch",
+        }.items()
+    ),
+)
+
+SEPARATE_LOSSES = tuple(
+    Loss(
+        name=name,
+        kind="preference",
+        path=f"{PATH}:{name}",
+        summary=summary,
+        paper=paper,
+        needs=REFERENCE,
+        optional=("reward_shift",) if name == "bco_pair" else (),
+        parameters={"beta": BETA},
+        proof=ORACLE,
+        dialects=(of_trl(name, "no reward_shift" if name == "bco_pair" else ""),),
+    )
+    for name, paper, summary in (
+        ("nca_pair", "arXiv 2402.05369", "noise contrast: the chosen must not become less likely"),
+        ("bco_pair", "arXiv 2404.04656", "a binary classifier of completions, on pairs"),
+        ("sppo_hard", "arXiv 2405.00675", "regression of log-ratios on a sure win"),
+        ("apo_zero", "arXiv 2408.06266", "anchored: for chosen completions better than the policy"),
+        ("apo_down", "arXiv 2408.06266", "anchored: for chosen completions worse than the policy"),
+    )
+)
+
+REFERENCE_FREE_LOSSES = (
     Loss(
         name="simpo",
         kind="preference",
-        path=f"{KERNELS}.preference:simpo",
+        path=f"{PATH}:simpo",
         summary="reference-free, length-averaged, with a target margin",
         paper="arXiv 2405.14734",
         needs=("chosen", "rejected"),
         parameters={
-            "beta": Parameter(2.0, "scale of the length-averaged margin", low=TINY),
-            "gamma_beta_ratio": Parameter(0.25, "target margin gamma over beta", low=0),
+            "beta": SIMPO_SCALE,
+            "gamma_beta_ratio": MARGIN,
             "label_smoothing": LABEL_SMOOTHING,
             "link": Parameter("sigmoid", "how the margin becomes a loss", choices=("sigmoid", "hinge")),
         },
         average=True,
-        proof="TODO",
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="official",
+                params={"beta": 2.0, "gamma_beta_ratio": 0.25, "label_smoothing": 0.0, "link": "sigmoid"},
+                source="princeton-nlp/SimPO scripts/simpo_trainer.py simpo_loss @1b3e8f3",
+                proof=f"{GOLDEN}::test_simpo_equals_its_authors",
+                note="loss_type is `link`; adds sft_weight (0) times the likelihood of the chosen",
+            ),
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
+                source=TRL_CPO,
+                proof=f"{GOLDEN}::test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio",
+                note="simpo_gamma 0.5 is beta * gamma_beta_ratio; cpo_alpha 0. Its default cpo_alpha of 1 "
+                "adds the likelihood of the chosen: cpo_simpo@trl",
+            ),
+        ),
+    ),
+    Loss(
+        name="cpo_simpo",
+        kind="preference",
+        path=f"{PATH}:cpo_simpo",
+        summary="SimPO plus the likelihood of the chosen",
+        paper="fe1ixxu/CPO_SIMPO",
+        needs=("chosen", "rejected", "chosen_nll"),
+        parameters={
+            "beta": SIMPO_SCALE,
+            "gamma_beta_ratio": MARGIN,
+            "label_smoothing": LABEL_SMOOTHING,
+            "nll_weight": NLL_WEIGHT,
+        },
+        average=True,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0, "nll_weight": 1.0},
+                source=TRL_CPO,
+                proof=f"{LIVE}::test_cpo_simpo_equals_trl",
+                note='loss_type "simpo"; simpo_gamma 0.5 is beta * gamma_beta_ratio, cpo_alpha `nll_weight`; '
+                "its likelihood is one mean over the tokens of the batch",
+            ),
+        ),
+    ),
+    Loss(
+        name="alpha_po",
+        kind="preference",
+        path=f"{PATH}:alpha_po",
+        summary="SimPO with another shape of reward",
+        paper="arXiv 2501.03884",
+        needs=("chosen", "rejected"),
+        parameters={
+            "alpha": Parameter(REQUIRED, "shape of the reward; 0 is SimPO", example=0.25),
+            "beta": SIMPO_SCALE,
+            "gamma_beta_ratio": MARGIN,
+            "label_smoothing": LABEL_SMOOTHING,
+        },
+        average=True,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"alpha": 0.0, "beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
+                source=TRL_CPO,
+                proof=f"{GOLDEN}::test_alpha_po_equals_trl_cpo",
+                note='loss_type "alphapo"; with its default alpha of 0 that is SimPO; simpo_gamma 0.5 is '
+                "beta * gamma_beta_ratio",
+            ),
+        ),
+    ),
+    Loss(
+        name="cpo",
+        kind="preference",
+        path=f"{PATH}:cpo",
+        summary="DPO without a reference, plus the likelihood of the chosen",
+        paper="arXiv 2401.08417",
+        needs=("chosen", "rejected", "chosen_nll"),
+        parameters={
+            "beta": SCALE,
+            "label_smoothing": LABEL_SMOOTHING,
+            "nll_weight": NLL_WEIGHT,
+            "link": Parameter(
+                "sigmoid", "how the margin becomes a loss", choices=("sigmoid", "hinge", "square")
+            ),
+        },
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0, "link": "sigmoid"},
+                source=TRL_CPO,
+                proof=f"{LIVE}::test_cpo_equals_trl",
+                note='cpo_alpha is `nll_weight`; loss_type "ipo" is the link "square", on averages; its '
+                "likelihood is one mean over the tokens of the batch",
+            ),
+        ),
+    ),
+    Loss(
+        name="orpo",
+        kind="preference",
+        path=f"{PATH}:orpo",
+        summary="likelihood of the chosen, and a preference by odds",
+        paper="arXiv 2403.07691",
+        needs=("chosen", "rejected", "chosen_nll"),
+        parameters={"beta": Parameter(0.1, "the paper's lambda: weight of the odds ratio", low=0)},
+        average=True,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1},
+                source="trl/experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss @1.16.0",
+                proof=f"{LIVE}::test_orpo_equals_trl",
+                note="its likelihood is one mean over the tokens of the batch, prompts included",
+            ),
+        ),
+    ),
+    Loss(
+        name="tpo",
+        kind="preference",
+        path=f"{PATH}:tpo",
+        summary="CPO with the likelihood of a third, gold completion",
+        paper="arXiv 2405.16681",
+        needs=("chosen", "rejected", "gold_nll"),
+        parameters={"beta": TPO_SCALE, "label_smoothing": LABEL_SMOOTHING, "nll_weight": NLL_WEIGHT},
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
+                source=TRL_TPO,
+                proof=f"{LIVE}::test_tpo_equals_trl",
+                note='loss_type "sigmoid"; tpo_alpha is `nll_weight`',
+            ),
+        ),
+    ),
+    Loss(
+        name="tpo_l",
+        kind="preference",
+        path=f"{PATH}:tpo_l",
+        summary="TPO, length-averaged, with a target margin",
+        paper="arXiv 2405.16681",
+        needs=("chosen", "rejected", "gold_nll"),
+        parameters={
+            "gamma_beta_ratio": Parameter(REQUIRED, MARGIN.help, low=0, example=0.5),
+            "beta": TPO_SCALE,
+            "label_smoothing": LABEL_SMOOTHING,
+            "nll_weight": NLL_WEIGHT,
+        },
+        average=True,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"gamma_beta_ratio": 50.0, "beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
+                source=TRL_TPO,
+                proof=f"{LIVE}::test_tpo_l_equals_trl",
+                note='loss_type "tpo-l"; tpo_l_gamma 0.5 is beta * gamma_beta_ratio, tpo_alpha `nll_weight`',
+            ),
+        ),
+    ),
+    Loss(
+        name="sft",
+        kind="preference",
+        path=f"{PATH}:sft",
+        summary="the likelihood of the chosen alone",
+        paper="maximum likelihood",
+        needs=("chosen_nll",),
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                source=TRL,
+                proof=f"{GOLDEN}::test_sft_equals_trl_once_pairs_weigh_their_lengths",
+                note='loss_type "sft"; one mean over the tokens of the batch',
+            ),
+        ),
     ),
 )
+
+UNPAIRED_LOSSES = (
+    Loss(
+        name="kto",
+        kind="preference",
+        path=f"{PATH}:kto",
+        summary="a prospect-theoretic value of single completions",
+        paper="arXiv 2402.01306",
+        needs=(*UNPAIRED, "reference_kl"),
+        parameters={"beta": BETA} | WEIGHTS,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+                source=TRL_KTO,
+                proof=f"{LIVE}::test_kto_equals_trl",
+                note='loss_type "kto"; good completions first; reference_kl is a mean over ranks',
+            ),
+        ),
+    ),
+    Loss(
+        name="apo_zero_unpaired",
+        kind="preference",
+        path=f"{PATH}:apo_zero_unpaired",
+        summary="APO-zero of single completions: KTO anchored at 0",
+        paper="arXiv 2408.06266",
+        needs=UNPAIRED,
+        parameters={"beta": BETA} | WEIGHTS,
+        proof=ORACLE,
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+                source=TRL_KTO,
+                proof=f"{LIVE}::test_apo_zero_unpaired_equals_trl",
+                note='loss_type "apo_zero_unpaired"; good completions first',
+            ),
+        ),
+    ),
+    Loss(
+        name="bco",
+        kind="preference",
+        path=f"{PATH}:bco",
+        summary="a binary classifier of single completions",
+        paper="arXiv 2404.04656",
+        needs=(*UNPAIRED, "reward_shift"),
+        parameters={"beta": BETA} | WEIGHTS,
+        proof=ORACLE,
+    ),
+)
+
+LOSSES = (*MARGIN_LOSSES, *SEPARATE_LOSSES, *REFERENCE_FREE_LOSSES, *UNPAIRED_LOSSES)

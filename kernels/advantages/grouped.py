@@ -1,25 +1,29 @@
 """Group-relative advantages: how much better a rollout did than the others of its prompt.
 
 `rewards` is [rows], one per rollout, and `group_ids` says which rows share a prompt, in any order and
-of any size. `mask` leaves rows out (unscorable rollouts): they count nowhere and get 0. Everything is
-vectorised, without a host sync; the number of groups is never read back.
+of any size. `mask` leaves rows out (unscorable rollouts): they count nowhere and get 0.
 
 Advantages are per sequence: `unsqueeze(-1)` makes them broadcast over tokens. They carry no gradient.
-A group whose rewards are all equal gets exactly 0: deviations are taken from the group's minimum, and
-a standard deviation below one rounding unit of the largest reward counts as none.
+A group whose rewards are all equal gets exactly 0: a standard deviation within one rounding unit of the
+mean counts as none. A NaN reward of a live row makes its whole group NaN, and no other.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, keep
-
-Rewards = Float[Tensor, " rows"]
-GroupIds = Int[Tensor, " rows"]
-RowMask = Bool[Tensor, " rows"]
+from composer_plugins.kernels.advantages.groups import (
+    GroupIds,
+    Lengths,
+    Pools,
+    Rewards,
+    RowMask,
+    Singleton,
+    deviations,
+    grouped,
+    with_singletons,
+)
+from composer_plugins.kernels.masking import at_least_float32
 
 
 def grpo(
@@ -27,39 +31,40 @@ def grpo(
     group_ids: GroupIds,
     mask: RowMask | None = None,
     *,
-    scale: Literal["group", "batch"] = "group",
+    scale: Literal["group", "batch", "none"] = "group",
     ddof: int = 1,
     eps: float = 1e-6,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
 ) -> Rewards:
     """GRPO: A_i = (R_i - mean_group) / (std + eps).
 
-    `scale="batch"` divides by the standard deviation of the whole batch's rewards (TRL, REINFORCE++).
+    `scale="batch"` divides by the standard deviation of the whole batch's rewards, "none" by nothing.
     `ddof=1` is torch's sample deviation, as in verl, TRL and OpenRLHF; open-instruct uses 0.
     eps: verl 1e-6, TRL 1e-4, r1-zero 1e-8. A group of one row has no baseline: 0, or with
-    `singleton="raw"` R / (1 + eps), which is what verl's loop does.
+    `singleton="raw"` R / (1 + eps), which is what verl's loop does (R without a scale).
     Source: arXiv 2402.03300 section 4.1.2; verl 0.9.1 compute_grpo_outcome_advantage; TRL 1.16
     grpo_trainer.py _generate_and_score_completions.
     """
-    group = _group(rewards, group_ids, mask)
+    group = deviations(rewards, grouped(group_ids, mask))
+    if scale == "none":
+        return with_singletons(group.flattened(), group, rewards, singleton)
     if scale == "group":
-        std = group.std(ddof)
+        scaled = group.scaled(ddof, eps)
     elif scale == "batch":
-        std = _group(rewards, torch.zeros_like(group_ids), mask).std(ddof)
+        scaled = group.value * deviations(rewards, Pools(None, mask)).over_std(ddof, eps)
     else:
-        raise ValueError(f"scale is {scale!r}; known: 'group', 'batch' (without a scale: dr_grpo)")
-    # Where std is 0 the deviation is rounding noise, and a small eps would blow it up.
-    scaled = torch.where(std == 0, 0.0, group.deviation / (std + eps))
-    return _with_singletons(scaled, group, rewards / (1 + eps), singleton)
+        raise ValueError(f"scale is {scale!r}; known: 'group', 'batch', 'none'")
+    return with_singletons(scaled, group, rewards / (1 + eps), singleton)
 
 
-def dr_grpo(rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None) -> Rewards:
+def dr_grpo(
+    rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None, *, singleton: Singleton = "zero"
+) -> Rewards:
     """Dr. GRPO: A_i = R_i - mean_group; without the std, which favours too easy and too hard prompts.
 
     Source: arXiv 2503.20783; sail-sg/understand-r1-zero train_zero_math.py@dfca49d. Also PRIME-RL's grpo.
     """
-    group = _group(rewards, group_ids, mask)
-    return keep(torch.where(group.std(0) == 0, 0.0, group.deviation), group.live)
+    return grpo(rewards, group_ids, mask, scale="none", singleton=singleton)
 
 
 def rloo(
@@ -67,71 +72,103 @@ def rloo(
     group_ids: GroupIds,
     mask: RowMask | None = None,
     *,
-    singleton: Literal["zero", "raw"] = "zero",
+    singleton: Singleton = "zero",
 ) -> Rewards:
     """RLOO: A_i = R_i - mean of the *other* rewards of the group = (R_i - mean_group) n / (n - 1).
 
     A group of one row gets 0 (verl's vectorised version) or, with `singleton="raw"`, R (verl's loop).
     Source: arXiv 2402.14740; verl 0.9.1 compute_rloo_outcome_advantage.
     """
-    group = _group(rewards, group_ids, mask)
-    n = group.size
-    left_out = torch.where(group.std(0) == 0, 0.0, group.deviation * n / (n - 1).clamp(min=1))
-    return _with_singletons(left_out, group, rewards, singleton)
+    group = deviations(rewards, grouped(group_ids, mask))
+    left_out = group.flattened() * group.pools.rows(group.size / (group.size - 1).clamp(min=1))
+    return with_singletons(left_out, group, rewards, singleton)
 
 
-class _Group(NamedTuple):
-    """Of every row: its group's size, its deviation from the group's mean, and what a std needs."""
+def maxrl(rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None) -> Rewards:
+    """MaxRL: A_i = (R_i - mean_group) / mean_group, and 0 where the group's mean is not above 0.
 
-    size: Float[Tensor, " rows"]
-    deviation: Float[Tensor, " rows"]
-    squares: Float[Tensor, " rows"]
-    rounding: Float[Tensor, " rows"]
-    live: RowMask
-
-    def std(self, ddof: int) -> Float[Tensor, " rows"]:
-        """The group's standard deviation, exactly 0 where it is rounding noise or n <= ddof."""
-        std = (self.squares / (self.size - ddof).clamp(min=1)).sqrt()
-        is_noise = (std <= self.rounding) | (self.size <= ddof)
-        return torch.where(is_noise, 0.0, std)
+    Dividing by the success rate weights hard prompts as the gradient of log success does: with rewards
+    of 0 and 1 it averages the score over the successes alone. A group of one gets 0.
+    Source: arXiv 2602.02710; PRIME-RL@559b447 max_rl.
+    """
+    group = deviations(rewards, grouped(group_ids, mask))
+    mean = group.pools.rows(torch.where(group.mean <= 0, torch.inf, group.mean))
+    return group.pools.keep(group.flattened() / mean)
 
 
-def _group(rewards: Rewards, group_ids: GroupIds, mask: RowMask | None) -> _Group:
-    live = torch.ones_like(group_ids, dtype=torch.bool) if mask is None else mask
-    r = at_least_float32(rewards).detach()
-    index = _dense(group_ids)
-
-    def total(x: Tensor) -> Tensor:
-        return torch.zeros_like(x).index_add(0, index, keep(x, live))[index]
-
-    def extreme(x: Tensor, reduce: Literal["amin", "amax"], start: float) -> Tensor:
-        slots = torch.full_like(x, start)
-        return slots.scatter_reduce(0, index, torch.where(live, x, start), reduce)[index]
-
-    count = total(torch.ones_like(r))
-    # Equal rewards are exactly 0 away from their minimum, whatever their magnitude; their mean, rounded,
-    # need not equal them (eight times 0.1 in float32).
-    above = keep(r - extreme(r, "amin", float("inf")), live)
-    deviation = keep(above - total(above) / count.clamp(min=1), live)
-    largest = extreme(r.abs(), "amax", 0.0)
-    rounding = torch.finfo(r.dtype).eps * largest
-    return _Group(count, deviation, total(deviation.square()), rounding, live)
-
-
-def _dense(group_ids: GroupIds) -> Int[Tensor, " rows"]:
-    """Group ids renumbered 0, 1, 2 ... by size of id: a sort, because `unique` would sync the host."""
-    order = torch.argsort(group_ids, stable=True)
-    ranked = group_ids[order]
-    ranks = torch.zeros_like(ranked)
-    ranks[1:] = (ranked[1:] != ranked[:-1]).cumsum(0)
-    return torch.empty_like(ranks).scatter(0, order, ranks)
-
-
-def _with_singletons(
-    advantages: Rewards, group: _Group, raw: Rewards, singleton: Literal["zero", "raw"]
+def opo(
+    rewards: Rewards,
+    group_ids: GroupIds,
+    lengths: Lengths,
+    mask: RowMask | None = None,
+    *,
+    singleton: Singleton = "zero",
 ) -> Rewards:
-    if singleton == "raw":
-        advantages = torch.where(group.size == 1, at_least_float32(raw).detach(), advantages)
-    elif singleton != "zero":
-        raise ValueError(f"singleton is {singleton!r}; known: 'zero', 'raw'")
-    return keep(advantages, group.live)
+    """OPO: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|, the baseline of least variance.
+
+    It assumes that the squared norm of a sequence's gradient grows with its length. `lengths` counts
+    live tokens; where a whole group has none, its baseline is the plain mean.
+    Source: arXiv 2505.23585; verl 0.9.1 compute_opo_outcome_advantage.
+    """
+    group = deviations(rewards, grouped(group_ids, mask))
+    equal = group.flattened()
+    lengths = lengths.to(group.value.dtype)
+    weight = group.pools.sum(lengths)
+    baseline = group.pools.sum(lengths * equal) / torch.where(weight == 0, 1.0, weight)
+    return with_singletons(equal - group.pools.rows(baseline), group, rewards, singleton)
+
+
+def gpg(
+    rewards: Rewards,
+    group_ids: GroupIds,
+    mask: RowMask | None = None,
+    *,
+    f_norm: float = 1.0,
+    singleton: Singleton = "zero",
+) -> Rewards:
+    """GPG: A_i = alpha (R_i - mean_group) / f_norm, with alpha = rows of the batch / rows with R != 0.
+
+    alpha makes up for groups without a signal; a batch of zeros gets 0. It is the batch's: to cut a
+    batch into micro-batches, take advantages first.
+    Source: arXiv 2504.02546; verl 0.9.1 compute_gpg_outcome_advantage, from which alpha's count of
+    rewards, where the paper counts groups.
+    """
+    group = deviations(rewards, grouped(group_ids, mask))
+    batch, r = Pools(None, mask), at_least_float32(rewards).detach()
+    alpha = batch.sum(torch.ones_like(r)) / batch.sum((r != 0).to(r.dtype)).clamp(min=1)
+    scaled = group.flattened() * (alpha / f_norm)
+    return with_singletons(scaled, group, r * (alpha / f_norm), singleton)
+
+
+def pass_at_k(
+    rewards: Rewards,
+    group_ids: GroupIds,
+    mask: RowMask | None = None,
+    *,
+    scale: Literal["group", "none"] = "none",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Rewards:
+    """Pass@k: only the best of a group has an advantage, by how much it beats the second best.
+
+        A_i = R_(1) - R_(2) for the best row, 0 for the others; with scale="group" over (std + eps)
+
+    Two rows that share the best reward beat nothing: 0. So does a group of one, where verl raises.
+    Source: arXiv 2503.19595; verl 0.9.1 compute_grpo_passk_outcome_advantage (scaled by default).
+    """
+    pools = grouped(group_ids, mask)
+    group = deviations(rewards, pools)
+    best = pools.max(group.value)
+    is_best = group.value == pools.rows(best)
+    second = pools.max(torch.where(is_best, -torch.inf, group.value))
+    ties = pools.sum(is_best.to(group.value.dtype))
+    # Nobody is second in a group of one; a NaN must not lose to `is_best`, which is False for it.
+    lead = torch.where((ties == 1) & (group.size > 1), best - second, 0.0)
+    lead = torch.where(group.mean.isnan(), torch.nan, lead)
+    if scale == "group":
+        lead = lead * group.over_std(ddof, eps)
+    elif scale == "none":
+        lead = torch.where(group.is_flat(group.std(0)), 0.0, lead)
+    else:
+        raise ValueError(f"scale is {scale!r}; known: 'group', 'none'")
+    return pools.keep(torch.where(is_best | group.value.isnan(), pools.rows(lead), 0.0))

@@ -1,0 +1,426 @@
+"""Policy losses that hold tokens back: by a trust region, an importance mask, a covariance; and those of
+on-policy distillation."""
+
+import math
+from dataclasses import replace
+
+from composer_plugins.bundled.shared import KERNELS, LOG_RATIO_CLAMP, TINY
+from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
+
+ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
+TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
+OLD = ("logprobs", "old_logprobs", "advantages", "mask")
+DISTILLED = ("logprobs", "rollout_logprobs", "teacher_logprobs", "mask")
+
+WEIGHT_CAP = Parameter(None, "the ratio, as a weight, is capped here; Stable-RL 10, verl 3", low=TINY)
+FORM = Parameter(
+    "score", "-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio")
+)
+RATIO_FORM = replace(FORM, default="ratio")
+ADV_TAU = Parameter(1.0, "scales the advantage", low=0)
+KL_TAU = Parameter(0.0, "adds this times the squared log ratio at every live token", low=0)
+CLIPS = {
+    "clip_low": Parameter(0.2, "the ratio is clipped below at 1 - clip_low", low=0, high=1),
+    "clip_high": Parameter(0.2, "the ratio is clipped above at 1 + clip_high", low=0),
+}
+
+STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_loss_with_mask @c6af1d1"
+PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
+REGIONS = "test_kernels_regions_golden.py"
+PRIME = "test_kernels_prime_rl_golden.py"
+COVARIANCE = "test_kernels_covariance.py"
+DISTILLATION = "test_kernels_distilled.py"
+
+
+def region(what: str, default: float, high: float) -> dict[str, Parameter]:
+    """How far a probability may move."""
+    return {
+        f"{what}_low": Parameter(default, "how far down a token may move (A < 0)", low=0, high=high),
+        f"{what}_high": Parameter(default, "how far up a token may move (A > 0)", low=0, high=high),
+    }
+
+
+def lowest(default: float | None, what: str) -> Parameter:
+    """A lower bound on a ratio; 1, no change at all, is within every bound."""
+    return Parameter(default, what, low=0, high=1)
+
+
+def highest(default: float | None, what: str) -> Parameter:
+    """An upper bound on a ratio."""
+    return Parameter(default, what, low=1)
+
+
+LOSSES = (
+    Loss(
+        name="dppo_tv",
+        kind="policy",
+        path=f"{KERNELS}.policy:dppo_tv",
+        summary="REINFORCE while the token's probability stays near the rollout's",
+        paper="arXiv 2602.04879",
+        needs=ROLLOUT,
+        optional=("region_logprobs",),
+        parameters=region("tv", 0.2, 1)
+        | {
+            "ratio_cap": WEIGHT_CAP,
+            "log_ratio_clamp": LOG_RATIO_CLAMP,
+            "form": FORM,
+            "adv_tau": ADV_TAU,
+            "kl_tau": KL_TAU,
+        },
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="stable-rl",
+                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 10.0},
+                source=f"{STABLE_RL} (loss_mode dppo_binary_tv)",
+                proof=f"{REGIONS}::test_losses_equal_stable_rl",
+                note="clip_ratio_low, clip_ratio_high, clip_ratio_c; its mode dppo_binary_tv_recompute is "
+                "region_logprobs = old_logprobs",
+            ),
+            Dialect(
+                upstream="verl",
+                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_dppo_tv",
+                proof=f"{REGIONS}::test_dppo_tv_equals_verl",
+                note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 20 in the "
+                "function, 10000 in its example); the rollout policy is its old_log_prob",
+            ),
+            Dialect(
+                upstream="prime-rl",
+                params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
+                source=f"PRIME-RL {PRIME_RL} default_loss_fn, v0.6.0 to @559b447",
+                proof=f"{PRIME}::test_losses_equal_prime_rl",
+                note="dppo_mask_low, dppo_mask_high; loss_weights multiply the loss per token; removed "
+                "upstream on 2026-08-27, where ipo is the default since",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
+    ),
+    Loss(
+        name="dppo_kl",
+        kind="policy",
+        path=f"{KERNELS}.policy:dppo_kl",
+        summary="as dppo_tv, measured by a Bernoulli KL",
+        paper="arXiv 2602.04879",
+        needs=ROLLOUT,
+        optional=("region_logprobs",),
+        parameters=region("kl", 0.05, math.inf)
+        | {"ratio_cap": WEIGHT_CAP, "log_ratio_clamp": LOG_RATIO_CLAMP, "form": FORM},
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="stable-rl",
+                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 10.0},
+                source=f"{STABLE_RL} (loss_mode dppo_binary_kl)",
+                proof=f"{REGIONS}::test_losses_equal_stable_rl",
+                note="its regions default to the actor's clip_ratio, 0.2, whatever they measure; mode "
+                "dppo_binary_kl_recompute is region_logprobs = old_logprobs",
+            ),
+            Dialect(
+                upstream="verl",
+                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_dppo_kl",
+                proof=f"{REGIONS}::test_dppo_kl_equals_verl",
+                note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_a_region_by_binary_kl_keeps_what_the_paper_keeps",
+    ),
+    Loss(
+        name="dppo_topk_tv",
+        kind="policy",
+        path=f"{KERNELS}.policy:dppo_topk_tv",
+        summary="as dppo_tv, measured over the k likeliest tokens and the rest",
+        paper="arXiv 2602.04879",
+        needs=TOP_K,
+        parameters=region("tv", 0.2, 1) | {"ratio_cap": WEIGHT_CAP, "form": FORM},
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="stable-rl",
+                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 10.0},
+                source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
+                proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
+                note="the distance is compared; the mask around it is held by test_kernels_regions.py",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+    ),
+    Loss(
+        name="dppo_topk_kl",
+        kind="policy",
+        path=f"{KERNELS}.policy:dppo_topk_kl",
+        summary="as dppo_topk_tv, measured by a KL",
+        paper="arXiv 2602.04879",
+        needs=TOP_K,
+        parameters=region("kl", 0.05, math.inf) | {"ratio_cap": WEIGHT_CAP, "form": FORM},
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="stable-rl",
+                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 10.0},
+                source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
+                proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
+                note="the distance is compared; the mask around it is held by test_kernels_regions.py",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+    ),
+    Loss(
+        name="ipo",
+        kind="policy",
+        path=f"{KERNELS}.policy:ipo",
+        summary="dppo_tv with a symmetric region and a squared drift (not the preference loss)",
+        paper=f"PRIME-RL {PRIME_RL} (INTELLECT policy optimisation)",
+        needs=ROLLOUT,
+        parameters=region("tv", 0.1, 1)
+        | {"form": RATIO_FORM, "adv_tau": ADV_TAU, "kl_tau": replace(KL_TAU, default=1e-3)},
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="prime-rl",
+                params={"tv_low": 0.1, "tv_high": 0.1, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
+                source=f"PRIME-RL {PRIME_RL} ipo_loss_fn, v0.6.0 to @559b447",
+                proof=f"{PRIME}::test_losses_equal_prime_rl",
+                note="ipo_threshold is both bounds (eps since 2026-08-27)",
+            ),
+            Dialect(
+                upstream="prime-rl<0.6",
+                params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
+                source=f"PRIME-RL v0.5.0 {PRIME_RL}@63331ad default_loss_fn",
+                proof=f"{PRIME}::test_losses_equal_prime_rl_v0_5",
+                note="ipo_mask_low, ipo_mask_high; its teacher_tau adds teacher_tau (log T - log pi) to the "
+                "advantage",
+            ),
+        ),
+        proof=f"{PRIME}::test_losses_equal_prime_rl",
+    ),
+    Loss(
+        name="minirl",
+        kind="policy",
+        path=f"{KERNELS}.policy:minirl",
+        summary="PPO's clip as a mask, on REINFORCE weighted by the rollout's ratio",
+        paper="arXiv 2512.01374",
+        needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
+        parameters={
+            "clip_low": Parameter(
+                REQUIRED, "a token of A < 0 stops below 1 - clip_low", low=0, high=1, example=0.2
+            ),
+            "clip_high": Parameter(
+                REQUIRED, "a token of A > 0 stops above 1 + clip_high", low=0, example=0.2
+            ),
+            "ratio_cap": WEIGHT_CAP,
+        },
+        mode="seq-mean-token-sum",
+        dialects=(
+            Dialect(
+                upstream="stable-rl",
+                params={"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 10.0},
+                source=f"{STABLE_RL} (loss_mode ppo_recompute)",
+                proof=f"{REGIONS}::test_losses_equal_stable_rl",
+                note="its mode ppo is old_logprobs = rollout_logprobs; token-mean by default",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts",
+    ),
+    Loss(
+        name="masked_is",
+        kind="policy",
+        path=f"{KERNELS}.policy:masked_is",
+        summary="REINFORCE by the rollout's ratio, dropping what is too far off on either side",
+        paper="arXiv 2512.16144",
+        needs=ROLLOUT,
+        parameters={
+            "token_low": lowest(0.125, "a token below this ratio is dropped"),
+            "token_high": highest(8.0, "a token above this ratio is dropped"),
+            "geo_low": lowest(None, "a sequence whose mean ratio is below this is dropped"),
+            "geo_high": highest(None, "a sequence whose mean ratio is above this is dropped"),
+            "sequence_low": lowest(None, "a sequence with any token below this ratio is dropped"),
+            "sequence_high": highest(None, "a sequence with any token above this ratio is dropped"),
+            "level": Parameter(
+                "token",
+                "whose ratio is the weight: the token's, or the product",
+                choices=("token", "sequence"),
+            ),
+            "ratio_cap": WEIGHT_CAP,
+            "adv_tau": ADV_TAU,
+            "kl_tau": Parameter(0.0, "subtracts this times the log ratio from the advantage", low=0),
+        },
+        mode="token-sum",
+        dialects=(
+            Dialect(
+                upstream="prime-rl<0.5",
+                params={
+                    "token_low": 0.125,
+                    "token_high": 8.0,
+                    "geo_low": 0.1,
+                    "geo_high": 10.0,
+                    "sequence_low": 0.0,
+                    "sequence_high": 100.0,
+                    "level": "token",
+                    "adv_tau": 1.0,
+                    "kl_tau": 0.0,
+                },
+                source=f"PRIME-RL v0.4.0 {PRIME_RL}@f870f3c default_loss_fn",
+                proof=f"{PRIME}::test_losses_equal_prime_rl_v0_4",
+                note="token_mask_*, geo_mask_*, sequence_mask_*, ratio_type; with ratio_type sequence, "
+                "sequence_clip_high (10) is ratio_cap; teacher_tau adds teacher_tau (log T - log pi) to the "
+                "advantage",
+            ),
+        ),
+        proof=f"{PRIME}::test_losses_equal_prime_rl",
+    ),
+    Loss(
+        name="opsm",
+        kind="policy",
+        path=f"{KERNELS}.policy:opsm",
+        summary="GRPO without the bad answers that the policy has drifted away from",
+        paper="arXiv 2512.02556",
+        needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
+        parameters={
+            "threshold": Parameter(
+                REQUIRED, "drift that drops a sequence of A < 0, in nats per token", low=0, example=0.5
+            )
+        }
+        | CLIPS,
+        mode="seq-mean-token-mean",
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
+                source="TRL 1.16 trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
+                proof=f"{REGIONS}::test_opsm_equals_trl",
+                note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
+                "decides the denominator",
+            ),
+        ),
+        proof="test_kernels_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
+    ),
+    Loss(
+        name="clip_cov",
+        kind="policy",
+        path=f"{KERNELS}.policy:clip_cov",
+        summary="GRPO without a few random tokens of high covariance",
+        paper="arXiv 2505.22617",
+        needs=OLD,
+        optional=("generator", "uniform"),
+        parameters=CLIPS
+        | {
+            "cov_ratio": Parameter(2e-4, "share of the live tokens that lose their loss", low=0, high=1),
+            "cov_low": Parameter(1.0, "only tokens of more covariance are drawn"),
+            "cov_high": Parameter(5.0, "only tokens of less covariance are drawn"),
+        },
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="verl",
+                params={
+                    "clip_low": 0.2,
+                    "clip_high": 0.2,
+                    "cov_ratio": 2e-4,
+                    "cov_low": 1.0,
+                    "cov_high": 5.0,
+                },
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_clip_cov",
+                proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
+                note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
+            ),
+        ),
+        proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    Loss(
+        name="kl_cov",
+        kind="policy",
+        path=f"{KERNELS}.policy:kl_cov",
+        summary="policy gradient that holds the tokens of highest covariance",
+        paper="arXiv 2505.22617",
+        needs=OLD,
+        parameters={
+            "cov_ratio": Parameter(2e-3, "share of the live tokens that are held", low=0, high=1),
+            "kl_coef": Parameter(1.0, "weight of |log ratio| on these tokens", low=0),
+        },
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="verl",
+                params={"cov_ratio": 2e-4, "kl_coef": 0.1},
+                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_kl_cov",
+                proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
+                note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
+            ),
+        ),
+        proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    Loss(
+        name="opd",
+        kind="policy",
+        path=f"{KERNELS}.policy:opd",
+        summary="policy gradient on a teacher's log-ratio of the sampled tokens",
+        paper="thinkingmachines.ai/blog/on-policy-distillation",
+        needs=DISTILLED,
+        optional=("advantages",),
+        parameters={"kl_coef": Parameter(1.0, "weight of the teacher beside the task", low=0)},
+        mode="token-sum",
+        dialects=(
+            Dialect(
+                upstream="tinker",
+                params={"kl_coef": 1.0},
+                source="tinker-cookbook distillation/train_on_policy.py incorporate_kl_penalty",
+                proof="no reference obtainable: the loss runs inside Tinker's service",
+                note="kl_penalty_coef; kl_discount_factor other than 0 is not here",
+            ),
+        ),
+        proof=f"{DISTILLATION}::test_opd_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+    Loss(
+        name="ref_kl",
+        kind="policy",
+        path=f"{KERNELS}.policy:ref_kl",
+        summary="as opd, in a one-sided trust region and with a squared drift",
+        paper=f"PRIME-RL {PRIME_RL}",
+        needs=DISTILLED,
+        optional=("advantages",),
+        parameters=region("tv", 0.2, 1) | {"kl_tau": replace(KL_TAU, default=1e-3), "form": RATIO_FORM},
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="prime-rl",
+                params={"tv_low": 0.2, "kl_tau": 1e-3, "form": "ratio"},
+                source=f"PRIME-RL {PRIME_RL} ref_kl_loss_fn, v0.7.0 to @559b447",
+                proof=f"{PRIME}::test_losses_equal_prime_rl",
+                note="its constants are in the code; the teacher is its ref_logprobs; without advantages",
+            ),
+            Dialect(
+                upstream="prime-rl<0.7",
+                params={"tv_low": 0.2, "tv_high": 0.2, "kl_tau": 1e-3, "form": "ratio"},
+                source=f"PRIME-RL v0.6.0 {PRIME_RL}@38494cc opd_loss_fn",
+                proof=f"{PRIME}::test_losses_equal_prime_rl_v0_6",
+                note="called opd; the task's advantages choose the side of its region",
+            ),
+        ),
+        proof=f"{PRIME}::test_losses_equal_prime_rl",
+    ),
+    Loss(
+        name="iw_opd",
+        kind="policy",
+        path=f"{KERNELS}.policy:iw_opd",
+        summary="on-policy distillation that weighs early disagreement more",
+        paper="arXiv 2606.22600",
+        needs=DISTILLED,
+        parameters={
+            "gamma": Parameter(0.5, "the first token weighs 1 + gamma", low=0),
+            "eps": Parameter(1e-8, "least total disagreement of a sequence", low=TINY),
+        },
+        mode="token-mean",
+        dialects=(
+            Dialect(
+                upstream="trl",
+                params={"gamma": 0.5, "eps": 1e-8},
+                source="TRL 1.16 experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
+                proof="test_trl_distilled.py::test_iw_opd_equals_trl",
+                note="iw_opd_gamma, iw_opd_epsilon",
+            ),
+        ),
+        proof=f"{DISTILLATION}::test_iw_opd_is_what_a_loop_over_tokens_makes_of_it",
+    ),
+)

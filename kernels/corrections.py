@@ -1,0 +1,119 @@
+"""Weights between the old (trainer's) and the rollout (inference engine's) policy, per token.
+
+The engine that samples computes other probabilities than the trainer, in other precision and often with
+older weights. Such a weight w = old / rollout multiplies any token loss (`corrected`). It is detached, and
+0 where the mask is False.
+
+    level "token"       w_t = exp(d_t),         d_t = log old(y_t) - log rollout(y_t)
+    level "sequence"    w = exp(sum_t d_t)      one per row: unbiased, of high variance
+    level "geometric"   w = exp(mean_t d_t)     one per row, independent of length
+
+With `normalise` weights are divided by their mean: over live tokens, or with one weight per row over rows
+with a live token. That takes the whole batch.
+NaN in `rollout_logprobs` at a live token gives NaN: mask the tokens whose probability is not known.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.masking import keep, masked_sum, safe_exp
+from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
+
+Tokens = Float[Tensor, "*batch tokens"]
+Mask = Bool[Tensor, "*batch tokens"]
+Level = Literal["token", "sequence", "geometric"]
+
+
+def tis(
+    old_logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    mask: Mask,
+    *,
+    cap: float = 2.0,
+    floor: float | None = None,
+    level: Level = "token",
+    log_ratio_clamp: float | None = None,
+    normalise: bool = False,
+) -> Tokens:
+    """Truncated importance sampling: min(w, cap), and at least `floor` where one is given.
+
+    Source: https://fengyao.notion.site/off-policy-rl; verl 0.9.1 trainer/ppo/rollout_corr_helper.py
+    compute_rollout_correction_weights; TRL 1.16 grpo_trainer.py vllm_importance_sampling_mode *_truncate.
+    """
+    w = _weights(old_logprobs, rollout_logprobs, mask, level, log_ratio_clamp)
+    return _finished(w.clamp(min=floor, max=cap), mask, level, normalise)
+
+
+def mis(
+    old_logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    mask: Mask,
+    *,
+    high: float,
+    low: float | None = None,
+    level: Level = "sequence",
+    log_ratio_clamp: float | None = None,
+    normalise: bool = False,
+) -> Tokens:
+    """Masked importance sampling: w where low <= w <= high, 0 elsewhere; no `low` means no lower bound.
+
+    Source: https://richardli.xyz/rl-collapse; TRL 1.16 grpo_trainer.py vllm_importance_sampling_mode
+    *_mask; verl 0.9.1 rollout_corr_helper.py compute_rollout_correction_weights ("low_high").
+    """
+    w = _weights(old_logprobs, rollout_logprobs, mask, level, log_ratio_clamp)
+    outside = w > high
+    if low is not None:
+        outside = outside | (w < low)
+    return _finished(torch.where(outside, 0.0, w), mask, level, normalise)
+
+
+def icepop(
+    old_logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    mask: Mask,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+    log_ratio_clamp: float | None = None,
+    normalise: bool = False,
+) -> Tokens:
+    """IcePop: `mis` per token with a bound on either side.
+
+    Source: arXiv 2510.18855 (Ring-1T) section 3.2; verl 0.9.1 rollout_corr_helper.py ("low_high").
+    """
+    w = _weights(old_logprobs, rollout_logprobs, mask, "token", log_ratio_clamp)
+    return _finished(torch.where((w < low) | (w > high), 0.0, w), mask, "token", normalise)
+
+
+def corrected(token: TokenLoss, weights: Tokens, mask: Mask) -> TokenLoss:
+    """A loss per token times its correction; "correction" joins the metrics."""
+    loss = keep(token.loss * weights.detach(), mask)
+    return TokenLoss(loss, {**token.metrics, "correction": Metric(weights.detach(), mask)})
+
+
+def _weights(old: Tokens, rollout: Tokens, mask: Mask, level: Level, clamp: float | None) -> Tokens:
+    log_w = log_ratio(old, rollout, mask).detach()
+    if level == "sequence":
+        log_w = masked_sum(log_w, mask, keepdim=True)
+    elif level == "geometric":
+        log_w = sequence_log_ratio(log_w, mask)
+    elif level != "token":
+        raise ValueError(f"level is {level!r}; known: 'token', 'sequence', 'geometric'")
+    if clamp is not None:
+        log_w = log_w.clamp(-clamp, clamp)
+    return safe_exp(log_w).expand(mask.shape)
+
+
+def _finished(w: Tokens, mask: Mask, level: Level, normalise: bool) -> Tokens:
+    w = keep(w, mask)
+    if not normalise:
+        return w
+    if level == "token":
+        mean = w.sum() / mask.sum().clamp(min=1)
+    else:
+        mean = (w.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / mask.any(-1).sum().clamp(min=1)
+    return torch.where(mean == 0, w, w / mean)

@@ -1,0 +1,197 @@
+"""Forward KL, reverse KL and generalized JSD over a whole vocabulary, in one pass and little memory.
+
+Autograd would keep some ten tensors of [tokens, vocab]. Here value and gradient are computed together, a
+few rows at a time while they are in the cache, and all that is kept is the gradient in the student's logits.
+
+With S, T = softmax(z / temperature) of student and teacher, M = beta T + (1 - beta) S, and all in nats:
+
+    x      = beta sum_v T (log T - log M) + (1 - beta) sum_v S (log S - log M)
+    dx/dS  = (1 - beta) (log S - log M)              as sum_v (dM - dM) cancels: M sums to 1
+    dx/dz  = (1 - beta) S ((log S - log M) - KL(S || M)) / temperature
+
+and at the ends, where x is a full KL by convention:
+
+    beta = 0:  x = sum_v T (log T - log S),   dx/dz = (S - T) / temperature
+    beta = 1:  x = sum_v S (log S - log T),   dx/dz = S ((log S - log T) - x) / temperature
+
+The last step of each is the derivative of a softmax, S (dx/dS - sum_v S dx/dS).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.masking import keep
+
+Logits = Float[Tensor, "*batch tokens vocab"]
+Mask = Bool[Tensor, "*batch tokens"]
+Tile = Float[Tensor, "rows tokens vocab"]
+PerToken = Float[Tensor, "rows tokens"]
+
+# Elements in a tile: five tiles of 2^18 float32 fit a second-level cache; a GPU wants few, large kernels.
+CPU_TILE, GPU_TILE = 2**18, 2**25
+
+
+def generalized_jsd(
+    student_logits: Logits,
+    teacher_logits: Logits,
+    mask: Mask,
+    *,
+    beta: float,
+    temperature: float,
+) -> Float[Tensor, "*batch tokens"]:
+    """As `jsd`, `forward_kl` (beta = 0) and `reverse_kl` (beta = 1), on the whole vocabulary.
+
+    Differentiable once, in the student; a second derivative raises. The gradient is kept in the dtype of
+    the logits (float32 for float16, whose small numbers a loss scale comes too late for).
+    """
+    wanted = torch.is_grad_enabled() and student_logits.requires_grad
+    tensors = student_logits, teacher_logits.detach(), mask, student_logits[..., 0]
+    loss, _ = _GeneralizedJsd.apply(*tensors, beta, temperature, wanted)  # type: ignore[no-untyped-call]
+    return keep(loss, mask)
+
+
+def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Float[Tensor, "*batch tokens"]:
+    """-sum_v P log P of softmax(logits / temperature), in nats and without gradient; 0 where masked."""
+    logits, dtype = logits.detach(), torch.promote_types(logits.dtype, torch.float32)
+    value = logits.new_empty(mask.shape, dtype=dtype)
+    for tile in _tiles(logits):
+        log_p = _log_softmax(_by_rows(logits)[tile], temperature, dtype)
+        value.view(_by_rows(logits).shape[:2])[tile] = _entropy(log_p)
+    return keep(value, mask)
+
+
+class _GeneralizedJsd(torch.autograd.Function):
+    """(loss, gradient of each token's loss in the student's logits), the latter not differentiable.
+
+    `anchor` is in the student's graph without holding its logits: through it a second derivative raises.
+    """
+
+    @staticmethod
+    def forward(
+        student: Tensor,
+        teacher: Tensor,
+        mask: Tensor,
+        anchor: Tensor,
+        beta: float,
+        temperature: float,
+        wanted: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)
+        loss = torch.empty(mask.shape, dtype=dtype, device=student.device)
+        kept = torch.float32 if student.dtype == torch.float16 else student.dtype
+        shape = student.shape if wanted else ()
+        gradient = torch.empty(shape, dtype=kept, device=student.device)
+        students, teachers = _by_rows(student), _by_rows(teacher)
+        masks, losses = mask.reshape(students.shape[:2]), loss.view(students.shape[:2])
+        for tile in _tiles(student):
+            s = _log_softmax(students[tile], temperature, dtype)
+            t = _log_softmax(teachers[tile], temperature, dtype)
+            losses[tile], slope = _value_and_slope(s, t, beta)
+            if wanted:
+                slope.div_(temperature).masked_fill_(~masks[tile].unsqueeze(-1), 0.0)
+                gradient.view(students.shape)[tile] = slope
+        return loss, gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)  # of the second output it would be a tensor of zeros
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], inputs[3])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, by_loss: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if by_loss is None:
+            return (None,) * 7
+        gradient, anchor = ctx.saved_tensors
+        slope = _Once.apply(gradient, by_loss.unsqueeze(-1), anchor).to(ctx.dtype)  # type: ignore[no-untyped-call]
+        return slope, *(None,) * 6
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
+        """One more axis of the batch."""
+        tensors = [
+            x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(inputs[:4], in_dims, strict=False)
+        ]
+        wanted = inputs[-1]
+        return _GeneralizedJsd.apply(*tensors, *inputs[4:]), (0, 0 if wanted else None)  # type: ignore[no-untyped-call]
+
+
+class _Once(torch.autograd.Function):
+    """The product of two tensors, which refuses to be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, by_loss: Tensor, anchor: Tensor) -> Tensor:
+        return gradient * by_loss
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        raise RuntimeError("a divergence over the whole vocabulary is differentiable once, not twice")
+
+
+def _value_and_slope(s: Tile, t: Tile, beta: float) -> tuple[PerToken, Tile]:
+    """The loss of each token and its derivative in z / temperature; overwrites `s` and `t`.
+
+    An entry of probability 0, be it forbidden or underflown, adds exactly 0: 0 log 0 = 0.
+    """
+    p_s, p_t = s.exp(), t.exp()
+    if beta == 0:
+        log_ratio = t.sub_(s).masked_fill_(p_t == 0, 0.0)
+        return log_ratio.mul_(p_t).sum(-1), p_s.sub_(p_t)
+    if beta == 1:
+        log_ratio = s.sub_(t).masked_fill_(p_s == 0, 0.0)
+        value = torch.mul(p_s, log_ratio, out=p_t).sum(-1, keepdim=True)
+        return value.squeeze(-1), log_ratio.sub_(value).mul_(p_s)
+    least, lowest = torch.finfo(s.dtype).tiny, torch.finfo(s.dtype).min
+    log_m = torch.lerp(p_s, p_t, beta).clamp_(min=least).log_()
+    # A log-probability of -inf becomes a number, so that 0 times it is 0; NaN stays NaN.
+    teacher = t.clamp_(min=lowest).sub_(log_m).mul_(p_t).sum(-1)
+    log_ratio = s.clamp_(min=lowest).sub_(log_m)
+    student = torch.mul(p_s, log_ratio, out=p_t).sum(-1, keepdim=True)
+    value = beta * teacher + (1 - beta) * student.squeeze(-1)
+    return value, log_ratio.sub_(student).mul_(p_s.mul_(1 - beta))
+
+
+def _entropy(log_p: Logits) -> Float[Tensor, "*batch tokens"]:
+    p = log_p.exp()
+    return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1)
+
+
+def _log_softmax(logits: Logits, temperature: float, dtype: torch.dtype) -> Logits:
+    logits = logits.to(dtype)
+    return torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+
+
+def _by_rows(x: Logits) -> Tile:
+    """[*batch, tokens, vocab] as [rows, tokens, vocab]: a view also where `x` is a slice of the tokens."""
+    return x.reshape(math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
+
+
+def _tiles(x: Logits) -> Iterator[tuple[slice, slice]]:
+    """Cuts of the rows and the tokens of `_by_rows(x)`, each of about as many elements as fit the cache.
+
+    One, of everything, under torch.compile, which tiles by itself.
+    """
+    if torch.compiler.is_compiling():
+        yield slice(None), slice(None)
+        return
+    rows, tokens, vocab = math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1]
+    size = max(1, (CPU_TILE if x.device.type == "cpu" else GPU_TILE) // max(1, vocab))
+    down, along = max(1, size // max(1, tokens)), min(max(1, tokens), size)
+    for row in range(0, rows, down):
+        for token in range(0, tokens, along):
+            yield slice(row, row + down), slice(token, token + along)

@@ -1,0 +1,48 @@
+"""EOPD's addition to on-policy distillation: the forward KL, where the teacher is unsure."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.divergences.full import forward_kl
+from composer_plugins.kernels.divergences.fused import entropy
+from composer_plugins.kernels.divergences.supports import Rest, Side
+from composer_plugins.kernels.masking import keep
+
+Logits = Float[Tensor, "*batch tokens vocab"]
+Mask = Bool[Tensor, "*batch tokens"]
+
+
+def entropy_gated_kl(
+    student_logits: Logits,
+    teacher_logits: Logits,
+    mask: Mask,
+    *,
+    min_entropy: float,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_k_of: Side = "teacher",
+    rest: Rest = "renormalised",
+) -> TokenLoss:
+    """1[H(T) > min_entropy] KL(T || S): a hard gate on the teacher's entropy over the whole vocabulary.
+
+    The entropy, in nats, is that of softmax(logits / temperature). EOPD adds this, times a weight, to a
+    clipped policy loss whose advantage is log T(y_t) - log S_old(y_t). No constant of the paper could be
+    checked, so `min_entropy` has no default. Metrics: `open`, 1 where the gate is, and `teacher_entropy`.
+    Departures: (1) NaN logits of the teacher give NaN, and not a closed gate.
+    Source: arXiv 2603.07079 (EOPD); its code, WLS04/EOPD, was not to be had.
+    Raises ValueError for an unknown support.
+    """
+    h = entropy(teacher_logits, mask, temperature=temperature)
+    is_open = ~(h <= min_entropy) & mask
+    divergence = forward_kl(
+        student_logits,
+        teacher_logits,
+        mask,
+        temperature=temperature,
+        top_k=top_k,
+        top_k_of=top_k_of,
+        rest=rest,
+    ).loss
+    metrics = {"open": Metric(is_open.to(h.dtype), mask), "teacher_entropy": Metric(h, mask)}
+    return TokenLoss(keep(divergence, is_open), metrics)

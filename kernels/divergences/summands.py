@@ -1,0 +1,53 @@
+"""What a divergence sums over the vocabulary: one number for each entry of a support, in nats.
+
+0 log 0 = 0: an entry whose weight is 0, be it forbidden or underflown, adds exactly 0 and has no gradient,
+whatever the other side says of it. An entry with weight that the other side forbids adds infinity.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+LogProbs = Float[Tensor, "*batch tokens k"]
+
+
+def kl(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
+    """P (log P - log Q)."""
+    zero = _is_zero(log_p)
+    p, q = log_p.masked_fill(zero, 0.0), log_q.masked_fill(zero, 0.0)
+    return (p.exp() * (p - q)).masked_fill(zero, 0.0)
+
+
+def cross_entropy(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
+    """-P log Q: the KL and the entropy of P."""
+    zero = _is_zero(log_p)
+    p, q = log_p.masked_fill(zero, 0.0), log_q.masked_fill(zero, 0.0)
+    return (-p.exp() * q).masked_fill(zero, 0.0)
+
+
+def mixture(log_p: LogProbs, log_q: LogProbs, weight: float) -> LogProbs:
+    """log(weight P + (1 - weight) Q), for 0 < weight < 1; -inf, without gradient, where both are 0."""
+    zero = _is_zero(log_p) & _is_zero(log_q)
+    p, q = log_p.masked_fill(zero, 0.0), log_q.masked_fill(zero, 0.0)
+    return torch.logaddexp(p + math.log(weight), q + math.log1p(-weight)).masked_fill(zero, -math.inf)
+
+
+def jsd(log_s: LogProbs, log_t: LogProbs, beta: float) -> LogProbs:
+    """GKD's: beta T (log T - log M) + (1 - beta) S (log S - log M), M = beta T + (1 - beta) S, or an end."""
+    if beta == 0:
+        return kl(log_t, log_s)
+    if beta == 1:
+        return kl(log_s, log_t)
+    log_m = mixture(log_t, log_s, beta)
+    return beta * kl(log_t, log_m) + (1 - beta) * kl(log_s, log_m)
+
+
+def total(entries: LogProbs, entry_clip: float | None = None) -> Float[Tensor, "*batch tokens"]:
+    """The sum over the support, of entries clipped from above: what is below 0 stays as it is."""
+    return (entries if entry_clip is None else entries.clamp(max=entry_clip)).sum(-1)
+
+
+def _is_zero(log_p: LogProbs) -> Bool[Tensor, "*batch tokens k"]:
+    return log_p.detach().exp() == 0

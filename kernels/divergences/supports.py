@@ -1,0 +1,106 @@
+"""Where on the vocabulary two distributions are compared: all of it, or k entries and what of the rest.
+
+A support is chosen once and by one of the two models; both are read there. The probability P_k of its k
+entries is below 1, and upstreams disagree on the remainder:
+
+    renormalised   P_v / P_k: the distribution given that the token is among the k       (OPSD, tinker)
+    raw            P_v as it is: no distribution, so a KL may be negative                (verl)
+    tail           one more entry of probability 1 - P_k, which keeps the sum at 1       (SDPO, TA-OPD)
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from composer_plugins.kernels.masking import at_least_float32, keep
+
+Logits = Float[Tensor, "*batch tokens vocab"]
+LogProbs = Float[Tensor, "*batch tokens k"]
+Mask = Bool[Tensor, "*batch tokens"]
+Side = Literal["teacher", "student"]
+Rest = Literal["renormalised", "raw", "tail"]
+
+# log P_k is held this far below 0: k may be the whole vocabulary, and then the tail is log 0 (SDPO, TRL).
+LEAST_TAIL = 1e-7
+
+
+class Support(NamedTuple):
+    """`top_k` largest entries of one side (None: the whole vocabulary), and what happens to the rest."""
+
+    top_k: int | None
+    top_k_of: Side
+    rest: Rest
+
+
+class Pair(NamedTuple):
+    """Log-probabilities of student and teacher on one support; the teacher's without gradient."""
+
+    student: LogProbs
+    teacher: LogProbs
+
+
+def support(top_k: int | None, top_k_of: Side, rest: Rest, vocab: int) -> Support:
+    """The support, or a ValueError for a k that the vocabulary does not have and for an unknown word."""
+    if top_k is not None and not 1 <= top_k <= vocab:
+        raise ValueError(f"top_k is {top_k}; it lies in [1, {vocab}], the size of the vocabulary")
+    if top_k_of not in get_args(Side):
+        raise ValueError(f"unknown top_k_of {top_k_of!r}; known: {', '.join(get_args(Side))}")
+    if rest not in get_args(Rest):
+        raise ValueError(f"unknown rest {rest!r}; known: {', '.join(get_args(Rest))}")
+    return Support(top_k, top_k_of, rest)
+
+
+def log_probs(
+    student_logits: Logits, teacher_logits: Logits, mask: Mask, temperature: float, where: Support
+) -> Pair:
+    """log softmax(logits / temperature) of both on a support; uniform where masked, whatever stands there."""
+    student = _log_softmax(student_logits, mask, temperature)
+    teacher = _log_softmax(teacher_logits.detach(), mask, temperature)
+    if where.top_k is None:
+        return Pair(student, teacher)
+    chooser = teacher if where.top_k_of == "teacher" else student.detach()
+    ids = chooser.topk(where.top_k, -1).indices
+    return with_rest(Pair(student.gather(-1, ids), teacher.gather(-1, ids)), where.rest)
+
+
+def log_probs_at(
+    student_logits: Logits,
+    teacher_topk_logprobs: LogProbs,
+    teacher_topk_ids: Int[Tensor, "*batch tokens k"],
+    mask: Mask,
+    temperature: float,
+    rest: Rest,
+) -> Pair:
+    """The same on a support that a teacher's server chose: its log-probabilities, and which entries they are.
+
+    The teacher's have its own temperature in them already.
+    """
+    where = support(teacher_topk_ids.shape[-1], "teacher", rest, student_logits.shape[-1])
+    live = mask.unsqueeze(-1)
+    ids = torch.where(live, teacher_topk_ids, 0)  # padding may hold any number
+    student = _log_softmax(student_logits, mask, temperature).gather(-1, ids)
+    teacher = keep(at_least_float32(teacher_topk_logprobs).detach(), live)
+    return with_rest(Pair(student, teacher), where.rest)
+
+
+def with_rest(pair: Pair, rest: Rest) -> Pair:
+    """Both sides on k entries, with the remainder of the probability dealt with."""
+    if rest == "raw":
+        return pair
+    change = _renormalised if rest == "renormalised" else _with_tail
+    return Pair(change(pair.student), change(pair.teacher))
+
+
+def _log_softmax(logits: Logits, mask: Mask, temperature: float) -> Logits:
+    return torch.log_softmax(keep(at_least_float32(logits), mask.unsqueeze(-1)) / temperature, -1)
+
+
+def _renormalised(log_p: LogProbs) -> LogProbs:
+    return log_p - log_p.logsumexp(-1, keepdim=True)
+
+
+def _with_tail(log_p: LogProbs) -> Float[Tensor, "*batch tokens k_and_tail"]:
+    inside = log_p.logsumexp(-1, keepdim=True).clamp(max=-LEAST_TAIL)
+    return torch.cat([log_p, torch.log(-torch.expm1(inside))], -1)

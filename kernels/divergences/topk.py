@@ -1,0 +1,88 @@
+"""Divergences from a teacher that is known by its k largest entries only: what a teacher's server returns."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.divergences import summands
+from composer_plugins.kernels.divergences.supports import Pair, Rest, log_probs_at
+from composer_plugins.kernels.masking import keep
+
+Logits = Float[Tensor, "*batch tokens vocab"]
+TopK = Float[Tensor, "*batch tokens k"]
+Ids = Int[Tensor, "*batch tokens k"]
+Mask = Bool[Tensor, "*batch tokens"]
+
+
+def forward_kl_topk(
+    student_logits: Logits,
+    teacher_topk_logprobs: TopK,
+    teacher_topk_ids: Ids,
+    mask: Mask,
+    *,
+    rest: Rest = "renormalised",
+    temperature: float = 1.0,
+    logprob_floor: float | None = None,
+    non_negative: bool = False,
+    value_cap: float | None = None,
+) -> TokenLoss:
+    """KL(T || S) on the teacher's k entries: sum_k T_k (log T_k - log S_k).
+
+    `rest` says what becomes of the remaining probability (see `supports`); as "raw" the sum may be
+    negative. `temperature` divides the student's logits only: the teacher's numbers are given. Upstream's
+    remedies: `logprob_floor` bounds both log-probabilities from below, `non_negative` the sum, at 0, and
+    `value_cap` the sum from both sides. Beyond a bound the gradient is 0: with non_negative=True a token
+    on whose k entries the student has more probability than the teacher learns nothing.
+    Metrics: `student_mass` and `teacher_mass`, the probability of the k entries before the floor.
+    Source: arXiv 2306.13649; verl 0.9.1 trainer/distillation/fsdp/losses.py compute_forward_kl_topk
+    (rest="raw", logprob_floor=-10, non_negative=True, value_cap=10).
+    Raises ValueError for a k above the vocabulary's and for an unknown rest.
+    """
+    given = student_logits, teacher_topk_logprobs, teacher_topk_ids, mask
+    s, t = _floored(log_probs_at(*given, temperature, rest), logprob_floor)
+    loss = _bounded(summands.total(summands.kl(t, s)), non_negative, value_cap)
+    return TokenLoss(keep(loss, mask), _masses(*given, temperature))
+
+
+def reverse_kl_topk(
+    student_logits: Logits,
+    teacher_topk_logprobs: TopK,
+    teacher_topk_ids: Ids,
+    mask: Mask,
+    *,
+    rest: Rest = "tail",
+    temperature: float = 1.0,
+    logprob_floor: float | None = None,
+) -> TokenLoss:
+    """KL(S || T) on the teacher's k entries: sum_k S_k (log S_k - log T_k).
+
+    The paper keeps the remaining probability as one more entry; tinker renormalises (rest="renormalised").
+    Metrics: `student_mass` and `teacher_mass`, the probability of the k entries.
+    Source: arXiv 2608.14728 (TA-OPD); thinking-machines-lab/tinker-cookbook
+    tinker_cookbook/distillation/sdft.py reverse_kl_custom_loss@9dfcc3a.
+    Raises ValueError for a k above the vocabulary's and for an unknown rest.
+    """
+    given = student_logits, teacher_topk_logprobs, teacher_topk_ids, mask
+    s, t = _floored(log_probs_at(*given, temperature, rest), logprob_floor)
+    return TokenLoss(keep(summands.total(summands.kl(s, t)), mask), _masses(*given, temperature))
+
+
+def _floored(pair: Pair, floor: float | None) -> Pair:
+    return pair if floor is None else Pair(pair.student.clamp(min=floor), pair.teacher.clamp(min=floor))
+
+
+def _bounded(
+    x: Float[Tensor, "*batch tokens"], non_negative: bool, cap: float | None
+) -> Float[Tensor, "*batch tokens"]:
+    if non_negative:
+        x = x.clamp(min=0)
+    return x if cap is None else x.clamp(-cap, cap)
+
+
+def _masses(
+    student_logits: Logits, teacher_topk_logprobs: TopK, teacher_topk_ids: Ids, mask: Mask, temperature: float
+) -> dict[str, Metric]:
+    raw = log_probs_at(
+        student_logits.detach(), teacher_topk_logprobs, teacher_topk_ids, mask, temperature, "raw"
+    )
+    return {f"{side}_mass": Metric(log_p.exp().sum(-1), mask) for side, log_p in raw._asdict().items()}

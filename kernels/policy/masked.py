@@ -1,0 +1,124 @@
+"""Policy losses that drop tokens or whole sequences for how far they are from the rollout policy.
+
+Shapes and units: `parts.py`. Other than a trust region, these masks do not ask which way a token moves.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.masking import keep, masked_mean, masked_sum, safe_exp
+from composer_plugins.kernels.policy.clipped import grpo
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant, score
+from composer_plugins.kernels.ratios import log_ratio
+
+Level = Literal["token", "sequence"]
+
+
+def masked_is(
+    logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    advantages: Advantages,
+    mask: Mask,
+    *,
+    token_low: float = 0.125,
+    token_high: float = 8.0,
+    geo_low: float | None = None,
+    geo_high: float | None = None,
+    sequence_low: float | None = None,
+    sequence_high: float | None = None,
+    level: Level = "token",
+    ratio_cap: float | None = None,
+    adv_tau: float = 1.0,
+    kl_tau: float = 0.0,
+) -> TokenLoss:
+    """Masked importance sampling: a token far from the rollout policy, on either side, does not push.
+
+        x_t = -sg(R_t M_t (adv_tau A - kl_tau log r_t)) log pi(y_t),   r_t = pi(y_t) / rollout(y_t)
+        M_t = token_low <= r_t <= token_high
+              and geo_low <= exp(mean_t log r_t) <= geo_high                  (a sequence's mean ratio)
+              and sequence_low <= min_t r_t, max_t r_t <= sequence_high       (its worst token)
+        R_t = r_t, or with level "sequence" prod_t r_t;  at most ratio_cap
+
+    A bound of None is none. `kl_tau` is a k1 penalty on the drift, inside the advantage.
+    Denominator: "token-sum" over a global count of tokens; level "sequence" divides by |y| too, that is
+    "seq-mean-token-mean".
+    Departures from PRIME-RL: (1) a ratio saturates 10 nats below overflow.
+    Raises ValueError for an unknown level.
+    Source: arXiv 2512.16144 (INTELLECT-3), 2510.18855 (IcePop); PRIME-RL v0.4.0
+    src/prime_rl/trainer/rl/loss.py@f870f3c default_loss_fn, whose token bounds are the defaults here.
+    """
+    log_r = log_ratio(logprobs, rollout_logprobs, mask).detach()
+    ratio = safe_exp(log_r)
+    mean_ratio = safe_exp(masked_mean(log_r, mask, keepdim=True))
+    lowest = torch.where(mask, ratio, torch.inf).amin(-1, keepdim=True)
+    highest = torch.where(mask, ratio, 0.0).amax(-1, keepdim=True)
+    low = _below(ratio, token_low) | _below(mean_ratio, geo_low) | _below(lowest, sequence_low)
+    high = _above(ratio, token_high) | _above(mean_ratio, geo_high) | _above(highest, sequence_high)
+    if level == "token":
+        weight = ratio
+    elif level == "sequence":
+        weight = safe_exp(masked_sum(log_r, mask, keepdim=True)).expand(mask.shape)
+    else:
+        raise ValueError(f"unknown level {level!r}; known: {', '.join(Level.__args__)}")
+    weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
+    credit = adv_tau * constant(advantages, mask) - kl_tau * log_r
+    # A comparison with NaN is False: a NaN drops no token, and reaches the loss by its own weight.
+    inside = ~(low | high)
+    metrics = {
+        "ratio": Metric(ratio, mask),
+        "masked_low": Metric(low.to(ratio), mask),
+        "masked_high": Metric((high & ~low).to(ratio), mask),
+    }
+    return TokenLoss(score(weight * inside.to(ratio), credit, logprobs, mask), metrics)
+
+
+def opsm(
+    logprobs: Tokens,
+    old_logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    advantages: Advantages,
+    mask: Mask,
+    *,
+    threshold: float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> TokenLoss:
+    """DeepSeek-V3.2's off-policy sequence mask on GRPO: a bad answer that has drifted away is dropped.
+
+        x_t = M max(-A r_t, -A clip(r_t, 1 - clip_low, 1 + clip_high)),   r_t = pi(y_t) / old(y_t)
+        M = 0  if A < 0 and mean_t (log rollout(y_t) - log pi(y_t)) > threshold,  1 otherwise
+
+    The threshold, in nats per token, is not published. Denominator: as `grpo`.
+    Departs from TRL: (1) a rollout log-probability of NaN is no drift there, and a NaN loss here.
+    Source: arXiv 2512.02556 sec. 3.1; TRL 1.16 grpo_trainer.py get_off_policy_mask.
+    """
+    token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+    drift = sequence_drift(logprobs, rollout_logprobs, mask)
+    kept = off_policy_sequence_mask(drift, constant(advantages, mask), threshold=threshold)
+    loss = keep(torch.where(drift.isnan(), torch.nan, torch.where(kept, token.loss, 0.0)), mask)
+    dropped = Metric((~kept).to(loss), mask)
+    return TokenLoss(loss, token.metrics | {"masked_sequence": dropped})
+
+
+def off_policy_sequence_mask(
+    drift: Float[Tensor, "*batch #tokens"], advantages: Advantages, *, threshold: float
+) -> Bool[Tensor, "*batch tokens"]:
+    """Keep a token if A >= 0, or if its sequence has drifted by at most `threshold` nats per token."""
+    return ~((advantages < 0) & (drift > threshold))
+
+
+def sequence_drift(logprobs: Tokens, rollout_logprobs: Tokens, mask: Mask) -> Float[Tensor, "*batch 1"]:
+    """mean_t (log rollout - log pi): how much less likely its sampler's sequence is to the policy, nats."""
+    return -masked_mean(log_ratio(logprobs, rollout_logprobs, mask).detach(), mask, keepdim=True)
+
+
+def _below(value: Float[Tensor, "..."], bound: float | None) -> Bool[Tensor, "..."]:
+    return value < (-torch.inf if bound is None else bound)
+
+
+def _above(value: Float[Tensor, "..."], bound: float | None) -> Bool[Tensor, "..."]:
+    return value > (torch.inf if bound is None else bound)

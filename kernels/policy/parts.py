@@ -1,0 +1,62 @@
+"""What policy losses share: their shapes, PPO's clip, the score form.
+
+`logprobs`, `old_logprobs` / `rollout_logprobs` are log pi(y_t) of the sampled tokens, in nats,
+[*batch, tokens]; `advantages` broadcasts against them ([B, 1] is one per sequence); `mask` is boolean,
+True on the tokens that count. Nothing is divided here: reduce with `aggregation.aggregate`. Gradients
+flow into `logprobs` only.
+"""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.masking import at_least_float32, keep
+from composer_plugins.kernels.trust_regions import clipped_surrogate
+
+Tokens = Float[Tensor, "*batch tokens"]
+Advantages = Float[Tensor, "*#batch #tokens"]
+Mask = Bool[Tensor, "*batch tokens"]
+
+
+def clipped(
+    ratio: Float[Tensor, "*batch #tokens"],
+    advantages: Advantages,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    ratio_cap: float | None,
+    dual_clip: float | None,
+) -> TokenLoss:
+    """PPO's clipped surrogate on a ratio per token or per sequence, with what it clipped."""
+    # Masked, because a ratio per sequence gathers its gradient over all of the row's advantages.
+    advantages = constant(advantages, mask)
+    loss = clipped_surrogate(
+        ratio,
+        advantages,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        ratio_cap=ratio_cap,
+        dual_clip=dual_clip,
+    )
+    r = ratio.detach().expand(mask.shape)
+    low = (r < 1 - clip_low) & (advantages < 0)
+    high = (r > 1 + clip_high) & (advantages > 0)
+    metrics = {
+        "ratio": Metric(r, mask),
+        "clip_low": Metric(low.to(r), mask),
+        "clip_high": Metric(high.to(r), mask),
+    }
+    return TokenLoss(keep(loss, mask), metrics)
+
+
+def score(
+    weight: Float[Tensor, "*batch tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
+) -> Tokens:
+    """The score form: -sg(weight) A log pi(y_t), whose gradient in log pi is that of -weight A."""
+    log_p = keep(at_least_float32(logprobs), mask)
+    return keep(-weight.detach() * constant(advantages, mask) * log_p, mask)
+
+
+def constant(advantages: Advantages, mask: Mask) -> Tokens:
+    """The advantages of the live tokens, without a gradient."""
+    return keep(at_least_float32(advantages).detach(), mask)

@@ -1,0 +1,128 @@
+"""What lies between scores and a loss: rewards of a completion, and links of a margin h. All in nats."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric
+from composer_plugins.kernels.masking import at_least_float32, below_overflow
+from composer_plugins.kernels.preference.scores import Scores
+
+Values = Float[Tensor, "..."]
+Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
+
+# Beyond +-SATURATED a sigmoid is exactly 0 or 1 in every dtype: a product with it is a constant.
+SATURATED = 1e4
+LIMIT = 1e-6  # an exponent nearer than this to its limit takes the limit: the quotient would be 0 / 0
+LOG_HALF = -math.log(2.0)
+CERTAIN = -1e-30  # log-odds are +inf at 0, and their gradient with them
+
+
+def log_ratios(
+    chosen: Scores, rejected: Scores, ref_chosen: Scores, ref_rejected: Scores
+) -> tuple[Scores, Scores]:
+    """log pi / pi_ref of both completions; no gradient reaches the reference."""
+    return (
+        at_least_float32(chosen) - at_least_float32(ref_chosen).detach(),
+        at_least_float32(rejected) - at_least_float32(ref_rejected).detach(),
+    )
+
+
+def divergence_reward(u: Values, divergence: Divergence, alpha: float) -> Values:
+    """f'(e^u) of a log-ratio u: the reward of f-DPO, without the constant that cancels in a pair.
+
+        reverse_kl: u,   forward_kl: 1 - e^-u,   js: log 2 + log sigmoid(u)
+        alpha: (e^((alpha - 1) u) - 1) / (alpha - 1)
+
+    `alpha` is that of the alpha divergence only: 1 gives reverse KL, 0 forward KL.
+    Departs from TRL 1.16: (1) an exponent saturates 10 nats below overflow, there at 80 nats for `alpha`
+    and not at all for `forward_kl`; (2) its float64 alpha divergence is a KeyError.
+    Source: arXiv 2309.16240 table 1; TRL 1.16 trainer/dpo_trainer.py, `f_divergence_type`.
+    """
+    if divergence == "reverse_kl":
+        return u
+    if divergence == "forward_kl":
+        return _power(u, -1.0)
+    if divergence == "js":
+        return math.log(2) + F.logsigmoid(u)
+    if divergence == "alpha":
+        return _power(u, alpha - 1)
+    known = "'reverse_kl', 'forward_kl', 'js', 'alpha'"
+    raise ValueError(f"divergence is {divergence!r}; known: {known}")
+
+
+def alpha_reward(score: Values, alpha: float) -> Values:
+    """(1 - p^-alpha) / alpha of a log-probability; `alpha` = 0 gives log p itself (AlphaPO)."""
+    return _power(score, -alpha)
+
+
+def _power(u: Values, k: float) -> Values:
+    """(e^(k u) - 1) / k, whose limit at k = 0 is u."""
+    return u if abs(k) < LIMIT else torch.expm1(below_overflow(k * u)) / k
+
+
+def log_odds(score: Values) -> Values:
+    """log p / (1 - p) of a log-probability; of a certain completion large, not infinite.
+
+    log(1 - p) is log1p(-e^s) far from 0 and log(-expm1(s)) near it: each loses its digits elsewhere.
+    """
+    s = score.clamp(max=CERTAIN)
+    far = torch.log1p(-torch.exp(s.clamp(max=LOG_HALF)))
+    near = torch.log(-torch.expm1(s.clamp(min=LOG_HALF)))
+    return s - torch.where(s < LOG_HALF, far, near)
+
+
+def logistic(h: Values, label_smoothing: float = 0.0) -> Values:
+    """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h): cross-entropy of a label flipped with chance eps."""
+    loss = -(1 - label_smoothing) * F.logsigmoid(h)
+    # Without smoothing, no second term: a pair whose margin is infinite would make it 0 * inf.
+    return loss if label_smoothing == 0 else loss - label_smoothing * F.logsigmoid(-h)
+
+
+def unbiased_logistic(h: Values, label_smoothing: float) -> Values:
+    """[-(1 - eps) log sigmoid(h) + eps log sigmoid(-h)] / (1 - 2 eps).
+
+    Over labels flipped with chance eps, its mean is the loss of the true ones. It is a cross-entropy
+    with a smoothing below 0.
+    """
+    return logistic(h, -label_smoothing / (1 - 2 * label_smoothing))
+
+
+def hinge(h: Values) -> Values:
+    """max(0, 1 - h)."""
+    return torch.relu(1 - h)
+
+
+def square(h: Values, beta: float) -> Values:
+    """(h - 1 / (2 beta))^2, of a margin that is not yet scaled."""
+    return (h - 1 / (2 * beta)) ** 2
+
+
+def reverse_kl_to_label(h: Values, label_smoothing: float) -> Values:
+    """KL(Bernoulli(sigmoid(h)) || Bernoulli(1 - eps)): EXO's link. eps = 0 has no finite value."""
+    h = h.clamp(-SATURATED, SATURATED)
+    win, lose = F.logsigmoid(h), F.logsigmoid(-h)
+    return win.exp() * (win - math.log1p(-label_smoothing)) + lose.exp() * (lose - math.log(label_smoothing))
+
+
+def log_ratio_modulated(h: Values, tau: float) -> Values:
+    """sigmoid(-h / tau) logistic(h) + sigmoid(h / tau) e^-h: DiscoPOP's link."""
+    gate = h.clamp(-SATURATED, SATURATED)
+    exponential = below_overflow(F.logsigmoid(gate / tau) - gate).exp()
+    return torch.sigmoid(-gate / tau) * logistic(h) + exponential
+
+
+def reward_metrics(chosen: Scores, rejected: Scores) -> dict[str, Metric]:
+    """What one logs of a pair, detached: both rewards, their margin, and whether the chosen one is larger."""
+    everywhere = torch.ones_like(chosen, dtype=torch.bool)
+    chosen, rejected = chosen.detach(), rejected.detach()
+    return {
+        "rewards/chosen": Metric(chosen, everywhere),
+        "rewards/rejected": Metric(rejected, everywhere),
+        "rewards/margins": Metric(chosen - rejected, everywhere),
+        "rewards/accuracies": Metric((chosen > rejected).to(chosen), everywhere),
+    }

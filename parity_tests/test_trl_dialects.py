@@ -1,0 +1,50 @@
+"""TRL's own losses by their dialects here, through a real GRPOTrainer: the same gradients."""
+
+from typing import Any
+
+import pytest
+
+from composer_plugins.errors import ConfigError
+from parity_tests import tiny
+from parity_tests.test_trl_bad_input import config
+
+FLOAT32 = 1e-6  # as in test_trl_equality
+
+
+@pytest.mark.parametrize(
+    ("policy", "denominator", "theirs"),
+    [
+        ("grpo@trl", "grpo", {"loss_type": "grpo"}),
+        ("cispo@trl", "dapo", {"loss_type": "cispo"}),
+        ("sapo@trl", "grpo", {"loss_type": "sapo"}),
+        ("vespo@trl", "dapo", {"loss_type": "vespo"}),
+        ("luspo@trl", "luspo", {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
+        ("gspo@trl", "grpo", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+    ],
+)
+def test_a_dialect_trains_as_trls_own_loss_type(policy: str, denominator: str, theirs: dict[str, Any]) -> None:
+    options = {"max_steps": 4, "num_iterations": 2, "learning_rate": 3e-2}
+    own = tiny.gradients(tiny.trainer(**options, **theirs))
+    ours = tiny.gradients(tiny.trainer(**options, policy=policy, loss_type=denominator))
+    assert max(map(tiny.relative_difference, own, ours)) <= FLOAT32
+
+
+def test_a_parameter_of_ones_own_stands_over_the_dialects() -> None:
+    assert config(policy="cispo@trl").policy_choice().params == {"clip_high": -0.8}
+    made = config(policy="cispo@trl", policy_params={"clip_high": 4.0})
+    assert made.policy_choice().params == {"clip_high": 4.0}
+    assert config(policy="grpo@trl", epsilon_high=0.28).policy_choice().params["clip_high"] == 0.28
+
+
+def test_an_unknown_dialect_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown dialect 'cispo@tlr'; known: .*cispo@trl"):
+        config(policy="cispo@tlr")
+    with pytest.raises(ConfigError, match="unknown dialect 'jsd@prime'; known: "):
+        config(hint_divergence="jsd@prime")
+
+
+def test_a_loss_that_trl_cannot_feed_is_refused_with_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match="'dppo_topk_tv' needs topk_logprobs, rollout_topk_logprobs, which TRL"):
+        config(policy="dppo_topk_tv")
+    with pytest.raises(ConfigError, match="needs .*, which TRL's trainer does not have"):
+        config(replay_loss="kto")
