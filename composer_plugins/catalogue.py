@@ -158,7 +158,8 @@ def choose(
     loss = rows[base]
     dialect = loss.dialect(upstream) if at else None
     merged = loss.check({**(dialect.params if dialect else {}), **(params or {})})
-    missing = [n for n, p in loss.parameters.items() if p.default is REQUIRED and n not in merged]
+    given = {*merged, *(dialect.counts if dialect else {})}
+    missing = [n for n, p in loss.parameters.items() if p.default is REQUIRED and n not in given]
     if missing:
         raise ConfigError(
             f"{base} has no default for {', '.join(missing)} (no published value could be checked): set "

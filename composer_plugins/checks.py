@@ -14,6 +14,7 @@ from composer_plugins.catalogue import Choice
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 
+BOOLEANS = {"mask", "desirable", "component_mask"}
 INTEGERS = {"group_ids", "teacher_topk_ids", "student_topk_ids"}
 LEADING_AXES = {TOKENS: 0, VOCAB: 1, TOP_K: 1, PAIRS: 0, ROWS: 0}  # how many axes follow [*batch, tokens]
 
@@ -44,8 +45,8 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any]) -> None:
 
 
 def _check_dtype(name: str, need: str, x: Tensor) -> None:
-    if need == "mask":
-        sound, wanted = x.dtype is torch.bool, "a boolean mask: mask.bool()"
+    if need in BOOLEANS:
+        sound, wanted = x.dtype is torch.bool, f"booleans: {need}.bool()"
     elif need in INTEGERS:
         sound, wanted = not x.dtype.is_floating_point and x.dtype is not torch.bool, "integers"
     else:

@@ -33,12 +33,17 @@ GIVEN: dict[str, Any] = {
     "group_ids": [0, 0, 0, 1, 1, 2],
     "rewards": [1.0, 0.0, 0.2, 0.7, 0.7, 0.4],
     "lengths": [5.0, 9.0, 4.0, 7.0, 3.0, 6.0],
-    "baselines": [0.5, 0.5, 0.5, 0.6, 0.6, 0.2],
+    "baselines": [0.5, 0.3],
     "chosen": [-4.0, -2.5, -6.0],
     "rejected": [-5.0, -2.0, -6.5],
     "ref_chosen": [-4.5, -2.2, -5.0],
     "ref_rejected": [-4.6, -2.4, -6.0],
     "chosen_nll": [0.8, 0.5, 1.2],
+    "gold_nll": [0.7, 0.6, 1.0],
+    "scores": [-4.0, -2.5, -6.0, -3.0, -5.0, -2.0],
+    "ref_scores": [-4.5, -2.2, -5.0, -3.5, -4.0, -2.4],
+    "desirable": [True, False, True, True, False, False],
+    "reference_kl": 0.3,
 }
 VOCABULARY, K = 5, 3
 

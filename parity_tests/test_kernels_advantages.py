@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from composer_plugins.catalogue import Loss
 from composer_plugins.kernels.advantages import (
     dr_grpo,
     gdpo,
@@ -21,6 +22,7 @@ from composer_plugins.kernels.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
+from composer_plugins.plugins import losses
 from parity_tests.assertions import assert_parity
 from parity_tests.strategies import grouped_rewards
 
@@ -289,3 +291,23 @@ def test_half_precision_rewards_get_what_their_float32_values_do(estimator: Esti
     for dtype in (torch.float16, torch.bfloat16):
         half = rewards.to(dtype)
         assert torch.equal(estimator(half, ids), estimator(half.float(), ids))
+
+
+NUMBERED = [row for row in losses() if row.kind == "advantage" and "num_groups" in row.optional]
+
+
+@pytest.mark.parametrize("row", NUMBERED, ids=lambda row: row.name)
+@settings(max_examples=25)
+@given(grouped_rewards(), st.integers(0, 3))
+def test_ids_that_are_numbered_already_give_the_same_without_a_sort(
+    row: Loss, batch: tuple[Tensor, Tensor], unused: int
+) -> None:
+    rewards, ids = batch
+    number = torch.unique(ids, return_inverse=True)[1]
+    lengths = (rewards.abs() * 10).long() % 5 + 1
+    components = torch.stack([rewards, rewards.square()], 1)
+    given = {"rewards": rewards, "group_ids": number, "lengths": lengths, "reward_components": components}
+    inputs = [given[name] for name in row.needs]
+    count = int(number.max()) + 1 + unused
+    sorted_ids = row.kernel()(*inputs)
+    assert_parity(row.kernel()(*inputs, num_groups=count), sorted_ids, terms=len(rewards))

@@ -45,7 +45,7 @@ def test_a_missing_input_is_named() -> None:
 
 def test_a_float_mask_and_integer_logprobs_are_not_coerced() -> None:
     mask = tensors(GRPO.loss)["mask"]
-    assert "mask is torch.float32; wanted a boolean mask: mask.bool()" in refused(GRPO, mask=mask.float())
+    assert "mask is torch.float32; wanted booleans: mask.bool()" in refused(GRPO, mask=mask.float())
     integers = torch.zeros(2, 3, dtype=torch.long)
     assert "logprobs is torch.int64; wanted floating point" in refused(GRPO, logprobs=integers)
     ids = torch.zeros(6)

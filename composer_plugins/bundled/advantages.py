@@ -38,7 +38,7 @@ LOSSES = (
         summary="the reward's deviation from its group's mean, in standard deviations",
         paper="arXiv 2402.03300",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={
             "scale": Parameter("group", "whose standard deviation", choices=("group", "batch", "none")),
             "ddof": DDOF,
@@ -100,7 +100,7 @@ LOSSES = (
         summary="the reward's deviation from its group's mean",
         paper="arXiv 2503.20783",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
         dialects=(
             verl(
@@ -137,7 +137,7 @@ LOSSES = (
         summary="the reward less the mean of the others of its group",
         paper="arXiv 2402.14740",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
         dialects=(
             verl(
@@ -156,7 +156,7 @@ LOSSES = (
         summary="the reward's deviation from its group's mean, over that mean",
         paper="arXiv 2602.02710",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         dialects=(
             Dialect(
                 upstream="prime-rl",
@@ -174,7 +174,7 @@ LOSSES = (
         summary="the reward less its group's mean weighted by length",
         paper="arXiv 2505.23585",
         needs=(*GROUPED, "lengths"),
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
         dialects=(verl("opo_outcome_advantage", "test_opo_equals_verl", singleton="raw"),),
         proof=LOOPS,
@@ -186,7 +186,7 @@ LOSSES = (
         summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
         paper="arXiv 2504.02546",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={
             "f_norm": Parameter(1.0, "divides the advantage", low=1e-6),
             "singleton": SINGLETON,
@@ -208,7 +208,7 @@ LOSSES = (
         summary="only the best of a group: by how much it beats the second best",
         paper="arXiv 2503.19595",
         needs=GROUPED,
-        optional=("mask",),
+        optional=("mask", "num_groups"),
         parameters={
             "scale": Parameter("none", "what divides the lead", choices=("group", "none")),
             "ddof": DDOF,
@@ -249,7 +249,7 @@ LOSSES = (
         summary="the reward's deviation from its group's mean, whitened over the batch",
         paper="arXiv 2501.03262",
         needs=GROUPED,
-        optional=("lengths", "mask"),
+        optional=("lengths", "mask", "num_groups"),
         parameters={"variance_eps": VARIANCE_EPS, "singleton": SINGLETON},
         dialects=(
             verl(
@@ -268,7 +268,7 @@ LOSSES = (
         summary="several rewards, each normalised in its group, summed and normalised over the batch",
         paper="arXiv 2601.05242",
         needs=("reward_components", "group_ids"),
-        optional=("mask", "lengths", "component_weights", "component_mask"),
+        optional=("mask", "lengths", "component_weights", "component_mask", "num_groups"),
         parameters={
             "ddof": DDOF,
             "eps": Parameter(1e-4, "added to a group's standard deviation", low=0),

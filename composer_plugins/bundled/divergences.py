@@ -8,6 +8,7 @@ TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 
 PATH = f"{KERNELS}.divergences"
 GOLDEN, UNIT = "test_kernels_divergences_golden.py", "test_kernels_divergences.py"
+PARTS = "test_kernels_divergences_parts.py"
 DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
 TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
@@ -158,7 +159,7 @@ LOSSES = (
         paper="arXiv 2402.03898",
         needs=LOGITS,
         parameters={"skew": skew("teacher"), "value": VALUE} | supported(),
-        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
                 upstream="distillm",
@@ -184,7 +185,7 @@ LOSSES = (
         paper="arXiv 2402.03898",
         needs=LOGITS,
         parameters={"skew": skew("student")} | supported(),
-        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
                 upstream="distillm",
@@ -214,7 +215,7 @@ LOSSES = (
             "value": VALUE,
         }
         | supported(),
-        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
                 upstream="distillm",
@@ -233,7 +234,7 @@ LOSSES = (
         paper="arXiv 2307.15190",
         needs=LOGITS,
         parameters=supported(),
-        proof=f"{UNIT}::test_mixing_divergences_equal_plain_loops",
+        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(upstream="distillm", source=DISTILLM.format("tv_distance"), proof=PAPERS),
             Dialect(upstream="taid", source=TAID.format("tvd"), proof=PORTS, note="class TVD"),
@@ -252,7 +253,7 @@ LOSSES = (
             "value": VALUE,
         }
         | supported(),
-        proof=f"{UNIT}::test_adaptive_kl_equals_plain_loops",
+        proof=f"{PARTS}::test_adaptive_kl_equals_plain_loops",
         dialects=(
             Dialect(
                 upstream="taid",
@@ -278,7 +279,7 @@ LOSSES = (
             "non_negative": Parameter(False, "cut the loss at 0; verl: true", choices=(True, False)),
             "value_cap": Parameter(None, "bound on the loss, in nats; verl: 10.0", low=0),
         },
-        proof=f"{UNIT}::test_given_top_k_equals_that_of_the_logits",
+        proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(
                 upstream="verl",
@@ -302,7 +303,7 @@ LOSSES = (
             "temperature": Parameter(1.0, "divides the student's logits", low=1e-3),
             "logprob_floor": LOG_FLOOR,
         },
-        proof=f"{UNIT}::test_given_top_k_equals_that_of_the_logits",
+        proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(
                 upstream="tinker",
@@ -355,7 +356,7 @@ LOSSES = (
                 upstream="verl",
                 params={"estimator": "k3", "log_ratio_clamp": 20.0, "value_cap": 10.0},
                 source="verl 0.9.1 trainer/distillation/losses.py, core_algos.py kl_penalty",
-                proof="test_verl_live_distillation.py::test_sampled_token_equals_verl",
+                proof=f"{GOLDEN}::test_sampled_token_equals_verl",
                 note="loss_mode=k3 with use_policy_gradient=False; by default it is a reward",
             ),
         ),
@@ -402,7 +403,7 @@ LOSSES = (
             "min_entropy": Parameter(REQUIRED, "least entropy of the teacher, in nats", low=0, example=1.0)
         }
         | supported(),
-        proof=f"{UNIT}::test_the_gate_is_the_entropy_of_the_teacher",
+        proof=f"{PARTS}::test_the_gate_is_the_entropy_of_the_teacher",
     ),
     Loss(
         name="taid",

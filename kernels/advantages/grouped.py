@@ -1,7 +1,9 @@
 """Group-relative advantages: how much better a rollout did than the others of its prompt.
 
 `rewards` is [rows], one per rollout, and `group_ids` says which rows share a prompt, in any order and
-of any size. `mask` leaves rows out (unscorable rollouts): they count nowhere and get 0.
+of any size. `mask` leaves rows out (unscorable rollouts): they count nowhere and get 0. Ids are any
+integers; who has numbered its prompts 0 .. num_groups - 1 passes `num_groups` and saves a sort (an id
+beyond is then an index error, on a GPU a device assertion).
 
 Advantages are per sequence: `unsqueeze(-1)` makes them broadcast over tokens. They carry no gradient.
 A group whose rewards are all equal gets exactly 0: a standard deviation within one rounding unit of the
@@ -35,6 +37,7 @@ def grpo(
     ddof: int = 1,
     eps: float = 1e-6,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """GRPO: A_i = (R_i - mean_group) / (std + eps).
 
@@ -45,7 +48,7 @@ def grpo(
     Source: arXiv 2402.03300 section 4.1.2; verl 0.9.1 compute_grpo_outcome_advantage; TRL 1.16
     grpo_trainer.py _generate_and_score_completions.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     if scale == "none":
         return with_singletons(group.flattened(), group, rewards, singleton)
     if scale == "group":
@@ -58,13 +61,18 @@ def grpo(
 
 
 def dr_grpo(
-    rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None, *, singleton: Singleton = "zero"
+    rewards: Rewards,
+    group_ids: GroupIds,
+    mask: RowMask | None = None,
+    *,
+    singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """Dr. GRPO: A_i = R_i - mean_group; without the std, which favours too easy and too hard prompts.
 
     Source: arXiv 2503.20783; sail-sg/understand-r1-zero train_zero_math.py@dfca49d. Also PRIME-RL's grpo.
     """
-    return grpo(rewards, group_ids, mask, scale="none", singleton=singleton)
+    return grpo(rewards, group_ids, mask, scale="none", singleton=singleton, num_groups=num_groups)
 
 
 def rloo(
@@ -73,25 +81,28 @@ def rloo(
     mask: RowMask | None = None,
     *,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """RLOO: A_i = R_i - mean of the *other* rewards of the group = (R_i - mean_group) n / (n - 1).
 
     A group of one row gets 0 (verl's vectorised version) or, with `singleton="raw"`, R (verl's loop).
     Source: arXiv 2402.14740; verl 0.9.1 compute_rloo_outcome_advantage.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     left_out = group.flattened() * group.pools.rows(group.size / (group.size - 1).clamp(min=1))
     return with_singletons(left_out, group, rewards, singleton)
 
 
-def maxrl(rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None) -> Rewards:
+def maxrl(
+    rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None, *, num_groups: int | None = None
+) -> Rewards:
     """MaxRL: A_i = (R_i - mean_group) / mean_group, and 0 where the group's mean is not above 0.
 
     Dividing by the success rate weights hard prompts as the gradient of log success does: with rewards
     of 0 and 1 it averages the score over the successes alone. A group of one gets 0.
     Source: arXiv 2602.02710; PRIME-RL@559b447 max_rl.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     mean = group.pools.rows(torch.where(group.mean <= 0, torch.inf, group.mean))
     return group.pools.keep(group.flattened() / mean)
 
@@ -103,6 +114,7 @@ def opo(
     mask: RowMask | None = None,
     *,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """OPO: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|, the baseline of least variance.
 
@@ -110,7 +122,7 @@ def opo(
     live tokens; where a whole group has none, its baseline is the plain mean.
     Source: arXiv 2505.23585; verl 0.9.1 compute_opo_outcome_advantage.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     equal = group.flattened()
     lengths = lengths.to(group.value.dtype)
     weight = group.pools.sum(lengths)
@@ -125,6 +137,7 @@ def gpg(
     *,
     f_norm: float = 1.0,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """GPG: A_i = alpha (R_i - mean_group) / f_norm, with alpha = rows of the batch / rows with R != 0.
 
@@ -133,7 +146,7 @@ def gpg(
     Source: arXiv 2504.02546; verl 0.9.1 compute_gpg_outcome_advantage, from which alpha's count of
     rewards, where the paper counts groups.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     batch, r = Pools(None, mask), at_least_float32(rewards).detach()
     alpha = batch.sum(torch.ones_like(r)) / batch.sum((r != 0).to(r.dtype)).clamp(min=1)
     scaled = group.flattened() * (alpha / f_norm)
@@ -148,6 +161,7 @@ def pass_at_k(
     scale: Literal["group", "none"] = "none",
     ddof: int = 1,
     eps: float = 1e-6,
+    num_groups: int | None = None,
 ) -> Rewards:
     """Pass@k: only the best of a group has an advantage, by how much it beats the second best.
 
@@ -156,7 +170,7 @@ def pass_at_k(
     Two rows that share the best reward beat nothing: 0. So does a group of one, where verl raises.
     Source: arXiv 2503.19595; verl 0.9.1 compute_grpo_passk_outcome_advantage (scaled by default).
     """
-    pools = grouped(group_ids, mask)
+    pools = grouped(group_ids, mask, num_groups)
     group = deviations(rewards, pools)
     best = pools.max(group.value)
     is_best = group.value == pools.rows(best)

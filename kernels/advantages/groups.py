@@ -24,10 +24,14 @@ Singleton = Literal["zero", "raw"]
 
 
 class Pools(NamedTuple):
-    """Which rows are summed together: those of one `slot`, or with None all; only `live` rows count."""
+    """Which rows are summed together: those of one `slot`, or with None all; only `live` rows count.
+
+    There are `slots` of them, or with None as many as rows.
+    """
 
     slot: Int[Tensor, " rows"] | None
     live: Bool[Tensor, "..."] | None
+    slots: int | None = None
 
     def keep(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return x if self.live is None else keep(x, self.live)
@@ -35,14 +39,18 @@ class Pools(NamedTuple):
     def sum(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """One sum per slot."""
         x = self.keep(x)
-        return x.sum() if self.slot is None else torch.zeros_like(x).scatter_add(0, self.slot, x)
+        if self.slot is None:
+            return x.sum()
+        slots = torch.zeros_like(x) if self.slots is None else x.new_zeros(self.slots)
+        return slots.scatter_add(0, self.slot, x)
 
     def max(self, x: Rewards) -> Rewards:
         """One maximum per slot, -inf where nothing is live."""
         x = x if self.live is None else torch.where(self.live, x, -torch.inf)
         if self.slot is None:
             return x.amax()
-        return torch.full_like(x, -torch.inf).scatter_reduce(0, self.slot, x, "amax")
+        slots = torch.zeros_like(x) if self.slots is None else x.new_zeros(self.slots)
+        return (slots - torch.inf).scatter_reduce(0, self.slot, x, "amax")
 
     def rows(self, slots: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Of every row, what its slot holds."""
@@ -84,13 +92,15 @@ class Deviations(NamedTuple):
         return self.pools.rows(self.size)
 
 
-def grouped(group_ids: GroupIds, mask: RowMask | None) -> Pools:
-    """One pool per group id."""
-    return Pools(dense(group_ids), mask)
+def grouped(group_ids: GroupIds, mask: RowMask | None, num_groups: int | None = None) -> Pools:
+    """One pool per group id; with `num_groups` the ids are 0 .. num_groups - 1 as they are."""
+    return Pools(dense(group_ids, num_groups), mask, num_groups)
 
 
-def dense(group_ids: GroupIds) -> Int[Tensor, " rows"]:
+def dense(group_ids: GroupIds, num_groups: int | None = None) -> Int[Tensor, " rows"]:
     """Group ids renumbered 0, 1, 2 ...: by a sort, because `unique` would sync the host."""
+    if num_groups is not None:
+        return group_ids.long()
     ranked, order = torch.sort(group_ids)
     ranks = torch.zeros_like(ranked, dtype=torch.int64)
     ranks[1:] = (ranked[1:] != ranked[:-1]).cumsum(0)

@@ -52,13 +52,14 @@ def reinforce_pp_baseline(
     *,
     variance_eps: float = 1e-8,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """REINFORCE++-baseline: R_i - mean_group, then whitened over the batch (`reinforce_pp`).
 
     With `lengths` a row counts once per live token, as in verl and OpenRLHF; without, once.
     Source: arXiv 2501.03262; verl 0.9.1 compute_reinforce_plus_plus_baseline_outcome_advantage.
     """
-    group = deviations(rewards, grouped(group_ids, mask))
+    group = deviations(rewards, grouped(group_ids, mask, num_groups))
     centred = with_singletons(group.flattened(), group, rewards, singleton)
     return batch_normalised(centred, mask, lengths, variance_eps=variance_eps)
 
@@ -76,6 +77,7 @@ def gdpo(
     batch_eps: float = 1e-4,
     variance_eps: float = 0.0,
     singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
     """GDPO: every reward is normalised in its group by itself, then their weighted sum over the batch.
 
@@ -93,8 +95,9 @@ def gdpo(
     live = live if component_mask is None else live & component_mask
     # Every (group, component) is a pool of its own, and there are as many slots as entries.
     width = r.shape[1]
-    slot = dense(group_ids).unsqueeze(1) * width + torch.arange(width, device=r.device)
-    group = deviations(r.flatten(), Pools(slot.flatten(), live.flatten()))
+    slot = dense(group_ids, num_groups).unsqueeze(1) * width + torch.arange(width, device=r.device)
+    slots = None if num_groups is None else num_groups * width
+    group = deviations(r.flatten(), Pools(slot.flatten(), live.flatten(), slots))
     normal = group.scaled(ddof, eps)
     normal = with_singletons(normal, group, r.flatten() / (1 + eps), singleton).view(r.shape)
     weighted = normal if component_weights is None else normal * component_weights
