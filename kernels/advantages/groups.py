@@ -44,7 +44,7 @@ class Pools(NamedTuple):
         slots = torch.zeros_like(x) if self.slots is None else x.new_zeros(self.slots)
         return slots.scatter_add(0, self.slot, x)
 
-    def max(self, x: Rewards) -> Rewards:
+    def max(self, x: Rewards) -> Float[Tensor, "..."]:
         """One maximum per slot, -inf where nothing is live."""
         x = x if self.live is None else torch.where(self.live, x, -torch.inf)
         if self.slot is None:
