@@ -241,3 +241,18 @@ def test_reverse_kl_topk_equals_tinker(case: Case) -> None:
     scale = {"terms": student.numel(), "magnitude": largest_term(student, teacher)}
     assert_parity(loss, golden.tensor(case["loss"]), **scale)
     assert_parity(gradient, golden.tensor(case["grad"]), **scale, what="gradient")
+
+
+@claim("verl_kl_penalty", where=lambda case: case["kl_penalty"] in {"k2", "k3", "low_var_kl"})
+def test_sampled_token_equals_verl(case: Case) -> None:
+    """`sampled_token@verl`, whose distillation losses are its estimators of a KL."""
+    student = golden.tensor(case["log_prob"]).requires_grad_()
+    teacher, mask = golden.tensor(case["ref_log_prob"]), torch.ones(student.shape, dtype=torch.bool)
+    estimator = "k2" if case["kl_penalty"] == "k2" else "k3"
+    loss = kernel("sampled_token@verl")(student, teacher, mask, estimator=estimator).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), student)
+    # exp(-d) - 1 + d is a difference of terms: the largest is the ratio or the logarithm itself.
+    d = (teacher - student.detach()).clamp(-20, 20)
+    scale = {"terms": 2, "magnitude": float(torch.maximum(d.exp(), d.square()).max().clamp(min=1))}
+    assert_parity(loss, golden.tensor(case["kl"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")

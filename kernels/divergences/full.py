@@ -110,7 +110,7 @@ def jsd(
     return TokenLoss(keep(summands.total(entries, entry_clip), mask), {})
 
 
-def check_value(value: Value) -> None:
+def check_value(value: str) -> None:
     """Raise ValueError unless `value` is a word for what a forward KL reports."""
     if value not in get_args(Value):
         raise ValueError(f"unknown value {value!r}; known: {', '.join(get_args(Value))}")

@@ -18,7 +18,6 @@ The last step of each is the derivative of a softmax, S (dx/dS - sum_v S dx/dS).
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -181,17 +180,15 @@ def _by_rows(x: Logits) -> Tile:
     return x.reshape(math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
 
 
-def _tiles(x: Logits) -> Iterator[tuple[slice, slice]]:
+def _tiles(x: Logits) -> list[tuple[slice, slice]]:
     """Cuts of the rows and the tokens of `_by_rows(x)`, each of about as many elements as fit the cache.
 
     One, of everything, under torch.compile, which tiles by itself.
     """
     if torch.compiler.is_compiling():
-        yield slice(None), slice(None)
-        return
+        return [(slice(None), slice(None))]
     rows, tokens, vocab = math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1]
     size = max(1, (CPU_TILE if x.device.type == "cpu" else GPU_TILE) // max(1, vocab))
     down, along = max(1, size // max(1, tokens)), min(max(1, tokens), size)
-    for row in range(0, rows, down):
-        for token in range(0, tokens, along):
-            yield slice(row, row + down), slice(token, token + along)
+    cuts = range(0, rows, down), range(0, tokens, along)
+    return [(slice(r, r + down), slice(t, t + along)) for r in cuts[0] for t in cuts[1]]

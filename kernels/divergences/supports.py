@@ -30,8 +30,8 @@ class Support(NamedTuple):
     """`top_k` largest entries of one side (None: the whole vocabulary), and what happens to the rest."""
 
     top_k: int | None
-    top_k_of: Side
-    rest: Rest
+    top_k_of: str
+    rest: str
 
 
 class Pair(NamedTuple):
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     teacher: LogProbs
 
 
-def support(top_k: int | None, top_k_of: Side, rest: Rest, vocab: int) -> Support:
+def support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> Support:
     """The support, or a ValueError for a k that the vocabulary does not have and for an unknown word."""
     if top_k is not None and not 1 <= top_k <= vocab:
         raise ValueError(f"top_k is {top_k}; it lies in [1, {vocab}], the size of the vocabulary")
@@ -71,7 +71,7 @@ def log_probs_at(
     teacher_topk_ids: Int[Tensor, "*batch tokens k"],
     mask: Mask,
     temperature: float,
-    rest: Rest,
+    rest: str,
 ) -> Pair:
     """The same on a support that a teacher's server chose: its log-probabilities, and which entries they are.
 
@@ -85,7 +85,7 @@ def log_probs_at(
     return with_rest(Pair(student, teacher), where.rest)
 
 
-def with_rest(pair: Pair, rest: Rest) -> Pair:
+def with_rest(pair: Pair, rest: str) -> Pair:
     """Both sides on k entries, with the remainder of the probability dealt with."""
     if rest == "raw":
         return pair
