@@ -29,6 +29,7 @@ from parity_tests.verl_facts import (
     reduced,
     row_kernel,
     rows_and_tokens,
+    with_dialect,
 )
 
 examples = settings(max_examples=50)
@@ -147,7 +148,10 @@ def test_estimator_equals_verl(name: str, data: st.DataObject) -> None:
     theirs = torch.where(mask, per_token, 0.0)
     (gradient,) = torch.autograd.grad(theirs.sum(), x)
     junk = with_junk(log_s, mask).requires_grad_()
-    ours = row_kernel("kl", ESTIMATORS[name])(junk, with_junk(log_t, mask), mask)
+    inputs = junk, with_junk(log_t, mask), mask
+    ours = row_kernel("kl", ESTIMATORS[name])(*inputs)
+    if name == "k3":  # verl's default
+        assert torch.equal(row_kernel("divergence", "sampled_token@verl")(*inputs).loss, ours)
     (our_gradient,) = torch.autograd.grad(ours.sum(), junk)
     largest = max(1.0, float(theirs.detach().abs().max()), float(gradient.abs().max()))
     assert_parity(ours, theirs, terms=3, magnitude=largest)
@@ -156,3 +160,7 @@ def test_estimator_equals_verl(name: str, data: st.DataObject) -> None:
 
 def test_every_distillation_loss_of_verl_is_compared() -> None:
     assert_complete(DISTILLATION_LOSS_REGISTRY, {"forward_kl_topk", *ESTIMATORS}, {})
+
+
+def test_every_divergence_with_a_dialect_of_verl_is_called_here() -> None:
+    assert {loss.name for loss in with_dialect("divergence")} == {"forward_kl_topk", "sampled_token"}
