@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Metric(NamedTuple):
-    """A detached quantity and where it counts; the adapter chooses the mean."""
+    """A detached quantity and where it counts; the adapter chooses the mean. Of booleans: the fraction."""
 
-    value: Float[Tensor, "..."]
+    value: Float[Tensor, "..."] | Bool[Tensor, "..."]
     where: Bool[Tensor, "..."]
 
 

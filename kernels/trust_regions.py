@@ -60,8 +60,9 @@ def soft_gate(
     tau_neg: float,
 ) -> Float[Tensor, "*batch tokens"]:
     """SAPO: (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A; its slope is 1 where r = 1."""
-    up, down = ((4 / tau) * torch.sigmoid(tau * (ratio - 1)) for tau in (tau_pos, tau_neg))
-    return torch.where(advantages > 0, up, down)
+    rises = advantages > 0
+    tau = torch.where(rises, torch.full_like(advantages, tau_pos), tau_neg)
+    return torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
 
 
 def gamma_weight(

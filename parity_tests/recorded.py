@@ -36,6 +36,6 @@ def assert_equals_verl(case: Case, ours: TokenLoss, logprobs: Tensor, *clipped: 
         token_loss = token_loss * golden.tensor(case["rollout_is_weights"])
     assert_equals(case, dialects.verl(token_loss, mask, case["loss_agg_mode"]), token_loss, logprobs)
     if clipped:
-        fraction = sum(aggregate(ours.metrics[name].value, mask, "token-mean") for name in clipped)
+        fraction = sum(aggregate(ours.metrics[name].value.double(), mask, "token-mean") for name in clipped)
         recorded = torch.tensor(case["metrics"]["actor/pg_clipfrac"])
         assert_parity(fraction, recorded, terms=1, dtype=torch.float32, magnitude=1.0)

@@ -2,7 +2,7 @@
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import keep, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, clipped, constant
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, clipped, credit
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import soft_gate
 
@@ -118,7 +118,7 @@ def sapo(
     Departs from TRL: (1) tau is exact, TRL's is rounded to float32.
     Source: arXiv 2511.20347; verl 0.9.1 compute_policy_loss_sapo; TRL 1.16 grpo_trainer.py.
     """
-    advantages = constant(advantages, mask)
+    advantages = credit(advantages, mask)
     ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp))
     gate = soft_gate(ratio, advantages, tau_pos=tau_pos, tau_neg=tau_neg)
     return TokenLoss(keep(-advantages * gate, mask), {"ratio": Metric(ratio.detach(), mask)})
@@ -143,14 +143,14 @@ def kimi(
     The bounds and tau are not published, so they have no default. Denominator: "token-mean".
     Source: arXiv 2602.02276 eq. 1, as quoted in PrimeIntellect-ai/prime-rl#1697; no code is public.
     """
-    advantages = constant(advantages, mask)
+    advantages = credit(advantages, mask)
     log_r = log_ratio(logprobs, old_logprobs, mask)
     ratio = safe_exp(log_r)
     r = ratio.detach()
     metrics = {
         "ratio": Metric(r, mask),
-        "clip_low": Metric((r < ratio_low).to(r), mask),
-        "clip_high": Metric((r > ratio_high).to(r), mask),
+        "clip_low": Metric(r < ratio_low, mask),
+        "clip_high": Metric(r > ratio_high, mask),
     }
     loss = -advantages * ratio.clamp(ratio_low, ratio_high) + tau * log_r.square()
     return TokenLoss(keep(loss, mask), metrics)

@@ -12,7 +12,7 @@ from torch import Tensor
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
 from composer_plugins.kernels.policy.clipped import grpo
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit_per_token
 from composer_plugins.kernels.ratios import log_ratio
 
 
@@ -45,13 +45,13 @@ def clip_cov(
     """
     token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     ratio = token.metrics["ratio"].value
-    credit = constant(advantages, mask)
+    credit = credit_per_token(advantages, mask)
     cov = covariance(logprobs, advantages, mask)
     clipped = -credit * ratio.clamp(1 - clip_low, 1 + clip_high) > -credit * ratio
     candidates = mask & (cov > cov_low) & (cov < cov_high) & ~clipped
     numbers = torch.where(candidates, _numbers(mask, generator, uniform), torch.inf)
     drawn = candidates & (_rank(numbers) < _share(mask, cov_ratio))
-    metrics = token.metrics | {"covariance": Metric(cov, mask), "drawn": Metric(drawn.to(ratio), mask)}
+    metrics = token.metrics | {"covariance": Metric(cov, mask), "drawn": Metric(drawn, mask)}
     return TokenLoss(torch.where(drawn, 0.0, token.loss), metrics)
 
 
@@ -81,14 +81,14 @@ def kl_cov(
     metrics = {
         "ratio": Metric(ratio.detach(), mask),
         "covariance": Metric(cov, mask),
-        "held": Metric(highest.to(cov), mask),
+        "held": Metric(highest, mask),
     }
-    return TokenLoss(keep(penalty - constant(advantages, mask) * ratio, mask), metrics)
+    return TokenLoss(keep(penalty - credit_per_token(advantages, mask) * ratio, mask), metrics)
 
 
 def covariance(logprobs: Tokens, advantages: Advantages, mask: Mask) -> Tokens:
     """cov_t of each live token over the whole batch, 0 elsewhere; without a gradient."""
-    credit = constant(advantages, mask)
+    credit = credit_per_token(advantages, mask)
     log_p = keep(at_least_float32(logprobs).detach(), mask)
     live = mask.sum().clamp(min=1)
     return keep((credit - credit.sum() / live) * (log_p - log_p.sum() / live), mask)

@@ -9,7 +9,7 @@ import torch
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, masked_sum
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant, score
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit_per_token, score
 from composer_plugins.kernels.policy.region_parts import Form, by_sign, frozen, held_back
 from composer_plugins.kernels.policy.scored import importance_sampling
 from composer_plugins.kernels.ratios import log_ratio
@@ -37,7 +37,7 @@ def opd(
     distillation/train_on_policy.py incorporate_kl_penalty, loss_fn "importance_sampling".
     """
     gap = teacher_gap(teacher_logprobs, rollout_logprobs, mask)
-    credit = kl_coef * gap if advantages is None else constant(advantages, mask) + kl_coef * gap
+    credit = kl_coef * gap if advantages is None else credit_per_token(advantages, mask) + kl_coef * gap
     token = importance_sampling(logprobs, rollout_logprobs, credit, mask)
     return TokenLoss(token.loss, token.metrics | {"teacher_gap": Metric(gap, mask)})
 
@@ -65,7 +65,7 @@ def ref_kl(
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ref_kl_loss_fn; of v0.6.0, opd_loss_fn.
     """
     p, q = frozen(logprobs, mask), frozen(rollout_logprobs, mask)
-    sign = torch.zeros_like(p) if advantages is None else constant(advantages, mask)
+    sign = torch.zeros_like(p) if advantages is None else credit_per_token(advantages, mask)
     inside = tv_mask(p.exp(), q.exp(), sign, low=tv_low, high=tv_high)
     gap = teacher_gap(teacher_logprobs, logprobs, mask)
     region = by_sign(inside, sign, q.isnan() | sign.isnan())

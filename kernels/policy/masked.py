@@ -12,7 +12,7 @@ from torch import Tensor
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import keep, masked_mean, masked_sum, safe_exp
 from composer_plugins.kernels.policy.clipped import grpo
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant, score
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
 from composer_plugins.kernels.ratios import log_ratio
 
 Level = Literal["token", "sequence"]
@@ -65,15 +65,15 @@ def masked_is(
     else:
         raise ValueError(f"unknown level {level!r}; known: {', '.join(Level.__args__)}")
     weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
-    credit = adv_tau * constant(advantages, mask) - kl_tau * log_r
+    gain = adv_tau * credit(advantages, mask) - kl_tau * log_r
     # A comparison with NaN is False: a NaN drops no token, and reaches the loss by its own weight.
     inside = ~(low | high)
     metrics = {
         "ratio": Metric(ratio, mask),
-        "masked_low": Metric(low.to(ratio), mask),
-        "masked_high": Metric((high & ~low).to(ratio), mask),
+        "masked_low": Metric(low, mask),
+        "masked_high": Metric(high & ~low, mask),
     }
-    return TokenLoss(score(weight * inside.to(ratio), credit, logprobs, mask), metrics)
+    return TokenLoss(score(weight * inside.to(ratio), gain, logprobs, mask), metrics)
 
 
 def opsm(
@@ -98,9 +98,9 @@ def opsm(
     """
     token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     drift = sequence_drift(logprobs, rollout_logprobs, mask)
-    kept = off_policy_sequence_mask(drift, constant(advantages, mask), threshold=threshold)
+    kept = off_policy_sequence_mask(drift, credit(advantages, mask), threshold=threshold)
     loss = keep(torch.where(drift.isnan(), torch.nan, torch.where(kept, token.loss, 0.0)), mask)
-    dropped = Metric((~kept).to(loss), mask)
+    dropped = Metric(~kept, mask)
     return TokenLoss(loss, token.metrics | {"masked_sequence": dropped})
 
 

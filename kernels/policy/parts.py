@@ -29,7 +29,7 @@ def clipped(
 ) -> TokenLoss:
     """PPO's clipped surrogate on a ratio per token or per sequence, with what it clipped."""
     # Masked, because a ratio per sequence gathers its gradient over all of the row's advantages.
-    advantages = constant(advantages, mask)
+    advantages = credit(advantages, mask)
     loss = clipped_surrogate(
         ratio,
         advantages,
@@ -43,20 +43,27 @@ def clipped(
     high = (r > 1 + clip_high) & (advantages > 0)
     metrics = {
         "ratio": Metric(r, mask),
-        "clip_low": Metric(low.to(r), mask),
-        "clip_high": Metric(high.to(r), mask),
+        "clip_low": Metric(low, mask),
+        "clip_high": Metric(high, mask),
     }
     return TokenLoss(keep(loss, mask), metrics)
 
 
 def score(
-    weight: Float[Tensor, "*batch tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
+    weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
 ) -> Tokens:
     """The score form: -sg(weight) A log pi(y_t), whose gradient in log pi is that of -weight A."""
-    log_p = keep(at_least_float32(logprobs), mask)
-    return keep(-weight.detach() * constant(advantages, mask) * log_p, mask)
+    # Masked twice, and not three times: 0 times 0 at the end needs no selection.
+    coefficient = keep(weight.detach() * -credit(advantages, mask), mask)
+    return coefficient * keep(at_least_float32(logprobs), mask)
 
 
-def constant(advantages: Advantages, mask: Mask) -> Tokens:
-    """The advantages of the live tokens, without a gradient."""
+def credit(advantages: Advantages, mask: Mask) -> Advantages:
+    """The advantages without a gradient, in the shape they came in; 0 where they meet no live token."""
+    meets = mask.sum_to_size(advantages.shape) > 0
+    return keep(at_least_float32(advantages).detach(), meets)
+
+
+def credit_per_token(advantages: Advantages, mask: Mask) -> Tokens:
+    """The advantages of the live tokens, one each, without a gradient; 0 elsewhere."""
     return keep(at_least_float32(advantages).detach(), mask)

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
-from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant, score
-from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.masking import at_least_float32, keep
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
+from composer_plugins.kernels.ratios import importance_weight, log_ratio
 
 Form = Literal["score", "ratio"]
 
@@ -44,7 +44,7 @@ def surrogate(weight: Tokens, advantages: Advantages, logprobs: Tokens, mask: Ma
         log_p = keep(at_least_float32(logprobs), mask)
         # The difference is exactly 0, so that the value is the weight's to the last bit.
         one = 1 + (log_p - log_p.detach())
-        return keep(-weight.detach() * constant(advantages, mask) * one, mask)
+        return keep(weight.detach() * -credit(advantages, mask), mask) * one
     raise ValueError(f"unknown form {form!r}; known: {', '.join(Form.__args__)}")
 
 
@@ -66,17 +66,16 @@ def held_back(
     r is pi / rollout. The drift term (no factor 1/2) stands at every live token, those of M = 0
     included. What the region could not measure is NaN rather than 0: NaN is outside of every bound.
     """
-    drift = log_ratio(logprobs, rollout_logprobs, mask)
-    clamp = log_ratio_clamp
-    ratio = safe_exp(drift if clamp is None else drift.clamp(-clamp, clamp)).detach()
-    weight = adv_tau * (ratio if ratio_cap is None else ratio.clamp(max=ratio_cap))
-    pushes = torch.where(region.unknown, torch.nan, (~(region.low | region.high)).to(ratio))
+    ratio = importance_weight(logprobs, rollout_logprobs, clamp=log_ratio_clamp)
+    weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
+    weight = weight if adv_tau == 1 else adv_tau * weight
+    pushes = (~(region.low | region.high)).to(weight).masked_fill(region.unknown, torch.nan)
     loss = surrogate(weight * pushes, advantages, logprobs, mask, form)
     if kl_tau:
-        loss = loss + kl_tau * drift.square()
+        loss = loss + kl_tau * log_ratio(logprobs, rollout_logprobs, mask).square()
     metrics = {
         "ratio": Metric(ratio, mask),
-        "masked_low": Metric(region.low.to(ratio), mask),
-        "masked_high": Metric(region.high.to(ratio), mask),
+        "masked_low": Metric(region.low, mask),
+        "masked_high": Metric(region.high, mask),
     }
     return TokenLoss(loss, metrics)

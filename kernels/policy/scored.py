@@ -4,8 +4,8 @@ import torch
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, constant, score
-from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
+from composer_plugins.kernels.ratios import importance_weight, log_ratio
 from composer_plugins.kernels.trust_regions import gamma_weight
 
 VESPO_CLAMP = 20.0  # nats, on the log ratio of a token and of a sequence (authors and TRL)
@@ -56,7 +56,7 @@ def importance_sampling(
     Source: tinker-docs.thinkingmachines.ai/losses, `importance_sampling`.
     """
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask))
-    loss = keep(-constant(advantages, mask) * ratio, mask)
+    loss = keep(-credit(advantages, mask) * ratio, mask)
     return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
 
 
@@ -79,13 +79,13 @@ def cispo(
     TRL's e is `clip_high = e - 1`; (2) verl clamps the log ratio: `log_ratio_clamp=20.0`.
     Source: arXiv 2506.13585 eq. 4-5; verl 0.9.1 compute_policy_loss_cispo; TRL 1.16 grpo_trainer.py.
     """
-    ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp)).detach()
+    ratio = importance_weight(logprobs, old_logprobs, clamp=log_ratio_clamp)
     low = None if clip_low is None else 1 - clip_low
     weight = ratio.clamp(low, 1 + clip_high)
     metrics = {
         "ratio": Metric(ratio, mask),
-        "clip_low": Metric((weight > ratio).to(ratio), mask),
-        "clip_high": Metric((ratio > 1 + clip_high).to(ratio), mask),
+        "clip_low": Metric(weight > ratio, mask),
+        "clip_high": Metric(ratio > 1 + clip_high, mask),
     }
     return TokenLoss(score(weight, advantages, logprobs, mask), metrics)
 
@@ -120,8 +120,11 @@ def vespo(
         log_r = log_r + at_least_float32(log_weights).detach().clamp(-VESPO_CLAMP, VESPO_CLAMP)
     log_w = masked_sum(log_r, mask, keepdim=True).clamp(-VESPO_CLAMP, VESPO_CLAMP)
     pos, neg = (k_pos, lambda_pos), (k_neg, lambda_neg)
-    phi = gamma_weight(log_w, constant(advantages, mask), pos=pos, neg=neg)
-    metrics = {"ratio": Metric(log_w.exp().expand(mask.shape), mask), "weight": Metric(phi, mask)}
+    phi = gamma_weight(log_w, credit(advantages, mask), pos=pos, neg=neg)
+    metrics = {
+        "ratio": Metric(log_w.exp().expand(mask.shape), mask),
+        "weight": Metric(phi.expand(mask.shape), mask),
+    }
     return TokenLoss(score(phi, advantages, logprobs, mask), metrics)
 
 

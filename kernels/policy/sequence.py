@@ -2,8 +2,8 @@
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, clipped, constant
-from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, token_gradient
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, clipped, credit
+from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, with_token_gradient
 from composer_plugins.kernels.trust_regions import log_clip
 
 
@@ -47,8 +47,7 @@ def gspo_token(
     Source: arXiv 2507.18071 eq. 13-14; verl 0.9.1 core_algos.py compute_policy_loss_gspo.
     """
     sequence = sequence_log_ratio(log_ratio(logprobs, old_logprobs, mask), mask)
-    log_s = token_gradient(sequence, keep(at_least_float32(logprobs), mask))
-    ratio = safe_exp(log_s if log_ratio_cap is None else log_s.clamp(max=log_ratio_cap))
+    ratio = with_token_gradient(sequence, keep(at_least_float32(logprobs), mask), cap=log_ratio_cap)
     return clipped(ratio, advantages, mask, clip_low, clip_high, None, None)
 
 
@@ -96,14 +95,14 @@ def gmpo(
     Source: arXiv 2507.20673 eq. 4; callsys/GMPO train_zero_math_gmpo.py@205b2bf; verl 0.9.1
     compute_policy_loss_geo_mean; TRL 1.16 experimental/gmpo.
     """
-    advantages = constant(advantages, mask)
+    advantages = credit(advantages, mask)
     log_r = log_ratio(logprobs, old_logprobs, mask)
     bounded = log_clip(log_r, advantages, low=clip_low, high=clip_high)
     ratio = safe_exp(sequence_log_ratio(bounded, mask))
     d = log_r.detach()
     metrics = {
         "ratio": Metric(ratio.detach().expand(mask.shape), mask),
-        "clip_low": Metric(((d < -clip_low) & (advantages < 0)).to(d), mask),
-        "clip_high": Metric(((d > clip_high) & (advantages > 0)).to(d), mask),
+        "clip_low": Metric((d < -clip_low) & (advantages < 0), mask),
+        "clip_high": Metric((d > clip_high) & (advantages > 0), mask),
     }
     return TokenLoss(keep(-advantages * ratio, mask), metrics)
