@@ -22,8 +22,11 @@ FLOAT32 = 1e-6  # as in test_trl_equality
         ("gspo@trl", "grpo", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
     ],
 )
-def test_a_dialect_trains_as_trls_own_loss_type(policy: str, denominator: str, theirs: dict[str, Any]) -> None:
-    options = {"max_steps": 4, "num_iterations": 2, "learning_rate": 3e-2}
+def test_a_dialect_trains_as_trls_own_loss_type(
+    policy: str, denominator: str, theirs: dict[str, Any]
+) -> None:
+    # Two steps: in the second the ratios have left 1, and a third would multiply the first's rounding.
+    options = {"max_steps": 2, "num_iterations": 2, "learning_rate": 3e-2}
     own = tiny.gradients(tiny.trainer(**options, **theirs))
     ours = tiny.gradients(tiny.trainer(**options, policy=policy, loss_type=denominator))
     assert max(map(tiny.relative_difference, own, ours)) <= FLOAT32
@@ -44,7 +47,7 @@ def test_an_unknown_dialect_lists_the_known_ones() -> None:
 
 
 def test_a_loss_that_trl_cannot_feed_is_refused_with_what_it_lacks() -> None:
-    with pytest.raises(ConfigError, match="'dppo_topk_tv' needs topk_logprobs, rollout_topk_logprobs, which TRL"):
+    with pytest.raises(ConfigError, match="'dppo_topk_tv' needs topk_logprobs, .*, which TRL"):
         config(policy="dppo_topk_tv")
     with pytest.raises(ConfigError, match="needs .*, which TRL's trainer does not have"):
         config(replay_loss="kto")
