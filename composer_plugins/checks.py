@@ -37,7 +37,7 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any]) -> None:
     for need, x in tensors.items():
         _check_dtype(name, need, x)
     _check_shapes(name, tensors)
-    _check_top_k(name, choice, tensors)
+    _check_top_k(choice, tensors)
     mask = tensors.get("mask")
     for need, x in tensors.items():
         if need.endswith("logprobs"):
@@ -83,10 +83,19 @@ def _check_shapes(name: str, tensors: Mapping[str, Tensor]) -> None:
         raise DataError(f"{name}: vocabularies differ: {vocabularies}; pad the smaller with -inf logits")
 
 
-def _check_top_k(name: str, choice: Choice, tensors: Mapping[str, Tensor]) -> None:
-    k, logits = choice.params.get("top_k"), tensors.get("student_logits")
-    if k is not None and logits is not None and k > logits.shape[-1]:
-        raise ConfigError(f"{name}: top_k is {k}, and the vocabulary has {logits.shape[-1]} entries")
+def _check_top_k(choice: Choice, tensors: Mapping[str, Tensor]) -> None:
+    if "student_logits" in tensors:
+        check_top_k(choice, tensors["student_logits"].shape[-1])
+
+
+def check_top_k(choice: Choice, vocabulary: int) -> None:
+    """Raise ConfigError for a top-k larger than the vocabulary."""
+    parameter = choice.loss.parameters.get("top_k")
+    k = choice.params.get("top_k", parameter.default if parameter else None)
+    if k is not None and k > vocabulary:
+        raise ConfigError(
+            f"{choice.loss.name}'s parameter 'top_k' is {k}, and the vocabulary has {vocabulary} entries"
+        )
 
 
 def _check_not_positive(name: str, need: str, x: Tensor, mask: Tensor | None) -> None:

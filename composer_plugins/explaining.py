@@ -104,33 +104,34 @@ def _range(parameter: Parameter) -> str:
     return f"{low}, inf)" if parameter.high == math.inf else f"{low}, {parameter.high:g}]"
 
 
-def _numbers(loss: Loss, dialects: list[Dialect]) -> Table | Group:
+def _numbers(loss: Loss, dialects: list[Dialect]) -> Group:
+    """A table to a quantity (the loss, its gradient), a column to a dialect; the inputs beside the first."""
     from composer_plugins.worked_example import run, tensors  # loads torch
 
     columns: list[Dialect | None] = [None, *dialects]
-    try:
-        given, results = tensors(loss), [run(loss, d) for d in columns]
-    except KeyError as error:
-        return Group(Text(f"no example for its input {error}"))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True, style="dim")
-    for name in given:
-        if name != "mask" and getattr(given[name], "dim", lambda: 9)() <= 2:
-            table.add_column(name, justify="right", style="dim")
-    kinds = list(results[0])
-    for kind in kinds:
+    given, results = tensors(loss), [run(loss, d) for d in columns]
+    shown = {name: x for name, x in given.items() if name != "mask" and _flat(x)}
+    tables = []
+    for kind in results[0]:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(kind, no_wrap=True, style="dim")
+        for name in shown:
+            table.add_column(name, justify="right", style="dim", overflow="fold")
         for d in columns:
-            table.add_column(f"{kind} {'@' + d.upstream if d else ''}".strip(), justify="right")
-    shape = results[0][kinds[0]].shape
-    positions = (
-        [(i,) for i in range(shape[0])] if len(shape) == 1 else SHOWN_TOKENS if len(shape) == 2 else [()]
-    )
-    for position in positions:
-        cells = [_at(x, position) for name, x in given.items() if name != "mask" and _flat(x)]
-        cells += [_at(result[kind], position) for kind in kinds for result in results]
-        label = {0: "", 1: "row {}", 2: "rollout {} token {}"}[len(position)].format(*position)
-        table.add_row(label, *cells)
-    return table
+            table.add_column(f"@{d.upstream}" if d else "default", justify="right", no_wrap=True)
+        for position in _positions(results[0][kind].shape):
+            label = ("", "row {}", "rollout {} token {}")[len(position)].format(*position)
+            inputs = [_at(x, position) for x in shown.values()]
+            table.add_row(label, *inputs, *(_at(result[kind], position) for result in results))
+        tables.append(table)
+        shown = {}
+    return Group(*tables)
+
+
+def _positions(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    if not shape:
+        return [()]
+    return [(i,) for i in range(shape[0])] if len(shape) == 1 else SHOWN_TOKENS
 
 
 def _flat(x: object) -> bool:
@@ -144,4 +145,4 @@ def _at(x: object, position: tuple[int, ...]) -> str:
     if not isinstance(x, Tensor) or x.dim() > len(position):
         return ""
     index = tuple(min(i, n - 1) for i, n in zip(position[len(position) - x.dim() :], x.shape, strict=True))
-    return f"{x[index].item():.5g}"
+    return f"{x[index].item():.4g}"

@@ -101,9 +101,8 @@ def print_tables(console: Console, registry: Registry, rows: list[Loss], framewo
             continue
         table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column("name", no_wrap=True, style="cyan")
-        table.add_column("what it is", ratio=3)
-        table.add_column("source", ratio=3)
-        table.add_column("proof", ratio=3)
+        for heading in ("what it is", "source", "proof"):
+            table.add_column(heading, ratio=3, overflow="fold")
         for loss in of_kind:
             origin = registry.origins[loss.kind, loss.name]
             what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"

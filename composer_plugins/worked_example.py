@@ -67,10 +67,14 @@ def _tensor(need: str, loss: Loss) -> Any:
         )
         return shifted.clamp(max=-0.05)
     shape = INPUTS[need].shape
+    if shape == "[]":
+        return torch.tensor(0.1, dtype=torch.float64)
     size = {TOKENS: (2, 3), VOCAB: (2, 3, VOCABULARY), TOP_K: (2, 3, K), PAIRS: (3,), ROWS: (6,)}.get(
         shape, (6, 2)
     )
-    drawn = torch.randn(size, generator=torch.Generator().manual_seed(len(need)), dtype=torch.float64)
+    drawn = torch.randn(
+        size, generator=torch.Generator().manual_seed(sum(map(ord, need))), dtype=torch.float64
+    )
     if need.endswith("_ids"):
         return drawn.argsort(-1)
     return torch.log_softmax(drawn, -1) - 0.1 if need.endswith("logprobs") else drawn
@@ -79,7 +83,10 @@ def _tensor(need: str, loss: Loss) -> Any:
 def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     """What the loss gives on the example, and its gradient where it has one.
 
-    "loss" or "value" as the kernel returns it; "gradient" of its sum in its first input.
+    A dialect's top_k beyond the example's vocabulary is the whole of it.
+
+    "loss" or "value" as the kernel returns it; "gradient" of its sum in its first input, or over a
+    vocabulary its norm.
     """
     given = tensors(loss)
     first = given[loss.needs[0]]
@@ -89,9 +96,15 @@ def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     params |= dict(dialect.params) if dialect else {}
     counts = {"rows": 2, "width": 3}
     params |= {name: counts[fact] for name, fact in dialect.counts.items()} if dialect else {}
+    if top_k := params.get("top_k", getattr(loss.parameters.get("top_k"), "default", None)):
+        params["top_k"] = min(top_k, VOCABULARY)
+    if "generator" in loss.optional:
+        params["generator"] = _tensor("generator", loss)
     result = loss.kernel()(*given.values(), **params)
     value = getattr(result, "loss", result)
     shown = {"loss" if hasattr(result, "loss") else "value": value.detach()}
     if value.requires_grad:
-        shown["gradient"] = torch.autograd.grad(value.sum(), first)[0]
+        gradient = torch.autograd.grad(value.sum(), first)[0]
+        over_vocabulary = INPUTS[loss.needs[0]].shape == VOCAB
+        shown |= {"|gradient|": gradient.norm(dim=-1)} if over_vocabulary else {"gradient": gradient}
     return shown

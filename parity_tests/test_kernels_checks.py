@@ -87,4 +87,4 @@ def test_an_empty_batch_passes() -> None:
 
 def test_k_beyond_the_vocabulary_is_refused() -> None:
     top = choose(losses(), "divergence", "jsd", {"top_k": 6})
-    assert "top_k is 6, and the vocabulary has 5 entries" in refused(top)
+    assert "jsd's parameter 'top_k' is 6, and the vocabulary has 5 entries" in refused(top)

@@ -51,3 +51,9 @@ def test_a_loss_that_trl_cannot_feed_is_refused_with_what_it_lacks() -> None:
         config(policy="dppo_topk_tv")
     with pytest.raises(ConfigError, match="needs .*, which TRL's trainer does not have"):
         config(replay_loss="kto")
+
+
+def test_a_hint_over_more_entries_than_the_vocabulary_has_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match="jsd's parameter 'top_k' is 9999, and the vocabulary has"):
+        tiny.trainer(hint_weight=1.0, hint_params={"top_k": 9999})
+    tiny.trainer(hint_weight=1.0, hint_params={"top_k": 4, "top_k_of": "student", "rest": "tail"}).train()

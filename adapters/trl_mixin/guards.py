@@ -13,6 +13,7 @@ from composer_plugins.adapters.trl_mixin.encoding import (
     hinted_prompt,
 )
 from composer_plugins.adapters.trl_mixin.trl_facts import generations
+from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
 
@@ -43,6 +44,9 @@ def check_trainer(trainer: Any, config: ComposerConfig) -> None:
     """Raise ConfigError for what the extra forward passes cannot do."""
     if not (config.hint_weight > 0 or config.replay_weight > 0):
         return
+    if config.hint_weight > 0 and not trainer._is_vlm:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        check_top_k(config.choose_hint(), model.config.get_text_config().vocab_size)
     if trainer.args.cast_lm_head_to_fp32:
         raise ConfigError(
             "cast_lm_head_to_fp32 is not applied to the frozen copies, which would then differ from the "
