@@ -54,6 +54,13 @@ def kernels(session: nox.Session) -> None:
 
 
 @nox.session
+def planted_bugs(session: nox.Session) -> None:
+    """Proof of power: every bug of parity_tests/planted_bugs.json, in a copy, must fail its tests."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "parity_tests.planted_bugs", *session.posargs)
+
+
+@nox.session
 def trl(session: nox.Session) -> None:
     """Only the tests that need TRL (and peft, which TRL's users add to it)."""
     install(session, "-e", ".[test,trl,demo]", "peft")

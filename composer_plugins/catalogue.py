@@ -97,6 +97,7 @@ class Loss:
     dialects: tuple[Dialect, ...] = ()
     average: bool = False  # preference: scores are length-averaged log-probabilities
     mode: str = ""  # policy: the paper's aggregation mode
+    over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
 
     def kernel(self) -> Callable[..., Any]:
         """The function itself."""

@@ -14,7 +14,7 @@ from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import Registry
 
 # Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
-SHOWN_TOKENS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+SHOWN_TOKENS: list[tuple[int, ...]] = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 def find(registry: Registry, name: str, kind: str | None = None) -> list[tuple[Loss, Dialect | None]]:
@@ -46,6 +46,7 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
         "kernel": loss.path,
         "proof": loss.proof,
         "denominator": loss.mode,
+        "batch": "a statistic of the whole batch: micro-batches change it" if loss.over_batch else "",
         "scores": "length-averaged log-probabilities" if loss.average else "",
         "runs in": ", ".join(runs_in) or "no framework here yet: call the kernel",
         "from": registry.origins[loss.kind, loss.name],

@@ -72,6 +72,7 @@ def as_data(registry: Registry, rows: Iterable[Loss], framework: str | None) -> 
                 "needs": list(loss.needs),
                 "optional": list(loss.optional),
                 "mode": loss.mode,
+                "over_batch": loss.over_batch,
                 "distribution": registry.origins[loss.kind, loss.name],
                 "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],
                 "parameters": {name: _parameter(p) for name, p in loss.parameters.items()},

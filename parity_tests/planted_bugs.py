@@ -73,7 +73,8 @@ def start(where: Path, tests: str, log: Path) -> int:
     sys.modules.pop("parity_tests", None)
     sys.path[:] = [str(where), *(path for path in sys.path if path and Path(path) != ROOT)]
     sys.dont_write_bytecode = True  # two edits within a second could not be told apart
-    quiet = ("-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+    quiet = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported here already
     status = pytest.main([*quiet, *(str(where / "parity_tests" / name) for name in tests.split())])
     sys.stdout.flush()
     os._exit(status)
@@ -139,7 +140,7 @@ def main() -> int:
     options = parser.parse_args()
     began = monotonic()
     torch.set_num_threads(1)  # before the first fork
-    chosen = [bug for bug in bugs() if any(options.only in field for field in (bug.name, bug.file, bug.tests))]
+    chosen = [bug for bug in bugs() if options.only in f"{bug.name} {bug.file} {bug.tests}"]
     if not chosen:
         print(f"no bug contains {options.only!r}")
         return 1

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -210,6 +211,21 @@ def test_divergences_equal_distillm(case: Case) -> None:
     mask = labels_mask(case, "label")
     token_loss = kernel(name)(student, teacher, mask, **settings(case["lam"])).loss
     assert_recorded(aggregate(token_loss, mask, "token-mean"), student, case)
+
+
+DISTILLM_LAM = {"js_distance": 0.9, "skewed_forward_kl": 0.1, "skewed_reverse_kl": 0.1}  # by default
+
+
+@pytest.mark.parametrize("function", DISTILLM_LAM)
+def test_a_row_alone_reproduces_the_recording_made_with_distillms_default(function: str) -> None:
+    wanted = {"fn": function, "lam": DISTILLM_LAM[function]}
+    cases = [case for case in golden.load("distillm") if wanted.items() <= case.items()]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        student, teacher = logits(case)
+        mask = labels_mask(case, "label")
+        token_loss = kernel(DISTILLM[function][0])(student, teacher, mask).loss
+        assert_recorded(aggregate(token_loss, mask, "token-mean"), student, case)
 
 
 @claim("taid_repo_divergences")

@@ -110,6 +110,17 @@ def test_adaptive_kl_equals_plain_loops(pair: Pair, mass: float) -> None:
     assert_parity(adaptive_kl(**pair, head_mass=mass).loss, over(pair, want), **scale(pair, 100.0))
 
 
+@examples
+@given(finite_pairs)
+def test_the_weight_of_adaptive_kl_is_a_constant_to_its_gradient(pair: Pair) -> None:
+    student = pair["student_logits"].requires_grad_()
+    ours = adaptive_kl(**pair)
+    w = ours.metrics["forward_weight"].value.detach()
+    fixed = w * forward_kl(**pair).loss + (1 - w) * reverse_kl(**pair).loss
+    slopes = [torch.autograd.grad(x.sum(), student)[0] for x in (ours.loss, fixed)]
+    assert_parity(*slopes, **scale(pair), what="gradient")
+
+
 def test_taids_port_of_akl_weighs_by_other_entries_and_differentiates_the_weight() -> None:
     """Where the teacher's entries stand in order matters to the port and not to the paper."""
     g = torch.Generator().manual_seed(1)
@@ -165,6 +176,30 @@ def test_given_top_k_equals_that_of_the_logits(pair: Pair, k: int, rest: str) ->
         assert_parity(*slopes, **scale(pair, 1e7 if rest == "tail" else 1.0), what="gradient")
         mass = live(pair, ours.metrics["teacher_mass"].value)
         assert_parity(mass, live(pair, top.values.exp().sum(-1)), terms=k)
+
+
+@examples
+@given(finite_pairs, st.sampled_from([None, 1]), betas)
+def test_no_gradient_reaches_the_teacher_on_any_support(pair: Pair, k: int | None, beta: float) -> None:
+    teacher = pair["teacher_logits"].requires_grad_()
+    pair["student_logits"].requires_grad_()
+    for loss in (
+        jsd(**pair, beta=beta, top_k=k, rest="tail").loss,
+        skewed_forward_kl(**pair, top_k=k, rest="tail").loss,
+        adaptive_kl(**pair, top_k=k, rest="tail").loss,
+        tv(**pair, top_k=k, rest="tail").loss,
+    ):
+        assert torch.autograd.grad(loss.sum(), teacher, allow_unused=True) == (None,)
+
+
+def test_a_floor_bounds_the_log_probabilities_of_both_sides() -> None:
+    student = torch.tensor([[0.0, -9.0, 1.0]], dtype=torch.float64)
+    log_t, ids = torch.tensor([[-0.5, -7.0]], dtype=torch.float64), torch.tensor([[0, 1]])
+    log_s = student.log_softmax(-1)[0, 0].item()
+    mask = torch.ones(1, dtype=torch.bool)
+    ours = forward_kl_topk(student, log_t, ids, mask, rest="raw", logprob_floor=-4.0)
+    # Of the second entry both are below the floor, and so equal.
+    assert ours.loss.item() == pytest.approx(math.exp(-0.5) * (-0.5 - log_s))
 
 
 def test_a_raw_sum_may_be_negative_and_cut_at_zero_it_has_no_gradient() -> None:

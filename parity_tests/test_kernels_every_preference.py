@@ -5,6 +5,7 @@ import torch
 
 from composer_plugins.catalogue import Loss
 from composer_plugins.inputs import INPUTS, PAIRS, ROWS
+from composer_plugins.plugins import losses
 from parity_tests.assertions import assert_parity
 from parity_tests.every import Exceptions, attached, each, holds, stale, value_and_gradients
 from parity_tests.make_inputs import TRAINED, Setting, draw, floats, select
@@ -18,6 +19,8 @@ every_preference = each("preference")
 
 def test_every_exception_is_a_row_of_the_catalogue() -> None:
     assert not stale([BATCH_GLOBAL])
+    flagged = {f"{row.kind}-{row.name}" for row in losses() if row.over_batch and row.kind == "preference"}
+    assert flagged == set(BATCH_GLOBAL)
 
 
 @every_preference

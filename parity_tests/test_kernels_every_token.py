@@ -8,6 +8,7 @@ import torch
 from composer_plugins.catalogue import Loss
 from composer_plugins.inputs import INPUTS, TOKENS, TOP_K, VOCAB
 from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.plugins import losses
 from parity_tests.assertions import assert_parity
 from parity_tests.every import Exceptions, attached, each, holds, stale, value_and_gradients
 from parity_tests.make_inputs import DICE, FREE, Setting, draw, floats, over, pad, select, tensors
@@ -37,6 +38,9 @@ everything_per_token = each("policy", "divergence", "kl", "correction")
 
 def test_every_exception_is_a_row_of_the_catalogue() -> None:
     assert not stale([CUT, RANDOM, SPREADS])
+    assert {f"{row.kind}-{row.name}" for row in losses() if row.over_batch and row.kind == "policy"} == set(
+        CUT
+    )
 
 
 @everything_per_token

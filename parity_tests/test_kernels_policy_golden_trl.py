@@ -165,6 +165,16 @@ BY_DEFAULT = [
 ]
 
 
+@pytest.mark.parametrize("name", [*CLIPPED, "cispo", "vespo"])
+def test_a_dialect_alone_reproduces_the_recordings_made_by_default(name: str) -> None:
+    cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == name]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = trl_batch(case)
+        per_token = dialects.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
+        assert_equals_trl(case, dialects.trl(per_token, inputs[3], case), per_token, inputs[0])
+
+
 def test_trl_cispo_epsilon_is_the_cap_and_not_its_distance_from_one() -> None:
     cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == "cispo"]
     assert cases or golden.directory != golden.GOLDEN

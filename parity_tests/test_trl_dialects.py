@@ -51,6 +51,9 @@ def test_a_loss_that_trl_cannot_feed_is_refused_with_what_it_lacks() -> None:
         config(policy="dppo_topk_tv")
     with pytest.raises(ConfigError, match="needs .*, which TRL's trainer does not have"):
         config(replay_loss="kto")
+    for options in ({"policy": "kl_cov"}, {"replay_loss": "aot"}):
+        with pytest.raises(ConfigError, match="is a statistic of the whole batch, which TRL cuts into"):
+            config(**options)
 
 
 def test_a_hint_over_more_entries_than_the_vocabulary_has_is_refused_before_training() -> None:

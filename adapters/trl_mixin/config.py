@@ -161,7 +161,14 @@ class ComposerGRPOConfig(GRPOConfig):
 
 
 def _refuse_what_trl_cannot_feed(choice: Choice | None) -> None:
-    if choice is None or not (missing := ADAPTER.missing(choice.loss)):
+    if choice is None:
+        return
+    if choice.loss.over_batch:
+        raise ConfigError(
+            f"{choice.loss.kind} {choice.loss.name!r} is a statistic of the whole batch, which TRL cuts into "
+            "micro-batches: the loss would depend on per_device_train_batch_size"
+        )
+    if not (missing := ADAPTER.missing(choice.loss)):
         return
     raise ConfigError(
         f"{choice.loss.kind} {choice.loss.name!r} needs {', '.join(missing)}, which TRL's trainer does not "

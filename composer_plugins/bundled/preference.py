@@ -194,6 +194,7 @@ MARGIN_LOSSES = (
             paper="arXiv 2406.05882",
             needs=REFERENCE,
             parameters={"beta": BETA, "label_smoothing": LABEL_SMOOTHING},
+            over_batch=True,
             proof=ORACLE,
             dialects=(of_trl(name, label_smoothing=0.0),),
         )

@@ -302,6 +302,7 @@ LOSSES = (
         path=f"{KERNELS}.policy:clip_cov",
         summary="GRPO without a few random tokens of high covariance",
         paper="arXiv 2505.22617",
+        over_batch=True,
         needs=OLD,
         optional=("generator", "uniform"),
         parameters=CLIPS
@@ -334,6 +335,7 @@ LOSSES = (
         path=f"{KERNELS}.policy:kl_cov",
         summary="policy gradient that holds the tokens of highest covariance",
         paper="arXiv 2505.22617",
+        over_batch=True,
         needs=OLD,
         parameters={
             "cov_ratio": Parameter(2e-3, "share of the live tokens that are held", low=0, high=1),
