@@ -76,6 +76,6 @@ def verl(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Speed and memory beside TRL's own losses, as a table."""
-    install(session, "-e", ".[trl]")
-    session.run("python", "benchmarks/run.py", *session.posargs)
+    """Speed and memory beside the losses of verl and TRL, which are called here and train nothing."""
+    install(session, "-e", ".[trl,verl]", constraints="constraints-verl.txt")
+    session.run("python", "-m", "benchmarks.run", *session.posargs)

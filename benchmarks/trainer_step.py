@@ -1,10 +1,9 @@
 """What a channel costs beside plain TRL: seconds per optimizer step, as ratios within this one run.
 
-`make bench`. A three-layer Qwen3 of random weights, scripted rollouts, so that only the loss is timed;
+A three-layer Qwen3 of random weights, scripted rollouts, so that only the loss is timed;
 the trainers take turns, and the median over the turns is compared. CPU, 2 threads.
 """
 
-import os
 import statistics
 import subprocess
 import sys
@@ -15,16 +14,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.timing import THREADS
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.recipes.codebook.task import make_tokenizer
 
-THREADS, ROWS, COMPLETION, TURNS, STEPS = 2, 8, 48, 5, 3
+ROWS, COMPLETION, TURNS, STEPS = 8, 48, 5, 3
 
 RUNS: dict[str, dict[str, Any] | None] = {
     "plain GRPOTrainer": None,
@@ -107,18 +106,18 @@ def import_seconds(statement: str) -> float:
     return min(once(statement) for _ in range(5)) - min(once("pass") for _ in range(5))
 
 
-def main() -> None:
-    """Print both tables."""
-    torch.set_num_threads(THREADS)
-    # transformers 5.23 renamed it; TRL 1.16 sets it by the old name.
-    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func
-    console = Console(width=100)
-    imports = Table("import", "seconds", title="Imports, above an empty interpreter")
+def imports() -> Table:
+    """What importing us costs beside torch."""
+    made = Table("import", "seconds", title="Imports, above an empty interpreter")
     for statement in ("import composer_plugins", "import composer_plugins.cli", "import torch"):
-        imports.add_row(statement, f"{import_seconds(statement):.3f}")
-    console.print(imports)
+        made.add_row(statement, f"{import_seconds(statement):.3f}")
+    return made
 
+
+def table() -> Table:
+    """Milliseconds per optimizer step of each trainer, and how many times plain TRL's they are."""
+    # transformers renamed it; TRL 1.16 sets it by the old name.
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
     tokenizer = make_tokenizer()
     trainers = {name: trainer(options, tokenizer) for name, options in RUNS.items()}
     times: dict[str, list[float]] = {name: [] for name in trainers}
@@ -134,8 +133,4 @@ def main() -> None:
     for name, elapsed in times.items():
         median = statistics.median(elapsed)
         steps.add_row(name, f"{1000 * median:.0f}", f"{median / plain:.2f}")
-    console.print(steps)
-
-
-if __name__ == "__main__":
-    main()
+    return steps

@@ -20,5 +20,5 @@ class Adapter:
         return [need for need in loss.needs if need not in self.provides.get(loss.kind, frozenset())]
 
     def runs(self, loss: Loss) -> bool:
-        """Whether this framework can run `loss`: feed it, and with a batch that is not cut if it needs one."""
+        """Whether this framework can feed `loss`, and does not cut the batch if it needs the whole."""
         return loss.kind in self.provides and not self.missing(loss) and not loss.over_batch

@@ -83,7 +83,9 @@ def icepop(
 ) -> Tokens:
     """IcePop: `mis` per token with a bound on either side.
 
-    Source: arXiv 2510.18855 (Ring-1T) section 3.2; verl 0.9.1 rollout_corr_helper.py ("low_high").
+    The bounds are those of verl's preset; those of the paper could not be checked.
+    Source: arXiv 2510.18855 (Ring-1T); verl 0.9.1 rollout_corr_helper.py ("low_high") and
+    trainer/config/algorithm.py decoupled_token_icepop.
     """
     w = _weights(old_logprobs, rollout_logprobs, mask, "token", log_ratio_clamp)
     return _finished(torch.where((w < low) | (w > high), 0.0, w), mask, "token", normalise)

@@ -48,6 +48,9 @@ def test_the_readme_counts_the_catalogue_right() -> None:
     rows = losses()
     counts = {title: sum(row.kind == kind for row in rows) for kind, title in PLURALS.items()}
     counts["dialects"] = sum(len(row.dialects) for row in rows)
+    proofs = [proof for row in rows for proof in (row.proof, *(d.proof for d in row.dialects))]
+    unproven = sum(proof.startswith("no reference obtainable") for proof in proofs)
     text = (ROOT / "README.md").read_text()
+    assert f"{unproven} say \"no reference" in text
     for title, count in counts.items():
         assert f"{count} {title}" in text, f"README.md does not say {count} {title}"

@@ -147,7 +147,7 @@ def test_rloo_equals_trl(trainer: GRPOTrainer, normalised: bool, drawn: tuple[Te
         _get_per_token_logps_and_entropies=lambda *_, **__: (nothing, None, None),
     )
     total, scorable = weighted_sum(values)
-    ours = kernel("advantage", "rloo")(total, ids(values, size), scorable)
+    ours = kernel("advantage", "rloo@trl")(total, ids(values, size), scorable)
     if normalised and size > 1:
         compared = scorable & (scorable.view(-1, size).sum(1) > 1).repeat_interleave(size)
         ours = kernel("advantage", "grpo@trl")(ours, torch.zeros_like(ids(values, size)), compared)

@@ -234,7 +234,7 @@ def test_forward_kl_topk_equals_trls_server_distillation(pair: Pair, rest: str) 
     theirs = ServerDistillationTrainer._compute_server_forward_kl_loss(
         trainer, {"topk_logprobs": top.values, "topk_token_ids": top.indices}, student_logprobs, labels(mask)
     )
-    row = kernel("divergence", "forward_kl_topk")
+    row = kernel("divergence", "forward_kl_topk@trl")
     token_loss = row(student, top.values, top.indices, mask, rest=rest).loss
     assert_same(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
 
@@ -252,7 +252,7 @@ def test_reverse_kl_topk_of_one_token_equals_trls_server_distillation(pair: Pair
     theirs = ServerDistillationTrainer._compute_sparse_top_1_divergence_loss(
         *(trainer, student_logprobs, ids, given, ids, given, labels(mask))
     )
-    row = kernel("divergence", "reverse_kl_topk")
+    row = kernel("divergence", "reverse_kl_topk@trl")
     token_loss = row(student, given[..., None], ids[..., None], mask, rest="tail").loss
     assert_same(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
 

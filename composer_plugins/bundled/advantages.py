@@ -14,6 +14,8 @@ LOOPS = "test_kernels_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "test_kernels_advantages_tokens.py::"
 GOLDEN = "test_kernels_advantages_golden.py::"
 TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
+R1_ZERO = "sail-sg/understand-r1-zero@dfca49d train_zero_math.py compute_monte_carlo_advantages"
+PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
 PRIVATE = (
     "no reference obtainable: the estimator is inside a trainer that cannot be imported without its engine"
 )
@@ -65,7 +67,7 @@ LOSSES = (
             Dialect(
                 upstream="r1-zero",
                 params={"ddof": 1, "eps": 1e-8},
-                source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+                source=R1_ZERO,
                 proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
                 note="critic_type grpo; as in oat",
             ),
@@ -79,14 +81,15 @@ LOSSES = (
             Dialect(
                 upstream="open-instruct",
                 params={"ddof": 0, "eps": 1e-8},
-                source="allenai/open-instruct@e6c3044 open_instruct/grpo_fast.py",
+                source="allenai/open-instruct@e6c3044 open_instruct/data_loader.py",
                 proof=PRIVATE,
-                note="numpy's population deviation: for one success in four 1.73, elsewhere 1.5",
+                note="advantage_normalization_type standard, by numpy's population deviation: for one success in "
+                "four 1.73, elsewhere 1.5",
             ),
             Dialect(
                 upstream="slime",
                 params={"ddof": 1, "eps": 1e-6},
-                source="THUDM/slime@624b824 slime/ray/rollout.py",
+                source="THUDM/slime@624b824 slime/ray/rollout.py _post_process_rewards",
                 proof=PRIVATE,
                 note="a batch whose size is not groups times n becomes one group",
             ),
@@ -117,15 +120,15 @@ LOSSES = (
             ),
             Dialect(
                 upstream="r1-zero",
-                source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+                source=R1_ZERO,
                 proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
                 note="critic_type drgrpo; as in oat",
             ),
             Dialect(
                 upstream="prime-rl",
-                source="PRIME-RL@559b447 src/prime_rl/orchestrator/advantage.py",
+                source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
                 proof=PRIVATE,
-                note="called grpo there",
+                note="called grpo there; length_penalty is off by default",
             ),
         ),
         proof=LOOPS,
@@ -146,6 +149,13 @@ LOSSES = (
                 "rloo_vectorized gives a group of one 0: singleton zero",
                 singleton="raw",
             ),
+            Dialect(
+                upstream="trl",
+                source="TRL 1.16 trainer/rloo_trainer.py _generate_and_score_completions",
+                proof="test_trl_live_advantages.py::test_rloo_equals_trl",
+                note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch afterwards; "
+                "with beta (0.05) the KL is taken off the reward before",
+            ),
         ),
         proof=LOOPS,
     ),
@@ -160,7 +170,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="prime-rl",
-                source="PRIME-RL@559b447 src/prime_rl/orchestrator/advantage.py",
+                source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
                 proof=PRIVATE,
                 note="called max_rl there",
             ),

@@ -15,6 +15,7 @@ OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
 PAPERS = f"{GOLDEN}::test_divergences_equal_distillm"
 PORTS = f"{GOLDEN}::test_divergences_equal_taids_repository"
+SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
 NOT_RUN = "no reference obtainable: "
 
 VALUE = Parameter("kl", "a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
@@ -147,7 +148,8 @@ LOSSES = (
                 params={"beta": 0.5, "temperature": 1.0},
                 source="linkedin/Liger-Kernel src/liger_kernel/chunked_loss/jsd_loss.py@ead96b6",
                 proof=NOT_RUN + "no recording of Liger's; its convention of beta was read in its source",
-                note="adds 0.5 of the cross-entropy with the labels (weight_hard_loss) by default",
+                note="by default half of it (weight_soft_loss) and half of the cross-entropy with the labels "
+                "(weight_hard_loss)",
             ),
         ),
     ),
@@ -289,6 +291,14 @@ LOSSES = (
                 note="log_prob_min_clamp, loss_max_clamp; with use_policy_gradient (its default) it is a "
                 "reward and not this loss",
             ),
+            Dialect(
+                upstream="trl",
+                params={"rest": "tail"},
+                source=f"{SERVER} _compute_server_forward_kl_loss",
+                proof="test_trl_live_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
+                note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail (on "
+                "by default) the tail: without it, renormalised",
+            ),
         ),
     ),
     Loss(
@@ -311,6 +321,14 @@ LOSSES = (
                 source="tinker-cookbook distillation/sdft.py:614 reverse_kl_custom_loss@9dfcc3a",
                 proof=f"{GOLDEN}::test_reverse_kl_topk_equals_tinker",
                 note="the sum over positions",
+            ),
+            Dialect(
+                upstream="trl",
+                params={"rest": "tail"},
+                source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
+                proof="test_trl_live_divergences.py::"
+                "test_reverse_kl_topk_of_one_token_equals_trls_server_distillation",
+                note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the tail",
             ),
         ),
     ),
@@ -379,7 +397,7 @@ LOSSES = (
             Dialect(
                 upstream="sdpo",
                 params={"alpha": 0.5, "top_k": 100, "rest": "tail", "ratio_cap": 2.0},
-                source=SDPO + ", verl/trainer/config/sdpo.yaml",
+                source=SDPO + ", verl/trainer/config/actor/actor.yaml",
                 proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
                 note="distillation_topk, distillation_add_tail (rest), is_clip (ratio_cap); token-mean",
             ),

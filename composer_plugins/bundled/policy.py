@@ -112,23 +112,26 @@ LOSSES = (
             Dialect(
                 upstream="oat",
                 params={"clip_low": 0.2, "clip_high": 0.2},
-                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c",
+                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner.learning_step",
                 proof=OAT,
-                note="cliprange is both; the recording transcribes the two lines of the clip",
+                note="cliprange is both; the recording transcribes the two lines of the clip; tis_c, 2.0 by "
+                "default, multiplies in the correction tis",
             ),
             Dialect(
                 upstream="areal",
                 params={"clip_low": 0.2, "clip_high": 0.2},
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
                 proof="no reference obtainable: 82 dependencies, with a torch older than ours",
-                note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp",
+                note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a token "
+                "mean",
             ),
             Dialect(
                 upstream="nemo-rl",
                 params={"clip_low": 0.2, "clip_high": 0.2},
-                source="NVIDIA-NeMo/RL@7ea279a nemo_rl/algorithms/loss_functions.py ClippedPGLossFn",
+                source="NVIDIA-NeMo/RL@7ea279a nemo_rl/algorithms/loss/loss_functions.py ClippedPGLossFn",
                 proof="no reference obtainable: on PyPI is a placeholder, no package",
-                note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp",
+                note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp; a token mean "
+                "unless token_level_loss is off",
             ),
         ),
     ),
@@ -168,9 +171,11 @@ LOSSES = (
             Dialect(
                 upstream="oat",
                 params={"clip_low": 0.2, "clip_high": 0.2},
-                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c; understand-r1-zero train_zero_math.py",
+                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner; sail-sg/understand-r1-zero@dfca49d "
+                "train_zero_math.py",
                 proof=OAT,
-                note="critic_type drgrpo; the constant is generate_max_length",
+                note="critic_type drgrpo; the constant is generate_max_length; oat's tis_c, 2.0 by default, "
+                "multiplies in the correction tis",
             ),
         ),
     ),
@@ -297,7 +302,7 @@ LOSSES = (
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="callsys/GMPO train_zero_math_gmpo.py@205b2bf",
                 proof="test_kernels_policy_golden.py::test_gmpo_equals_its_authors",
-                note="cliprange is both; one sequence per micro-batch",
+                note="cliprange is both, 0.4 in its scripts; one sequence per micro-batch",
             ),
             Dialect(
                 upstream="verl",

@@ -228,11 +228,12 @@ CORRECTIONS = (
         dialects=(
             Dialect(
                 upstream="verl",
-                params={"log_ratio_clamp": 20.0},
-                source=VERL_WEIGHTS,
+                params={"low": 0.5, "high": 5.0, "log_ratio_clamp": 20.0},
+                source=f"{VERL_WEIGHTS}; trainer/config/algorithm.py decoupled_token_icepop",
                 proof=PROVEN + "test_weights_equal_verl_as_written",
-                note='rollout_is token with rollout_is_threshold "0.5_5.0", a string of both bounds; with '
-                "rollout_is sequence it is mis",
+                note="the numbers of its preset decoupled_token_icepop, which sets rollout_is token and "
+                'rollout_is_threshold "0.5_5.0"; rollout_is is off (null) by default; with rollout_is '
+                "sequence it is mis",
             ),
         ),
     ),
@@ -247,7 +248,7 @@ LOOPS, VERL_EQUAL = IN + "test_aggregate_equals_loops", IN + "test_aggregate_equ
 TRL_EQUAL = IN + "test_trl_dialects_equal_its_arithmetic"
 OAT_EQUAL = "test_kernels_policy_golden.py::test_grpo_and_dr_grpo_equal_oat"
 GLOBAL = "batch_num_tokens and dp_size make the count global"
-GLOBAL_ROWS = "global_batch_size and dp_size make the count global; lengths are n + 1e-8"
+GLOBAL_ROWS = "global_batch_size and dp_size make the count global; with a float64 mask lengths are n + 1e-8"
 
 
 def mode(name: str, summary: str, paper: str, parameters: dict[str, Parameter], *dialects: Dialect) -> Loss:
@@ -282,9 +283,9 @@ AGGREGATIONS = (
         ),
         Dialect(
             upstream="prime-rl",
-            source="PRIME-RL@559b447 src/prime_rl/trainer/rl/train.py",
-            proof="no reference obtainable: the division is a line of PRIME-RL's distributed training loop",
-            note="losses return a sum; the trainer divides by the tokens of all micro-batches and ranks",
+            source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py compute_loss, train.py (rl_scale)",
+            proof="no reference obtainable: the count is of PRIME-RL's distributed training loop",
+            note="losses return a sum, divided by rl_scale, the tokens of all micro-batches and ranks, at least 1",
         ),
     ),
     mode(
@@ -295,9 +296,9 @@ AGGREGATIONS = (
         Dialect(upstream="verl", source=AGG, proof=VERL_EQUAL, note="times dp_size"),
         Dialect(
             upstream="prime-rl",
-            source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py compute_loss",
+            source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py default_loss_fn",
             proof="no reference obtainable: the sum is a line of PRIME-RL's distributed training loop",
-            note="what a loss function returns; loss_scale, the global token count, divides it afterwards",
+            note="what a loss function returns; compute_loss divides it by rl_scale, the global token count",
         ),
     ),
     mode(
@@ -368,11 +369,13 @@ AGGREGATIONS = (
         ),
         Dialect(
             upstream="oat",
-            params={"max_length": 53},
+            params={"max_length": 512},
             counts={"num_sequences": "rows"},
-            source="sail-sg/oat@1295de9 oat/args.py; sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
+            source="sail-sg/oat@c1a074c oat/args.py, oat/algorithms/ppo.py PPOLearner; "
+            "sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
             proof=OAT_EQUAL,
-            note="generate_max_length, 53 by default, is max_length; critic_type drgrpo",
+            note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type drgrpo, its "
+            "default",
         ),
     ),
 )

@@ -90,8 +90,8 @@ LOSSES = (
                 params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} default_loss_fn, v0.6.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
-                note="dppo_mask_low, dppo_mask_high; loss_weights multiply the loss per token; removed "
-                "upstream on 2026-08-27, where ipo is the default since",
+                note="dppo_mask_low, dppo_mask_high; loss_weights multiply the loss per token; removed by pull "
+                "request 3418 of 2026-08-27, which made ipo the default",
             ),
         ),
         proof="test_kernels_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
@@ -182,7 +182,8 @@ LOSSES = (
                 params={"tv_low": 0.1, "tv_high": 0.1, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} ipo_loss_fn, v0.6.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
-                note="ipo_threshold is both bounds (eps since 2026-08-27)",
+                note="ipo_threshold is both bounds; later it is eps (pull request 3418), 0.3 by default and "
+                "with kl_tau 0 (pull request 3586)",
             ),
             Dialect(
                 upstream="prime-rl<0.6",
@@ -323,7 +324,7 @@ LOSSES = (
                     "cov_high": 5.0,
                 },
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_clip_cov",
-                proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
+                proof="test_verl_live_policy.py::test_clip_cov_equals_verl_when_both_draw_the_first_tokens",
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
         ),
@@ -347,7 +348,7 @@ LOSSES = (
                 upstream="verl",
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_kl_cov",
-                proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
+                proof="test_verl_live_policy.py::test_kl_cov_equals_verl",
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
             ),
         ),

@@ -144,7 +144,7 @@ def gpg(
     alpha makes up for groups without a signal; a batch of zeros gets 0. It is the batch's: to cut a
     batch into micro-batches, take advantages first.
     Source: arXiv 2504.02546; verl 0.9.1 compute_gpg_outcome_advantage, from which alpha's count of
-    rewards, where the paper counts groups.
+    rewards: the authors' code (AMAP-ML/GPG@e096da8) counts groups, those whose rewards differ.
     """
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
     batch, r = Pools(None, mask), at_least_float32(rewards).detach()

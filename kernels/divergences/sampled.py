@@ -80,7 +80,7 @@ def sdpo(
     `alpha` is `jsd`'s beta, the teacher's weight. The ratio needs both `student_logprobs`, of the sampled
     tokens, and `old_logprobs`; without the latter it is 1. `mask` is the response's where there is a
     teacher to learn from. Denominator: "token-mean"; TRL takes the mean over all rows of a row's mean.
-    Defaults are those of upstream's sdpo.yaml; its dataclass has alpha=0, top_k=None, ratio_cap=None.
+    Defaults are those of upstream's actor.yaml; its dataclass has alpha=0, top_k=None, ratio_cap=None.
     Source: arXiv 2601.20802; lasgroup/SDPO core_algos.py compute_self_distillation_loss@0e6d510.
     Raises ValueError as `jsd` does, and for `old_logprobs` without `student_logprobs`.
     """

@@ -34,7 +34,7 @@ def skewed_forward_kl(
 
     `skew` weights the TEACHER; in `skewed_reverse_kl` it weights the student. As value="cross-entropy" it is
     -sum_v T_v log M_v, which is what upstream reports: same gradient.
-    Source: arXiv 2402.03898 eq. 3; jongwooko/distillm distillm/losses.py skewed_forward_kl@d47e77f.
+    Source: arXiv 2402.03898; jongwooko/distillm distillm/losses.py skewed_forward_kl@d47e77f.
     Raises ValueError for a skew outside (0, 1) and for an unknown value or support.
     """
     where = support(top_k, top_k_of, rest, student_logits.shape[-1])
@@ -59,7 +59,7 @@ def skewed_reverse_kl(
     """KL(S || M) with M = skew S + (1 - skew) T: finite where the teacher forbids what the student allows.
 
     `skew` weights the STUDENT; in `skewed_forward_kl` it weights the teacher.
-    Source: arXiv 2402.03898 eq. 5; jongwooko/distillm distillm/losses.py skewed_reverse_kl@d47e77f.
+    Source: arXiv 2402.03898; jongwooko/distillm distillm/losses.py skewed_reverse_kl@d47e77f.
     Raises ValueError for a skew outside (0, 1) and for an unknown support.
     """
     where = support(top_k, top_k_of, rest, student_logits.shape[-1])

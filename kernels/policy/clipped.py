@@ -71,7 +71,7 @@ def dapo(
     """DAPO is GRPO with clip-higher (0.2, 0.28), no KL, and "token-mean" over the global batch.
 
     Its dynamic sampling and overlong shaping live in the rollout, not in the loss.
-    Source: arXiv 2503.14476 eq. 8-10; TRL 1.16 `loss_type="dapo"`; as `ppo` otherwise.
+    Source: arXiv 2503.14476; TRL 1.16 `loss_type="dapo"`; as `ppo` otherwise.
     """
     bounds = {"ratio_cap": ratio_cap, "dual_clip": dual_clip, "log_ratio_clamp": log_ratio_clamp}
     return ppo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high, **bounds)

@@ -38,10 +38,12 @@ def clip_cov(
     that PPO has not clipped already, n being the live tokens; all of them where there are fewer.
     The numbers come from `generator`, or are given as `uniform` (in [0, 1); the smallest are drawn):
     `torch.compile(fullgraph=True)` takes no generator as argument. No global random state is read.
-    Denominator: "token-mean". Departs from verl: (1) its means divide by n + 1e-8, (2) its draw is
-    `torch.randperm` of the global state, so that only the distribution is the same.
+    Denominator: "token-mean". Departs from verl: (1) its means divide by n + 1e-8, which shows with a
+    float64 mask, (2) its draw is `torch.randperm` of the global state, so that only the distribution is
+    the same. The authors' scripts open PPO's clip: clip_low = clip_high = 1.
     Raises ValueError unless exactly one of `generator` and `uniform` is given.
-    Source: arXiv 2505.22617 eq. 9-11; verl 0.9.1 core_algos.py compute_policy_loss_clip_cov.
+    Source: arXiv 2505.22617; PRIME-RL/Entropy-Mechanism-of-RL@8850579 and verl 0.9.1
+    trainer/ppo/core_algos.py compute_policy_loss_clip_cov.
     """
     token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     ratio = token.metrics["ratio"].value
@@ -70,8 +72,11 @@ def kl_cov(
         x_t = -A r_t elsewhere
 
     n is the number of live tokens. Which of several equal covariances is highest is not specified.
-    Denominator: "token-mean". verl's `kl_coef` is 0.1 in its configuration, 1 in its function.
-    Source: arXiv 2505.22617 eq. 12-13; verl 0.9.1 core_algos.py compute_policy_loss_kl_cov.
+    Denominator: "token-mean". The defaults are those of the authors' function, whose k_percent of 0.2 is
+    a cov_ratio of 2e-3 (2e-4 in their scripts for 32B). verl's `kl_coef` is 0.1 in its configuration, 1
+    in its function.
+    Source: arXiv 2505.22617; PRIME-RL/Entropy-Mechanism-of-RL@8850579 and verl 0.9.1
+    trainer/ppo/core_algos.py compute_policy_loss_kl_cov.
     """
     log_r = log_ratio(logprobs, old_logprobs, mask)
     ratio = safe_exp(log_r)

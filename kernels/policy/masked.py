@@ -94,7 +94,7 @@ def opsm(
 
     The threshold, in nats per token, is not published. Denominator: as `grpo`.
     Departs from TRL: (1) a rollout log-probability of NaN is no drift there, and a NaN loss here.
-    Source: arXiv 2512.02556 sec. 3.1; TRL 1.16 grpo_trainer.py get_off_policy_mask.
+    Source: arXiv 2512.02556 eq. 9; TRL 1.16 grpo_trainer.py get_off_policy_mask.
     """
     token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     drift = sequence_drift(logprobs, rollout_logprobs, mask)

@@ -208,7 +208,7 @@ def minirl(
 
     With `old_logprobs` the rollout policy's it is PPO's gradient (Stable-RL's mode `ppo`).
     Denominator: "seq-mean-token-sum".
-    Source: arXiv 2512.01374 eq. 7; sail-sg/Stable-RL core_algos.py@c6af1d1, modes ppo, ppo_recompute.
+    Source: arXiv 2512.01374; sail-sg/Stable-RL core_algos.py@c6af1d1, modes ppo, ppo_recompute.
     """
     drift = log_ratio(logprobs, old_logprobs, mask).detach()
     inside = ratio_mask(safe_exp(drift), advantages, low=clip_low, high=clip_high)

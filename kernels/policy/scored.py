@@ -39,7 +39,7 @@ def rloo(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
 
         sum_t x_t = -A log pi(y)
 
-    Source: arXiv 2402.14740 eq. 6.
+    Source: arXiv 2402.14740.
     """
     return reinforce(logprobs, advantages, mask)
 
@@ -137,7 +137,7 @@ def dro(
 
     `beta` has no default: verl's `dro_beta` has none either.
     Denominator: "token-mean". Departs from the paper: (1) A stands for its r - V(x), per token.
-    Source: arXiv 2405.19107 eq. 7; verl 0.9.1 core_algos.py compute_policy_loss_dro.
+    Source: arXiv 2405.19107; verl 0.9.1 core_algos.py compute_policy_loss_dro.
     """
     log_r = log_ratio(logprobs, old_logprobs, mask)
     weight = torch.ones_like(logprobs)

@@ -22,7 +22,7 @@ def kto_reference_point(mismatched: Rows, ref_mismatched: Rows) -> Scalar:
 
     The mean log-ratio of completions paired with another prompt. Over ranks the caller means before the
     clamp: a clamp of means is not the mean of clamps.
-    Source: arXiv 2402.01306 section 4.1; TRL 1.16 trainer/kto_trainer.py KTOTrainer._compute_loss.
+    Source: arXiv 2402.01306; TRL 1.16 trainer/kto_trainer.py KTOTrainer._compute_loss.
     """
     ratios = at_least_float32(mismatched) - at_least_float32(ref_mismatched)
     return ratios.mean().clamp(min=0).detach()
