@@ -54,7 +54,8 @@ def aggregate(
     Raises ValueError for an unknown mode and for a missing `max_length`.
 
     Departs from verl 0.9.1 `agg_loss`: (1) verl gives NaN for an empty batch, (2) verl divides a row by
-    |y_i| + 1e-8 (rounded away unless its mask is float64), (3) verl's default `max_length` is the padded width, which varies by batch.
+    |y_i| + 1e-8 (rounded away unless its mask is float64), (3) verl's default `max_length` is the padded
+    width, which varies by batch.
     Source: verl 0.9.1 trainer/ppo/core_algos.py agg_loss; TRL 1.16 trainer/grpo_trainer.py _compute_loss.
     """
     if mode == "token-mean":
