@@ -63,7 +63,7 @@ REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
 class Dialect:
     """The parameters with which a loss reproduces one upstream: `cispo@trl` is the loss cispo as TRL has it.
 
-    `upstream` is a framework, with a version where it changed its mind: "trl", "verl<0.9".
+    `upstream` is a framework, with a version where it changed its mind: "trl", "verl<0.7.1".
     """
 
     upstream: str

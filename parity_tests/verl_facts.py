@@ -115,7 +115,7 @@ def row_kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
 
 
 def with_dialect(kind: Kind) -> list[Loss]:
-    """The rows of one kind that say what they are in verl (in this version: not those of "verl<0.9")."""
+    """The rows of one kind that say what they are in verl (in this version: not those of "verl<0.7.1")."""
     return [
         loss for loss in losses() if loss.kind == kind and any(d.upstream == "verl" for d in loss.dialects)
     ]

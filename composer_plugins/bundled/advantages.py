@@ -83,8 +83,8 @@ LOSSES = (
                 params={"ddof": 0, "eps": 1e-8},
                 source="allenai/open-instruct@e6c3044 open_instruct/data_loader.py",
                 proof=PRIVATE,
-                note="advantage_normalization_type standard, by numpy's population deviation: for one success in "
-                "four 1.73, elsewhere 1.5",
+                note="advantage_normalization_type standard, by numpy's population deviation: for one "
+                "success in four 1.73, elsewhere 1.5",
             ),
             Dialect(
                 upstream="slime",
@@ -153,8 +153,8 @@ LOSSES = (
                 upstream="trl",
                 source="TRL 1.16 trainer/rloo_trainer.py _generate_and_score_completions",
                 proof="test_trl_live_advantages.py::test_rloo_equals_trl",
-                note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch afterwards; "
-                "with beta (0.05) the KL is taken off the reward before",
+                note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
+                "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
         ),
         proof=LOOPS,

@@ -296,8 +296,8 @@ LOSSES = (
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_server_forward_kl_loss",
                 proof="test_trl_live_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
-                note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail (on "
-                "by default) the tail: without it, renormalised",
+                note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail "
+                "(on by default) the tail: without it, renormalised",
             ),
         ),
     ),
@@ -328,7 +328,8 @@ LOSSES = (
                 source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
                 proof="test_trl_live_divergences.py::"
                 "test_reverse_kl_topk_of_one_token_equals_trls_server_distillation",
-                note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the tail",
+                note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the "
+                "tail",
             ),
         ),
     ),

@@ -122,16 +122,16 @@ LOSSES = (
                 params={"clip_low": 0.2, "clip_high": 0.2},
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
                 proof="no reference obtainable: 82 dependencies, with a torch older than ours",
-                note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a token "
-                "mean",
+                note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a "
+                "token mean",
             ),
             Dialect(
                 upstream="nemo-rl",
                 params={"clip_low": 0.2, "clip_high": 0.2},
-                source="NVIDIA-NeMo/RL@7ea279a nemo_rl/algorithms/loss/loss_functions.py ClippedPGLossFn",
+                source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a ClippedPGLossFn",
                 proof="no reference obtainable: on PyPI is a placeholder, no package",
-                note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp; a token mean "
-                "unless token_level_loss is off",
+                note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp; a token "
+                "mean unless token_level_loss is off",
             ),
         ),
     ),
@@ -171,8 +171,8 @@ LOSSES = (
             Dialect(
                 upstream="oat",
                 params={"clip_low": 0.2, "clip_high": 0.2},
-                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner; sail-sg/understand-r1-zero@dfca49d "
-                "train_zero_math.py",
+                source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner; "
+                "sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
                 proof=OAT,
                 note="critic_type drgrpo; the constant is generate_max_length; oat's tis_c, 2.0 by default, "
                 "multiplies in the correction tis",

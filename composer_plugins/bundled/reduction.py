@@ -285,7 +285,7 @@ AGGREGATIONS = (
             upstream="prime-rl",
             source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py compute_loss, train.py (rl_scale)",
             proof="no reference obtainable: the count is of PRIME-RL's distributed training loop",
-            note="losses return a sum, divided by rl_scale, the tokens of all micro-batches and ranks, at least 1",
+            note="losses return a sum, divided by rl_scale: the tokens of all micro-batches and ranks, or 1",
         ),
     ),
     mode(
@@ -352,11 +352,11 @@ AGGREGATIONS = (
             note="loss_scale_factor is max_length; without it the padded width, which varies by batch",
         ),
         Dialect(
-            upstream="verl<0.9",
+            upstream="verl<0.7.1",
             params={"num_sequences": 1},
             counts={"max_length": "width"},
-            source="verl-project/verl@b178a3c verl/trainer/ppo/core_algos.py agg_loss (2026-01)",
-            proof=IN + "test_verl_before_0_9_does_not_divide_its_norm_by_sequences",
+            source="verl 0.7.0 trainer/ppo/core_algos.py agg_loss (verl-project/verl@b178a3c)",
+            proof=IN + "test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences",
             note="not divided by the number of sequences, and so larger by it; also in Stable-RL and SDPO",
         ),
         Dialect(
@@ -374,8 +374,8 @@ AGGREGATIONS = (
             source="sail-sg/oat@c1a074c oat/args.py, oat/algorithms/ppo.py PPOLearner; "
             "sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
             proof=OAT_EQUAL,
-            note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type drgrpo, its "
-            "default",
+            note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type drgrpo, "
+            "its default",
         ),
     ),
 )

@@ -12,7 +12,7 @@ TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 DISTILLED = ("logprobs", "rollout_logprobs", "teacher_logprobs", "mask")
 
-WEIGHT_CAP = Parameter(None, "the ratio, as a weight, is capped here; Stable-RL 10, verl 3", low=TINY)
+WEIGHT_CAP = Parameter(None, "the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
 FORM = Parameter(
     "score", "-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio")
 )
@@ -71,11 +71,11 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="stable-rl",
-                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 10.0},
+                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_binary_tv)",
                 proof=f"{REGIONS}::test_losses_equal_stable_rl",
-                note="clip_ratio_low, clip_ratio_high, clip_ratio_c; its mode dppo_binary_tv_recompute is "
-                "region_logprobs = old_logprobs",
+                note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 10 in the "
+                "function); its mode dppo_binary_tv_recompute is region_logprobs = old_logprobs",
             ),
             Dialect(
                 upstream="verl",
@@ -90,8 +90,8 @@ LOSSES = (
                 params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} default_loss_fn, v0.6.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
-                note="dppo_mask_low, dppo_mask_high; loss_weights multiply the loss per token; removed by pull "
-                "request 3418 of 2026-08-27, which made ipo the default",
+                note="dppo_mask_low, dppo_mask_high; loss_weights multiply the loss per token; removed by "
+                "pull request 3418 of 2026-08-27, which made ipo the default",
             ),
         ),
         proof="test_kernels_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
@@ -110,7 +110,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="stable-rl",
-                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 10.0},
+                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_binary_kl)",
                 proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure; mode "
@@ -138,7 +138,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="stable-rl",
-                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 10.0},
+                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
                 note="the distance is compared; the mask around it is held by test_kernels_regions.py",
@@ -158,7 +158,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="stable-rl",
-                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 10.0},
+                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
                 note="the distance is compared; the mask around it is held by test_kernels_regions.py",
@@ -216,7 +216,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="stable-rl",
-                params={"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 10.0},
+                params={"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode ppo_recompute)",
                 proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="its mode ppo is old_logprobs = rollout_logprobs; token-mean by default",

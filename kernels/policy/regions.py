@@ -47,7 +47,7 @@ def dppo_tv(
         M_t = p_t - q_t <= tv_high  if A > 0,  p_t - q_t >= -tv_low  otherwise
 
     `region_logprobs` moves the region's centre q off the rollout policy (Stable-RL's `*_recompute`).
-    Denominator: "token-mean". Upstream caps: Stable-RL 10, verl 3 (its actor's default), PRIME-RL none.
+    Denominator: "token-mean". Upstream caps: Stable-RL and verl 3 (their actor's default), PRIME-RL none.
     Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
     Source: arXiv 2602.04879; sail-sg/Stable-RL verl/trainer/ppo/core_algos.py@c6af1d1; verl 0.9.1
     compute_policy_loss_dppo_tv; PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 default_loss_fn.

@@ -91,7 +91,8 @@ def gmpo(
     The clips are in nats: 0.4 bounds a ratio by exp(0.4), where PPO's 0.2 would mean exp(0.2).
     Advantages are per sequence. Denominator: "seq-mean-token-mean".
     Departs from verl: (1) verl divides by |y| + 1e-8 (rounded away unless its mask is float64), (2) its
-    `clip_ratio` defaults to PPO's 0.2, (3) its mean counts rows without a live token. From the authors: (4) they round the clip to float32.
+    `clip_ratio` defaults to PPO's 0.2, (3) its mean counts rows without a live token. From the authors:
+    (4) they round the clip to float32.
     Source: arXiv 2507.20673; callsys/GMPO train_zero_math_gmpo.py@205b2bf; verl 0.9.1
     compute_policy_loss_geo_mean; TRL 1.16 experimental/gmpo.
     """
