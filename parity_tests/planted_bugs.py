@@ -2,7 +2,7 @@
 
 `nox -s planted_bugs`, or `python -m parity_tests.planted_bugs [--only WORD] [--write]`. A bug is killed if
 the named tests fail on it, having passed without it. One that crashes, or that hangs, proves nothing and
-counts as not killed. `--write` puts the table into README.md.
+counts as survived. `--write` puts the table into README.md.
 """
 
 import argparse
@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "parity_tests" / "README.md"
 START, END = "<!-- planted bugs -->", "<!-- end of planted bugs -->"
 LEFT_OUT = (".*", "build", "demo_out", "*.egg-info", "__pycache__")
-CRASHES = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "SyntaxError")
+CRASHES = ("AttributeError", "ImportError", "IndexError", "ModuleNotFoundError", "NameError", "RuntimeError")
+CRASHES += ("SyntaxError", "TypeError", "jaxtyping.TypeCheckError")
 LIMIT_S = 120  # of one run, of which a bug may have made an endless one
 
 

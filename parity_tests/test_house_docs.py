@@ -5,6 +5,7 @@ from pathlib import Path
 
 from composer_plugins.listing import PLURALS
 from composer_plugins.plugins import losses
+from parity_tests.planted_bugs import bugs
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "parity_tests"
@@ -51,6 +52,11 @@ def test_the_readme_counts_the_catalogue_right() -> None:
     proofs = [proof for row in rows for proof in (row.proof, *(d.proof for d in row.dialects))]
     unproven = sum(proof.startswith("no reference obtainable") for proof in proofs)
     text = (ROOT / "README.md").read_text()
-    assert f"{unproven} say \"no reference" in text
+    assert f'{unproven} say "no reference' in text
     for title, count in counts.items():
         assert f"{count} {title}" in text, f"README.md does not say {count} {title}"
+
+
+def test_every_planted_bug_can_be_planted() -> None:
+    for bug in bugs():
+        assert (ROOT / bug.file).read_text().count(bug.right) == 1, f"{bug.name}: {bug.right!r} in {bug.file}"
