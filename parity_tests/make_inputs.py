@@ -28,6 +28,8 @@ TRAINED = {
 }
 STOPPED = {"divergence-sdpo": {"student_logprobs"}}  # there the student's side of a detached ratio
 FREE = {"entropies", "topk_logprobs"}  # a loss may decide: a bonus has a gradient, a gate has none
+# Promises that the group ids are 0, 1, 2 ... which the laws about any ids break: only the compilers see it.
+NUMBERED = "num_groups"
 DICE = "uniform"  # what stands in for a generator
 
 
@@ -95,13 +97,16 @@ def _settings(row: Loss, thorough: bool) -> Iterator[Setting]:
     base = {n: sample(p) for n, p in row.parameters.items() if p.default is REQUIRED}
     for dialect in row.dialects:  # a REQUIRED number is best where somebody has published one
         base |= {n: v for n, v in dialect.params.items() if n in base}
-    optional = tuple(name for name in row.optional if name != "generator" or DICE not in row.optional)
+    left_out = {"generator"} if DICE in row.optional else set()
+    optional = tuple(name for name in row.optional if name not in {*left_out, NUMBERED})
     full = (*row.needs, *optional)
     least = (*row.needs, DICE) if DICE in optional else row.needs
     yield Setting(row, row.name, base, least)
     if full != least:
         yield Setting(row, f"{row.name}+{'+'.join(optional)}", base, full)
     if not thorough:
+        if NUMBERED in row.optional:
+            yield Setting(row, f"{row.name}+{NUMBERED}", base, (*full, NUMBERED))
         return
     if "generator" in row.optional:
         yield Setting(row, f"{row.name}+generator", base, (*row.needs, "generator"))
@@ -171,6 +176,7 @@ def draw(
     over_tokens = any(INPUTS[n].shape in (TOKENS, VOCAB, TOP_K) for n in setting.inputs if n != "mask")
     last = torch.nn.functional.one_hot(torch.full((size,), tokens - 1), tokens)
     advantages = normal(size, tokens) if per_token else normal(size, 1)
+    ids = torch.randint(0, max(size // 3, 1), (size,), generator=g)
     drawn: Batch = {
         "logprobs": logprobs,
         "old_logprobs": near(logprobs),
@@ -203,7 +209,8 @@ def draw(
         "reference_kl": uniform(1)[0],
         "reward_shift": normal(1)[0],
         "rewards": torch.randint(0, 5, (size,), generator=g) / 10 + 0.1 * normal(size).round(),
-        "group_ids": 7 * torch.randint(0, max(size // 3, 1), (size,), generator=g) - 3,
+        "group_ids": ids if NUMBERED in setting.inputs else 7 * ids - 3,
+        NUMBERED: max(size // 3, 1),
         "lengths": torch.randint(1, tokens + 1, (size,), generator=g),
         "baselines": uniform(size),
         "reward_components": normal(size, 3),

@@ -57,7 +57,7 @@ def grpo(
         scaled = group.value * deviations(rewards, Pools(None, mask)).over_std(ddof, eps)
     else:
         raise ValueError(f"scale is {scale!r}; known: 'group', 'batch', 'none'")
-    return with_singletons(scaled, group, rewards / (1 + eps), singleton)
+    return with_singletons(scaled, group, at_least_float32(rewards) / (1 + eps), singleton)
 
 
 def dr_grpo(

@@ -37,7 +37,8 @@ def clip_cov(
     Drawn without replacement: max(1, floor(cov_ratio n)) of the tokens with cov_low < cov_t < cov_high
     that PPO has not clipped already, n being the live tokens; all of them where there are fewer.
     The numbers come from `generator`, or are given as `uniform` (in [0, 1); the smallest are drawn):
-    `torch.compile(fullgraph=True)` takes no generator as argument. No global random state is read.
+    `torch.compile(fullgraph=True)` takes no generator as argument. No global random state is read. One
+    number per token, padding too: another padding draws other tokens.
     Denominator: "token-mean". Departs from verl: (1) its means divide by n + 1e-8, which shows with a
     float64 mask, (2) its draw is `torch.randperm` of the global state, so that only the distribution is
     the same. The authors' scripts open PPO's clip: clip_low = clip_high = 1.
