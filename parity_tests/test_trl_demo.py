@@ -115,10 +115,10 @@ def test_without_a_terminal_the_demo_prints_plain_lines(demos: list[tuple[Path, 
 
 
 def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
-    demo = start_demo("--channels", "rl,rl+hint", "--steps", "40", "--out", str(tmp_path))
+    demo = start_demo("--channels", "rl,rl+hint", "--steps", "120", "--out", str(tmp_path))
     assert demo.stdout is not None
     for line in iter(demo.stdout.readline, ""):
-        if line.startswith("RL + hint: step 8"):
+        if line.startswith("RL + hint: step 24"):
             demo.send_signal(signal.SIGINT)
             break
     stdout, stderr = demo.communicate(timeout=120)
@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
     assert stderr == ""
     assert stdout.rstrip().endswith("hold the 1 of 2 runs that had finished")
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [(run["channels"], len(run["rewards"])) for run in runs] == [("rl", 40)]
+    assert [(run["channels"], len(run["rewards"])) for run in runs] == [("rl", 120)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "results.json"]
 
 

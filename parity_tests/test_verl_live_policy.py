@@ -95,7 +95,8 @@ def test_policy_loss_equals_verl(name: str, data: st.DataObject) -> None:
 
     ours = assert_policy_parity(call, batch, (loss, gradient), row.mode or mode, info)
     if row.clipped:
-        fraction = sum(aggregate(ours.metrics[m].value, batch.mask, "token-mean") for m in row.clipped)
+        counted = (ours.metrics[m].value.double() for m in row.clipped)
+        fraction = sum(aggregate(one, batch.mask, "token-mean") for one in counted)
         logged = torch.tensor(metrics["actor/pg_clipfrac"])
         assert_parity(fraction, logged, terms=1, dtype=torch.float32, magnitude=1.0)
 
