@@ -22,8 +22,9 @@ torch.set_num_threads(1)
 # Nothing here reaches a hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-FRAMEWORKS = ("trl", "verl")
-MISSING = [name for name in FRAMEWORKS if find_spec(name) is None]
+# What the tests of a framework import, beside it.
+FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
+MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
 collect_ignore_glob = [f"test_{name}_*.py" for name in MISSING]
 
 
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> list[str]:
     """Say which tests this environment cannot run."""
     return [
-        f"{name}: not installed, so test_{name}_*.py are not collected (nox -s {name} runs them)"
+        f"{name}: no {', '.join(MISSING[name])}, so test_{name}_*.py are not collected (nox -s {name} does)"
         if name in MISSING
         else f"{name}: installed, so test_{name}_*.py are collected"
         for name in FRAMEWORKS
