@@ -100,7 +100,8 @@ def seq_mean_token_sum_norm(
     token_loss: Tokens, mask: Mask, *, max_length: int | float, num_sequences: Count | None = None
 ) -> Scalar:
     """The mean over sequences of a sequence's sum / `max_length`, a constant: Dr. GRPO's."""
-    return seq_mean_token_sum(token_loss, mask, num_sequences=num_sequences) / max_length
+    per_sequence = seq_mean_token_sum(token_loss, mask, num_sequences=num_sequences)
+    return per_sequence / _at_least_one(max_length)
 
 
 def _sequence_mean(per_sequence: Tensor, mask: Mask, num_sequences: Count | None) -> Scalar:

@@ -10,6 +10,7 @@ older weights. Such a weight w = old / rollout multiplies any token loss (`corre
 
 With `normalise` weights are divided by their mean: over live tokens, or with one weight per row over rows
 with a live token. That takes the whole batch.
+Raises ValueError for an unknown level, and for a lower bound above the upper one.
 NaN in `rollout_logprobs` at a live token gives NaN: mask the tokens whose probability is not known.
 """
 
@@ -44,6 +45,7 @@ def tis(
     Source: https://fengyao.notion.site/off-policy-rl; verl 0.9.1 trainer/ppo/rollout_corr_helper.py
     compute_rollout_correction_weights; TRL 1.16 grpo_trainer.py vllm_importance_sampling_mode *_truncate.
     """
+    _check_order("floor", floor, "cap", cap)
     w = _weights(old_logprobs, rollout_logprobs, mask, level, log_ratio_clamp)
     return _finished(w.clamp(min=floor, max=cap), mask, level, normalise)
 
@@ -64,6 +66,7 @@ def mis(
     Source: https://richardli.xyz/rl-collapse; TRL 1.16 grpo_trainer.py vllm_importance_sampling_mode
     *_mask; verl 0.9.1 rollout_corr_helper.py compute_rollout_correction_weights ("low_high").
     """
+    _check_order("low", low, "high", high)
     w = _weights(old_logprobs, rollout_logprobs, mask, level, log_ratio_clamp)
     outside = w > high
     if low is not None:
@@ -87,6 +90,7 @@ def icepop(
     Source: arXiv 2510.18855 (Ring-1T); verl 0.9.1 rollout_corr_helper.py ("low_high") and
     trainer/config/algorithm.py decoupled_token_icepop.
     """
+    _check_order("low", low, "high", high)
     w = _weights(old_logprobs, rollout_logprobs, mask, "token", log_ratio_clamp)
     return _finished(torch.where((w < low) | (w > high), 0.0, w), mask, "token", normalise)
 
@@ -95,6 +99,11 @@ def corrected(token: TokenLoss, weights: Tokens, mask: Mask) -> TokenLoss:
     """A loss per token times its correction; "correction" joins the metrics."""
     loss = keep(token.loss * weights.detach(), mask)
     return TokenLoss(loss, {**token.metrics, "correction": Metric(weights.detach(), mask)})
+
+
+def _check_order(lower: str, low: float | None, upper: str, high: float) -> None:
+    if low is not None and low > high:
+        raise ValueError(f"{lower} {low:g} is above {upper} {high:g}: no weight is between them")
 
 
 def _weights(old: Tokens, rollout: Tokens, mask: Mask, level: Level, clamp: float | None) -> Tokens:

@@ -1,6 +1,7 @@
 """Entropy as a part of a policy loss: of the full vocabulary per token, as a bonus, and as a token mask."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -38,7 +39,8 @@ def high_entropy_mask(entropies: Tokens, mask: Mask, *, fraction: float = 0.2) -
     Source: arXiv 2506.01939; TRL 1.16 grpo_trainer.py get_high_entropy_mask (top_entropy_quantile).
     """
     h = at_least_float32(entropies).detach()
-    ranked = torch.where(mask, h, torch.inf).flatten().sort().values
+    # One entry more: a batch may have no token at all, and so no least entry.
+    ranked = F.pad(torch.where(mask, h, torch.inf).flatten().sort().values, (0, 1), value=torch.inf)
     position = (1 - fraction) * (mask.sum() - 1).clamp(min=0).to(h.dtype)
     below, above = ranked[position.floor().long()], ranked[position.ceil().long()]
     threshold = torch.lerp(below, above, position - position.floor())

@@ -15,6 +15,7 @@ from torch import Tensor
 from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences import forward_kl
 from composer_plugins.kernels.divergences.fused import entropy
+from composer_plugins.kernels.divergences.supports import check_shapes
 from composer_plugins.kernels.masking import at_least_float32
 
 Logits = Float[Tensor, "*batch tokens vocab"]
@@ -38,6 +39,7 @@ def taid(
     dtype), (2) an empty mask aggregates to 0 (upstream: NaN), (3) an entry that is -inf on one side
     only keeps probability 0 as long as that side has weight.
     """
+    check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     target = interpolated_logits(student_logits.detach(), teacher_logits, t)
     kl = forward_kl(student_logits, target, mask).loss
     loss = kl + entropy(target, mask, temperature=1.0)
@@ -97,22 +99,26 @@ def step(
 
         delta = (previous - loss) / (previous + 1e-15);   m' = momentum m + (1 - momentum) delta
         linear = t_start + (t_end - t_start) progress
-        t' = min(t_end, max(linear, t + alpha sigmoid(m') (1 - t)))        or linear, if not adaptive
+        t' = min(t_end, max(linear, t + alpha sigmoid(m') (1 - t)))        or min(t_end, linear),
 
-    `progress` is the fraction of training done, in [0, 1]. The first finite loss is only recorded. A
-    pure function without host sync. Call it once per optimizer step, with the loss of the whole step:
-    upstream calls it once per forward pass, so with gradient accumulation its t runs ahead.
+    the latter if not `adaptive`. `progress` is the fraction of training done. The first finite loss is
+    only recorded. A pure function without host sync. Call it once per optimizer step, with the loss of the
+    whole step: upstream calls it once per forward pass, so with gradient accumulation its t runs ahead.
+    Departs from upstream: (1) a loss that is NaN or infinite changes neither m nor `previous` (upstream: m
+    is NaN or infinite for good); t goes on, and whether to stop is the trainer's to decide.
     """
     loss = loss.detach().to(state.t)
     first = torch.isinf(state.previous_loss)
     delta = (state.previous_loss - loss) / (state.previous_loss + 1e-15)
     new_momentum = momentum * state.momentum + (1 - momentum) * delta
+    # Neither at the first loss nor at one that is no number.
+    new_momentum = torch.where(new_momentum.isfinite(), new_momentum, state.momentum)
     linear = t_start + (t_end - t_start) * progress
     linear = torch.as_tensor(linear, dtype=state.t.dtype, device=state.t.device)
     ahead = state.t + alpha * torch.sigmoid(new_momentum) * (1 - state.t)
-    new_t = torch.maximum(linear, ahead).clamp(max=t_end) if adaptive else linear
+    new_t = (torch.maximum(linear, ahead) if adaptive else linear).clamp(max=t_end)
     return TaidState(
         torch.where(first, state.t, new_t),
-        torch.where(first, state.momentum, new_momentum),
-        loss,
+        new_momentum,
+        torch.where(loss.isfinite(), loss, state.previous_loss),
     )

@@ -92,24 +92,20 @@ def tv_mask(
     return torch.where(advantages > 0, shift <= high, shift >= -low)
 
 
-def binary_kl_mask(
-    logprobs: Float[Tensor, "*batch tokens"],
-    anchor_logprobs: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
-    *,
-    low: float,
-    high: float,
-) -> Bool[Tensor, "*batch tokens"]:
-    """DPPO-Binary-KL: keep a token while KL(Bernoulli(q) || Bernoulli(p)) is small, or p moves back.
+def binary_kl(
+    logprobs: Float[Tensor, "*batch tokens"], anchor_logprobs: Float[Tensor, "*batch tokens"]
+) -> Float[Tensor, "*batch tokens"]:
+    """DPPO-Binary-KL's distance, KL(Bernoulli(q) || Bernoulli(p)) in nats, q being the anchor's.
 
-    KL = q (log q - log p) + (1 - q) log((1 - q) / (1 - p)), in nats; p <= q never leaves the region
-    upwards, p >= q never downwards.
+        KL = q (log q - log p) + (1 - q) log((1 - q) / (1 - p))
+
+    0 log 0 = 0, and a probability that rounding made larger than 1 leaves a complement of 0.
     """
     log_p, log_q = logprobs.detach(), anchor_logprobs.detach()
-    p, q = log_p.exp(), log_q.exp()
-    complement = torch.log((1 - q + COMPLEMENT_EPS) / (1 - p + COMPLEMENT_EPS))
-    kl = q * (log_q - log_p) + (1 - q) * complement
-    return distance_mask(kl, p, q, advantages, low=low, high=high)
+    q = log_q.exp()
+    rest_p, rest_q = (1 - log_p.exp()).clamp(min=0), (1 - q).clamp(min=0)
+    complement = torch.log((rest_q + COMPLEMENT_EPS) / (rest_p + COMPLEMENT_EPS))
+    return torch.where(q == 0, 0.0, q * (log_q - log_p)) + rest_q * complement
 
 
 def distance_mask(

@@ -311,3 +311,24 @@ def test_ids_that_are_numbered_already_give_the_same_without_a_sort(
     count = int(number.max()) + 1 + unused
     sorted_ids = row.kernel()(*inputs)
     assert_parity(row.kernel()(*inputs, num_groups=count), sorted_ids, terms=len(rewards))
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-8, 1.0, 1e8, 1e15])
+def test_rewards_of_these_magnitudes_keep_their_advantages_in_float32(unit: float) -> None:
+    """Beyond, the square of a difference overflows or underflows: that is the limit the README names."""
+    ids = torch.tensor([0, 0, 0, 1, 1, 1])
+    rewards = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.0, 2.0])
+    wanted = torch.tensor([-1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    for scale in ("group", "batch", "none"):
+        ours = grpo(rewards * unit, ids, eps=0.0, scale=scale)
+        divisor = {"group": 1.0, "batch": float(rewards.std()), "none": 1 / unit}[scale]
+        assert_parity(ours, wanted / divisor, terms=6, dtype=torch.float32, magnitude=1 / divisor)
+    beyond = [unit for unit in (1e-25, 1e20) if grpo(rewards * unit, ids, eps=0.0).any()]
+    assert not beyond, "the README may promise more"
+
+
+def test_a_nan_reward_makes_every_row_nan_where_the_batch_is_the_scale() -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
+    assert grpo(rewards, ids, scale="batch").isnan().all()
+    for scale in ("group", "none"):
+        assert grpo(rewards, ids, scale=scale).isnan().tolist() == [True, True, False, False]

@@ -223,3 +223,14 @@ def test_rows_without_a_live_token_count_only_if_asked() -> None:
     mask = torch.tensor([[True, True], [False, False], [True, False]])
     assert aggregate(x, mask, "seq-mean-token-mean") == 1  # verl
     assert aggregate(x, mask, "seq-mean-token-mean", num_sequences=3) == 2 / 3  # TRL
+
+
+def test_a_length_below_one_counts_as_one() -> None:
+    """As every denominator: 0 would make the loss infinite, and -3 turn its sign."""
+    x, mask = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
+    for length in (1, 0, 0.5, -3, -math.inf):
+        assert aggregate(x, mask, "seq-mean-token-sum-norm", max_length=length) == 3
+        assert seq_mean_token_sum_norm(x, mask, max_length=length) == 3
+    for count in (0, -2, 0.5):
+        assert aggregate(x, mask, "token-mean", num_tokens=count) == 6
+        assert aggregate(x, mask, "seq-mean-token-sum", num_sequences=count) == 6

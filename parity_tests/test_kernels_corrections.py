@@ -170,3 +170,27 @@ def test_unknown_level_is_an_error_that_lists_the_known() -> None:
     x = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="'token', 'sequence', 'geometric'"):
         tis(x, x, x == 0, level="row")
+
+
+def test_a_weight_on_a_bound_is_kept() -> None:
+    """A log ratio of 0 is a weight of exactly 1."""
+    old, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.bool)
+    for bounds in ({"low": 1.0, "high": 9.0}, {"low": 0.1, "high": 1.0}, {"low": 1.0, "high": 1.0}):
+        assert icepop(old, old, mask, **bounds).all()
+        for level in LEVELS:
+            assert mis(old, old, mask, level=level, **bounds).all()
+    beyond = math.nextafter(1.0, 2.0), math.nextafter(1.0, 0.0)
+    old = old.double()
+    for bounds in ({"low": beyond[0], "high": 9.0}, {"low": 0.1, "high": beyond[1]}):
+        assert not icepop(old, old, mask, **bounds).any() and not mis(old, old, mask, **bounds).any()
+
+
+def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
+    """Of torch's clamp the upper bound would win, and a mask would leave no token."""
+    x, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="floor 3 is above cap 2"):
+        tis(x, x, mask, floor=3.0, cap=2.0)
+    with pytest.raises(ValueError, match="low 3 is above high 2"):
+        mis(x, x, mask, low=3.0, high=2.0)
+    with pytest.raises(ValueError, match=r"low 0.5 is above high 0.25"):
+        icepop(x, x, mask, high=0.25)

@@ -320,3 +320,15 @@ def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
     x, mask = torch.zeros(2), torch.ones(2, dtype=torch.bool)
     with pytest.raises(ValueError, match="known: score, k2, k3"):
         inspect.unwrap(sampled_token)(x, x, mask, estimator="k1")
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_no_gate_hides_a_model_that_is_not_a_number(top_k: int | None) -> None:
+    """The gradient would be NaN all the same, of a loss of 0."""
+    sound = torch.zeros(3, 3, dtype=torch.float64)
+    hole = torch.tensor([[torch.nan, 0, 0], [0, 0, 0], [torch.nan, 0, 0]], dtype=torch.float64)
+    mask = torch.tensor([True, True, False])
+    for threshold in (0.0, 0.5, 5.0):
+        for student, teacher in ((sound, hole), (hole, sound)):
+            loss = entropy_gated_kl(student, teacher, mask, min_entropy=threshold, top_k=top_k).loss
+            assert loss.isnan().tolist() == [True, False, False]

@@ -62,3 +62,10 @@ def test_nan_entropy_leaves_no_token(dtype: torch.dtype) -> None:
     h, mask = torch.tensor([[torch.nan, 1.0, 2.0]], dtype=dtype), torch.tensor([[True, True, True]])
     assert not high_entropy_mask(h, mask, fraction=1.0).any()
     assert high_entropy_mask(h, torch.tensor([[False, True, True]]), fraction=1.0).sum() == 2
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0,), (0, 0)])
+def test_of_no_tokens_none_has_a_high_entropy(shape: tuple[int, ...]) -> None:
+    h = torch.zeros(shape)
+    kept = high_entropy_mask(h, h == 0)
+    assert kept.shape == shape and kept.dtype == torch.bool

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import Loss
-from composer_plugins.inputs import INPUTS, TOKENS, VOCAB
+from composer_plugins.inputs import INPUTS, TOKENS, TOP_K, VOCAB
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from parity_tests.assertions import assert_parity
 from parity_tests.every import Exceptions, attached, each, holds, stale, value_and_gradients
-from parity_tests.make_inputs import TRAINED, Batch, Setting, draw, floats
+from parity_tests.make_inputs import TRAINED, Batch, Setting, draw, floats, tensors
 
 UNBOUNDED: Exceptions = {}  # their value itself is beyond the largest number
 NOT_ZERO_AT_ONE_TOKEN: Exceptions = {}
@@ -211,3 +211,19 @@ def test_logits_of_any_size_give_no_nan(row: Loss) -> None:
 
 def test_the_trained_inputs_are_inputs() -> None:
     assert set(INPUTS) >= TRAINED
+
+
+@everything_per_token
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+def test_a_batch_of_no_rows_or_no_tokens_gives_as_many_losses(row: Loss, shape: tuple[int, int]) -> None:
+    def check(setting: Setting) -> None:
+        batch = draw(setting, live=1.0)
+        per_token = (TOKENS, VOCAB, TOP_K)
+        none = {
+            n: x[: shape[0], : shape[1]] for n, x in tensors(batch).items() if INPUTS[n].shape in per_token
+        }
+        loss, gradients = value_and_gradients(setting, batch | none)
+        assert loss.shape == shape
+        assert all(gradient.shape[:2] == shape for gradient in gradients.values())
+
+    holds(row, check)

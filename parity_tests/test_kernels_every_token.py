@@ -81,8 +81,7 @@ def test_nan_at_a_live_token_is_nan_there_and_nowhere_outside_its_row(row: Loss)
                 if x.dim() == 3:  # one entry of the vocabulary is enough
                     poisoned[0, 0, 1:] = x[0, 0, 1:]
                 loss, gradients = value_and_gradients(setting, batch | {name: poisoned})
-                seen = [loss[0, 0], *(g[0, 0] for g in gradients.values())]
-                assert any(bool(s.isnan().any()) for s in seen), f"NaN in {name} is hidden"
+                assert loss[0, 0].isnan(), f"NaN in {name} is hidden"
                 assert loss[1:].isfinite().all(), f"NaN in {name} reaches other rows"
                 assert not loss[~batch["mask"]].any(), f"NaN in {name} reaches masked tokens"
                 for other, gradient in gradients.items():

@@ -352,3 +352,24 @@ def test_gradient_is_that_of_the_value(loss: Kernel) -> None:
     kinks = torch.tensor([0.8, 1.2, 3.0, 1 - 3e-4, 1 + 4e-4], dtype=torch.float64)
     assert (ratio.unsqueeze(-1) - kinks).abs()[mask].min() > 1e-4
     assert torch.autograd.gradcheck(lambda x: loss(x, old, advantages, mask).loss, logprobs.requires_grad_())
+
+
+def test_vespo_holds_a_correction_and_their_sum_to_twenty_nats() -> None:
+    """50 and -20 nats are a weight of 1 once each is held to 20; held as a sum they would be 20 nats."""
+    lp, mask = torch.full((1, 2), -1.0, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    advantages = torch.ones(1, 1, dtype=torch.float64)
+    for logs in ([50.0, -20.0], [-50.0, 20.0], [0.0, 0.0]):
+        ours = policy.vespo(lp, lp, advantages, mask, log_weights=torch.tensor([logs], dtype=torch.float64))
+        assert ours.loss.tolist() == [[1.0, 1.0]] and ours.metrics["ratio"].value.tolist() == [[1.0, 1.0]]
+    far = torch.tensor([[15.0, 15.0]], dtype=torch.float64)
+    for logs in (far, -far):
+        ratio = policy.vespo(lp, lp, advantages, mask, log_weights=logs).metrics["ratio"].value
+        assert_parity(ratio, logs.sign().mul(20).exp(), terms=1)
+
+
+def test_gmpo_counts_no_clip_where_there_is_no_advantage() -> None:
+    lp, mask = torch.full((1, 3), -1.0, dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
+    advantages = torch.tensor([[0.0, -1.0, 1.0]], dtype=torch.float64)
+    below, above = (policy.gmpo(lp, lp + shift, advantages, mask).metrics for shift in (0.5, -0.5))
+    assert below["clip_low"].value.tolist() == [[False, True, False]] and not below["clip_high"].value.any()
+    assert above["clip_high"].value.tolist() == [[False, False, True]] and not above["clip_low"].value.any()

@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from composer_plugins.kernels.contract import PairLoss
-from composer_plugins.kernels.preference import dpo, logistic, sequence_logprobs, simpo
+from composer_plugins.kernels.preference import dpo, kto_reference_point, logistic, sequence_logprobs, simpo
 from parity_tests.assertions import assert_parity
 from parity_tests.strategies import seeds, token_batches
 
@@ -201,3 +201,10 @@ def test_an_infinite_margin_without_smoothing_costs_nothing_or_everything() -> N
     chosen, rejected = torch.tensor([-1.0, -torch.inf]), torch.tensor([-torch.inf, -1.0])
     loss = simpo(chosen, rejected).loss
     assert loss.tolist() == [0.0, torch.inf]
+
+
+def test_the_reference_point_of_no_completions_is_zero() -> None:
+    assert kto_reference_point(torch.zeros(0), torch.zeros(0)) == 0
+    ours, reference = torch.tensor([1.0, 2.0]), torch.tensor([0.25, 0.5])
+    assert kto_reference_point(ours, reference) == 1.125
+    assert kto_reference_point(reference, ours) == 0

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from composer_plugins.kernels import policy
+from composer_plugins.kernels.policy.masked import off_policy_sequence_mask
+from composer_plugins.kernels.trust_regions import binary_kl, distance_mask, ratio_mask, tv_mask
 from parity_tests.assertions import assert_parity
 from parity_tests.strategies import token_batches
 
@@ -89,15 +91,15 @@ def test_a_region_over_k_buckets_keeps_what_the_paper_keeps(batch: Batch, measur
 
 
 def test_a_distance_nobody_could_measure_is_a_nan_loss() -> None:
-    one = torch.zeros(1, 1, dtype=torch.float64) - 1
+    lp = torch.zeros(1, 1, dtype=torch.float64) - 1
     mask, advantages = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
     top = torch.full((1, 1, 2), -1.0, dtype=torch.float64)
     for kernel in (policy.dppo_topk_tv, policy.dppo_topk_kl):
         hole = top.clone()
         hole[0, 0, 1] = torch.nan
-        assert kernel(one, one, advantages, mask, hole, top).loss.isnan().all()
-        assert kernel(one, one, advantages, mask, top, hole).loss.isnan().all()
-        assert kernel(one, one, advantages, mask, top, torch.full_like(top, -torch.inf)).loss.isfinite().all()
+        assert kernel(lp, lp, advantages, mask, hole, top).loss.isnan().all()
+        assert kernel(lp, lp, advantages, mask, top, hole).loss.isnan().all()
+        assert kernel(lp, lp, advantages, mask, top, torch.full_like(top, -torch.inf)).loss.isfinite().all()
 
 
 @few
@@ -229,3 +231,85 @@ def test_a_rollout_logprob_of_nan_is_no_drift_in_trl_and_a_nan_loss_here() -> No
     assert policy.opsm(lp, lp, sampler, advantages, mask, threshold=0.1).loss.isnan().all()
     drift = (sampler - lp).nan_to_num(nan=0.0)  # get_off_policy_mask of TRL 1.16
     assert float(drift.mean()) <= 0.1
+
+
+def one(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_a_binary_kl_from_what_the_sampler_thought_impossible_is_small_where_the_policy_does_too() -> None:
+    """q = 0: KL = -log(1 - p), as 0 log 0 = 0. Upstream's arithmetic gives NaN, which drops the token."""
+    lp, never, live = one(math.log(1e-3), math.log(0.5)), one(-math.inf, -math.inf), one(1.0, 1.0) > 0
+    ours = policy.dppo_kl(lp, never, one(1.0), live, ratio_cap=3.0)
+    assert_is(ours.loss, one(-3 * math.log(1e-3), 0.0))  # a KL of 0.001 and one of 0.69
+    assert torch.equal(ours.loss[:, :1], policy.dppo_tv(lp, never, one(1.0), live, ratio_cap=3.0).loss[:, :1])
+    assert ours.metrics["masked_high"].value.tolist() == [[False, True]]
+    p, q = lp.exp(), never.exp()
+    written = q * (never - lp) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))  # verl 0.9.1
+    assert written.isnan().all() and not (written <= 0.05).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_logprob_above_zero_by_rounding_counts_as_certain(dtype: torch.dtype, sign: float) -> None:
+    live, a = torch.ones(1, 1, dtype=torch.bool), one(sign).to(dtype)
+    certain, above, likely, unlikely = (one(x).to(dtype) for x in (0.0, 1e-6, math.log(0.999), -1.0))
+    for anchor in (likely, unlikely, certain):
+        ours, want = (policy.dppo_kl(x, anchor, a, live, form="ratio") for x in (above, certain))
+        assert torch.allclose(ours.loss, want.loss, rtol=1e-5) and ours.loss.isfinite().all()
+        back, want = (policy.dppo_kl(anchor, x, a, live, form="ratio") for x in (above, certain))
+        assert torch.allclose(back.loss, want.loss, rtol=1e-5) and back.loss.isfinite().all()
+    assert policy.dppo_kl(above, unlikely, a.abs(), live).metrics["masked_high"].value.all()
+    assert binary_kl(unlikely, above).isfinite().all()
+
+
+def test_a_binary_kl_that_is_not_a_number_is_a_nan_loss() -> None:
+    lp, hole, live = one(-1.0), one(math.nan), one(1.0) > 0
+    assert binary_kl(lp, hole).isnan().all() and binary_kl(hole, lp).isnan().all()
+    for advantages in (one(1.0), one(-1.0)):
+        assert policy.dppo_kl(lp, hole, advantages, live).loss.isnan().all()
+        assert policy.dppo_kl(hole, lp, advantages, live).loss.isnan().all()
+        assert policy.dppo_kl(lp, lp, advantages, live, region_logprobs=hole).loss.isnan().all()
+
+
+def test_a_token_on_the_border_of_a_region_is_inside_of_it() -> None:
+    """Probabilities of a half and a quarter are exact, and so is how far they are apart."""
+    half, quarter, up, down = one(0.5), one(0.25), one(1.0), one(-1.0)
+    for at, inside in ((0.25, True), (0.25 - 1e-9, False)):
+        assert tv_mask(half, quarter, up, low=0.0, high=at).item() is inside
+        assert tv_mask(quarter, half, down, low=at, high=0.0).item() is inside
+        assert distance_mask(quarter, half, quarter, up, low=0.0, high=at).item() is inside
+        assert distance_mask(quarter, quarter, half, down, low=at, high=0.0).item() is inside
+        assert ratio_mask(1 + quarter, up, low=0.0, high=at).item() is inside
+        assert ratio_mask(1 - quarter, down, low=at, high=0.0).item() is inside
+
+
+def test_a_sequence_on_the_threshold_of_its_drift_is_kept() -> None:
+    for threshold, kept in ((0.5, True), (0.5 - 1e-9, False)):
+        assert off_policy_sequence_mask(one(0.5), one(-1.0), threshold=threshold).item() is kept
+
+
+def test_masked_is_without_a_penalty_gives_nothing_to_a_token_its_sampler_thought_impossible() -> None:
+    """A tau of 0 is no penalty, and not 0 times an infinite log ratio."""
+    never, live = one(-math.inf, -1.0), one(1.0, 1.0) > 0
+    assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), live).loss.tolist() == [[0.0, 1.0]]
+    kept = policy.masked_is(one(-1.0, -1.0), never, one(1.0), live, token_high=math.inf, ratio_cap=3.0)
+    assert kept.loss.tolist() == [[3.0, 1.0]]
+    assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), live, kl_tau=0.1).loss.isnan()[0, 0]
+
+
+def test_the_drift_term_is_not_clamped_with_the_weight() -> None:
+    lp, live = one(-1.0, -2.0), one(1.0, 1.0) > 0
+    given = {"tv_low": 1.0, "tv_high": 1.0, "log_ratio_clamp": 0.5}
+    ours = policy.dppo_tv(lp, lp - 3, one(2.0), live, **given, kl_tau=0.1)
+    assert_is(ours.loss, -math.exp(0.5) * 2 * lp + 0.1 * 9)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0,), (0, 3), (0, 0)])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_masked_is_of_no_tokens_is_no_loss(shape: tuple[int, ...], level: str) -> None:
+    lp = torch.zeros(shape, requires_grad=True)
+    bounds = {"geo_low": 0.5, "geo_high": 2.0, "sequence_low": 0.1, "sequence_high": 9.0}
+    loss = policy.masked_is(lp, lp, lp.detach(), lp == 0, level=level, **bounds).loss
+    assert loss.shape == shape
+    loss.sum().backward()

@@ -1,5 +1,7 @@
 """TAID's walk of t, against upstream's recording and by its definition."""
 
+import math
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -20,7 +22,7 @@ def test_walk_of_t_equals_upstream(case: Case) -> None:
     state = start(t_start=case["t_start"], dtype=dtype)
     ours = []
     for record in case["steps"]:
-        before = state
+        before, change = state, record["delta_t"]
         state = step(
             state,
             golden.tensor(record["loss"], dtype),
@@ -28,6 +30,10 @@ def test_walk_of_t_equals_upstream(case: Case) -> None:
             **settings,
         )
         ours.append([before.t, state.t, state.momentum, state.previous_loss])
+        if change is not None:
+            ahead = case["alpha"] * state.momentum.sigmoid() * (1 - before.t)
+            recorded = golden.tensor(change)
+            assert_parity(ahead, recorded, terms=len(case["steps"]), dtype=dtype, what="delta_t")
     names = ("t_used_for_loss", "t", "momentum", "prev_loss")
     for name, column in zip(names, zip(*ours, strict=True), strict=True):
         want = golden.tensor([record[name] for record in case["steps"]])
@@ -118,3 +124,34 @@ def test_progress_may_be_a_tensor_and_keeps_the_precision_of_the_state(dtype: to
         after = step(state, torch.tensor(1.5), progress=progress, adaptive=False)
         assert after.t.dtype == dtype
         assert after.t.item() == pytest.approx(0.4 + 0.6 / 3, rel=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_that_is_no_number_leaves_the_momentum_as_it_is(bad: float, dtype: torch.dtype) -> None:
+    """Upstream's momentum would be NaN or infinite for good, and t with it."""
+    before = TaidState(*(torch.tensor(x, dtype=dtype) for x in (0.4, 0.1, 1.0)))
+    after = step(before, torch.tensor(bad), progress=0.9)
+    assert (after.momentum, after.previous_loss) == (before.momentum, before.previous_loss)
+    assert after.t.item() == pytest.approx(0.4 + 0.6 * 0.9)
+    settings = {"t_start": 0.2, "t_end": 1.0, "alpha": 0.1, "momentum": 0.5}
+    spoilt, sound = (walk_at_rest(losses, **settings) for losses in ([1.0, bad, 1.0, 0.9], [1.0, 1.0, 0.9]))
+    assert spoilt.momentum == sound.momentum > 0 and spoilt.t > sound.t > 0.2
+    late = walk_at_rest([bad, 1.0, 0.9], **settings)
+    assert late == walk_at_rest([1.0, 0.9], **settings)  # nothing was seen before
+    upstream = 0.5 * 0.0 + 0.5 * (1.0 - bad) / 1.0
+    assert not math.isfinite(0.5 * upstream)
+
+
+def test_a_change_of_the_loss_beyond_the_largest_number_leaves_the_momentum_as_it_is() -> None:
+    before = TaidState(*(torch.tensor(x) for x in (0.4, 0.1, 0.0)))
+    after = step(before, torch.tensor(1e30), progress=0.0)
+    assert after.momentum == before.momentum and after.previous_loss == 1e30
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_progress_beyond_the_end_stays_at_the_end(adaptive: bool) -> None:
+    state = TaidState(*(torch.tensor(x) for x in (0.4, 0.0, 2.0)))
+    for progress in (2, torch.tensor(2.0)):
+        ours = step(state, torch.tensor(1.5), progress=float(progress), t_end=0.75, adaptive=adaptive)
+        assert ours.t == 0.75

@@ -7,7 +7,9 @@ beyond is then an index error, on a GPU a device assertion).
 
 Advantages are per sequence: `unsqueeze(-1)` makes them broadcast over tokens. They carry no gradient.
 A group whose rewards are all equal gets exactly 0: a standard deviation within one rounding unit of the
-mean counts as none. A NaN reward of a live row makes its whole group NaN, and no other.
+mean counts as none. That takes rewards whose sum, and whose differences squared, neither overflow nor
+underflow. A NaN reward of a live row makes its whole group NaN, and no other; but for what is the whole
+batch's: `grpo`'s scale="batch" makes every row NaN.
 """
 
 from typing import Literal

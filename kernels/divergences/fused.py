@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from composer_plugins.kernels.divergences.supports import check_shapes
 from composer_plugins.kernels.masking import keep
 
 Logits = Float[Tensor, "*batch tokens vocab"]
@@ -47,7 +48,9 @@ def generalized_jsd(
 
     Differentiable once, in the student; a second derivative raises. The gradient is kept in the dtype of
     the logits (float32 for float16, whose small numbers a loss scale comes too late for).
+    Raises ValueError for shapes that do not belong together.
     """
+    check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     wanted = torch.is_grad_enabled() and student_logits.requires_grad
     tensors = student_logits, teacher_logits.detach(), mask, student_logits[..., 0]
     loss, _ = _GeneralizedJsd.apply(*tensors, beta, temperature, wanted)  # type: ignore[no-untyped-call]
@@ -56,6 +59,7 @@ def generalized_jsd(
 
 def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Float[Tensor, "*batch tokens"]:
     """-sum_v P log P of softmax(logits / temperature), in nats and without gradient; 0 where masked."""
+    check_shapes(logits, mask)
     logits, dtype = logits.detach(), torch.promote_types(logits.dtype, torch.float32)
     value = logits.new_empty(mask.shape, dtype=dtype)
     for tile in _tiles(logits):

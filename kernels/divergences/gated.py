@@ -29,12 +29,10 @@ def entropy_gated_kl(
     The entropy, in nats, is that of softmax(logits / temperature). EOPD adds this, times a weight, to a
     clipped policy loss whose advantage is log T(y_t) - log S_old(y_t). No constant of the paper could be
     checked, so `min_entropy` has no default. Metrics: `open`, 1 where the gate is, and `teacher_entropy`.
-    Departures: (1) NaN logits of the teacher give NaN, and not a closed gate.
+    Departures: (1) NaN logits of either model give NaN, whatever the gate.
     Source: arXiv 2603.07079 (EOPD); its code, WLS04/EOPD, was not to be had.
     Raises ValueError for an unknown support.
     """
-    h = entropy(teacher_logits, mask, temperature=temperature)
-    is_open = ~(h <= min_entropy) & mask
     divergence = forward_kl(
         student_logits,
         teacher_logits,
@@ -44,5 +42,7 @@ def entropy_gated_kl(
         top_k_of=top_k_of,
         rest=rest,
     ).loss
+    h = entropy(teacher_logits, mask, temperature=temperature)
+    is_open = (h > min_entropy) & mask
     metrics = {"open": Metric(is_open.to(h.dtype), mask), "teacher_entropy": Metric(h, mask)}
-    return TokenLoss(keep(divergence, is_open), metrics)
+    return TokenLoss(keep(divergence, is_open | divergence.isnan()), metrics)

@@ -52,10 +52,22 @@ def support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> Support:
     return Support(top_k, top_k_of, rest)
 
 
+def check_shapes(logits: Tensor, mask: Tensor, **alike: Tensor) -> None:
+    """Raise ValueError unless the mask has the tokens of the logits, and what is `alike` their shape."""
+    if mask.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"mask is {_shape(mask)}, and what it masks is {_shape(logits)}: one entry per token"
+        )
+    for name, x in alike.items():
+        if x.shape != logits.shape:
+            raise ValueError(f"{name} is {_shape(x)}, and the other side is {_shape(logits)}")
+
+
 def log_probs(
     student_logits: Logits, teacher_logits: Logits, mask: Mask, temperature: float, where: Support
 ) -> Pair:
     """log softmax(logits / temperature) of both on a support; uniform where masked, whatever stands there."""
+    check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     student = _log_softmax(student_logits, mask, temperature)
     teacher = _log_softmax(teacher_logits.detach(), mask, temperature)
     if where.top_k is None:
@@ -77,6 +89,8 @@ def log_probs_at(
 
     The teacher's have its own temperature in them already.
     """
+    check_shapes(student_logits, mask)
+    check_shapes(teacher_topk_logprobs, mask, teacher_topk_ids=teacher_topk_ids)
     where = support(teacher_topk_ids.shape[-1], "teacher", rest, student_logits.shape[-1])
     live = mask.unsqueeze(-1)
     ids = torch.where(live, teacher_topk_ids, 0)  # padding may hold any number
@@ -91,6 +105,10 @@ def with_rest(pair: Pair, rest: str) -> Pair:
         return pair
     change = _renormalised if rest == "renormalised" else _with_tail
     return Pair(change(pair.student), change(pair.teacher))
+
+
+def _shape(x: Tensor) -> str:
+    return str(list(x.shape))
 
 
 def _log_softmax(logits: Logits, mask: Mask, temperature: float) -> Logits:

@@ -6,6 +6,7 @@ Shapes and units: `parts.py`. Other than a trust region, these masks do not ask 
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -54,8 +55,9 @@ def masked_is(
     log_r = log_ratio(logprobs, rollout_logprobs, mask).detach()
     ratio = safe_exp(log_r)
     mean_ratio = safe_exp(masked_mean(log_r, mask, keepdim=True))
-    lowest = torch.where(mask, ratio, torch.inf).amin(-1, keepdim=True)
-    highest = torch.where(mask, ratio, 0.0).amax(-1, keepdim=True)
+    # One column more: a row without any token has no least entry.
+    lowest = F.pad(torch.where(mask, ratio, torch.inf), (0, 1), value=torch.inf).amin(-1, keepdim=True)
+    highest = F.pad(torch.where(mask, ratio, 0.0), (0, 1)).amax(-1, keepdim=True)
     low = _below(ratio, token_low) | _below(mean_ratio, geo_low) | _below(lowest, sequence_low)
     high = _above(ratio, token_high) | _above(mean_ratio, geo_high) | _above(highest, sequence_high)
     if level == "token":
@@ -65,7 +67,9 @@ def masked_is(
     else:
         raise ValueError(f"unknown level {level!r}; known: {', '.join(Level.__args__)}")
     weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
-    gain = adv_tau * credit(advantages, mask) - kl_tau * log_r
+    gain = adv_tau * credit(advantages, mask)
+    if kl_tau:  # of 0, an infinite log ratio would make NaN
+        gain = gain - kl_tau * log_r
     # A comparison with NaN is False: a NaN drops no token, and reaches the loss by its own weight.
     inside = ~(low | high)
     metrics = {

@@ -15,7 +15,7 @@ from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens
 from composer_plugins.kernels.policy.region_parts import Form, Region, by_sign, frozen, held_back
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import (
-    binary_kl_mask,
+    binary_kl,
     distance_mask,
     ratio_mask,
     rest_bucket_kl,
@@ -86,11 +86,14 @@ def dppo_kl(
 
         M_t = KL_t <= kl_high or p_t <= q_t  if A > 0,   KL_t <= kl_low or p_t >= q_t  otherwise
 
+    Departs from verl and Stable-RL: (1) where q = 0, or where p is above 1 by rounding, their KL is NaN
+    and drops the token; here 0 log 0 = 0 and 1 - p is at least 0.
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1; verl 0.9.1 compute_policy_loss_dppo_kl.
     """
     p, q = frozen(logprobs, mask), frozen(_or(region_logprobs, rollout_logprobs), mask)
-    inside = binary_kl_mask(p, q, advantages, low=kl_low, high=kl_high)
-    region = by_sign(inside, advantages, q.isnan())
+    distance = binary_kl(p, q)
+    inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
+    region = by_sign(inside, advantages, distance.isnan())
     return held_back(
         logprobs,
         rollout_logprobs,

@@ -20,12 +20,12 @@ Scalar = Float[Tensor, ""]
 def kto_reference_point(mismatched: Rows, ref_mismatched: Rows) -> Scalar:
     """KTO's anchor: an estimate of KL(pi || pi_ref) in nats, at least 0, detached.
 
-    The mean log-ratio of completions paired with another prompt. Over ranks the caller means before the
-    clamp: a clamp of means is not the mean of clamps.
+    The mean log-ratio of completions paired with another prompt, 0 without any. Over ranks the caller
+    means before the clamp: a clamp of means is not the mean of clamps.
     Source: arXiv 2402.01306; TRL 1.16 trainer/kto_trainer.py KTOTrainer._compute_loss.
     """
     ratios = at_least_float32(mismatched) - at_least_float32(ref_mismatched)
-    return ratios.mean().clamp(min=0).detach()
+    return (ratios.sum() / max(ratios.numel(), 1)).clamp(min=0).detach()
 
 
 def kto(

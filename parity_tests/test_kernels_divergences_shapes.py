@@ -1,0 +1,87 @@
+"""A divergence refuses tensors whose shapes do not belong together, and says which."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+
+from composer_plugins.kernels.divergences import (
+    adaptive_kl,
+    entropy_gated_kl,
+    forward_kl,
+    forward_kl_topk,
+    jsd,
+    reverse_kl,
+    reverse_kl_topk,
+    sdpo,
+    skewed_forward_kl,
+    skewed_reverse_kl,
+    symmetric_kl,
+    tv,
+)
+from composer_plugins.kernels.taid import taid
+
+LOGITS: dict[str, Any] = {
+    "forward_kl": forward_kl,
+    "forward_kl, top k": partial(forward_kl, top_k=2),
+    "reverse_kl": reverse_kl,
+    "reverse_kl, clipped": partial(reverse_kl, entry_clip=0.1),
+    "jsd": jsd,
+    "sdpo": partial(sdpo, top_k=2),
+    "skewed_forward_kl": skewed_forward_kl,
+    "skewed_reverse_kl": skewed_reverse_kl,
+    "symmetric_kl": symmetric_kl,
+    "tv": tv,
+    "adaptive_kl": adaptive_kl,
+    "entropy_gated_kl": partial(entropy_gated_kl, min_entropy=0.5),
+    "taid": partial(taid, t=0.5),
+}
+
+
+@pytest.fixture
+def without_annotation_checks() -> Iterator[None]:
+    """Kernels as users call them: jaxtyping would refuse such shapes before the kernel does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+@pytest.mark.parametrize("name", LOGITS)
+def test_shapes_that_differ_are_refused_by_name(name: str) -> None:
+    """Some would broadcast, and some were written over: a loss of another shape, or of other tokens."""
+    z, mask = torch.zeros(2, 3, 5), torch.ones(2, 3, dtype=torch.bool)
+    kernel = LOGITS[name]
+    assert kernel(z, z, mask).loss.shape == mask.shape
+    for wrong in (mask.view(3, 2), mask[:1], mask[:, :1], mask[0], mask[None], mask.view(6)):
+        with pytest.raises(
+            ValueError, match=rf"mask is \[{', '.join(map(str, wrong.shape))}\], and what it masks"
+        ):
+            kernel(z, z, wrong)
+    for teacher in (z[:1], z[:, :1], z[..., :1], z[0], z.view(3, 2, 5), z.view(6, 5)):
+        with pytest.raises(ValueError, match=r"teacher_logits is \[.*\], and the other side is \[2, 3, 5\]"):
+            kernel(z, teacher, mask)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+@pytest.mark.parametrize("kernel", [forward_kl_topk, reverse_kl_topk])
+def test_a_given_top_k_of_another_shape_is_refused(kernel: Any) -> None:
+    z, mask = torch.zeros(2, 3, 5), torch.ones(2, 3, dtype=torch.bool)
+    logprobs, ids = torch.full((2, 3, 4), -2.0), torch.arange(4).expand(2, 3, 4)
+    assert kernel(z, logprobs, ids, mask).loss.shape == mask.shape
+    with pytest.raises(
+        ValueError, match=r"teacher_topk_ids is \[2, 3, 4\], and the other side is \[2, 3, 1\]"
+    ):
+        kernel(z, logprobs[..., :1], ids, mask)
+    with pytest.raises(ValueError, match="teacher_topk_ids is"):
+        kernel(z, logprobs, ids[..., :1], mask)
+    for given in (
+        (z, logprobs[:1], ids[:1], mask),
+        (z[:1], logprobs, ids, mask),
+        (z, logprobs, ids, mask[:1]),
+    ):
+        with pytest.raises(ValueError, match="mask is"):
+            kernel(*given)
