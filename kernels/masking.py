@@ -18,13 +18,15 @@ from torch.overrides import handle_torch_function
 # exp() stays this many nats below overflow, so that a saturated ratio times an advantage, summed over
 # a batch, is still finite: exp(78.7) in float32, exp(699.7) in float64.
 EXP_HEADROOM = 10.0
+SINGLE, DOUBLE = torch.float32, torch.float64  # what is computed in
+OVERFLOWS = {d: math.log(torch.finfo(d).max) for d in (SINGLE, DOUBLE, torch.bfloat16, torch.float16)}
 
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`x` in float32, or in float64 where it already is: half precision is for storage, not for sums."""
     if isinstance(x, Proxy):
         return handle_torch_function(at_least_float32, (x,), x)
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (SINGLE, DOUBLE) else x.float()
 
 
 def keep(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -58,4 +60,4 @@ def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`log_x`, held `EXP_HEADROOM` nats below where exp() overflows."""
     if isinstance(log_x, Proxy):
         return handle_torch_function(below_overflow, (log_x,), log_x)
-    return log_x.clamp(max=math.log(torch.finfo(log_x.dtype).max) - EXP_HEADROOM)
+    return log_x.clamp(max=OVERFLOWS[log_x.dtype] - EXP_HEADROOM)

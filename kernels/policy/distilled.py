@@ -64,7 +64,7 @@ def ref_kl(
     Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ref_kl_loss_fn; of v0.6.0, opd_loss_fn.
     """
-    p, q = frozen(logprobs, mask), frozen(rollout_logprobs, mask)
+    p, q = frozen(logprobs), frozen(rollout_logprobs)
     sign = torch.zeros_like(p) if advantages is None else credit_per_token(advantages, mask)
     inside = tv_mask(p.exp(), q.exp(), sign, low=tv_low, high=tv_high)
     gap = teacher_gap(teacher_logprobs, logprobs, mask)

@@ -53,9 +53,12 @@ def score(
     weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, logprobs: Tokens, mask: Mask
 ) -> Tokens:
     """The score form: -sg(weight) A log pi(y_t), whose gradient in log pi is that of -weight A."""
-    # Masked twice, and not three times: 0 times 0 at the end needs no selection.
-    coefficient = keep(weight.detach() * -credit(advantages, mask), mask)
-    return coefficient * keep(at_least_float32(logprobs), mask)
+    return coefficient(weight, advantages, mask) * keep(at_least_float32(logprobs), mask)
+
+
+def coefficient(weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, mask: Mask) -> Tokens:
+    """-weight A of the live tokens, without a gradient; 0 elsewhere."""
+    return keep(weight.detach() * -at_least_float32(advantages).detach(), mask)
 
 
 def credit(advantages: Advantages, mask: Mask) -> Advantages:

@@ -5,46 +5,52 @@ from typing import Literal, NamedTuple
 import torch
 
 from composer_plugins.kernels.contract import Metric, TokenLoss
-from composer_plugins.kernels.masking import at_least_float32, keep
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
-from composer_plugins.kernels.ratios import importance_weight, log_ratio
+from composer_plugins.kernels.masking import at_least_float32, safe_exp
+from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, coefficient, score
+from composer_plugins.kernels.ratios import log_ratio
 
 Form = Literal["score", "ratio"]
 
 
 class Region(NamedTuple):
-    """The tokens beyond a trust region, below and above, and those that it could not measure (NaN)."""
+    """The tokens in a trust region, those below and above it, and those that it could not measure (NaN).
 
+    `unknown` is None where a NaN would be the ratio's as well, which then shows by itself.
+    """
+
+    inside: Mask
     low: Mask
     high: Mask
-    unknown: Mask
+    unknown: Mask | None = None
 
 
-def by_sign(inside: Mask, advantages: Advantages, unknown: Mask) -> Region:
+def by_sign(inside: Mask, advantages: Advantages, unknown: Mask | None = None) -> Region:
     """A region that bounds a positive advantage above and any other below."""
-    return Region(~inside & (advantages <= 0), ~inside & (advantages > 0), unknown)
+    outside = ~inside
+    high = outside & (advantages > 0)
+    return Region(inside, outside ^ high, high, unknown)
 
 
-def frozen(logprobs: Tokens, mask: Mask) -> Tokens:
-    """The log-probabilities of the live tokens, without a gradient."""
-    return keep(at_least_float32(logprobs).detach(), mask)
+def frozen(logprobs: Tokens) -> Tokens:
+    """Log-probabilities without a gradient, to be compared: what is masked is dropped with the result."""
+    return at_least_float32(logprobs).detach()
 
 
-def surrogate(weight: Tokens, advantages: Advantages, logprobs: Tokens, mask: Mask, form: Form) -> Tokens:
+def surrogate(
+    weight: Tokens, advantages: Advantages, logprobs: Tokens, log_r: Tokens, mask: Mask, form: Form
+) -> Tokens:
     """-weight A per token, whose gradient in log pi(y_t) is -weight A too, in one of two value forms.
 
         score   -sg(weight) A log pi(y_t)
-        ratio   -sg(weight) A (1 + log pi(y_t) - sg(log pi(y_t))), which is -r A where r is the weight
+        ratio   -sg(weight) A (1 + log r_t - sg(log r_t)), which is -r A where r is the weight
 
     Raises ValueError for any other form.
     """
     if form == "score":
         return score(weight, advantages, logprobs, mask)
     if form == "ratio":
-        log_p = keep(at_least_float32(logprobs), mask)
         # The difference is exactly 0, so that the value is the weight's to the last bit.
-        one = 1 + (log_p - log_p.detach())
-        return keep(weight.detach() * -credit(advantages, mask), mask) * one
+        return coefficient(weight, advantages, mask) * (1 + (log_r - log_r.detach()))
     raise ValueError(f"unknown form {form!r}; known: {', '.join(Form.__args__)}")
 
 
@@ -66,13 +72,19 @@ def held_back(
     r is pi / rollout. The drift term (no factor 1/2) stands at every live token, those of M = 0
     included. What the region could not measure is NaN rather than 0: NaN is outside of every bound.
     """
-    ratio = importance_weight(logprobs, rollout_logprobs, clamp=log_ratio_clamp)
+    log_r = log_ratio(logprobs, rollout_logprobs, mask)
+    frozen_r = log_r.detach()
+    ratio = safe_exp(
+        frozen_r if log_ratio_clamp is None else frozen_r.clamp(-log_ratio_clamp, log_ratio_clamp)
+    )
     weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
     weight = weight if adv_tau == 1 else adv_tau * weight
-    pushes = (~(region.low | region.high)).to(weight).masked_fill(region.unknown, torch.nan)
-    loss = surrogate(weight * pushes, advantages, logprobs, mask, form)
+    weight = weight * region.inside  # a product, because NaN times 0 is still NaN
+    if region.unknown is not None:
+        weight = weight.masked_fill(region.unknown, torch.nan)
+    loss = surrogate(weight, advantages, logprobs, log_r, mask, form)
     if kl_tau:
-        loss = loss + kl_tau * log_ratio(logprobs, rollout_logprobs, mask).square()
+        loss = loss + kl_tau * log_r.square()
     metrics = {
         "ratio": Metric(ratio, mask),
         "masked_low": Metric(region.low, mask),

@@ -52,9 +52,9 @@ def dppo_tv(
     Source: arXiv 2602.04879; sail-sg/Stable-RL verl/trainer/ppo/core_algos.py@c6af1d1; verl 0.9.1
     compute_policy_loss_dppo_tv; PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 default_loss_fn.
     """
-    p, q = frozen(logprobs, mask), frozen(_or(region_logprobs, rollout_logprobs), mask)
+    p, q = frozen(logprobs), frozen(_or(region_logprobs, rollout_logprobs))
     inside = tv_mask(p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
-    region = by_sign(inside, advantages, q.isnan())
+    region = by_sign(inside, advantages, None if region_logprobs is None else q.isnan())
     return held_back(
         logprobs,
         rollout_logprobs,
@@ -90,7 +90,7 @@ def dppo_kl(
     and drops the token; here 0 log 0 = 0 and 1 - p is at least 0.
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1; verl 0.9.1 compute_policy_loss_dppo_kl.
     """
-    p, q = frozen(logprobs, mask), frozen(_or(region_logprobs, rollout_logprobs), mask)
+    p, q = frozen(logprobs), frozen(_or(region_logprobs, rollout_logprobs))
     distance = binary_kl(p, q)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
     region = by_sign(inside, advantages, distance.isnan())
@@ -128,7 +128,7 @@ def dppo_topk_tv(
     the sampled token. Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1 verl/workers/actor/utils.py.
     """
     distance = rest_bucket_tv(*_buckets(topk_logprobs, rollout_topk_logprobs, mask))
-    p, q = frozen(logprobs, mask), frozen(rollout_logprobs, mask)
+    p, q = frozen(logprobs), frozen(rollout_logprobs)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     region = by_sign(inside, advantages, distance.isnan() | q.isnan())
     return held_back(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form)
@@ -152,7 +152,7 @@ def dppo_topk_kl(
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1 verl/workers/actor/utils.py compute_topk_kl.
     """
     distance = rest_bucket_kl(*_buckets(topk_logprobs, rollout_topk_logprobs, mask))
-    p, q = frozen(logprobs, mask), frozen(rollout_logprobs, mask)
+    p, q = frozen(logprobs), frozen(rollout_logprobs)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
     region = by_sign(inside, advantages, distance.isnan() | q.isnan())
     return held_back(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form)
@@ -178,9 +178,10 @@ def ipo(
     Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ipo_loss_fn; of v0.5.0, default_loss_fn.
     """
-    p, q = frozen(logprobs, mask), frozen(rollout_logprobs, mask)
+    p, q = frozen(logprobs), frozen(rollout_logprobs)
     shift = p.exp() - q.exp()
-    region = Region(shift < -tv_low, shift > tv_high, q.isnan())
+    low, high = shift < -tv_low, shift > tv_high
+    region = Region(~(low | high), low, high)
     return held_back(
         logprobs,
         rollout_logprobs,
