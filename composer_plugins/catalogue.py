@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from composer_plugins.errors import ConfigError, unknown
 
@@ -18,6 +18,16 @@ MAX = sys.float_info.max
 
 Kind = Literal["policy", "advantage", "divergence", "preference", "kl", "correction", "aggregation"]
 Value = float | int | str | bool | None
+
+NOUNS: dict[str, str] = {  # by kind, what one loss of it is called
+    "policy": "a policy loss",
+    "advantage": "an advantage",
+    "divergence": "a divergence",
+    "preference": "a preference loss",
+    "kl": "a KL estimator",
+    "correction": "a rollout correction",
+    "aggregation": "an aggregation mode",
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,18 @@ class Parameter:
         if not is_number or not max(self.low, -MAX) <= value <= min(self.high, MAX):
             noun = "integer" if self.integer else "finite number"
             article = "an" if self.integer else "a"
-            raise ConfigError(
-                f"{where} is {value!r}; wanted {article} {noun} in [{self.low:g}, {self.high:g}]"
-            )
+            raise ConfigError(f"{where} is {value!r}; wanted {article} {noun} in {self.interval}")
+
+    @property
+    def low_open(self) -> bool:
+        """Whether 0 itself is out of the range: `low` is then the least positive number."""
+        return 0 < self.low < sys.float_info.min
+
+    @property
+    def interval(self) -> str:
+        """The range as mathematics writes it: [0, 1], (0, inf)."""
+        low = "(0" if self.low_open else "(-inf" if self.low == -math.inf else f"[{self.low:g}"
+        return f"{low}, inf)" if self.high == math.inf else f"{low}, {self.high:g}]"
 
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
@@ -71,6 +90,7 @@ class Dialect:
     source: str  # file and function of the upstream, with its version or commit
     proof: str  # "test_file.py::test_name", or "no reference obtainable: the reason"
     note: str = ""  # what the upstream calls the parameters; what it does differently around the loss
+    takes: tuple[str, ...] = ()  # of the loss's optional inputs those that this upstream feeds it with
     average: bool | None = None  # preference: whether its scores are averages, where not as the row's
     # aggregation: a denominator that the upstream takes from the batch: all rows, or the padded width
     counts: Mapping[str, Literal["rows", "width"]] = field(default_factory=dict)
@@ -118,10 +138,14 @@ class Loss:
         for dialect in self.dialects:
             if dialect.upstream == upstream:
                 return dialect
-        known = ", ".join(f"{self.name}@{d.upstream}" for d in self.dialects) or "none"
-        raise ConfigError(
-            f"unknown dialect '{self.name}@{upstream}'; known: {known} ({self.name!r} alone is the paper's)"
-        )
+        known, alone = [d.upstream for d in self.dialects], f"{self.name!r} alone is the paper's"
+        raise unknown("dialect", upstream, known, stem=f"{self.name}@", more=alone)
+
+
+def check_kind(kind: str) -> None:
+    """Raise ConfigError for a kind there is not."""
+    if kind not in get_args(Kind):
+        raise unknown("kind", kind, get_args(Kind))
 
 
 def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
@@ -135,6 +159,7 @@ class Choice(NamedTuple):
     loss: Loss
     params: dict[str, Any]
     average: bool
+    takes: tuple[str, ...] = ()  # optional inputs that the dialect is fed with
 
 
 def choose(
@@ -152,10 +177,11 @@ def choose(
     Raises ConfigError for an unknown name, dialect or parameter, a value out of its range, and a
     required parameter that is missing.
     """
+    losses = tuple(losses)
     rows = of_kind(losses, kind)
     base, at, upstream = name.partition("@")
     if base not in rows:
-        raise unknown(what or kind, base, [*rows, *beside])
+        raise unknown_loss(losses, base, kind, what=what, beside=beside)
     loss = rows[base]
     dialect = loss.dialect(upstream) if at else None
     merged = loss.check({**(dialect.params if dialect else {}), **(params or {})})
@@ -167,4 +193,18 @@ def choose(
             + ", ".join(f"{n} ({loss.parameters[n].help})" for n in missing)
         )
     average = loss.average if dialect is None or dialect.average is None else dialect.average
-    return Choice(loss, merged, average)
+    return Choice(loss, merged, average, dialect.takes if dialect else ())
+
+
+def unknown_loss(
+    losses: Iterable[Loss], name: str, kind: str, *, what: str | None = None, beside: Iterable[str] = ()
+) -> ConfigError:
+    """The error for a name that no loss of this kind has: it may be another kind's."""
+    losses = tuple(losses)
+    if others := [NOUNS[loss.kind] for loss in losses if loss.name == name]:
+        named = f"{what} {name!r}" if what else repr(name)
+        return ConfigError(f"{named} is {' and '.join(others)}, not {NOUNS[kind]}")
+    names = [loss.name for loss in losses if loss.kind == kind]
+    return unknown(
+        what or kind, name, [*names, *beside], more=f"composer-plugins list --kind {kind} shows all"
+    )

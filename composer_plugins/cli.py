@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +18,7 @@ from composer_plugins import __version__
 from composer_plugins.errors import ComposerError, ConfigError
 
 if TYPE_CHECKING:
-    from composer_plugins.plugins import Registry
+    from composer_plugins.plugins import Problem, Registry
 
 app = typer.Typer(
     name="composer-plugins",
@@ -68,7 +71,10 @@ def list_losses(
     ] = None,
     needs: Annotated[str | None, typer.Option(help="Only what takes this input: ref_logprobs ...")] = None,
     framework: Annotated[
-        str | None, typer.Option(help="Only what this framework can run or has a dialect of: trl, verl ...")
+        str | None, typer.Option(help="Only what this framework's adapter can run: trl ...")
+    ] = None,
+    dialects_of: Annotated[
+        str | None, typer.Option(help="Only the dialects of this upstream: trl, verl, verl<0.9 ...")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
 ) -> None:
@@ -79,11 +85,12 @@ def list_losses(
     from composer_plugins import listing
 
     registry = _registry()
-    rows = listing.select(registry, kind, needs, framework)
+    rows = listing.select(registry, kind, needs, framework, dialects_of)
     if as_json:
-        typer.echo(json.dumps(listing.as_data(registry, rows, framework), indent=2))
+        typer.echo(json.dumps(listing.as_data(registry, rows), indent=2))
     else:
-        listing.print_tables(_page(), registry, rows, framework)
+        with _page() as console:
+            listing.print_tables(console, registry, rows)
     if registry.problems:
         raise typer.Exit(1)
 
@@ -95,16 +102,22 @@ def explain(
         str | None, typer.Option(help="Where two kinds share the name: policy, advantage ...")
     ] = None,
 ) -> None:
-    """Show a loss: formula, paper, parameters, and its dialects with the numbers they give."""
+    """Show a loss: formula, paper, parameters, and its dialects with the numbers they give.
+
+    A kernel that fails on the example goes to stderr, and makes the exit status 1.
+    """
     from composer_plugins import explaining
 
     registry = _registry()
-    found = explaining.find(registry, name, kind)
-    console = _page()
-    for i, (loss, dialect) in enumerate(found):
-        if i:
-            console.rule()
-        explaining.print_page(console, registry, loss, dialect)
+    problems = []
+    with _page() as console:
+        for i, (loss, dialect) in enumerate(explaining.find(registry, name, kind)):
+            if i:
+                console.rule()
+            problems.append(explaining.print_page(console, registry, loss, dialect))
+    if failed := [problem for problem in problems if problem]:
+        _complain(failed)
+        raise typer.Exit(1)
 
 
 def _registry() -> "Registry":
@@ -112,15 +125,26 @@ def _registry() -> "Registry":
     from composer_plugins.plugins import collect, get_plugin_manager
 
     registry = collect(get_plugin_manager())
-    for problem in registry.problems:
-        Console(stderr=True).print(Text(f"error: {problem}", style="red"), soft_wrap=True)
+    _complain(registry.problems)
     return registry
 
 
-def _page() -> Console:
-    """A console for tables: as wide as the terminal, and wide enough for them where there is none."""
+def _complain(problems: "Iterable[Problem]") -> None:
+    for problem in problems:
+        Console(stderr=True).print(Text(f"error: {problem}", style="red"), soft_wrap=True)
+
+
+@contextmanager
+def _page() -> Iterator[Console]:
+    """A console for tables: as wide as the terminal, and wide enough for them where there is none.
+
+    Tables fill their last column with blanks; what is printed ends each line at its last word.
+    """
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
-    return Console(highlight=False, markup=False, emoji=False, width=wide)
+    console = Console(highlight=False, markup=False, emoji=False, width=wide)
+    with console.capture() as capture:
+        yield console
+    typer.echo(re.sub(" +$", "", capture.get(), flags=re.MULTILINE), nl=False)
 
 
 @app.command()

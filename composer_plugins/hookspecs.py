@@ -1,4 +1,4 @@
-"""The hooks a plugin may implement."""
+"""The hooks a plugin may implement; the argument of each must be called `register`."""
 
 from collections.abc import Callable
 

@@ -1,14 +1,16 @@
 """`composer-plugins list`: the catalogue as tables, or as JSON."""
 
+import math
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from composer_plugins.catalogue import REQUIRED, Dialect, Kind, Loss, Parameter
-from composer_plugins.errors import unknown
+from composer_plugins.adapter import Adapter
+from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import OURS, Registry
 
@@ -23,42 +25,58 @@ PLURALS: dict[Kind, str] = {
 }
 
 
-def select(registry: Registry, kind: str | None, need: str | None, framework: str | None) -> list[Loss]:
-    """The rows of one kind, that need one input, that one framework can run or has a dialect of."""
-    if kind is not None and kind not in get_args(Kind):
-        raise unknown("kind", kind, get_args(Kind))
+Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
+
+
+def select(
+    registry: Registry,
+    kind: str | None = None,
+    need: str | None = None,
+    framework: str | None = None,
+    upstream: str | None = None,
+) -> list[Shown]:
+    """The rows of one kind, that need one input, that a framework's adapter runs, that an upstream has."""
+    if kind is not None:
+        check_kind(kind)
     if need is not None and need not in INPUTS:
-        raise unknown("input", need, INPUTS)
-    if framework is not None and framework not in (known := frameworks(registry)):
-        raise unknown("framework", framework, known)
-    adapters = [a for a in registry.adapters if a.framework == framework]
-
-    def wanted(loss: Loss) -> bool:
-        return (
-            (kind is None or loss.kind == kind)
-            and (need is None or need in (*loss.needs, *loss.optional))
-            and (
-                framework is None
-                or any(adapter.runs(loss) for adapter in adapters)
-                or any(dialect.framework == framework for dialect in loss.dialects)
-            )
-        )
-
-    return [loss for loss in registry.losses if wanted(loss)]
+        raise unknown("input", need, INPUTS, more="composer_plugins/inputs.py lists all")
+    adapter = _adapter(registry, framework) if framework is not None else None
+    if upstream is not None and upstream not in (known := upstreams(registry)):
+        raise unknown("upstream", upstream, known)
+    rows = [
+        (loss, [d for d in loss.dialects if _asked(loss, d, adapter, upstream)])
+        for loss in registry.losses
+        if kind in (None, loss.kind)
+        and (need is None or need in (*loss.needs, *loss.optional))
+        and (adapter is None or adapter.runs(loss))
+    ]
+    return [(loss, dialects) for loss, dialects in rows if dialects or upstream is None]
 
 
-def frameworks(registry: Registry) -> set[str]:
-    """Every framework that an adapter serves or a dialect names."""
-    named = {dialect.framework for loss in registry.losses for dialect in loss.dialects}
-    return named | {adapter.framework for adapter in registry.adapters}
+def upstreams(registry: Registry) -> set[str]:
+    """Every upstream that a dialect names, with its version and without."""
+    named = [dialect for loss in registry.losses for dialect in loss.dialects]
+    return {dialect.upstream for dialect in named} | {dialect.framework for dialect in named}
 
 
-def dialects_of(loss: Loss, framework: str | None) -> list[Dialect]:
-    """Its dialects, or those of one framework."""
-    return [d for d in loss.dialects if framework in (None, d.framework)]
+def _adapter(registry: Registry, framework: str) -> Adapter:
+    adapters = {adapter.framework: adapter for adapter in registry.adapters}
+    if framework in adapters:
+        return adapters[framework]
+    if framework not in (known := upstreams(registry)):
+        raise unknown("framework", framework, {*known, *adapters})
+    raise ConfigError(
+        f"no adapter for {framework!r} yet (there is one for {', '.join(adapters)}); its losses as the "
+        f"catalogue has them: composer-plugins list --dialects-of {framework}"
+    )
 
 
-def as_data(registry: Registry, rows: Iterable[Loss], framework: str | None) -> dict[str, Any]:
+def _asked(loss: Loss, dialect: Dialect, adapter: Adapter | None, upstream: str | None) -> bool:
+    fed = adapter is None or {*dialect.takes} <= adapter.provides.get(loss.kind, frozenset())
+    return fed and upstream in (None, dialect.upstream, dialect.framework)
+
+
+def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
     """The rows as JSON can hold them."""
     return {
         "losses": [
@@ -81,48 +99,57 @@ def as_data(registry: Registry, rows: Iterable[Loss], framework: str | None) -> 
                         "name": f"{loss.name}@{d.upstream}",
                         "params": dict(d.params),
                         "counts": dict(d.counts),
+                        "takes": list(d.takes),
                         "source": d.source,
                         "proof": d.proof,
                         "note": d.note,
                     }
-                    for d in dialects_of(loss, framework)
+                    for d in dialects
                 ],
             }
-            for loss in rows
+            for loss, dialects in rows
         ],
         "problems": [problem._asdict() for problem in registry.problems],
     }
 
 
-def print_tables(console: Console, registry: Registry, rows: list[Loss], framework: str | None) -> None:
+def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> None:
     """One table to a kind: each loss with its source and its proof, its dialects below it."""
     for kind, title in PLURALS.items():
-        of_kind = [loss for loss in rows if loss.kind == kind]
+        of_kind = [(loss, dialects) for loss, dialects in rows if loss.kind == kind]
         if not of_kind:
             continue
         table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column("name", no_wrap=True, style="cyan")
         for heading in ("what it is", "source", "proof"):
             table.add_column(heading, ratio=3, overflow="fold")
-        for loss in of_kind:
+        for loss, dialects in of_kind:
             origin = registry.origins[loss.kind, loss.name]
             what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
             table.add_row(loss.name, Text(what), Text(loss.paper), Text(loss.proof))
-            for d in dialects_of(loss, framework):
-                changes = ", ".join(f"{name}={value}" for name, value in {**d.params, **d.counts}.items())
-                label = f"  @{d.upstream}"
-                table.add_row(
-                    label, Text(changes or "as the paper"), Text(d.source), Text(d.proof), style="dim"
-                )
+            for d in dialects:
+                label, changes = f"  @{d.upstream}", Text(_changes(d) or "as the paper")
+                table.add_row(label, changes, Text(d.source), Text(d.proof), style="dim")
         console.print(table)
         console.print()
-    console.print(Text(count(rows, framework)))
+    console.print(Text(count(rows)))
 
 
-def count(rows: list[Loss], framework: str | None) -> str:
+def count(rows: list[Shown]) -> str:
     """How many of each kind, in a sentence."""
-    parts = [f"{n} {title}" for kind, title in PLURALS.items() if (n := sum(r.kind == kind for r in rows))]
-    return ", ".join([*parts, f"{sum(len(dialects_of(r, framework)) for r in rows)} dialects"])
+    numbers = {kind: sum(loss.kind == kind for loss, _ in rows) for kind in PLURALS}
+    parts = [_number(n, NOUNS[kind], PLURALS[kind]) for kind, n in numbers.items() if n]
+    dialects = _number(sum(len(dialects) for _, dialects in rows), "a dialect", "dialects")
+    return ", ".join([*parts, dialects]) if parts else "no loss matches"
+
+
+def _number(n: int, one: str, many: str) -> str:
+    return f"1 {one.partition(' ')[2]}" if n == 1 else f"{n} {many}"
+
+
+def _changes(dialect: Dialect) -> str:
+    values = [f"{name}={value}" for name, value in {**dialect.params, **dialect.counts}.items()]
+    return ", ".join([*values, *(f"with {name}" for name in dialect.takes)])
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
@@ -133,5 +160,6 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
         shown["default"] = parameter.default
     if parameter.choices:
         return {**shown, "choices": list(parameter.choices)}
-    bounds = {"low": parameter.low, "high": parameter.high}
-    return {**shown, **{k: v for k, v in bounds.items() if abs(v) != float("inf")}}
+    if parameter.low != -math.inf:
+        shown |= {"low": 0, "low_open": True} if parameter.low_open else {"low": parameter.low}
+    return shown if parameter.high == math.inf else {**shown, "high": parameter.high}

@@ -5,21 +5,20 @@ with our hooks (`hookspecs.py`). What is wrong with one plugin is kept as a `Pro
 distribution; the others load.
 """
 
-import difflib
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pluggy
 
 from composer_plugins import bundled, hookspecs
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import Kind, Loss
-from composer_plugins.errors import ConfigError
-from composer_plugins.inputs import INPUTS
+from composer_plugins.catalogue import Loss
+from composer_plugins.errors import ConfigError, in_a_line, unknown
+from composer_plugins.rows import check_row
 
 GROUP = hookspecs.PROJECT
 OURS = "composer-plugins"
@@ -66,7 +65,7 @@ def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
         try:
             add_plugin(manager, entry_point.load(), distribution)
         except Exception as error:  # whatever its import raises, the other plugins must load
-            reason = f"{entry_point.value} fails on import: {type(error).__name__}: {error}"
+            reason = f"{entry_point.value} fails on import: {in_a_line(error)}"
             manager.problems.append(Problem(distribution, reason))
     return manager
 
@@ -95,32 +94,26 @@ def collect(manager: PluginManager) -> Registry:
     adapters: dict[str, Adapter] = {}
     origins: dict[tuple[str, str], str] = {}
     problems = list(manager.problems)
-    plugins = [(name, plugin) for name, plugin in manager.list_name_plugin() if plugin is not None]
-    for name, plugin in plugins:
+    for name, plugin in manager.list_name_plugin():
+        if plugin is None:  # blocked
+            continue
         distribution = name.partition(" (")[0]
-        others = [other for _, other in plugins if other is not plugin]
-        found: list[Loss] = []
-        found_adapters: list[Adapter] = []
         try:
-            manager.subset_hook_caller("register_losses", others)(register=found.append)
-            manager.subset_hook_caller("register_adapters", others)(register=found_adapters.append)
+            found, found_adapters = _call(manager, plugin)
         except Exception as error:  # a plugin's own code
-            problems.append(Problem(distribution, f"its hook fails: {type(error).__name__}: {error}"))
+            problems.append(Problem(distribution, f"its hook fails: {in_a_line(error)}"))
             continue
         for loss in found:
             try:
                 if plugin is not bundled:  # ours are held to this by the tests, without loading torch here
                     check_row(loss)
-                key = (loss.kind, loss.name)
-                if key in losses:
-                    raise ConfigError(
-                        f"{loss.kind} {loss.name!r} ({loss.path}) is registered already by {origins[key]} "
-                        f"({losses[key].path}): rename it"
-                    )
+                _refuse_a_duplicate(loss, losses, origins)
             except ConfigError as error:
                 problems.append(Problem(distribution, str(error)))
+            except Exception as error:  # a row that holds anything at all
+                problems.append(Problem(distribution, f"its row {_name(loss)} breaks: {in_a_line(error)}"))
             else:
-                losses[key], origins[key] = loss, distribution
+                losses[loss.kind, loss.name], origins[loss.kind, loss.name] = loss, distribution
         for adapter in found_adapters:
             if not isinstance(adapter, Adapter) or adapter.framework in adapters:
                 what = getattr(adapter, "framework", adapter)
@@ -146,42 +139,29 @@ def losses() -> tuple[Loss, ...]:
     return registry().losses
 
 
-def check_row(loss: object) -> None:
-    """Raise ConfigError for a row that nobody could run: its data, its kernel, its kernel's signature."""
-    if not isinstance(loss, Loss):
-        raise ConfigError(f"register() got {loss!r}; wanted a composer_plugins.catalogue.Loss")
-    if loss.kind not in get_args(Kind):
-        raise ConfigError(f"loss {loss.name!r} has kind {loss.kind!r}; known: {', '.join(get_args(Kind))}")
-    if not loss.name or "@" in loss.name or loss.name != loss.name.strip():
+def _call(manager: PluginManager, plugin: object) -> tuple[list[Loss], list[Adapter]]:
+    """What this plugin alone registers."""
+    others = [other for _, other in manager.list_name_plugin() if other is not plugin]
+    losses: list[Loss] = []
+    adapters: list[Adapter] = []
+    manager.subset_hook_caller("register_losses", others)(register=losses.append)
+    manager.subset_hook_caller("register_adapters", others)(register=adapters.append)
+    return losses, adapters
+
+
+def _refuse_a_duplicate(
+    loss: Loss, losses: Mapping[tuple[str, str], Loss], origins: Mapping[tuple[str, str], str]
+) -> None:
+    key = (loss.kind, loss.name)
+    if key in losses:
         raise ConfigError(
-            f"{loss.kind} {loss.name!r}: a name is not empty and has no '@' (that is a dialect)"
+            f"{loss.kind} {loss.name!r} ({loss.path}) is registered already by {origins[key]} "
+            f"({losses[key].path}): rename it"
         )
-    for name in (*loss.needs, *loss.optional):
-        if name not in INPUTS:
-            raise ConfigError(f"{loss.kind} {loss.name!r} needs {_unknown_input(name)}")
-    try:
-        signature = inspect.signature(loss.kernel())
-    except Exception as error:  # the plugin's own module
-        raise ConfigError(
-            f"{loss.kind} {loss.name!r}: its kernel {loss.path!r} fails on import: "
-            f"{type(error).__name__}: {error}"
-        ) from None
-    fed = {*loss.needs, *loss.optional, *loss.parameters}
-    for parameter in signature.parameters.values():
-        if parameter.default is not inspect.Parameter.empty or parameter.name in fed:
-            continue
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            continue
-        what = f"{loss.kind} {loss.name!r}: its kernel {loss.path} takes "
-        if parameter.name not in INPUTS:
-            raise ConfigError(what + _unknown_input(parameter.name))
-        raise ConfigError(
-            f"{what}{parameter.name!r}, which its row lists in none of needs, optional, parameters"
-        )
-    for name in fed - set(signature.parameters):
-        raise ConfigError(
-            f"{loss.kind} {loss.name!r}: its row names {name!r}, which {loss.path} does not take"
-        )
+
+
+def _name(loss: object) -> str:
+    return repr(getattr(loss, "name", loss))
 
 
 def _installed() -> Iterator[tuple[str, EntryPoint]]:
@@ -201,17 +181,13 @@ def _hooks() -> list[str]:
 
 
 def _misspelt(plugin: object) -> str | None:
-    """Which of a plugin's hooks we do not have, with the nearest that we do."""
+    """Which of a plugin's hooks we do not have, with the nearest that we do; or an argument misnamed."""
     for name in dir(plugin):
         member: Any = getattr(plugin, name, None)
-        if hasattr(member, f"{GROUP}_impl") and name not in _hooks():
-            nearest = difflib.get_close_matches(name, _hooks(), n=1)
-            hint = f": did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(_hooks())}"
-            return f"unknown hook {name!r}{hint}"
+        if not hasattr(member, f"{GROUP}_impl"):
+            continue
+        if name not in _hooks():
+            return str(unknown("hook", name, _hooks()))
+        if [argument for argument in inspect.signature(member).parameters if argument != "register"]:
+            return f"the argument of {name} must be called `register`"
     return None
-
-
-def _unknown_input(name: str) -> str:
-    nearest = difflib.get_close_matches(name, INPUTS, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known inputs: {', '.join(INPUTS)}"
-    return f"{name!r}, an input that nobody provides: {hint}"

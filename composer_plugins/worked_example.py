@@ -80,6 +80,17 @@ def _tensor(need: str, loss: Loss) -> Any:
     return torch.log_softmax(drawn, -1) - 0.1 if need.endswith("logprobs") else drawn
 
 
+def examples(loss: Loss) -> dict[str, Any]:
+    """A value for each parameter that has no default."""
+    required = {name: p.example for name, p in loss.parameters.items() if p.default is REQUIRED}
+    for name, value in required.items():
+        if value is None:
+            raise ValueError(
+                f"{name} has neither a default nor an example: Parameter(REQUIRED, ..., example=1)"
+            )
+    return required
+
+
 def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     """What the loss gives on the example, and its gradient where it has one.
 
@@ -92,19 +103,26 @@ def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     first = given[loss.needs[0]]
     if first.dtype.is_floating_point:
         first.requires_grad_()
-    params = {n: p.example for n, p in loss.parameters.items() if p.default is REQUIRED}
-    params |= dict(dialect.params) if dialect else {}
-    counts = {"rows": 2, "width": 3}
-    params |= {name: counts[fact] for name, fact in dialect.counts.items()} if dialect else {}
-    if top_k := params.get("top_k", getattr(loss.parameters.get("top_k"), "default", None)):
-        params["top_k"] = min(top_k, VOCABULARY)
-    if "generator" in loss.optional:
-        params["generator"] = _tensor("generator", loss)
-    result = loss.kernel()(*given.values(), **params)
+    result = loss.kernel()(*given.values(), **_keywords(loss, dialect))
     value = getattr(result, "loss", result)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"it returned {value!r}; wanted a tensor, or what has one as its loss")
     shown = {"loss" if hasattr(result, "loss") else "value": value.detach()}
     if value.requires_grad:
         gradient = torch.autograd.grad(value.sum(), first)[0]
         over_vocabulary = INPUTS[loss.needs[0]].shape == VOCAB
         shown |= {"|gradient|": gradient.norm(dim=-1)} if over_vocabulary else {"gradient": gradient}
     return shown
+
+
+def _keywords(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:
+    params = examples(loss)
+    if dialect:
+        counts = {"rows": 2, "width": 3}
+        params |= {**dialect.params, **{name: counts[fact] for name, fact in dialect.counts.items()}}
+        params |= {name: _tensor(name, loss) for name in dialect.takes}
+    if top_k := params.get("top_k", getattr(loss.parameters.get("top_k"), "default", None)):
+        params["top_k"] = min(top_k, VOCABULARY)
+    if "generator" in loss.optional:
+        params["generator"] = _tensor("generator", loss)
+    return params

@@ -35,11 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported: a claim reads its cases then."""
-    if (where := config.getoption("--golden-dir")) is None:
-        return
-    if not where.is_dir():
-        raise pytest.UsageError(f"--golden-dir {where} is no directory")
-    golden.directory = where.resolve()
+    if (where := config.getoption("--golden-dir")) is not None:
+        golden.use(where)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Of another golden directory: what it leaves unchecked."""
+    if absent := golden.not_checked():
+        terminalreporter.write_line(
+            f"golden: {len(absent)} files not in {golden.directory}, so not checked: {', '.join(absent)}"
+        )
 
 
 def pytest_report_header() -> list[str]:

@@ -1,15 +1,15 @@
 """The catalogue says what the kernels do; these tests hold the two together."""
 
-import inspect
+import math
 from pathlib import Path
 
 import pytest
 
 from composer_plugins.catalogue import REQUIRED, Loss, Parameter, choose
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError
-from composer_plugins.inputs import INPUTS
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
+from composer_plugins.rows import check_row
 
 LOSSES = losses()
 NO_REFERENCE = "no reference obtainable: "
@@ -22,32 +22,10 @@ def row_id(loss: Loss) -> str:
 over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 
 
-def default(parameter: inspect.Parameter) -> object:
-    return REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
-
-
 @over_rows
-def test_a_row_has_the_parameters_and_defaults_of_its_kernel(loss: Loss) -> None:
-    signature = inspect.signature(loss.kernel()).parameters.values()
-    takes = {p.name: default(p) for p in signature if p.name not in {*loss.needs, *loss.optional}}
-    assert {name: p.default for name, p in loss.parameters.items()} == takes
-
-
-@over_rows
-def test_a_row_names_the_inputs_its_kernel_takes_in_order(loss: Loss) -> None:
-    signature = inspect.signature(loss.kernel()).parameters
-    assert [name for name in signature if name in loss.needs] == list(loss.needs)
-    assert {*loss.needs, *loss.optional} <= set(INPUTS)
-    for name in loss.optional:
-        assert signature[name].default is None
-
-
-@over_rows
-def test_the_defaults_and_the_dialects_of_a_row_pass_its_own_check(loss: Loss) -> None:
-    defaults = {name: p.default for name, p in loss.parameters.items() if p.default is not REQUIRED}
-    assert loss.check(defaults) == defaults
+def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
+    check_row(loss)  # its data, its kernel's signature and defaults, its dialects: test_house_rows.py
     for dialect in loss.dialects:
-        assert loss.check(dialect.params) == dialect.params
         assert choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}").params == dialect.params
 
 
@@ -99,8 +77,42 @@ def test_the_frameworks_own_policy_is_only_known_where_it_is_offered() -> None:
 
 
 def test_an_unknown_name_without_a_near_match_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="unknown replay_loss 'xyz'; known: alpha_po, aot, .*simpo"):
+    with pytest.raises(ConfigError) as refused:
         ComposerConfig.parse({"replay_loss": "xyz"})
+    said, where = str(refused.value).split(" and ")
+    assert said.startswith("unknown replay_loss 'xyz'; known: ") and said.count(",") == 7  # the nearest eight
+    assert where.endswith("more (composer-plugins list --kind preference shows all)")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Token-Mean", "unknown mode 'Token-Mean': did you mean 'token_mean'?"),
+        ("REINFORCE++", "unknown mode 'REINFORCE++': did you mean 'reinforce_pp'?"),
+        ("REINFORCE++-b", "unknown mode 'REINFORCE++-b': did you mean 'reinforce_pp_baseline'?"),
+        ("dppo", "unknown mode 'dppo': did you mean 'dppo_kl', 'dppo_tv', 'dppo_topk_a' or 'dppo_topk_b'?"),
+        ("tokn_mean", "unknown mode 'tokn_mean': did you mean 'token_mean'?"),
+        (
+            "",
+            "mode: no name given; known: dppo_kl, dppo_topk_a, dppo_topk_b, dppo_topk_c, dppo_tv, ",
+        ),
+    ],
+)
+def test_a_name_written_otherwise_or_cut_short_is_understood(name: str, message: str) -> None:
+    known = ["reinforce_pp", "token_mean", "dppo_topk_c", "dppo_topk_b", "dppo_topk_a", "dppo_tv", "dppo_kl"]
+    assert str(unknown("mode", name, [*known, "reinforce_pp_baseline"])).startswith(message)
+
+
+def test_a_loss_of_another_kind_is_told_from_one_that_nobody_knows() -> None:
+    with pytest.raises(ConfigError, match="^hint_divergence 'dpo' is a preference loss, not a divergence$"):
+        ComposerConfig.parse({"hint_divergence": "dpo"})
+    with pytest.raises(ConfigError, match="^'jsd' is a divergence, not a policy loss$"):
+        ComposerConfig.parse({"policy": "jsd"})
+
+
+def test_an_open_bound_is_written_as_one() -> None:
+    with pytest.raises(ConfigError, match=r"beta is 0; wanted a finite number in \(0, inf\)$"):
+        Parameter(0.1, "", low=math.ulp(0.0)).check("beta", 0)
 
 
 def test_a_value_of_the_wrong_type_is_one_sentence() -> None:

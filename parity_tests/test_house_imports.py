@@ -25,12 +25,12 @@ ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
 FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_tests")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LIBRARIES = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]}
+LIBRARIES = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]} - {"numpy"}  # torch's own
 LIBRARIES |= sys.stdlib_module_names
 
 # What counts as one framework. An adapter's name begins with its framework's.
 FRAMEWORKS = {
-    "prime_rl": {"prime_rl", "verifiers"},
+    "prime_rl": {"prime_rl", "verifiers", "numpy", "safetensors"},
     "trl": {"accelerate", "datasets", "peft", "safetensors", "transformers", "trl"},
     "verl": {"omegaconf", "ray", "tensordict", "verl"},
 }
@@ -42,7 +42,9 @@ def part_of(name: str) -> str:
     if names[0] != PACKAGE:
         return names[0]
     if names[1:2] == ["adapters"]:
-        return ".".join(names[:3])
+        # One framework's modules are one adapter: prime_rl_loss, prime_rl_stamps ...
+        owner = next((key for key in FRAMEWORKS if names[2:] and names[2].startswith(key)), "")
+        return f"{ADAPTERS}.{owner}" if owner else ".".join(names[:3])
     return ".".join(names[:2]) if names[1:2] in (["kernels"], ["recipes"]) else PACKAGE
 
 

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import sysconfig
-import types
 import venv
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,7 +92,7 @@ def test_a_hook_that_takes_something_else_is_named() -> None:
         def register_losses(self, catalogue: Any) -> None: ...
 
     (problem,) = problems(Foreign())
-    assert problem.startswith("plugin of dist-0 1.0") and "catalogue" in problem
+    assert problem == "plugin of dist-0 1.0: the argument of register_losses must be called `register`"
 
 
 def test_a_hook_that_raises_does_not_take_the_others_down() -> None:
@@ -114,41 +113,13 @@ def test_a_hook_that_raises_does_not_take_the_others_down() -> None:
     assert "half" not in {loss.name for loss in found.losses}
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        ("grpo", "register\\(\\) got 'grpo'; wanted a composer_plugins.catalogue.Loss"),
-        (replace(MINE, kind="polcy"), "kind 'polcy'; known: policy"),
-        (replace(MINE, name="mine@trl"), "has no '@'"),
-        (
-            replace(MINE, needs=("logprobs", "old_logprob")),
-            "'old_logprob', an input that nobody provides: did you",
-        ),
-        (
-            replace(MINE, needs=("logprobs", "xyz")),
-            "'xyz', an input that nobody provides: known inputs: logprobs",
-        ),
-        (replace(MINE, path="nowhere:mine"), "'nowhere:mine' fails on import: ModuleNotFoundError"),
-        (replace(MINE, path="math:nothing"), "'math:nothing' fails on import: AttributeError"),
-        (replace(MINE, needs=MINE.needs[:1]), "takes 'old_logprobs', which its row lists in none of"),
-        (replace(MINE, optional=("entropies",)), "its row names 'entropies', which composer_plugins.kernels"),
-    ],
-)
-def test_a_row_that_nobody_could_run_is_refused(loss: Any, message: str) -> None:
-    (problem,) = problems(plugin(loss, MINE))
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(problem)
+def test_a_row_that_breaks_its_own_check_does_not_take_the_others_down() -> None:
+    class Torn(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("torn\nin two")
 
-
-def test_a_kernel_whose_signature_names_an_input_nobody_provides_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = types.ModuleType("foreign_kernels")
-    exec("def mine(logprobs, critic_values, mask): ...", module.__dict__)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    row = replace(MINE, path="foreign_kernels:mine", needs=("logprobs", "mask"), parameters={})
-    (problem,) = problems(plugin(row))
-    assert "kernel foreign_kernels:mine takes 'critic_values', an input that nobody provides" in problem
+    (problem,) = problems(plugin(replace(MINE, name="torn", parameters=Torn()), MINE))
+    assert problem == "plugin of dist-0 1.0: its row 'torn' breaks: RuntimeError: torn in two"
 
 
 def test_an_adapter_registered_twice_or_not_an_adapter_is_refused() -> None:
@@ -196,7 +167,7 @@ def upside_down(logprobs, advantages, mask, *, scale=1.0):
 def row(name):
     return Loss(
         name=name, kind="policy", path="acme_losses:upside_down", summary="turns it round", paper="a note",
-        proof="test_acme.py::test_it", needs=("logprobs", "advantages", "mask"),
+        proof="test_acme.py::test_it", needs=("logprobs", "advantages", "mask"), mode="token-mean",
         parameters={"scale": Parameter(1.0, "how much")},
         dialects=(Dialect(upstream="acme", params={"scale": 2.0}, source="a", proof="test_a.py::test_it"),),
     )

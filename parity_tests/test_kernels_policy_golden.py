@@ -12,11 +12,13 @@ from torch import Tensor
 
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.contract import TokenLoss
+from composer_plugins.kernels.ratios import log_ratio
 from parity_tests import dialects, golden
 from parity_tests.assertions import assert_loss_parity, assert_parity
 from parity_tests.dialects import VERL_LENGTH_EPS
 from parity_tests.golden import Case, claim
-from parity_tests.recorded import assert_equals, assert_equals_verl, batch
+from parity_tests.recorded import assert_equals, assert_equals_verl, assert_verl_logs, batch
 
 
 def loss_of(name: str) -> Callable[..., Any]:
@@ -33,7 +35,13 @@ def clips(case: Case) -> dict[str, float]:
 def test_clipped_losses_equal_verl_vanilla(name: str, case: Case) -> None:
     inputs = batch(case)
     ours = loss_of(name)(*inputs, **clips(case), dual_clip=case["kwargs"]["clip_ratio_c"])
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", lower=dual_clipped(case, ours))
+
+
+def dual_clipped(case: Case, ours: TokenLoss) -> Tensor:
+    """Where dual clip bounds the loss."""
+    ratio, advantages = ours.metrics["ratio"].value, golden.tensor(case["advantages"])
+    return (ratio > case["kwargs"]["clip_ratio_c"]) & (advantages < 0)
 
 
 def same_numbers(name: str, case: Case) -> bool:
@@ -49,14 +57,15 @@ def test_a_row_alone_reproduces_the_recordings_made_with_its_numbers(name: str) 
     assert cases or golden.directory != golden.GOLDEN
     for case in cases:
         inputs = batch(case)
-        assert_equals_verl(case, loss_of(name)(*inputs), inputs[0], "clip_low", "clip_high")
+        ours = loss_of(name)(*inputs)
+        assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", lower=dual_clipped(case, ours))
 
 
 @claim("verl_policy_gspo")
 def test_gspo_token_equals_verl_gspo(case: Case) -> None:
     inputs = batch(case)
     ours = loss_of("gspo_token@verl")(*inputs, **clips(case))
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", clamp=None)
 
 
 @claim("verl_policy_cispo")
@@ -115,6 +124,13 @@ def test_gmpo_equals_verl_geo_mean(case: Case) -> None:
     rows = mask.shape[0]  # empty ones too
     loss = aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=rows)
     assert_equals(case, loss, token_loss, inputs[0])
+    log_r, bounds = log_ratio(inputs[0].detach(), inputs[1], mask), clips(case)
+    # verl counts what its bounds would clip of either side, whether or not the advantage lets them.
+    outside = (log_r < -bounds["clip_low"]) | (log_r > bounds["clip_high"])
+    gains = inputs[2] > 0
+    assert_verl_logs(case, outside & gains, outside & (inputs[2] < 0), clamp=None)
+    # Ours counts what is clipped.
+    assert torch.equal(ours.metrics["clip_high"].value & mask, outside & gains & (log_r > 0))
 
 
 @claim("gmpo_official")

@@ -19,9 +19,13 @@ def scores(case: Case, name: str) -> list[Tensor]:
     return [golden.tensor(case[name.format(side)]).requires_grad_() for side in SIDES]
 
 
-def assert_recorded(ours: PairLoss, policy: list[Tensor], case: Case) -> None:
-    """Losses, the gradients of their mean in the policy's scores."""
-    assert_parity(ours.loss, golden.tensor(case["losses"]), terms=4)
+def assert_recorded(ours: PairLoss, policy: list[Tensor], case: Case, *, mean: bool = True) -> None:
+    """Losses, their mean unless it is not recorded, and its gradients in the policy's scores."""
+    theirs = golden.tensor(case["losses"])
+    assert_parity(ours.loss, theirs, terms=4)
+    if mean:
+        scale = {"terms": len(theirs), "magnitude": float(theirs.abs().max())}
+        assert_parity(ours.loss.mean(), golden.tensor(case["loss"]), **scale, what="mean loss")
     slopes = torch.autograd.grad(ours.loss.mean(), policy)
     for slope, want in zip(slopes, scores(case, "grad_{}"), strict=True):
         assert_parity(slope, want, terms=4, what="gradient")
@@ -116,7 +120,7 @@ def of_trl_cpo(case: Case) -> dict[str, float]:
 def test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio(case: Case) -> None:
     policy = scores(case, "policy_{}_logps_avg")
     ours = dialects.kernel("preference", "simpo@trl")(*policy, **of_trl_cpo(case))
-    assert_recorded(ours, policy, case)
+    assert_recorded(ours, policy, case, mean=False)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
 
@@ -126,7 +130,7 @@ def test_alpha_po_equals_trl_cpo(case: Case) -> None:
     policy = scores(case, "policy_{}_logps_avg")
     settings = of_trl_cpo(case) | {"alpha": case["kwargs"]["alpha"]}
     ours = dialects.kernel("preference", "alpha_po@trl")(*policy, **settings)
-    assert_recorded(ours, policy, case)
+    assert_recorded(ours, policy, case, mean=False)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
 
