@@ -14,6 +14,10 @@ nox.options.default_venv_backend = "virtualenv"  # and so pip: uv does not see a
 nox.options.sessions = ["lint", "types", "kernels", "trl", "verl"]
 
 
+# What a checkout of PRIME-RL imports before its loss.
+PRIME_RL = ("pydantic-settings", "prime-pydantic-config", "tomli", "tomli-w", "loguru", "msgspec")
+
+
 def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
     """Install under a constraints file, once for each state of it and of pyproject.toml.
 
@@ -72,6 +76,25 @@ def verl(session: nox.Session) -> None:
     """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
     install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
     session.run("pytest", "-o", "python_files=test_verl_*.py", *session.posargs)
+
+
+@nox.session
+def prime_rl(session: nox.Session) -> None:
+    """The tests of PRIME-RL's adapter on a checkout of it: `nox -s prime_rl -- --source DIR [pytest's]`.
+
+    PRIME-RL is on no package index. Its loss runs here on a CPU, without what the rest of it needs.
+    """
+    args = list(session.posargs)
+    source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
+    if not source or not Path(source, "src", "prime_rl").is_dir():
+        session.error(
+            f"--source {source or '(none)'} is no checkout of PRIME-RL: nox -s prime_rl -- --source DIR"
+        )
+    args.remove("--source")
+    install(session, "-e", ".[test,prime-rl]", *PRIME_RL)
+    session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
+    session.run("pytest", "-o", "python_files=test_prime_rl_*.py", *args)
+    session.run("python", "-m", "parity_tests.prime_rl_table")
 
 
 @nox.session

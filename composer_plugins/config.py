@@ -1,4 +1,4 @@
-"""The one config model. TRL's dataclass fields parse into it; so will verl's node and PRIME-RL's kwargs."""
+"""The one config model. TRL's dataclass fields and PRIME-RL's kwargs parse into it; so will verl's node."""
 
 from collections.abc import Mapping
 from string import Formatter
@@ -14,15 +14,21 @@ from composer_plugins.plugins import losses
 class ComposerConfig(BaseModel):
     """policy_weight * policy + hint_weight * hint + replay_weight * replay, and what each of them is."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "0.1" and true are no numbers
 
     policy: str = "grpo"
     policy_params: dict[str, Any] = Field(default_factory=dict)
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    # Where a framework keeps no `old_logprobs`: whose probabilities stand in for them.
+    anchor: Literal["rollout", "current"] | None = None
+    mismatch: str | None = None  # a rollout correction: tis, mis, icepop
+    mismatch_params: dict[str, Any] = Field(default_factory=dict)
 
     hint_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
     hint_divergence: str = "jsd"
     hint_params: dict[str, Any] = Field(default_factory=dict)
+    # Of a sampled-token divergence: its estimator; "advantage" makes the hint part of the advantages.
+    hint_estimator: Literal["score", "k2", "k3", "advantage"] | None = None
     hint_teacher: Literal["base", "ema", "live"] = "base"
     hint_ema_rate: float = Field(0.05, gt=0, le=1, allow_inf_nan=False)
     teacher_prompt_template: str = "{prompt}\n\n{privileged_context}"
@@ -48,6 +54,7 @@ class ComposerConfig(BaseModel):
                 f"policy_params {sorted(config.policy_params)} belong to a kernel of ours, and "
                 f"policy={untouched!r} runs none: name one, or set the framework's own options"
             )
+        config.choose_mismatch()
         config.choose_hint()
         config.choose_replay()
         _check_template(config.teacher_prompt_template)
@@ -58,9 +65,23 @@ class ComposerConfig(BaseModel):
         beside = [untouched] if untouched else []
         return choose(losses(), "policy", self.policy, self.policy_params, beside=beside)
 
+    def choose_mismatch(self) -> Choice | None:
+        """The weight for the gap between trainer and rollout engine; None: none."""
+        if self.mismatch is not None:
+            return choose(losses(), "correction", self.mismatch, self.mismatch_params, what="mismatch")
+        if self.mismatch_params:
+            raise ConfigError(f"mismatch_params {sorted(self.mismatch_params)} without a mismatch: name one")
+        return None
+
     def choose_hint(self) -> Choice:
         """The hint channel's divergence."""
-        return choose(losses(), "divergence", self.hint_divergence, self.hint_params, what="hint_divergence")
+        params = dict(self.hint_params)
+        if self.hint_estimator is not None:
+            if "estimator" in params:
+                raise ConfigError("hint_estimator and hint_params.estimator are one option: set one of them")
+            if self.hint_estimator != "advantage":
+                params["estimator"] = self.hint_estimator
+        return choose(losses(), "divergence", self.hint_divergence, params, what="hint_divergence")
 
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""

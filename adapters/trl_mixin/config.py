@@ -103,7 +103,10 @@ class ComposerGRPOConfig(GRPOConfig):
     @property
     def composer(self) -> ComposerConfig:
         """These fields as the library's one config model."""
-        values = {name: getattr(self, name) for name in ComposerConfig.model_fields}
+        names = [
+            name for name in ComposerConfig.model_fields if hasattr(self, name)
+        ]  # TRL corrects by itself
+        values = {name: getattr(self, name) for name in names}
         return ComposerConfig.parse(
             {name: {} if value is None and name in PARAMS else value for name, value in values.items()},
             untouched=UNTOUCHED,

@@ -15,4 +15,19 @@ TRL = Adapter(
     },
 )
 
-ADAPTERS = (TRL,)
+PRIME_RL = Adapter(
+    framework="prime-rl",
+    path="composer_plugins.adapters.prime_rl_loss:loss_fn",
+    summary="a loss_fn for trainer.loss.import_path: any policy loss, sampled-token hints, replay pairs",
+    provides={
+        # old_logprobs with `anchor`: the rollout engine's or the policy's own
+        "policy": frozenset(
+            {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "advantages"}
+            | {"mask"}
+        ),
+        "divergence": frozenset({"student_logprobs", "teacher_logprobs", "mask"}),
+        "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
+    },
+)
+
+ADAPTERS = (TRL, PRIME_RL)

@@ -1,0 +1,104 @@
+"""PRIME-RL's `[trainer.loss.kwargs]` as the one config, and what of it PRIME-RL cannot deliver."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from composer_plugins.adapters.prime_rl_versions import installed, runs_no_teacher_beside_rl
+from composer_plugins.bundled.adapters import PRIME_RL
+from composer_plugins.catalogue import Choice
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError
+
+TABLE = "trainer.loss.kwargs"
+DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
+TEACHERS = {"teacher_logprobs", "ref_logprobs"}  # both are the one reference that a token can have
+
+# Options of other frameworks, each decided here by whoever stamps a reference or a pair.
+DECIDED_BY_STAMPS = {
+    "hint_teacher": "the teacher is whoever computed the reference log-probabilities",
+    "hint_ema_rate": "the teacher is whoever computed the reference log-probabilities",
+    "teacher_prompt_template": "the hint was in the prompt under which the reference was computed",
+    "replay_loss": "a pair's coefficient, DPO's, is computed by prime_rl_stamps.stamp_replay_pair",
+    "replay_params": "a pair's coefficient is computed by prime_rl_stamps.stamp_replay_pair: beta goes there",
+}
+
+
+class Channels(NamedTuple):
+    """What `[trainer.loss.kwargs]` asks for, checked."""
+
+    config: ComposerConfig
+    policy: Choice
+    mismatch: Choice | None
+    hint: Choice | None
+
+
+def parse(kwargs: Mapping[str, Any]) -> Channels:
+    """`kwargs` as channels that PRIME-RL can carry, or one ConfigError that names the TOML key."""
+    try:
+        return _parse(kwargs)
+    except ConfigError as error:
+        raise ConfigError(f"[{TABLE}] {error}") from None
+
+
+def _parse(kwargs: Mapping[str, Any]) -> Channels:
+    for key, reason in DECIDED_BY_STAMPS.items():
+        if key in kwargs:
+            raise ConfigError(f"{key} is not decided in the loss: {reason}; remove it")
+    config = ComposerConfig.parse(DEFAULTS | dict(kwargs))
+    policy, mismatch = config.choose_policy(), config.choose_mismatch()
+    hint = config.choose_hint() if config.hint_weight else None
+    for choice in (policy, hint):
+        _refuse_what_prime_rl_cannot_feed(choice)
+    _check_anchor(config, policy)
+    if mismatch is not None:
+        _check_mismatch(config, policy, mismatch)
+    if hint is not None and runs_no_teacher_beside_rl(installed()):
+        raise ConfigError(
+            "hint_weight > 0, and PRIME-RL 0.6 lets no teacher run beside RL: nothing fills "
+            "teacher_logprobs. Use 0.5 (orchestrator.teacher_model) or 0.7 and later (prime_rl_stamps)"
+        )
+    if config.hint_estimator == "advantage" and policy.loss.name in {"opd", "ref_kl", "iw_opd"}:
+        raise ConfigError(
+            f"hint_estimator='advantage', and policy {policy.loss.name!r} has the hint for credit"
+        )
+    return Channels(config, policy, mismatch, hint)
+
+
+def _refuse_what_prime_rl_cannot_feed(choice: Choice | None) -> None:
+    if choice is None:
+        return
+    name = f"{choice.loss.kind} {choice.loss.name!r}"
+    if choice.loss.over_batch or choice.params.get("normalise"):
+        raise ConfigError(
+            f"{name} is a statistic of the whole batch, and PRIME-RL hands over one sequence at a time"
+        )
+    if missing := PRIME_RL.missing(choice.loss):
+        sampled = ": of a token only the sampled one's log-probability; hint_divergence = 'sampled_token'"
+        remedy = (
+            sampled if choice.loss.kind == "divergence" else ": composer-plugins list --framework prime-rl"
+        )
+        raise ConfigError(f"{name} needs {', '.join(missing)}, which PRIME-RL does not hand over{remedy}")
+
+
+def _check_anchor(config: ComposerConfig, policy: Choice) -> None:
+    needs_anchor = "old_logprobs" in policy.loss.needs
+    if needs_anchor and config.anchor is None:
+        raise ConfigError(
+            f"policy {policy.loss.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's: "
+            "set anchor = 'rollout' to measure its ratio from those, or anchor = 'current' for a ratio of 1 "
+            "(and a mismatch to weigh the rollout's age)"
+        )
+    if config.anchor is not None and not needs_anchor:
+        raise ConfigError(
+            f"anchor = {config.anchor!r}, and policy {policy.loss.name!r} takes no old_logprobs: remove it"
+        )
+
+
+def _check_mismatch(config: ComposerConfig, policy: Choice, mismatch: Choice) -> None:
+    if "rollout_logprobs" in policy.loss.needs or config.anchor == "rollout":
+        raise ConfigError(
+            f"mismatch = {mismatch.loss.name!r} weighs a token by trainer / rollout, which is the ratio of "
+            f"policy {policy.loss.name!r} already: it would count twice. Remove it, or use it with "
+            "policy = 'reinforce' or with anchor = 'current'"
+        )
+    _refuse_what_prime_rl_cannot_feed(mismatch)
