@@ -95,6 +95,7 @@ def prime_rl(session: nox.Session) -> None:
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
     session.run("pytest", "-o", "python_files=test_prime_rl_*.py", *args)
     session.run("python", "-m", "parity_tests.prime_rl_table")
+    session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
 
 
 @nox.session

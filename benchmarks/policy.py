@@ -51,7 +51,8 @@ def batch() -> dict[str, Tensor]:
 
 def ours(name: str, given: dict[str, Tensor]) -> Callable[[], object]:
     """The kernel, a token mean, and its backward."""
-    loss, params, _ = choose(losses(), "policy", name)
+    choice = choose(losses(), "policy", name)
+    loss, params = choice.loss, choice.params
     kernel = loss.kernel()
     given = {**given, "rollout_logprobs": given["old_logprobs"]}
 

@@ -39,9 +39,7 @@ def claims(upstream: Upstream) -> Iterator[Claim]:
         yield Claim("ipo", {"type": "ipo"}, {"policy": "ipo@prime-rl"})
 
 
-def compared(
-    upstream: Upstream, claim: Claim, pack: Pack, scale: int
-) -> tuple[list[Tensor], list[Tensor]]:
+def compared(upstream: Upstream, claim: Claim, pack: Pack, scale: int) -> tuple[list[Tensor], list[Tensor]]:
     """Value and gradients of one micro-batch through the checkout's compute_loss, with its loss and ours."""
     found = []
     theirs = {"type": "default"} | claim.theirs
