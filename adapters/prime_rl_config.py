@@ -55,7 +55,7 @@ def _parse(kwargs: Mapping[str, Any]) -> Channels:
     if hint is not None and runs_no_teacher_beside_rl(installed()):
         raise ConfigError(
             "hint_weight > 0, and PRIME-RL 0.6 lets no teacher run beside RL: nothing fills "
-            "teacher_logprobs. Use 0.5 (orchestrator.teacher_model) or 0.7 and later (prime_rl_stamps)"
+            "teacher_logprobs. Use 0.5 (orchestrator.teacher_model) or 0.7 and later (prime_rl_stamps, prime_rl_echo)"
         )
     if config.hint_estimator == "advantage" and policy.loss.name in {"opd", "ref_kl", "iw_opd"}:
         raise ConfigError(

@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from composer_plugins import plugins
@@ -87,7 +86,7 @@ def required(logprobs, mask, *, scale): return logprobs * scale
 """
 
 
-def explain_foreign(function: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Result:
+def explain_foreign(function: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
     module: Any = types.ModuleType("foreign")
     exec(KERNELS, module.__dict__)
     row = Loss(

@@ -53,7 +53,7 @@ def may_import(part: str, imported: str) -> bool:
     if imported in {"kernels", "adapters", "recipes"}:
         return False  # a second name for a module of ours, and another project's only name
     if "parity_tests" in (part, imported):
-        return part == "parity_tests"
+        return part in {"parity_tests", "benchmarks"}  # neither is shipped; both load a checkout of PRIME-RL
     if part in {RECIPES, "benchmarks"}:
         return True
     if part == KERNELS:
