@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from composer_plugins.adapters.prime_rl_nodes import check_node_type, spread, trained_branches
-from composer_plugins.adapters.prime_rl_signals import REPLAY
+from composer_plugins.adapters.prime_rl_parts.nodes import check_node_type, spread, trained_branches
+from composer_plugins.adapters.prime_rl_parts.signals import REPLAY
+from composer_plugins.adapters.prime_rl_parts.values import Array, reference_values
 from composer_plugins.adapters.prime_rl_store import KINDS, Kind, Store
-from composer_plugins.adapters.prime_rl_values import Array, reference_values
 from composer_plugins.errors import ConfigError, DataError, unknown
 
 FIELDS = ("ref_logprobs", "rl_weights")

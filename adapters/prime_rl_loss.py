@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_channels import ChannelsLoss
-from composer_plugins.adapters.prime_rl_config import parse
+from composer_plugins.adapters.prime_rl_parts.channels import ChannelsLoss
+from composer_plugins.adapters.prime_rl_parts.config import NAMED, TABLE, parse
+from composer_plugins.adapters.prime_rl_parts.versions import installed
 from composer_plugins.errors import ConfigError
 
 
@@ -48,47 +49,47 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
 
 def dppo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """DPPO-Binary-TV with Kimi's drift term: "dppo_tv@prime-rl", the default of v0.6.0 to August 2026."""
-    return _named(inputs, kwargs, policy="dppo_tv@prime-rl")
+    return _named("dppo", inputs, kwargs)
 
 
 def ipo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """INTELLECT policy optimisation: "ipo@prime-rl", PRIME-RL's default since August 2026."""
-    return _named(inputs, kwargs, policy="ipo@prime-rl")
+    return _named("ipo", inputs, kwargs)
 
 
 def grpo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """PPO's clip around the rollout policy: "grpo" (clip 0.2 and 0.2) with anchor "rollout"."""
-    return _named(inputs, kwargs, policy="grpo", anchor="rollout")
+    return _named("grpo", inputs, kwargs)
 
 
 def dapo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """The same with the higher upper clip: "dapo" (0.2 and 0.28) with anchor "rollout"."""
-    return _named(inputs, kwargs, policy="dapo", anchor="rollout")
+    return _named("dapo", inputs, kwargs)
 
 
 def gspo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """One ratio per sequence, clipped around the rollout policy: "gspo" with anchor "rollout"."""
-    return _named(inputs, kwargs, policy="gspo", anchor="rollout")
+    return _named("gspo", inputs, kwargs)
 
 
 def cispo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """The clipped ratio as a weight, none of its tokens lost: "cispo" with anchor "rollout"."""
-    return _named(inputs, kwargs, policy="cispo", anchor="rollout")
+    return _named("cispo", inputs, kwargs)
 
 
 def sapo(inputs: Any, **kwargs: Any) -> LossOutputs:
     """A soft gate in place of the clip: "sapo" with anchor "rollout"."""
-    return _named(inputs, kwargs, policy="sapo", anchor="rollout")
+    return _named("sapo", inputs, kwargs)
 
 
 def tis(inputs: Any, **kwargs: Any) -> LossOutputs:
     """REINFORCE with truncated importance sampling: "reinforce" with mismatch "tis" (cap 2)."""
-    return _named(inputs, kwargs, policy="reinforce", mismatch="tis")
+    return _named("tis", inputs, kwargs)
 
 
 def icepop(inputs: Any, **kwargs: Any) -> LossOutputs:
     """REINFORCE on the tokens whose trainer and rollout agree: "reinforce" with mismatch "icepop"."""
-    return _named(inputs, kwargs, policy="reinforce", mismatch="icepop")
+    return _named("icepop", inputs, kwargs)
 
 
 _losses: dict[str, ChannelsLoss] = {}
@@ -98,14 +99,14 @@ def _built(kwargs: dict[str, Any]) -> ChannelsLoss:
     """The loss of these kwargs, parsed once: PRIME-RL passes the same ones at every call."""
     key = repr(sorted(kwargs.items()))  # which tells True from 1, as a hash would not
     if key not in _losses:
-        _losses[key] = ChannelsLoss(parse(kwargs))
+        _losses[key] = ChannelsLoss(parse(kwargs, installed()))
     return _losses[key]
 
 
-def _named(inputs: Any, kwargs: dict[str, Any], **fixed: str) -> LossOutputs:
-    if twice := fixed.keys() & kwargs.keys():
+def _named(name: str, inputs: Any, kwargs: dict[str, Any]) -> LossOutputs:
+    if twice := NAMED[name].keys() & kwargs.keys():
         raise ConfigError(
-            f"[trainer.loss.kwargs] {', '.join(sorted(twice))}: this function has chosen already, "
-            f"{fixed}; point import_path at loss_fn to choose"
+            f"[{TABLE}] {', '.join(sorted(twice))}: {name} has chosen already, {NAMED[name]}; point "
+            "import_path at loss_fn to choose"
         )
-    return loss_fn(inputs, **fixed, **kwargs)
+    return loss_fn(inputs, **NAMED[name], **kwargs)

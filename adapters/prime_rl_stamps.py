@@ -10,7 +10,7 @@ An environment stamps in `Task.finalize` or `Env.finalize`, where PRIME-RL's alg
 
 A token carries one reference and one weight: a hint or a pair, not both. Set
 `[orchestrator.train] filter_zero_advantages = false`, or groups of equal reward are dropped, stamps and all.
-Channels and versions: `prime_rl_versions`. Numbers from a store, and PRIME-RL 0.7 and 0.8: `prime_rl_echo`.
+Channels and versions: `prime_rl_parts.versions`. From a store, and on PRIME-RL 0.7 and 0.8: `prime_rl_echo`.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from composer_plugins.adapters.prime_rl_nodes import (
+from composer_plugins.adapters.prime_rl_parts.nodes import (
     Node,
     is_pair,
     is_trained,
@@ -28,8 +28,8 @@ from composer_plugins.adapters.prime_rl_nodes import (
     spread,
     trained_branches,
 )
-from composer_plugins.adapters.prime_rl_signals import REPLAY
-from composer_plugins.adapters.prime_rl_values import log_probabilities, reference_values
+from composer_plugins.adapters.prime_rl_parts.signals import REPLAY
+from composer_plugins.adapters.prime_rl_parts.values import log_probabilities, reference_values
 from composer_plugins.errors import ConfigError, DataError
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32

@@ -22,8 +22,8 @@ from typing import Literal, Self, get_args
 
 import numpy as np
 
-from composer_plugins.adapters import prime_rl_segments as segments
-from composer_plugins.adapters.prime_rl_values import Array, numbers, reference_values
+from composer_plugins.adapters.prime_rl_parts import segments
+from composer_plugins.adapters.prime_rl_parts.values import Array, numbers, reference_values
 from composer_plugins.errors import ConfigError, DataError, unknown
 
 Kind = Literal["reference", "replay"]

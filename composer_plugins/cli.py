@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from composer_plugins import __version__
+from composer_plugins.doctor import doctor
 from composer_plugins.errors import ComposerError, ConfigError
 
 if TYPE_CHECKING:
@@ -145,6 +146,9 @@ def _page() -> Iterator[Console]:
     with console.capture() as capture:
         yield console
     typer.echo(re.sub(" +$", "", capture.get(), flags=re.MULTILINE), nl=False)
+
+
+app.command()(doctor)
 
 
 @app.command()

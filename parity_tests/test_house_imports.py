@@ -146,7 +146,7 @@ def test_every_folder_is_searched_once() -> None:
         (f"{ADAPTERS}.new_framework", "import new_framework"),
         (f"{RECIPES}.codebook.demo", "from kernels import policy"),
         (f"{RECIPES}.codebook.demo", "from parity_tests import assertions"),
-        ("benchmarks.run", "from parity_tests import assertions"),
+        (f"{ADAPTERS}.prime_rl_loss", "from parity_tests import assertions"),
         ("parity_tests.test_kernels_ppo", "import kernels.policy"),
     ],
 )

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.adapters import prime_rl_config
-from composer_plugins.adapters.prime_rl_config import parse
+from composer_plugins.adapters import prime_rl_loss
 from composer_plugins.adapters.prime_rl_loss import cispo, loss_fn
+from composer_plugins.adapters.prime_rl_parts.config import parse
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import of_kind
 from composer_plugins.errors import ConfigError, DataError
@@ -80,7 +80,7 @@ def test_a_table_that_means_nothing_is_refused_by_its_key(kwargs: dict[str, Any]
 
 
 def test_a_named_function_takes_no_second_choice() -> None:
-    with pytest.raises(ConfigError, match="policy: this function has chosen already"):
+    with pytest.raises(ConfigError, match="policy: cispo has chosen already"):
         cispo(inputs(), policy="grpo")
 
 
@@ -92,12 +92,11 @@ def test_a_channel_that_these_inputs_cannot_carry_is_refused_at_the_first_call()
 
 
 def test_version_0_6_lets_no_teacher_run_beside_rl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prime_rl_config, "installed", lambda: "0.6.0")
+    monkeypatch.setattr(prime_rl_loss, "installed", lambda: "0.6.0")
     with pytest.raises(ConfigError, match=r"PRIME-RL 0.6 lets no teacher run beside RL"):
-        parse({"hint_weight": 0.1})
-    parse({})
-    monkeypatch.setattr(prime_rl_config, "installed", lambda: "0.8.0")
-    parse({"hint_weight": 0.1})
+        loss_fn(inputs(), hint_weight=0.125)
+    parse({}, "0.6.0")
+    parse({"hint_weight": 0.1}, "0.8.0")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from composer_plugins.adapters import prime_rl_loss, prime_rl_metrics
+from composer_plugins.adapters import prime_rl_loss
 from composer_plugins.adapters.prime_rl_loss import loss_fn
+from composer_plugins.adapters.prime_rl_parts import metrics as prime_rl_metrics
+from composer_plugins.adapters.prime_rl_parts.config import NAMED
 from composer_plugins.kernels.divergences import sampled_token
 from parity_tests.assertions import assert_parity
 from parity_tests.prime_rl_doubles import GENERATIONS, Generation, Pack, compute_loss, packed, scale
@@ -20,7 +22,6 @@ from parity_tests.strategies import seeds
 
 Sample = dict[str, Tensor]
 generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
-ALONE = ("dppo", "ipo", "grpo", "dapo", "gspo", "cispo", "sapo", "tis", "icepop")
 CONFIGS: dict[str, dict[str, Any]] = {
     "dppo": {},
     "gspo": {"policy": "gspo", "anchor": "rollout", "policy_params": {"clip_low": 0.5, "clip_high": 0.5}},
@@ -216,7 +217,7 @@ def test_loss_weights_multiply_policy_and_hint() -> None:
     assert_parity(gradient, torch.autograd.grad(plain, logprobs)[0] * given["weights"], terms=9)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
     out = getattr(prime_rl_loss, name)(inputs)
@@ -226,7 +227,7 @@ def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
 def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     real = prime_rl_loss.parse
-    monkeypatch.setattr(prime_rl_loss, "parse", lambda kwargs: calls.append(kwargs) or real(kwargs))
+    monkeypatch.setattr(prime_rl_loss, "parse", lambda *given: calls.append(given) or real(*given))
     monkeypatch.setattr(prime_rl_loss, "_losses", {})
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
     for _ in range(3):

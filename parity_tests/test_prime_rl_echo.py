@@ -8,7 +8,7 @@ import torch
 
 from composer_plugins.adapters.prime_rl_echo import echo_filter, stamp_from_store
 from composer_plugins.adapters.prime_rl_loss import loss_fn
-from composer_plugins.adapters.prime_rl_signals import REPLAY
+from composer_plugins.adapters.prime_rl_parts.signals import REPLAY
 from composer_plugins.adapters.prime_rl_stamps import check_trace
 from composer_plugins.adapters.prime_rl_store import Store, StoreWriter
 from composer_plugins.errors import ConfigError, DataError

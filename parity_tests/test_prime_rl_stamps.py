@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_loss import loss_fn
-from composer_plugins.adapters.prime_rl_nodes import check_node_type
-from composer_plugins.adapters.prime_rl_signals import is_replay
+from composer_plugins.adapters.prime_rl_parts.nodes import check_node_type
+from composer_plugins.adapters.prime_rl_parts.signals import is_replay
 from composer_plugins.adapters.prime_rl_stamps import (
     SMALLEST,
     check_trace,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from composer_plugins.adapters.prime_rl_segments import UNFINISHED
+from composer_plugins.adapters.prime_rl_parts.segments import UNFINISHED
 from composer_plugins.adapters.prime_rl_store import Store, StoreWriter
 from composer_plugins.errors import ConfigError, DataError
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_versions import installed, runs_no_teacher_beside_rl
+from composer_plugins.adapters.prime_rl_parts.versions import runs_no_teacher_beside_rl
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
@@ -11,7 +11,18 @@ from composer_plugins.errors import ConfigError
 
 TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
-TEACHERS = {"teacher_logprobs", "ref_logprobs"}  # both are the one reference that a token can have
+# The functions of `prime_rl_loss` that have chosen already, and what.
+NAMED: dict[str, dict[str, str]] = {
+    "dppo": {"policy": "dppo_tv@prime-rl"},
+    "ipo": {"policy": "ipo@prime-rl"},
+    "grpo": {"policy": "grpo", "anchor": "rollout"},
+    "dapo": {"policy": "dapo", "anchor": "rollout"},
+    "gspo": {"policy": "gspo", "anchor": "rollout"},
+    "cispo": {"policy": "cispo", "anchor": "rollout"},
+    "sapo": {"policy": "sapo", "anchor": "rollout"},
+    "tis": {"policy": "reinforce", "mismatch": "tis"},
+    "icepop": {"policy": "reinforce", "mismatch": "icepop"},
+}
 
 # Options of other frameworks, each decided here by whoever stamps a reference or a pair.
 DECIDED_BY_STAMPS = {
@@ -32,15 +43,18 @@ class Channels(NamedTuple):
     hint: Choice | None
 
 
-def parse(kwargs: Mapping[str, Any]) -> Channels:
-    """`kwargs` as channels that PRIME-RL can carry, or one ConfigError that names the TOML key."""
+def parse(kwargs: Mapping[str, Any], release: str | None = None) -> Channels:
+    """`kwargs` as channels that this release of PRIME-RL can carry, or one ConfigError that names the key.
+
+    `release` is a version ("0.6.0"); None where PRIME-RL is not installed, and then its contract decides.
+    """
     try:
-        return _parse(kwargs)
+        return _parse(kwargs, release)
     except ConfigError as error:
         raise ConfigError(f"[{TABLE}] {error}") from None
 
 
-def _parse(kwargs: Mapping[str, Any]) -> Channels:
+def _parse(kwargs: Mapping[str, Any], release: str | None) -> Channels:
     for key, reason in DECIDED_BY_STAMPS.items():
         if key in kwargs:
             raise ConfigError(f"{key} is not decided in the loss: {reason}; remove it")
@@ -52,10 +66,11 @@ def _parse(kwargs: Mapping[str, Any]) -> Channels:
     _check_anchor(config, policy)
     if mismatch is not None:
         _check_mismatch(config, policy, mismatch)
-    if hint is not None and runs_no_teacher_beside_rl(installed()):
+    if hint is not None and runs_no_teacher_beside_rl(release):
         raise ConfigError(
             "hint_weight > 0, and PRIME-RL 0.6 lets no teacher run beside RL: nothing fills "
-            "teacher_logprobs. Use 0.5 (orchestrator.teacher_model) or 0.7 and later (prime_rl_stamps, prime_rl_echo)"
+            "teacher_logprobs. Use 0.5 (orchestrator.teacher_model), or 0.7 and later "
+            "(prime_rl_stamps, prime_rl_echo)"
         )
     if config.hint_estimator == "advantage" and policy.loss.name in {"opd", "ref_kl", "iw_opd"}:
         raise ConfigError(

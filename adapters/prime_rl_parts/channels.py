@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters import prime_rl_metrics as watched
-from composer_plugins.adapters.prime_rl_config import TABLE, Channels
-from composer_plugins.adapters.prime_rl_signals import has_reference, is_replay
+from composer_plugins.adapters.prime_rl_parts import metrics as watched
+from composer_plugins.adapters.prime_rl_parts.config import TABLE, Channels
+from composer_plugins.adapters.prime_rl_parts.signals import has_reference, is_replay
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_inputs
 from composer_plugins.errors import ConfigError

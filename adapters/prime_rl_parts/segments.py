@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from composer_plugins.adapters.prime_rl_values import Array
+from composer_plugins.adapters.prime_rl_parts.values import Array
 from composer_plugins.errors import ConfigError, DataError
 
 KEY_BYTES = 16

@@ -1,0 +1,158 @@
+"""`composer-plugins doctor`: what is wrong with a framework's config file, before a GPU hour is spent.
+
+What to look for is each framework's own business: a module of its adapter, loaded when it is asked for, has
+
+    examine(files, target) -> Examination
+
+and never imports the framework. What it needs to know of the interpreter that will train, it asks there.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins.errors import ConfigError, unknown
+
+Severity = Literal["error", "warning", "info"]
+
+STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
+WAIT = 300  # seconds for an interpreter to import a loss, and torch with it
+ANSWER = "composer-plugins doctor: "  # what begins the line of an answer; an import may print as well
+
+
+class Finding(NamedTuple):
+    """One thing to look at: where, what came and what was wanted, what to do."""
+
+    severity: Severity
+    key: str  # as it is written in the file
+    what: str
+    remedy: str
+
+
+class Target(NamedTuple):
+    """What the file is for: the interpreter that will train, and the framework's version if it was told."""
+
+    python: str
+    version: str | None
+
+
+class Examination(NamedTuple):
+    """What was found, and what the file was held against."""
+
+    against: str
+    findings: tuple[Finding, ...]
+
+
+class Framework(NamedTuple):
+    """Where the framework's checks are, and how its config files end."""
+
+    module: str
+    suffixes: tuple[str, ...]
+
+
+FRAMEWORKS = {"prime-rl": Framework("composer_plugins.adapters.prime_rl_parts.doctor", (".toml",))}
+
+
+def doctor(
+    files: Annotated[
+        list[Path], typer.Argument(help="The config file, or several that are merged from left to right.")
+    ],
+    framework: Annotated[
+        str | None,
+        typer.Option(help=f"Whose config it is: {', '.join(FRAMEWORKS)}. By its suffix if left out."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="The interpreter that will train. This one, if left out.")
+    ] = sys.executable,
+    version: Annotated[
+        str | None, typer.Option(help="The framework's version, where none or another is installed there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Find what is wrong with a framework's config file before a GPU hour is spent.
+
+    PRIME-RL: an rl.toml or a trainer's own config. The framework is not imported.
+
+    Exit status 1: an error was found; 2: there was nothing to examine.
+    """
+    name = choose(framework, files)
+    found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version))
+    if as_json:
+        typer.echo(json.dumps(as_data(name, files, found), indent=2))
+    else:
+        print_findings(Console(highlight=False, markup=False, emoji=False), files, found)
+    if any(finding.severity == "error" for finding in found.findings):
+        raise typer.Exit(1)
+
+
+def choose(framework: str | None, files: Sequence[Path]) -> str:
+    """The framework whose files these are."""
+    if framework is not None:
+        if framework not in FRAMEWORKS:
+            raise unknown("framework", framework, FRAMEWORKS)
+        return framework
+    for name, known in FRAMEWORKS.items():
+        if all(file.suffix in known.suffixes for file in files):
+            return name
+    endings = ", ".join(f"{name}: {' '.join(known.suffixes)}" for name, known in FRAMEWORKS.items())
+    raise ConfigError(
+        f"{', '.join(map(str, files))}: by its suffix no config that the doctor knows ({endings}); "
+        "say whose it is with --framework"
+    )
+
+
+def as_data(framework: str, files: Sequence[Path], found: Examination) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "framework": framework,
+        "files": [str(file) for file in files],
+        "against": found.against,
+        "findings": [finding._asdict() for finding in found.findings],
+    }
+
+
+def print_findings(console: Console, files: Sequence[Path], found: Examination) -> None:
+    """Each finding with its key, errors first; or that there is none."""
+    for finding in sorted(found.findings, key=lambda one: list(STYLES).index(one.severity)):
+        head = Text(f"{finding.severity}: ", style=STYLES[finding.severity])
+        console.print(head + Text(finding.key, style="bold"), soft_wrap=True)
+        console.print(Text(f"  {finding.what}"), soft_wrap=True)
+        console.print(Text(f"  -> {finding.remedy}"), soft_wrap=True)
+    names = " + ".join(map(str, files))
+    console.print(Text(f"{names}: {count(found.findings)}, against {found.against}"), soft_wrap=True)
+
+
+def count(findings: Sequence[Finding]) -> str:
+    """ "1 error, 2 warnings", or "nothing found"."""
+    numbers = {kind: sum(one.severity == kind for one in findings) for kind in STYLES}
+    plural = {"error": "errors", "warning": "warnings", "info": "remarks"}
+    single = {"error": "error", "warning": "warning", "info": "remark"}
+    parts = [f"{n} {(single if n == 1 else plural)[kind]}" for kind, n in numbers.items() if n]
+    return ", ".join(parts) or "nothing found"
+
+
+def ask(python: str, program: Path, *arguments: str) -> Any:
+    """What `program`, a file of the standard library's means, answers in another interpreter.
+
+    It is given as `-c`: modules are found as `python -m` finds them, in the working folder too.
+    """
+    command = [python, "-c", program.read_text(), ANSWER, *arguments]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    except OSError as error:
+        raise ConfigError(f"--python {python}: cannot be run: {error.strerror or error}") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"--python {python}: no answer within {WAIT} seconds") from None
+    lines = [line for line in run.stdout.splitlines() if line.startswith(ANSWER)]
+    if not lines:
+        last = (run.stderr.strip() or "no output").splitlines()[-1]
+        raise ConfigError(f"--python {python}: no Python that can be asked (status {run.returncode}: {last})")
+    return json.loads(lines[-1].removeprefix(ANSWER))

@@ -1,0 +1,70 @@
+"""reverse-text with a hint: each completion is scored by the policy's own server, the answer in its prompt.
+
+A verifiers taskset, to be found as the module `env_hint`: `PYTHONPATH=recipes/prime_rl`. A task is finalized
+when its completion is whole and before it is rewarded. Yours differs in `hint`, and in the taskset.
+"""
+
+from functools import cache
+from typing import Any
+
+import verifiers.v1 as vf
+from reverse_text.taskset import ReverseTextConfig, ReverseTextData, ReverseTextTask, ReverseTextTaskset
+
+from composer_plugins.adapters.prime_rl_stamps import check_trace, stamp_reference
+from composer_plugins.recipes.prime_rl.scoring import scores_of, server
+
+__all__ = ["HintTaskset"]
+
+HINT = "The right answer, which the user does not see, is:\n{answer}"
+
+
+class HintTaskConfig(vf.TaskConfig):
+    """[orchestrator.train.source.env.taskset.task]"""
+
+    teacher_url: str = "http://localhost:8000"
+    teacher_model: str = ""
+
+
+class HintConfig(ReverseTextConfig):
+    """Which rows, as reverse-text has it."""
+
+    task: HintTaskConfig = HintTaskConfig()
+
+
+class HintTask(ReverseTextTask, vf.Task[ReverseTextData, vf.State, HintTaskConfig]):
+    """reverse-text's task and reward, with a teacher."""
+
+    async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Stamp what the teacher, who sees the answer, would have given each sampled token."""
+        if not any(any(node.mask) for node in trace.nodes):
+            return  # an evaluation's trace has no tokens
+        model = self.config.teacher_model
+        hint = system_tokens(model, HINT.format(answer=self.data.answer))
+        for node, logprobs in await scores_of(trace, server(self.config.teacher_url, model), hint):
+            stamp_reference(node, logprobs)
+        check_trace(trace)
+
+
+class HintTaskset(ReverseTextTaskset, vf.Taskset[HintTask, HintConfig]):
+    """[orchestrator.train.source.env.taskset], id = "env-hint"."""
+
+    def load(self) -> list[HintTask]:
+        return [HintTask(task.data, self.config.task) for task in super().load()]
+
+
+def system_tokens(model: str, text: str) -> list[int]:
+    """A system message alone, to stand before the conversation that was sampled."""
+    renderer = renderer_of(model)
+    tokens: list[int] = renderer.render_ids(
+        [{"role": "system", "content": text}], add_generation_prompt=False
+    )
+    return tokens
+
+
+@cache
+def renderer_of(model: str) -> Any:
+    """The renderer that PRIME-RL runs the policy with: [orchestrator.renderer] of the TOML."""
+    from renderers import PrimeQwen3RendererConfig
+    from renderers.base import create_renderer, load_tokenizer
+
+    return create_renderer(load_tokenizer(model), PrimeQwen3RendererConfig())

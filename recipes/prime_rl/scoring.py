@@ -1,0 +1,58 @@
+"""What a teacher on PRIME-RL's inference server thinks of the tokens that the policy wrote.
+
+    POST {url}/inference/v1/generate    {"model", "token_ids", "sampling_params": {"prompt_logprobs": 1}}
+
+is what PRIME-RL's own opd and opsd ask; one request scores a whole branch.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from urllib.request import Request, urlopen
+
+Score = Callable[[list[int]], Awaitable[list[float]]]
+
+SECONDS = 300
+
+
+def server(url: str, model: str) -> Score:
+    """A function from token ids to the model's log-probability of each, 0.0 for the first."""
+
+    async def score(token_ids: list[int]) -> list[float]:
+        return await asyncio.to_thread(_ask, f"{url.rstrip('/')}/inference/v1/generate", model, token_ids)
+
+    return score
+
+
+async def scores_of(trace: Any, score: Score, prefix: Sequence[int] = ()) -> list[tuple[Any, list[float]]]:
+    """Each sampled node of `trace` with the teacher's log-probabilities of its sampled tokens.
+
+    `prefix` are tokens that stand before the conversation for the teacher alone: the hint. The completion
+    is scored as it was sampled, token by token; nothing is rendered again. A node in two branches is
+    scored in the first, which trains it.
+    """
+    scored: dict[int, tuple[Any, list[float]]] = {}
+    for branch in trace.branches:
+        scores = (await score([*prefix, *branch.token_ids]))[len(prefix) :]
+        start = 0
+        for node in branch.nodes:
+            own = scores[start : start + len(node.token_ids)]
+            start += len(node.token_ids)
+            if node.sampled and any(node.mask):
+                sampled = [x for x, is_sampled in zip(own, node.mask, strict=True) if is_sampled]
+                scored.setdefault(id(node), (node, sampled))
+    return list(scored.values())
+
+
+def _ask(url: str, model: str, token_ids: list[int]) -> list[float]:
+    sampling = {"max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 1}
+    body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=SECONDS) as response:
+        entries = json.load(response)["prompt_logprobs"]
+    # One entry per token: by id, as text, the token's own and the likeliest one's; none for the first.
+    return [
+        0.0 if entry is None else float(entry[str(token)]["logprob"])
+        for token, entry in zip(token_ids, entries, strict=True)
+    ]
