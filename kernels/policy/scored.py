@@ -20,7 +20,7 @@ def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss
     GPG with `advantages.gpg`. Denominator: "token-mean"; RLOO "seq-mean-token-sum".
     Source: Williams 1992; verl 0.9.1 core_algos.py compute_policy_loss_gpg.
     """
-    return TokenLoss(score(torch.ones_like(logprobs), advantages, logprobs, mask), {})
+    return TokenLoss(keep(-credit(advantages, mask) * at_least_float32(logprobs), mask), {})
 
 
 def gpg(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
