@@ -14,8 +14,16 @@ nox.options.default_venv_backend = "virtualenv"  # and so pip: uv does not see a
 nox.options.sessions = ["lint", "types", "kernels", "trl", "verl"]
 
 
-# What a checkout of PRIME-RL imports before its loss.
-PRIME_RL = ("pydantic-settings", "prime-pydantic-config", "tomli", "tomli-w", "loguru", "msgspec")
+# What a checkout of PRIME-RL needs for its loss and, on a CPU, its trainer; the rest of it is stubbed.
+PRIME_RL = (
+    "transformers",
+    "pydantic-settings",
+    "prime-pydantic-config",
+    "tomli",
+    "tomli-w",
+    "loguru",
+    "msgspec",
+)
 
 
 def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
@@ -82,7 +90,7 @@ def verl(session: nox.Session) -> None:
 def prime_rl(session: nox.Session) -> None:
     """The tests of PRIME-RL's adapter on a checkout of it: `nox -s prime_rl -- --source DIR [pytest's]`.
 
-    PRIME-RL is on no package index. Its loss runs here on a CPU, without what the rest of it needs.
+    PRIME-RL is on no package index. Its loss and its trainer run here on a CPU, the GPU's packages stubbed.
     """
     args = list(session.posargs)
     source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
@@ -91,7 +99,7 @@ def prime_rl(session: nox.Session) -> None:
             f"--source {source or '(none)'} is no checkout of PRIME-RL: nox -s prime_rl -- --source DIR"
         )
     args.remove("--source")
-    install(session, "-e", ".[test,prime-rl]", *PRIME_RL)
+    install(session, "-e", ".[test,prime-rl]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
     session.run("pytest", "-o", "python_files=test_prime_rl_*.py", *args)
     session.run("python", "-m", "parity_tests.prime_rl_table")

@@ -113,8 +113,8 @@ def load(checkout: Path) -> Upstream:
     """Import the checkout's loss and its configuration."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what it compiles is not the loss
     for name in STUBBED:
-        if find_spec(name) is None:
-            sys.modules.setdefault(name, Empty(name))
+        if name not in sys.modules and find_spec(name) is None:
+            sys.modules[name] = Empty(name)
     folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src"]
     sys.path[:0] = [str(folder) for folder in folders if folder.is_dir()]
     loss = import_module("prime_rl.trainer.rl.loss")
