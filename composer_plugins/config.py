@@ -16,6 +16,9 @@ class ComposerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "0.1" and true are no numbers
 
+    advantage: str = "grpo"  # where the estimator is ours: verl
+    advantage_params: dict[str, Any] = Field(default_factory=dict)
+
     policy: str = "grpo"
     policy_params: dict[str, Any] = Field(default_factory=dict)
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -54,6 +57,7 @@ class ComposerConfig(BaseModel):
                 f"policy_params {sorted(config.policy_params)} belong to a kernel of ours, and "
                 f"policy={untouched!r} runs none: name one, or set the framework's own options"
             )
+        config.choose_advantage()
         config.choose_mismatch()
         config.choose_hint()
         config.choose_replay()
@@ -64,6 +68,10 @@ class ComposerConfig(BaseModel):
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
         beside = [untouched] if untouched else []
         return choose(losses(), "policy", self.policy, self.policy_params, beside=beside)
+
+    def choose_advantage(self) -> Choice:
+        """The advantage estimator, which may be a dialect ("grpo@verl")."""
+        return choose(losses(), "advantage", self.advantage, self.advantage_params, what="advantage")
 
     def choose_mismatch(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""

@@ -54,7 +54,7 @@ def test_what_a_dialect_leaves_at_its_default_is_shown_in_parentheses() -> None:
 
 
 def test_a_kind_that_no_adapter_runs_is_called_a_part() -> None:
-    for name in ("k1", "gae", "token-mean"):
+    for name in ("k1", "token-mean"):
         assert "runs in  a part: call the kernel" in explained(name)
     assert "runs in      no framework here yet: call the kernel" in explained("dppo_topk_tv")
     assert "trl" in explained("reinforce").partition("runs in")[2].splitlines()[0]

@@ -24,8 +24,10 @@ NAMED: dict[str, dict[str, str]] = {
     "icepop": {"policy": "reinforce", "mismatch": "icepop"},
 }
 
-# Options of other frameworks, each decided here by whoever stamps a reference or a pair.
-DECIDED_BY_STAMPS = {
+# Options of other frameworks, each decided elsewhere here.
+DECIDED_ELSEWHERE = {
+    "advantage": "PRIME-RL's algorithm computes the advantages ([orchestrator.algo])",
+    "advantage_params": "PRIME-RL's algorithm computes the advantages ([orchestrator.algo])",
     "hint_teacher": "the teacher is whoever computed the reference log-probabilities",
     "hint_ema_rate": "the teacher is whoever computed the reference log-probabilities",
     "teacher_prompt_template": "the hint was in the prompt under which the reference was computed",
@@ -55,7 +57,7 @@ def parse(kwargs: Mapping[str, Any], release: str | None = None) -> Channels:
 
 
 def _parse(kwargs: Mapping[str, Any], release: str | None) -> Channels:
-    for key, reason in DECIDED_BY_STAMPS.items():
+    for key, reason in DECIDED_ELSEWHERE.items():
         if key in kwargs:
             raise ConfigError(f"{key} is not decided in the loss: {reason}; remove it")
     config = ComposerConfig.parse(DEFAULTS | dict(kwargs))

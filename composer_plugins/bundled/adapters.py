@@ -30,4 +30,15 @@ PRIME_RL = Adapter(
     },
 )
 
-ADAPTERS = (TRL, PRIME_RL)
+VERL = Adapter(
+    framework="verl",
+    path="composer_plugins.adapters.verl_plugin.registration:register",
+    summary="estimators and policy losses in verl's registries: composer, composer/<name>",
+    provides={
+        # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
+        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
+        "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "baselines", "mask"}),
+    },
+)
+
+ADAPTERS = (TRL, PRIME_RL, VERL)
