@@ -53,7 +53,7 @@ def dppo(inputs: Any, **kwargs: Any) -> LossOutputs:
 
 
 def ipo(inputs: Any, **kwargs: Any) -> LossOutputs:
-    """INTELLECT policy optimisation: "ipo@prime-rl", PRIME-RL's default since August 2026."""
+    """INTELLECT policy optimisation: "ipo@prime-rl", as @559b447 has it (0.1, 1e-3)."""
     return _named("ipo", inputs, kwargs)
 
 

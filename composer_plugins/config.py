@@ -76,7 +76,9 @@ class ComposerConfig(BaseModel):
     def choose_mismatch(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
         if self.mismatch is not None:
-            return choose(losses(), "correction", self.mismatch, self.mismatch_params, what="mismatch")
+            chosen = choose(losses(), "correction", self.mismatch, self.mismatch_params, what="mismatch")
+            _check_bounds(chosen)
+            return chosen
         if self.mismatch_params:
             raise ConfigError(f"mismatch_params {sorted(self.mismatch_params)} without a mismatch: name one")
         return None
@@ -107,6 +109,17 @@ def _first(error: ValidationError) -> ConfigError:
         return unknown(key, str(complaint["input"]), choices)
     message = complaint["msg"][0].lower() + complaint["msg"][1:]
     return ConfigError(f"{key} is {complaint['input']!r}: {message}")
+
+
+def _check_bounds(correction: Choice) -> None:
+    """Raise ConfigError for a lower bound above its upper one, which each alone is in its range."""
+    values = {name: p.default for name, p in correction.loss.parameters.items()} | correction.params
+    for lower, upper in (("low", "high"), ("floor", "cap")):
+        low, high = values.get(lower), values.get(upper)
+        if low is not None and high is not None and low > high:
+            raise ConfigError(
+                f"mismatch_params: {lower} {low:g} is above {upper} {high:g}: no weight is between"
+            )
 
 
 def _check_template(template: str) -> None:

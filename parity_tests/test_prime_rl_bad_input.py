@@ -66,7 +66,19 @@ def inputs(**changed: Any) -> SimpleNamespace:
         ({"mismatch_params": {"cap": 2.0}}, "without a mismatch: name one"),
         ({"hint_weight": 1.0, "hint_divergence": "jsd"}, "hint_divergence = 'sampled_token'"),
         ({"hint_weight": 1.0, "hint_estimator": "k4"}, "unknown hint_estimator 'k4'"),
-        ({"hint_estimator": "k2", "hint_params": {"estimator": "k3"}}, "one option: set one of them"),
+        (
+            {"hint_weight": 1.0, "hint_estimator": "k2", "hint_params": {"estimator": "k3"}},
+            "one option: set one of them",
+        ),
+        ({"hint_estimator": "k2"}, "hint_estimator without a hint_weight: no hint is learned"),
+        (
+            {"hint_weight": 1.0, "hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}},
+            "hint_params belong to a divergence",
+        ),
+        (
+            {"policy": "reinforce", "mismatch": "icepop", "mismatch_params": {"low": 6.0}},
+            "low 6 is above high 5",
+        ),
         ({"hint_teacher": "ema"}, "hint_teacher is not decided in the loss"),
         ({"replay_loss": "simpo"}, "replay_loss is not decided in the loss"),
         ({"policy": "opd", "hint_weight": 1.0, "hint_estimator": "advantage"}, "has the hint for credit"),
@@ -102,10 +114,18 @@ def test_version_0_6_lets_no_teacher_run_beside_rl(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"trainer_logprobs": torch.tensor([-1, -2, -3])}, "logprobs is torch.int64"),
-        ({"loss_mask": torch.ones(3)}, "mask is torch.float32"),
-        ({"inference_logprobs": torch.zeros(4)}, r"\(4,\)"),
-        ({"advantages": torch.zeros(2)}, "advantages"),
+        (
+            {"trainer_logprobs": torch.tensor([-1, -2, -3])},
+            "trainer_logprobs is torch.int64; wanted floating",
+        ),
+        ({"loss_mask": torch.ones(3)}, "loss_mask is torch.float32; wanted booleans"),
+        ({"inference_logprobs": torch.zeros(4)}, r"inference_logprobs is \(4,\) and loss_mask \(3,\)"),
+        ({"advantages": torch.zeros(2)}, r"advantages is \(2,\)"),
+        ({"advantages": ...}, "LossInputs without advantages"),
+        ({"loss_weights": torch.ones(3, 1)}, r"loss_weights is \(3, 1\)"),
+        ({"loss_weights": [1.0, 1.0, 1.0]}, "loss_weights is list; wanted floating point"),
+        ({"ref_logprobs": torch.zeros(1)}, r"the reference is \(1,\)"),
+        ({"ref_logprobs": torch.zeros(3, dtype=torch.int64)}, "the reference is torch.int64"),
     ],
 )
 def test_tensors_of_another_kind_are_refused_at_the_first_call(changed: dict[str, Any], message: str) -> None:
@@ -133,6 +153,19 @@ def test_a_nan_at_a_live_token_surfaces_and_a_masked_one_does_nothing(
     if where == "trainer_logprobs":
         out.loss.backward()
         assert masked.trainer_logprobs.grad[0] == 0 and masked.trainer_logprobs.grad.isfinite().all()
+
+
+def test_a_stream_that_comes_later_is_looked_at_when_it_comes() -> None:
+    loss_fn(inputs(), policy_weight=0.75)
+    with pytest.raises(DataError, match=r"the reference is \(1,\)"):
+        loss_fn(inputs(ref_logprobs=torch.zeros(1)), policy_weight=0.75)
+
+
+def test_a_reference_that_rounds_above_0_is_a_reference() -> None:
+    given = inputs(ref_logprobs=torch.tensor([0.0, 1e-6, -1.0]))
+    out = loss_fn(given, hint_weight=0.1)
+    assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1] != 0
+    assert out.metrics["composer/replay_fraction"] == 0 and out.metrics["composer/reference_fraction"] == 1
 
 
 def test_a_nan_of_the_reference_surfaces() -> None:

@@ -1,5 +1,6 @@
 """`loss_fn` driven as each generation of PRIME-RL drives it: packing, padding, dummies, references."""
 
+import math
 from functools import partial
 from itertools import product
 from typing import Any
@@ -215,6 +216,39 @@ def test_loss_weights_multiply_policy_and_hint() -> None:
     without.loss_mask = [given["loss_mask"] & (given["weights"] != 0)]
     plain, _ = compute_loss(generation, without, partial(loss_fn, hint_weight=0.7), 1)
     assert_parity(gradient, torch.autograd.grad(plain, logprobs)[0] * given["weights"], terms=9)
+
+
+def test_a_reference_at_masked_tokens_alone_is_none() -> None:
+    given = sample(0, 6, reference=True)
+    given["reference"] = torch.where(given["loss_mask"], 0.0, given["reference"])
+    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))), hint_weight=1.0)
+    assert out.metrics["composer/reference_fraction"] == out.metrics["composer/hint_kl"] == 0
+    assert out.metrics["composer/hint_loss"] == 0
+
+
+def test_the_largest_ratio_is_the_largest_and_not_the_farthest() -> None:
+    given = sample(0, 6)
+    given["inference_logprobs"] = given["trainer_logprobs"] - torch.tensor([9, 9, 0.1, -3, -2, 0])
+    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))))
+    assert float(out.metrics["composer/ratio_max"]) == pytest.approx(math.exp(0.1))
+    live = (given["trainer_logprobs"] - given["inference_logprobs"])[given["loss_mask"]]
+    assert float(out.metrics["composer/ratio"]) == pytest.approx(float(live.exp().mean()))
+
+
+def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
+    given = sample(1, 6)
+    given["reference"] = torch.ones(6, dtype=torch.float64)
+    given["weights"] = torch.tensor([torch.nan, 1.0, 0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
+    leaf = trained([given])[0]
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed([leaf]))
+    out = loss_fn(inputs, replay_weight=2.0)
+    live = inputs.loss_mask
+    wanted = -(given["weights"] * leaf["trainer_logprobs"])[live]
+    assert_parity(out.loss, 2 * wanted.sum(), terms=6)
+    assert float(out.metrics["composer/replay_loss"]) == pytest.approx(float(wanted.detach().mean()))
+    assert out.metrics["composer/replay_fraction"] == 1 and out.metrics["composer/policy_loss"] == 0
+    gradient = torch.autograd.grad(out.loss, leaf["trainer_logprobs"])[0]
+    assert torch.equal(gradient[live], -2 * given["weights"][live]) and not gradient[~live].any()
 
 
 @pytest.mark.parametrize("name", NAMED)

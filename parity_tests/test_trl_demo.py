@@ -29,6 +29,8 @@ def start_demo(*options: str, hash_seed: str = "random") -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job ignores Ctrl-C, and hands that on to the tests and to their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -115,10 +117,10 @@ def test_without_a_terminal_the_demo_prints_plain_lines(demos: list[tuple[Path, 
 
 
 def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
-    demo = start_demo("--channels", "rl,rl+hint", "--steps", "120", "--out", str(tmp_path))
+    demo = start_demo("--channels", "rl,rl+hint", "--steps", "40", "--out", str(tmp_path))
     assert demo.stdout is not None
     for line in iter(demo.stdout.readline, ""):
-        if line.startswith("RL + hint: step 24"):
+        if line.startswith("RL + hint: step 8"):
             demo.send_signal(signal.SIGINT)
             break
     stdout, stderr = demo.communicate(timeout=120)
@@ -126,7 +128,7 @@ def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
     assert stderr == ""
     assert stdout.rstrip().endswith("hold the 1 of 2 runs that had finished")
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [(run["channels"], len(run["rewards"])) for run in runs] == [("rl", 120)]
+    assert [(run["channels"], len(run["rewards"])) for run in runs] == [("rl", 40)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "results.json"]
 
 

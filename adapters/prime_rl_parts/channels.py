@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_parts import metrics as watched
-from composer_plugins.adapters.prime_rl_parts.config import TABLE, Channels
+from composer_plugins.adapters.prime_rl_parts.config import Channels
+from composer_plugins.adapters.prime_rl_parts.first_look import check_fields, check_tensors
 from composer_plugins.adapters.prime_rl_parts.signals import has_reference, is_replay
 from composer_plugins.catalogue import Choice
-from composer_plugins.checks import check_inputs
-from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.contract import TokenLoss
@@ -43,16 +42,16 @@ class ChannelsLoss:
         self.told = {side for sides in watched.SIDES for side in sides}
         if "rollout_logprobs" in needs:
             self.told.add("ratio")  # of trainer to rollout, which is watched for every policy
-        self.first = True
+        self.seen: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the live tokens of one sequence, and its metrics."""
-        if self.first:
-            _check_fields(self.channels, inputs)
-        s = _sequence(inputs)
-        if self.first:
-            _check_tensors(self.channels, s)
-            self.first = False
+        reference, weights = _reference(inputs), getattr(inputs, "loss_weights", None)
+        if (kind := (reference is None, weights is None)) not in self.seen:
+            check_fields(self.channels, inputs)
+            check_tensors(inputs, reference, weights)
+            self.seen.add(kind)
+        s = _sequence(inputs, reference, weights)
         hint = None
         if self.channels.hint is not None and s.reference is not None and not self.by_advantage:
             hint = _hint(self.channels.hint, s)
@@ -149,12 +148,14 @@ def _watch_reference(
     seen.fraction("replay_fraction", replayed, "all")
     seen.mean("hint_kl", gap, "reference_fraction")
     seen.mean("hint_loss", None if hint is None else hint.loss.detach(), "reference_fraction")
-    weighted = None if replay is None or s.weights is None else replay.detach() * s.weights
+    weighted = None
+    if replay is not None and s.weights is not None:
+        weighted = keep(replay.detach() * s.weights, s.mask & ~s.live)
     seen.mean("replay_loss", weighted, "replay_fraction")
 
 
-def _sequence(inputs: Any) -> Sequence:
-    mask, reference = inputs.loss_mask, _reference(inputs)
+def _sequence(inputs: Any, reference: Tensor | None, weights: Tensor | None) -> Sequence:
+    mask = inputs.loss_mask
     live = mask if reference is None else mask & ~is_replay(reference)
     hinted = None if reference is None else live & has_reference(reference, live)
     return Sequence(
@@ -162,7 +163,7 @@ def _sequence(inputs: Any) -> Sequence:
         inputs.inference_logprobs,
         inputs.advantages,
         reference,
-        getattr(inputs, "loss_weights", None),
+        weights,
         mask,
         live,
         hinted,
@@ -173,28 +174,3 @@ def _reference(inputs: Any) -> Tensor | None:
     """`ref_logprobs`, which before v0.7 was called `teacher_logprobs`."""
     reference: Tensor | None = getattr(inputs, "ref_logprobs", getattr(inputs, "teacher_logprobs", None))
     return reference
-
-
-def _check_fields(channels: Channels, inputs: Any) -> None:
-    config = channels.config
-    if config.replay_weight and not hasattr(inputs, "loss_weights"):
-        raise ConfigError(
-            f"[{TABLE}] replay_weight > 0: a pair's coefficient comes in loss_weights, which PRIME-RL has "
-            "since 0.7, and these LossInputs have none; upgrade, or set replay_weight = 0"
-        )
-    learns = channels.hint is not None or "teacher_logprobs" in channels.policy.loss.needs
-    if learns and not (hasattr(inputs, "ref_logprobs") or hasattr(inputs, "teacher_logprobs")):
-        raise ConfigError(
-            f"[{TABLE}] a hint needs a reference, and these LossInputs have neither ref_logprobs nor "
-            "teacher_logprobs; set hint_weight = 0"
-        )
-
-
-def _check_tensors(channels: Channels, s: Sequence) -> None:
-    """Kinds and shapes of the first sequence; values are not looked at, which would wait for the device."""
-    given = s._asdict() | {"old_logprobs": s.rollout_logprobs, "student_logprobs": s.logprobs}
-    reference = s.rollout_logprobs if s.reference is None else s.reference
-    given |= {"teacher_logprobs": reference, "ref_logprobs": reference}
-    for choice in (channels.policy, channels.mismatch, channels.hint):
-        if choice is not None:
-            check_inputs(choice, given, values=False)

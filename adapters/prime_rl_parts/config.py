@@ -11,6 +11,7 @@ from composer_plugins.errors import ConfigError
 
 TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
+HINT_OPTIONS = {"hint_divergence", "hint_estimator", "hint_params"}
 # The functions of `prime_rl_loss` that have chosen already, and what.
 NAMED: dict[str, dict[str, str]] = {
     "dppo": {"policy": "dppo_tv@prime-rl"},
@@ -61,6 +62,14 @@ def _parse(kwargs: Mapping[str, Any], release: str | None) -> Channels:
         if key in kwargs:
             raise ConfigError(f"{key} is not decided in the loss: {reason}; remove it")
     config = ComposerConfig.parse(DEFAULTS | dict(kwargs))
+    if not config.hint_weight and (idle := sorted(HINT_OPTIONS & kwargs.keys())):
+        raise ConfigError(
+            f"{', '.join(idle)} without a hint_weight: no hint is learned; set it, or remove them"
+        )
+    if config.hint_estimator == "advantage" and config.hint_params:
+        raise ConfigError(
+            "hint_params belong to a divergence, and hint_estimator = 'advantage' computes none"
+        )
     policy, mismatch = config.choose_policy(), config.choose_mismatch()
     hint = config.choose_hint() if config.hint_weight else None
     for choice in (policy, hint):

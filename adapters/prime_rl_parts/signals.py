@@ -8,11 +8,12 @@ no log-probability is, says "this token is a pair's", and its weight is the pair
 from torch import Tensor
 
 REPLAY = 1.0  # as a reference log-probability
+MARKED = 0.5  # above it: an engine's log-probability may round to a little above 0
 
 
 def is_replay(reference: Tensor) -> Tensor:
     """Where a token belongs to a replayed pair."""
-    return reference > 0
+    return reference > MARKED
 
 
 def has_reference(reference: Tensor, live: Tensor) -> Tensor:
