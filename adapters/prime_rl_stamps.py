@@ -16,6 +16,7 @@ Channels and versions: `prime_rl_parts.versions`. From a store, and on PRIME-RL 
 import math
 import sys
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, cast
 
 import numpy as np
@@ -29,10 +30,16 @@ from composer_plugins.adapters.prime_rl_parts.nodes import (
     trained_branches,
 )
 from composer_plugins.adapters.prime_rl_parts.signals import REPLAY
-from composer_plugins.adapters.prime_rl_parts.values import log_probabilities, reference_values
+from composer_plugins.adapters.prime_rl_parts.values import (
+    log_probabilities,
+    numbers,
+    of_kind,
+    reference_values,
+)
 from composer_plugins.errors import ConfigError, DataError
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
@@ -47,12 +54,13 @@ def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
         raise DataError(
             "a reference for a node of a replayed pair: a token carries a hint or a pair, not both"
         )
-    if len(logprobs) == len(node.token_ids) != count:
+    given = of_kind(logprobs, "fiu", "reference: numbers")
+    if len(given) == len(node.token_ids) != count:
         raise DataError(
-            f"reference: {len(logprobs)} log-probabilities, one per token, where one per SAMPLED token is "
+            f"reference: {len(given)} log-probabilities, one per token, where one per SAMPLED token is "
             f"wanted, {count}: keep those where node.mask is True"
         )
-    node.reference_logprobs = reference_values(logprobs, count, "reference").tolist()
+    node.reference_logprobs = reference_values(given, count, "reference").tolist()
 
 
 def stamp_plain(node: Node) -> None:
@@ -103,16 +111,21 @@ def dpo_coefficient(margin: float, *, beta: float = 0.1, weight: float = 1.0) ->
     + this is the chosen's coefficient per token, - this the rejected's: -d loss / d log pi of DPO.
     """
     for name, value in (("beta", beta), ("weight", weight)):
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{name} = {value}: a positive number wanted; leave an unwanted pair unstamped")
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"{name} = {value!r}: a positive number wanted; leave an unwanted pair unstamped"
+            )
     if not math.isfinite(margin):
         raise DataError(f"margin = {margin}: a finite number wanted")
-    scale, steep = weight * beta, min(beta * margin, -math.log(sys.float_info.min))
+    scale = float(weight * beta)
+    if scale > LARGEST:
+        raise ConfigError(f"weight * beta = {scale:g}: beyond float32, in which the trainer has its weights")
+    steep = min(beta * margin, -math.log(sys.float_info.min))
     return max(scale / (1 + math.exp(steep)), SMALLEST)
 
 
 def check_trace(trace: Any) -> None:
-    """DataError where a branch of `trace` (or the nodes of one) is stamped in part.
+    """DataError where a branch of `trace` (or the nodes of one) is stamped in part, or with what is no stamp.
 
     PRIME-RL fills what is missing in a branch: a weight with 0, which takes the node out of the loss, and
     a reference with 0.0, which is a teacher's who is certain of every token.
@@ -140,12 +153,32 @@ def _check_nodes(nodes: list[Node]) -> None:
             "taken out of the loss. stamp_plain those that are no pair's"
         )
     for node, stream in zip(nodes, weights, strict=True):
-        if stream is not None and len(stream) != len(node.token_ids):
-            raise DataError(
-                f"{len(stream)} weights for {len(node.token_ids)} tokens: one per token is wanted"
-            )
+        _check_mark(node, stream)
+        if stream is not None:
+            numbers(stream, len(node.token_ids), "loss_weights['rl']")
+    if with_reference:
+        streams = [
+            log_probabilities(node.reference_logprobs or (), sampled_count(node), "reference")
+            for node in plain
+        ]
+        joined = np.concatenate(streams)
+        reference_values(joined, len(joined), "reference of a branch")
     if with_weights and not any(any(stream or ()) for stream in weights):
         raise DataError("a branch whose weights are all 0.0, which PRIME-RL reads as none: weight 1")
+
+
+def _check_mark(node: Node, weights: list[float] | None) -> None:
+    """Of a pair's node: the mark at each sampled token, and weights beside it."""
+    if not is_pair(node):
+        return
+    count, marks = sampled_count(node), node.reference_logprobs or []
+    if marks != [REPLAY] * count:
+        found = sum(value == REPLAY for value in marks)
+        raise DataError(
+            f"a pair's mark at {found} of {count} sampled tokens: a node is a pair's, or it is not"
+        )
+    if weights is None:
+        raise DataError("a pair's mark without its weights: stamp_replay_pair gives both")
 
 
 def _nodes(completion: Node | Sequence[Node]) -> list[Node]:
@@ -153,6 +186,8 @@ def _nodes(completion: Node | Sequence[Node]) -> list[Node]:
     nodes = [cast(Node, completion)] if is_one else list(cast(Sequence[Node], completion))
     if not nodes:
         raise DataError("a completion without nodes")
+    if len({id(node) for node in nodes}) < len(nodes):
+        raise DataError("a node twice in a completion: its tokens would count twice in the margin")
     return nodes
 
 

@@ -23,7 +23,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 
 from composer_plugins.adapters.prime_rl_parts import segments
-from composer_plugins.adapters.prime_rl_parts.values import Array, numbers, reference_values
+from composer_plugins.adapters.prime_rl_parts.values import Array, numbers, of_kind, reference_values
 from composer_plugins.errors import ConfigError, DataError, unknown
 
 Kind = Literal["reference", "replay"]
@@ -36,22 +36,26 @@ class Store:
     """The committed records of the folder `path`, to be read by any number of processes.
 
     Of a key that was flushed twice with different values, the last one counts. A committed file that
-    cannot be read, which a copy may have cut off, is left out with a warning.
+    cannot be read, which a copy may have cut off, is left out with a warning, and tried again at each
+    `refresh`. A store that was deleted and built anew at its path is read anew.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise ConfigError(f"no store at {self.path.absolute()}: a StoreWriter makes one")
-        self._segments: dict[str, segments.Segment | None] = {}
+        self._files: dict[str, int] = {}  # the inode of each, which no other has while it is mapped
+        self._segments: dict[str, segments.Segment] = {}
+        self._warned: dict[str, str] = {}
         self._records: dict[bytes, tuple[segments.Segment, int, int]] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """See what has been flushed since."""
-        for name in sorted(filter(_COMMITTED.fullmatch, os.listdir(self.path))):
-            if name not in self._segments:
-                self._segments[name] = self._opened(name)
+        before, self._files = self._files, self._listed()
+        if any(self._files.get(name) != before[name] for name in self._segments):
+            self._segments.clear()
+            self._records.clear()
+        for name in sorted(self._files.keys() - self._segments.keys()):
+            self._open(name)
 
     def get(self, token_ids: Sequence[int], kind: Kind) -> Array | None:
         """The float32 values that were put for exactly these tokens, one each, or None."""
@@ -64,15 +68,29 @@ class Store:
     def __len__(self) -> int:
         return len(self._records)
 
-    def _opened(self, name: str) -> segments.Segment | None:
+    def _listed(self) -> dict[str, int]:
+        try:
+            with os.scandir(self.path) as entries:
+                return {one.name: one.inode() for one in entries if _COMMITTED.fullmatch(one.name)}
+        except FileNotFoundError:
+            raise ConfigError(f"no store at {self.path.absolute()}: a StoreWriter makes one") from None
+        except OSError as error:
+            raise _inaccessible(self.path, error) from None
+
+    def _open(self, name: str) -> None:
         try:
             segment = segments.Segment(self.path / name)
         except DataError as error:
-            warnings.warn(f"left out: {error}", stacklevel=2)
-            return None
+            if self._warned.get(name) != str(error):
+                warnings.warn(f"left out: {error}", stacklevel=3)
+            self._warned[name] = str(error)
+            return
+        self._warned.pop(name, None)
+        self._segments[name] = segment
         for key, span in segment.spans():
-            self._records[key] = (segment, *span)
-        return segment
+            older = self._records.get(key)
+            if older is None or older[0].name <= name:
+                self._records[key] = (segment, *span)
 
 
 class StoreWriter(Store):
@@ -83,16 +101,20 @@ class StoreWriter(Store):
     """
 
     def __init__(self, path: str | Path) -> None:
-        Path(path).mkdir(parents=True, exist_ok=True)
         self._pending: dict[bytes, Array] = {}
-        self._lock = _locked(Path(path) / "lock")
+        self._process = os.getpid()
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(Path(path) / "lock")
+        except OSError as error:
+            raise _inaccessible(Path(path), error) from None
         try:
             for torn in sorted(Path(path).glob(f"*{segments.UNFINISHED}")):
                 warnings.warn(f"dropped {torn}, which a writer did not live to finish", stacklevel=2)
                 torn.unlink()
             super().__init__(path)
         except BaseException:
-            os.close(self._lock)
+            self._unlock()
             raise
 
     def put(self, token_ids: Sequence[int], values: Sequence[float] | Array, kind: Kind) -> None:
@@ -100,6 +122,7 @@ class StoreWriter(Store):
 
         "reference": log-probabilities, nats. "replay": signed coefficients (`dpo_coefficient`).
         """
+        self._check_open()
         key, what = _key(token_ids, kind), f"{kind} of {len(token_ids)} tokens"
         checked = (reference_values if kind == "reference" else numbers)(values, len(token_ids), what)
         with np.errstate(over="ignore"):
@@ -110,29 +133,43 @@ class StoreWriter(Store):
 
     def flush(self) -> None:
         """Commit what was put: once this returns, neither a kill nor a power cut loses it."""
-        if self._lock < 0:
-            raise ConfigError(f"the writer of {self.path} is closed")
+        self._check_open()
         new = {key: values for key, values in self._pending.items() if not self._has(key, values)}
         if new:
-            number = max((int(Path(name).stem) for name in self._segments), default=-1) + 1
+            number = max((int(Path(name).stem) for name in self._files), default=-1) + 1
             segments.write(self.path / f"{number:08d}{segments.SUFFIX}", new)
             self.refresh()
         self._pending.clear()
 
     def close(self) -> None:
-        """Flush, and let another writer in."""
+        """Flush, and let another writer in; of a forked process, neither."""
         if self._lock >= 0:
             try:
-                self.flush()
+                if self._process == os.getpid():
+                    self.flush()
             finally:
-                os.close(self._lock)
-                self._lock = -1
+                self._unlock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._lock < 0:
+            raise ConfigError(f"the writer of {self.path} is closed")
+        if self._process != os.getpid():
+            raise ConfigError(
+                f"the writer of {self.path} was opened in process {self._process}, and this one is its fork: "
+                "write there, or open another store here"
+            )
+
+    def _unlock(self) -> None:
+        if self._process == os.getpid():
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing does not, where a fork has it open as well
+        os.close(self._lock)
+        self._lock = -1
 
     def _has(self, key: bytes, values: Array) -> bool:
         found = self._records.get(key)
@@ -142,11 +179,17 @@ class StoreWriter(Store):
 def _key(token_ids: Sequence[int], kind: str) -> bytes:
     if kind not in KINDS:
         raise unknown("kind of record", kind, KINDS)
-    ids = np.asarray(token_ids)
-    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-        raise DataError(f"token_ids: integers wanted, not {ids.dtype} of shape {ids.shape}")
+    ids = of_kind(token_ids, "iu", "token_ids: integers")
+    if not ids.size:
+        raise DataError("token_ids: integers wanted, not none")
+    if (wrong := (ids < 0) | (ids > np.iinfo(np.int64).max)).any():
+        raise DataError(f"token_ids: {ids[wrong][0]} is no token id, which is from 0 to 2**63 - 1")
     content = ids.astype("<i8").tobytes()
     return hashlib.blake2b(content, digest_size=segments.KEY_BYTES, person=kind.encode()).digest()
+
+
+def _inaccessible(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"no store can be kept at {path.absolute()}: {error.strerror or error}")
 
 
 def _locked(path: Path) -> int:
@@ -160,6 +203,9 @@ def _locked(path: Path) -> int:
         raise ConfigError(
             f"{path.parent} has a writer already, process {owner}: close it, or write another store"
         ) from None
+    except OSError:
+        os.close(lock)
+        raise
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
     return lock

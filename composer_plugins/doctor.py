@@ -149,6 +149,8 @@ def ask(python: str, program: Path, *arguments: str) -> Any:
         run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
     except OSError as error:
         raise ConfigError(f"--python {python}: cannot be run: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in a name
+        raise ConfigError(f"--python {python}: cannot be asked: {error}") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(f"--python {python}: no answer within {WAIT} seconds") from None
     lines = [line for line in run.stdout.splitlines() if line.startswith(ANSWER)]

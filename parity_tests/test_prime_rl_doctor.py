@@ -1,11 +1,13 @@
 """`composer-plugins doctor` on PRIME-RL's TOML: each trap in a file made for it; silence on the recipes."""
 
 import ast
+import contextlib
 import inspect
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,10 @@ replay_weight = 1
 FUNCTION = 'import_path = "composer_plugins.adapters.prime_rl_loss.loss_fn"'
 STAMPS = ["stamp_reference", "stamp_replay_pair"]
 HINT, REPLAY = "hint_weight = 0.1", "replay_weight = 1"
+ECHO = (
+    '"echo"\nfilter.import_path = "composer_plugins.adapters.prime_rl_echo.echo_filter"\n'
+    'filter.kwargs.store = "pairs.store"\n'
+)
 OFF = "filter_zero_advantages = false"
 FILTERS = '[[orchestrator.post_batch_filters]]\ntype = "zero_advantage"\n'
 
@@ -188,6 +194,76 @@ TRAPS: dict[str, tuple[str, str | None, str, str, str]] = {
         "trainer.loss.type",
         "warning",
         "#3418 prime_rl_loss.dppo",
+    ),
+    "upstream's default of v0.8": (
+        '[trainer.loss]\ntype = "default"',
+        "0.8.0",
+        "trainer.loss.type",
+        "warning",
+        "prime_rl_loss.dppo is that loss",
+    ),
+    "upstream's default of v0.5": (
+        '[trainer.loss]\ntype = "default"',
+        "0.5.0",
+        "trainer.loss.type",
+        "warning",
+        'prime_rl_loss.loss_fn with kwargs policy = "ipo@prime-rl<0.6" is that loss',
+    ),
+    "upstream's default of v0.4": (
+        '[trainer.loss]\ntype = "default"',
+        "0.4.0",
+        "trainer.loss.type",
+        "warning",
+        'prime_rl_loss.loss_fn with kwargs policy = "masked_is@prime-rl<0.5" is that loss',
+    ),
+    "a type in a list": (
+        edited(('type = "custom"', 'type = ["custom"]')),
+        None,
+        "trainer.loss.type",
+        "error",
+        "type ['custom'] beside import_path and kwargs set type = \"custom\"",
+    ),
+    "a type that is a table": (
+        "[trainer.loss]\ntype = {a = 1}",
+        None,
+        "trainer.loss.type",
+        "error",
+        "type {'a': 1}; PRIME-RL knows its own losses and prime_rl_loss.loss_fn",
+    ),
+    "hint options without a hint's weight": (
+        edited((HINT, 'hint_estimator = "advantage"')),
+        None,
+        "trainer.loss.kwargs.hint_estimator",
+        "error",
+        "hint_weight",
+    ),
+    "hint numbers without a hint's weight": (
+        edited((HINT, "hint_params = {}")),
+        None,
+        "trainer.loss.kwargs.hint_params",
+        "error",
+        "hint_weight",
+    ),
+    "pairs stamped and not weighed": (
+        edited((REPLAY, "")),
+        None,
+        "trainer.loss.kwargs.replay_weight",
+        "warning",
+        "marked tokens train nothing without replay_weight [trainer.loss.kwargs] replay_weight = 1.0",
+    ),
+    "pairs in a store and not weighed": (
+        edited((REPLAY, ""), (HINT, ""), ('"grpo"', ECHO)),
+        "0.8.0",
+        "trainer.loss.kwargs.replay_weight",
+        "warning",
+        "echo_filter marked tokens train nothing without replay_weight",
+    ),
+    "pairs in a store beside a hint and not weighed": (
+        edited((REPLAY, ""), ('"grpo"', ECHO + 'filter.kwargs.kinds = ["replay"]')),
+        None,
+        "trainer.loss.kwargs.replay_weight",
+        "warning",
+        "marked tokens train nothing without replay_weight",
     ),
     "no loss": ("[trainer.optim]\nlr = 1e-6", None, "trainer.loss", "warning", "none of ours import_path"),
     "a loss at the top": (
@@ -356,7 +432,8 @@ def test_what_is_mended_is_not_complained_of(find: Callable[..., list[Finding]])
     teacher = '[orchestrator.teacher_model]\nmodel.name = "x"'
     assert [one.severity for one in find(edited((REPLAY, ""), more=teacher), "0.5.0")] == ["warning"]
     plain = edited((HINT, ""), (REPLAY, ""), (OFF, "filter_zero_advantages = true"))
-    assert find(plain) == find(plain, "0.6.0") == find(plain, "0.8.1.dev52") == []
+    assert find(plain, plugins={"my-env": []}) == find(plain, "0.6.0") == []
+    assert find(plain, "0.8.1.dev52", plugins={"my-env": []}) == []
     gate = 'curriculum.gates.easy = { type = "advantage_range", reject_min = 0.1, reject_max = 1.0 }'
     assert find(edited(("env.taskset", f"{gate}\nenv.taskset"))) == []
 
@@ -420,6 +497,55 @@ def test_a_trainers_own_config_has_its_loss_at_the_top(find: Callable[..., list[
     assert not [one for one in find(text, "0.4.0") if one.severity == "error"]  # its trainer starts it
 
 
+def test_stamps_that_may_be_of_hints_are_not_taken_for_pairs(find: Callable[..., list[Finding]]) -> None:
+    """A store's default kinds have both; with a hint on, and no word of "replay", it is the hint's."""
+    filters = f"{FILTERS}enforce = false"
+    assert find(edited((REPLAY, ""), ('"grpo"', ECHO), more=filters), "0.8.0") == []
+    hints = ECHO + 'filter.kwargs.kinds = ["reference"]'
+    assert find(edited((REPLAY, ""), (HINT, ""), ('"grpo"', hints), more=filters), "0.8.0") == []
+    assert find(edited((REPLAY, "")), plugins={"my-env": ["stamp_reference", "stamp_from_store"]}) == []
+    foreign = (FUNCTION, 'import_path = "json.dumps"')
+    assert find(edited((REPLAY, ""), (HINT, ""), foreign)) == []
+
+
+SHAPES = ("3", '""', "[]", '["custom"]', "[{a = 1}]", "{a = 1}", "true", "nan", '"\\u0000"', "1979-05-27")
+KEYS = (
+    "trainer trainer.loss.type trainer.loss.import_path trainer.loss.kwargs orchestrator orchestrator.algo "
+    "orchestrator.algo.type orchestrator.algo.filter orchestrator.algo.filter.import_path "
+    "orchestrator.algo.filter.kwargs orchestrator.algo.filter.kwargs.kinds orchestrator.training_mode "
+    "orchestrator.train orchestrator.train.source orchestrator.train.env orchestrator.env "
+    "orchestrator.train.filter_zero_advantages orchestrator.post_batch_filters orchestrator.buffer "
+    "orchestrator.teacher_model deployment deployment.num_teacher_gpus loss teacher_gpu_ids"
+)
+
+
+def test_a_value_of_any_shape_is_a_finding_or_one_error(
+    find: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = [tomllib.loads(f"x = {shape}")["x"] for shape in SHAPES]
+    loads, one = tomllib.loads, dict[str, Any]()
+    monkeypatch.setattr(tomllib, "loads", lambda _: one)
+    inside = [f"trainer.loss.kwargs.{name}" for name in ("policy", "hint_weight", "hint_params", "clip")]
+    for key in [*KEYS.split(), *inside]:
+        for shape in shapes:
+            for version in ("0.5.0", "0.6.0", "0.8.0", None):
+                one = loads(edited(('"grpo"', ECHO)))
+                *tables, last = key.split(".")
+                holder = one
+                for name in tables:
+                    holder = holder.setdefault(name, {})
+                holder[last] = shape
+                with contextlib.suppress(ConfigError):
+                    find("", version)
+
+
+def test_a_training_mode_of_another_shape_is_found(find: Callable[..., list[Finding]]) -> None:
+    text = edited(("[orchestrator.algo]", "[orchestrator]\ntraining_mode = ['opd']\n[orchestrator.algo]"))
+    found = [one for one in find(text, "0.6.0") if one.key == "orchestrator.training_mode"]
+    assert [one.severity for one in found] == ["error"]
+    assert "['opd']" in found[0].what and found[0].remedy
+
+
 def test_a_loss_of_somebody_elses_is_looked_up_and_its_kwargs_left_alone(
     find: Callable[..., list[Finding]],
 ) -> None:
@@ -469,7 +595,8 @@ def test_each_release_has_the_contract_of_its_generation(
 def test_the_version_that_is_told_wins_over_the_one_installed(find: Callable[..., list[Finding]]) -> None:
     text = edited((REPLAY, ""))
     assert [one.severity for one in find(text, None, prime_rl=["0.6.0", False])] == ["error"]
-    assert find(text, "HEAD", prime_rl=["0.6.0", False]) == []
+    hints = {"my-env": ["stamp_reference"]}
+    assert find(text, "HEAD", prime_rl=["0.6.0", False], plugins=hints) == []
 
 
 @pytest.mark.parametrize(
@@ -479,6 +606,7 @@ def test_the_version_that_is_told_wins_over_the_one_installed(find: Callable[...
         ("[project]\nname = 'x'", None, "no config of PRIME-RL's [trainer] [loss]"),
         ("[trainer]\nloss = 3", None, "trainer.loss is 3; wanted a table"),
         (SOUND, "0.3.0", "takes no custom loss wanted 0.5 or later"),
+        (SOUND, "", "'' is no version; wanted 0.8.0"),
         (SOUND, "newest", "'newest' is no version; wanted 0.8.0"),
     ],
 )
@@ -563,6 +691,18 @@ def test_an_environments_source_is_read_without_importing_it(
     found = find(SOUND, python=sys.executable)
     assert [one.what.partition(",")[0] for one in found] == [REPLAY, "hint_weight = 0.1"]
     assert "ref_kl" in found[1].what
+
+
+def test_names_that_nothing_can_be_looked_up_by_are_no_traceback(
+    find: Callable[..., list[Finding]], modules: Path
+) -> None:
+    (modules / "raises").mkdir()
+    (modules / "raises" / "__init__.py").write_text("raise SystemExit('imported')")
+    found = find(edited(("my-env", "raises.env"), (REPLAY, "")), python=sys.executable)
+    assert [one.severity for one in found] == ["warning"]
+    assert "raises.env is not installed" in found[0].what
+    with pytest.raises(ConfigError, match="cannot be asked: embedded null byte"):
+        find(edited(("prime_rl_loss.loss_fn", "\\u0000.loss_fn")), python=sys.executable)
 
 
 def test_an_interpreter_without_this_package_is_found(

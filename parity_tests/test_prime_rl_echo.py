@@ -11,7 +11,7 @@ from composer_plugins.adapters.prime_rl_loss import loss_fn
 from composer_plugins.adapters.prime_rl_parts.signals import REPLAY
 from composer_plugins.adapters.prime_rl_stamps import check_trace
 from composer_plugins.adapters.prime_rl_store import Store, StoreWriter
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError
 from parity_tests import prime_rl_nodes as double
 from parity_tests.prime_rl_nodes import Branch, Rollout, Trace, answer, prompt
 
@@ -107,17 +107,33 @@ def test_records_flushed_during_a_run_are_seen(tmp_path: Path) -> None:
     assert after != rollout()
 
 
-def test_a_record_with_nothing_at_the_sampled_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_record_with_nothing_at_the_sampled_tokens_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    """Nobody catches an error of the filter's in mid-run."""
     for kind, said in (("replay", "reads as no weights"), ("reference", "exactly 0.0")):
         path = stored(tmp_path / kind, kind, [-1.0, -1.0, -1.0, 0.0, 0.0, -1.0, 0.0])
-        with pytest.raises(DataError, match=f"the {kind} stored for a branch of 7 tokens.*{said}"):
-            echo_filter(rollout(), store=path)
+        for make in (trace, rollout):
+            given = make()
+            with pytest.warns(UserWarning, match=f"the {kind} stored for a branch of 7 tokens.*{said}"):
+                assert echo_filter(given, store=path) == [[False] * 7, [False] * 7]
+            assert given == make()
         # 4 and 5 are trained in the first branch; of its own the second has 9 alone
         own = [0.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]
         path = stored(tmp_path / f"{kind} 2", kind, own, 1, 2, 3, 4, 5, 8, 9)
-        for given in (trace(), rollout()):
-            with pytest.raises(DataError, match=said):
-                echo_filter(given, store=path)
+        nodes = trace()
+        with pytest.warns(UserWarning, match=said):
+            assert stamp_from_store(nodes, Store(path)) == 0
+        assert nodes == trace()
+
+
+def test_a_stored_hint_does_not_leave_a_pairs_weights_on_a_node(tmp_path: Path) -> None:
+    given, before = trace(), trace()
+    stamp_from_store(given, Store(stored(tmp_path / "pairs", "replay", PAIR)))
+    stamp_from_store(before, Store(tmp_path / "pairs"))
+    with pytest.warns(UserWarning, match="a hint or a pair, not both"):
+        assert stamp_from_store(given, Store(stored(tmp_path / "hints", "reference", HINT))) == 0
+    assert given == before
+    assert stamp_from_store(given, Store(tmp_path / "pairs")) == 1  # a pair again: as it was
+    assert given == before
 
 
 def test_what_cannot_carry_a_stamp_is_refused(tmp_path: Path) -> None:

@@ -168,9 +168,14 @@ def test_rounding_above_zero_is_no_mark_of_a_pair() -> None:
         ([float("-inf"), -1.0], "-inf at position 0"),
         ([-1.0, 0.2], "0.2 at position 1 is positive"),
         ([0.0, 0.0], "exactly 0.0"),
+        (None, "numbers wanted"),
+        ((x for x in (-1.0, -1.0)), "numbers wanted"),
+        (["-1.0", "-1.0"], "numbers wanted"),
+        ([True, -1.0], "numbers wanted"),
+        ([[-1.0], [-1.0, -1.0]], "numbers wanted"),
     ],
 )
-def test_what_is_no_reference_is_refused_and_stamps_nothing(values: list[float], said: str) -> None:
+def test_what_is_no_reference_is_refused_and_stamps_nothing(values: Any, said: str) -> None:
     node = answer([1, 2, 3], [-0.1, -0.2])
     with pytest.raises(DataError, match=said):
         stamp_reference(node, values)
@@ -223,15 +228,32 @@ def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
         stamp_replay_pair([a, b], [b])
     with pytest.raises(DataError, match="without nodes"):
         stamp_replay_pair(a, [])
+    before = copy.deepcopy(a)
+    with pytest.raises(DataError, match="twice in a completion"):
+        stamp_replay_pair([a, a], b)
+    assert a == before
     assert stamp_replay_pair(a, b) > 0
 
 
 @pytest.mark.parametrize(
-    "options", [{"beta": 0.0}, {"beta": float("nan")}, {"weight": -1.0}, {"weight": 0.0}]
+    "options",
+    [
+        *[{"beta": value} for value in (0.0, float("nan"), "0.1", None, True)],
+        *[{"weight": value} for value in (-1.0, 0.0, float("inf"), True)],
+    ],
 )
-def test_a_pair_without_a_weight_is_refused(options: dict[str, float]) -> None:
+def test_a_pair_without_a_weight_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))} = .*positive"):
         stamp_replay_pair(completion(1, 2), completion(2, 2), **options)
+
+
+def test_a_coefficient_beyond_float32_is_refused() -> None:
+    pair = completion(1, 2), completion(2, 2)
+    for beta, weight in ((1e308, 1e308), (1e20, 1e20)):
+        with pytest.raises(ConfigError, match=r"weight \* beta = .* float32"):
+            stamp_replay_pair(*pair, beta=beta, weight=weight)
+    assert pair == (completion(1, 2), completion(2, 2))
+    assert math.isfinite(dpo_coefficient(-1e300, beta=1e19, weight=1e19))
 
 
 def test_a_plain_node_keeps_weight_1_beside_a_pair_and_its_other_streams() -> None:
@@ -261,8 +283,48 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
     with pytest.raises(DataError, match="all 0.0"):
         check_trace(nodes)
     node.loss_weights = {"rl": [1.0] * 2}
-    with pytest.raises(DataError, match="2 weights for 4 tokens"):
+    with pytest.raises(DataError, match="4 numbers wanted"):
         check_trace(nodes)
+    node.loss_weights = {"rl": [0.0, 0.0, 1.0, float("nan")]}
+    with pytest.raises(DataError, match="nan at position 3"):
+        check_trace(nodes)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ([-1.0], "2 numbers wanted"),
+        ([-1.0] * 4, "2 numbers wanted"),
+        ([0.0, 0.0], "exactly 0.0"),
+        ([-1.0, float("nan")], "nan at position 1"),
+        ([-1.0, 0.25], "0.25 at position 1 is positive"),
+        ([1.0, -1.0], "a pair's mark at 1 of 2"),
+        ([1.0], "a pair's mark at 1 of 2"),
+        ([1.0, 1.0], "a pair's mark without its weights"),
+    ],
+)
+def test_a_reference_that_the_loss_reads_otherwise_is_found(reference: list[float], said: str) -> None:
+    (node,) = nodes = completion(1, 2)
+    check_trace(nodes)
+    node.reference_logprobs = reference
+    with pytest.raises(DataError, match=said):
+        check_trace(Trace([branch(nodes)]))
+
+
+def test_a_certain_turn_of_a_branch_with_a_reference_passes() -> None:
+    nodes = completion(1, 2, 2)
+    nodes[0].reference_logprobs = [0.0, 0.0]
+    check_trace(nodes)
+    nodes[1].reference_logprobs = [0.0, 0.0]
+    with pytest.raises(DataError, match="exactly 0.0"):
+        check_trace(nodes)
+
+
+def test_a_hint_on_every_node_that_is_no_pairs_passes() -> None:
+    hinted, chosen = completion(1, 2, 2)
+    stamp_replay_pair(chosen, completion(2, 2))
+    stamp_plain(hinted)
+    check_trace([hinted, chosen])
 
 
 def test_an_old_verifiers_is_refused_with_the_remedy() -> None:

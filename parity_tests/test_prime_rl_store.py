@@ -1,6 +1,7 @@
 """The store: what was committed is there, bit for bit, whatever happened to the process that wrote it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,10 +9,12 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from composer_plugins.adapters.prime_rl_parts import segments
 from composer_plugins.adapters.prime_rl_parts.segments import UNFINISHED
 from composer_plugins.adapters.prime_rl_store import Store, StoreWriter
 from composer_plugins.errors import ConfigError, DataError
@@ -77,7 +80,7 @@ def test_a_store_gives_back_float32_for_exactly_these_tokens_and_this_kind(tmp_p
     assert reference.tolist() == np.float32([-0.1, -0.2, 0.0]).tolist()
     assert replay.tolist() == np.float32([0.0, 0.0, 0.7]).tolist()
     assert store.get(np.array([1, 2]), "replay") is not None
-    for other in ([1, 2], [1, 2, 4], [3, 2, 1], [1, 2, 3, 4], [0x0000000200000001, 3]):
+    for other in ([1, 2], [1, 2, 4], [3, 2, 1], [1, 2, 3, 4], [0x0000000200000001, 3], [1, 2, 3 + 2**32]):
         assert store.get(other, "reference") is None
 
 
@@ -124,6 +127,108 @@ def test_a_committed_file_that_was_cut_is_left_out_with_a_warning(tmp_path: Path
             store = Store(tmp_path)
         assert store.get([0], "reference") is None
         assert store.get([1], "reference") is not None
+
+
+def test_a_store_without_its_first_file_loses_no_other_one_to_the_next_flush(tmp_path: Path) -> None:
+    def put(i: int) -> None:
+        with StoreWriter(tmp_path) as writer:
+            writer.put([i], [-1.0], "reference")
+
+    for i in range(3):
+        put(i)
+    min(tmp_path.glob("*.safetensors")).unlink()
+    put(3)
+    store = Store(tmp_path)
+    assert [store.get([i], "reference") is not None for i in range(4)] == [False, True, True, True]
+
+
+def test_a_file_that_could_not_be_read_is_read_once_it_can(tmp_path: Path) -> None:
+    for value in (-1.0, -2.0):
+        with StoreWriter(tmp_path) as writer:
+            writer.put([1], [value], "reference")
+            writer.put([int(-value), 5], [value] * 2, "reference")
+    first = min(tmp_path.glob("*.safetensors"))
+    whole = first.read_bytes()
+    first.write_bytes(whole[:100])
+    with pytest.warns(UserWarning, match="left out"):
+        store = Store(tmp_path)
+    store.refresh()  # warnings are errors: of what is as it was, nothing is said again
+    first.write_bytes(whole)
+    store.refresh()
+    assert len(store) == 3
+    latest = store.get([1], "reference")
+    assert latest is not None and latest.tolist() == [-2.0]  # the file that came late is the older one
+
+
+def test_a_store_that_was_built_anew_at_its_path_is_read_anew(tmp_path: Path) -> None:
+    def build(token: int) -> None:
+        with StoreWriter(tmp_path / "store") as writer:
+            writer.put([token], [-1.0], "reference")
+
+    build(1)
+    store = Store(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store")
+    build(2)
+    store.refresh()
+    assert store.get([1], "reference") is None and store.get([2], "reference") is not None
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(ConfigError, match="no store at"):
+        store.refresh()
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for kind in (Store, StoreWriter):
+        for path in (tmp_path / "file", tmp_path / "file" / "below"):
+            with pytest.raises(ConfigError, match=f"{path}: (Not a directory|File exists)"):
+                kind(path)
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.put([1], [-1.0], "reference")
+
+    def denied(path: Any, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:  # the tests may run as root, who is denied nothing
+        patch.setattr(segments.Path, "open", denied)
+        with pytest.warns(UserWarning, match="left out: .*00000000.safetensors: Permission denied"):
+            store = Store(tmp_path / "store")
+    store.refresh()
+    assert len(store) == 1
+    for name, kind in (("scandir", Store), ("open", StoreWriter), ("scandir", StoreWriter)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, denied)
+            with pytest.raises(ConfigError, match="store: Permission denied"):
+                kind(tmp_path / "store")
+
+
+def test_what_is_put_into_a_closed_writer_is_not_lost_in_silence(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path)
+    writer.close()
+    with pytest.raises(ConfigError, match="closed"):
+        writer.put([1], [-1.0], "reference")
+
+
+def test_a_child_neither_keeps_the_lock_nor_writes(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; from composer_plugins.adapters.prime_rl_store import StoreWriter\n"
+        "writer = StoreWriter(sys.argv[1]); writer.put([1], [-1.0], 'reference')\n"
+        "told, tell = os.pipe(); ended, end = os.pipe()\n"
+        "if not os.fork():\n"
+        "    try: writer.put([2], [-1.0], 'reference')\n"
+        "    except ValueError as error: os.write(tell, str(error).encode())\n"
+        "    writer.close(); assert not list(writer.path.glob('*.safetensors'))\n"
+        "    os.write(tell, b' closed'); os._exit(0)\n"
+        "time.sleep(0.1); os.wait(); print(os.read(told, 999).decode())\n"
+        "try: StoreWriter(sys.argv[1])\n"
+        "except ValueError as error: print(error)\n"
+        "if not os.fork(): os.close(end); os.read(ended, 1); os._exit(0)\n"
+        "writer.close(); StoreWriter(sys.argv[1]).close(); print('free'); os.close(end); os.wait()\n"
+    )
+    run = [sys.executable, "-c", program, str(tmp_path)]
+    child, second, free = subprocess.check_output(run, cwd=ROOT, text=True, timeout=60).splitlines()
+    assert "opened in process" in child and child.endswith(" closed")
+    assert "has a writer already" in second and free == "free"
+    assert len(Store(tmp_path)) == 1
 
 
 def test_a_reader_sees_whole_flushes_while_a_writer_adds(tmp_path: Path) -> None:
@@ -195,10 +300,27 @@ def test_a_second_writer_is_refused_until_the_first_is_closed(tmp_path: Path) ->
         ([1.0, 2.0], [-1.0, -1.0], "reference", "integers wanted, not float64"),
         ([[1, 2]], [-1.0], "reference", "integers wanted"),
         ([True, False], [-1.0, -1.0], "reference", "integers wanted"),
+        ([True, 2], [-1.0, -1.0], "reference", "integers wanted"),
+        (["1", "2"], [-1.0, -1.0], "reference", "integers wanted"),
+        ([[1], [2, 3]], [-1.0, -1.0], "reference", "integers wanted"),
+        (None, [-1.0], "reference", "integers wanted"),
+        ([1, -1], [-1.0, -1.0], "reference", "-1 is no token id"),
+        (
+            np.array([1, 2**63], dtype=np.uint64),
+            [-1.0] * 2,
+            "reference",
+            "9223372036854775808 is no token id",
+        ),
+        ([1, 2], ["-0.5", "-0.5"], "reference", "numbers wanted"),
+        ([1, 2], ["0.5", "0.5"], "replay", "numbers wanted"),
+        ([1, 2], [True, True], "replay", "numbers wanted"),
+        ([1, 2], [True, 0.5], "replay", "numbers wanted"),
+        ([1, 2], [0.5, None], "replay", "numbers wanted"),
+        ([1, 2], [[0.5], [0.5, 0.5]], "replay", "numbers wanted"),
     ],
 )
 def test_what_cannot_be_a_record_is_refused(
-    tmp_path: Path, token_ids: list[int], values: list[float], kind: str, said: str
+    tmp_path: Path, token_ids: Any, values: Any, kind: str, said: str
 ) -> None:
     with StoreWriter(tmp_path) as writer, pytest.raises(DataError, match=said):
         writer.put(token_ids, values, kind)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_plugins.adapters.prime_rl_parts import probe
 from composer_plugins.adapters.prime_rl_parts.config import NAMED, TABLE, parse
-from composer_plugins.adapters.prime_rl_parts.doctor_channels import Wanted, channels
+from composer_plugins.adapters.prime_rl_parts.doctor_channels import Wanted, channels, unweighed
 from composer_plugins.adapters.prime_rl_parts.doctor_file import Run, read
 from composer_plugins.adapters.prime_rl_parts.versions import GENERATIONS, Generation
 from composer_plugins.doctor import Examination, Finding, Target, ask
@@ -22,6 +22,7 @@ OURS = "composer_plugins.adapters.prime_rl_loss"
 FUNCTIONS: dict[str, dict[str, str]] = {"loss_fn": {}, **NAMED}
 OPTIONS = {"type", "import_path", "kwargs"}  # of a table of type "custom"
 BUILT_IN = {"default", "ipo", "sft", "icepop"}  # in one version or another
+OLD_DEFAULTS = {"0.4": "masked_is@prime-rl<0.5", "0.5": "ipo@prime-rl<0.6"}  # later it is `dppo`
 
 NEVER_CALLED = "an import path resolves after the model is loaded: a typo costs that"
 
@@ -34,14 +35,18 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     path = run.path if custom and ":" not in run.path and "." in run.path else ""
     facts = ask(target.python, Path(probe.__file__), path, *sorted(plugins))
     number, is_later = facts["prime_rl"]
-    generation = generation_of(target.version or number, is_later and target.version is None)
-    findings = list(loss_table(run))
+    generation = generation_of(
+        number if target.version is None else target.version, is_later and target.version is None
+    )
+    findings = list(loss_table(run, generation))
     if custom:
         findings += import_path(run, facts, target.python)
         wanted, more = kwargs(run)
         findings += more
         findings += denominators(run, generation)
         findings += channels(run, wanted, generation, facts["plugins"])
+        if function(run):
+            findings += unweighed(run, wanted, generation, facts["plugins"])
     return Examination(against(target, number, generation), tuple(findings))
 
 
@@ -77,7 +82,7 @@ def _number(release: str) -> tuple[float, ...]:
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 
 
-def loss_table(run: Run) -> Iterator[Finding]:
+def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     """Whether there is a table of type "custom", with nothing else in it than belongs there."""
     key, three = run.loss_key, f'[{run.loss_key}] type = "custom", import_path = "{OURS}.loss_fn"'
     if run.whole and "loss" in run.config:
@@ -99,15 +104,21 @@ def loss_table(run: Run) -> Iterator[Finding]:
         given = "no type" if kind is None else f"type {kind!r}"
         what = f'{given} beside {" and ".join(extra)}, which only type = "custom" reads'
         yield Finding("error", f"{key}.type", what, f'set type = "custom" in [{key}]')
-    elif kind in BUILT_IN:
+    elif isinstance(kind, str) and kind in BUILT_IN:
         gone = '; newer PRIME-RL has no type "default" (#3418)' if kind == "default" else ""
-        back = f'import_path = "{OURS}.dppo" is that loss' if kind == "default" else three
+        back = _default(generation) if kind == "default" else three
         what = f"type {kind!r} is PRIME-RL's own loss, and none of ours{gone}"
         yield Finding("warning", f"{key}.type", what, back)
     else:
-        name = kind if kind in FUNCTIONS else "loss_fn"
+        name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
         what = f'type {kind!r}; PRIME-RL knows its own losses and "custom"'
         yield Finding("error", f"{key}.type", what, f'set type = "custom", import_path = "{OURS}.{name}"')
+
+
+def _default(generation: Generation) -> str:
+    if policy := OLD_DEFAULTS.get(generation.since):
+        return f'import_path = "{OURS}.loss_fn" with kwargs policy = "{policy}" is that loss'
+    return f'import_path = "{OURS}.dppo" is that loss'
 
 
 def _stray_options(run: Run) -> Iterator[Finding]:

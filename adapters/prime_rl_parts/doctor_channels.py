@@ -11,6 +11,7 @@ from composer_plugins.doctor import Finding
 ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
 
 HINT_STAMPS = {"stamp_reference", "reference_logprobs", "stamp_from_store"}
+ECHO_FILTER = "composer_plugins.adapters.prime_rl_echo.echo_filter"
 REPLAY_STAMPS = {"stamp_replay_pair", "loss_weights", "stamp_from_store"}
 
 
@@ -49,6 +50,40 @@ def channels(
             yield from _never_stamped(source, wanted, generation, stamps)
 
 
+def unweighed(
+    run: Run, wanted: Wanted, generation: Generation, stamps: Mapping[str, list[str] | None]
+) -> Iterator[Finding]:
+    """Pairs without `replay_weight`: the mark takes their tokens out of the policy's loss as well."""
+    if wanted.replay or not generation.replay:
+        return
+    for source in run.sources:
+        who = "" if source.algorithm in ROUTED else _marks_pairs(source, wanted, generation, stamps)
+        if who:
+            key = f"{run.loss_key}.kwargs"
+            what = f"{who} stamps pairs, and marked tokens train nothing without replay_weight"
+            remedy = f"[{key}] replay_weight = 1.0, or stamp none"
+            yield Finding("warning", f"{key}.replay_weight", what, remedy)
+            return
+
+
+def _marks_pairs(
+    source: Source, wanted: Wanted, generation: Generation, stamps: Mapping[str, list[str] | None]
+) -> str:
+    """Who stamps pairs, as far as can be told; a store beside a hint is taken for the hint's."""
+    if source.algorithm == "echo" and source.filter.get("import_path") == ECHO_FILTER:
+        options = table(source.filter, "kwargs")
+        kinds = options.get("kinds")
+        told = "replay" in kinds if isinstance(kinds, list) else not wanted.hint
+        if "store" in options and told:
+            return "echo_filter"
+    if generation.replay == "verifiers node":
+        calling = [
+            name for name in source.plugins.values() if "stamp_replay_pair" in (stamps.get(name) or ())
+        ]
+        return calling[0] if calling else ""
+    return ""
+
+
 def _not_carried(run: Run, wanted: Wanted, generation: Generation) -> Iterator[Finding]:
     for phrase, carried, name in (
         (wanted.hint, generation.hint, "hint_weight"),
@@ -70,13 +105,17 @@ def _not_carried(run: Run, wanted: Wanted, generation: Generation) -> Iterator[F
 
 def _routed_past(run: Run, wanted: Wanted) -> Iterator[Finding]:
     """PRIME-RL trains samples of opd, opsd and sft with its own ref_kl or ce; ours is not called for them."""
-    mode = table(run.config, "orchestrator").get("training_mode")  # v0.6: of the whole run
+    mode = table(run.config, "orchestrator").get("training_mode", "")  # v0.6: of the whole run
+    if not isinstance(mode, str):
+        what = f"training_mode is {mode!r}; wanted a word"
+        yield Finding("error", "orchestrator.training_mode", what, 'training_mode = "rl"')
+        mode = ""
     sources = [(one.algorithm, one.algorithm_key) for one in run.sources]
     if not sources:
         default = table(run.config, "orchestrator", "algo").get("type", DEFAULT_ALGORITHM)
         sources = [(str(default), "orchestrator.algo.type")]
     if mode in ROUTED:
-        sources = [(str(mode), "orchestrator.training_mode")]
+        sources = [(mode, "orchestrator.training_mode")]
     routed = [one for one in dict.fromkeys(sources) if one[0] in ROUTED]
     everything = all(algorithm in ROUTED for algorithm, _ in sources)
     for algorithm, key in routed:
@@ -160,7 +199,7 @@ def _never_stamped(
     source: Source, wanted: Wanted, generation: Generation, stamps: Mapping[str, list[str] | None]
 ) -> Iterator[Finding]:
     """Since v0.7 nobody but an echo filter (all) or the environment (the newest) stamps beside RL."""
-    if source.algorithm == "echo" and source.stamps_by_filter:
+    if source.algorithm == "echo" and source.filter.get("import_path"):
         return
     if generation.hint == "echo filter":
         what = f"{wanted.any}, and {source.algorithm!r} stamps nothing; before 0.8.1.dev52 an echo filter can"

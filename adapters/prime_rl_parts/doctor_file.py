@@ -16,7 +16,7 @@ class Source(NamedTuple):
     key: str
     algorithm: str
     algorithm_key: str
-    stamps_by_filter: bool
+    filter: dict[str, Any]  # the algorithm's, with import_path and kwargs
     plugins: dict[str, str]  # what verifiers imports, by the key that names it
 
 
@@ -97,6 +97,6 @@ def _source(orchestrator: dict[str, Any], one: Any, key: str) -> Source:
         key,
         str(algo.get("type", DEFAULT_ALGORITHM)),
         f"{key}.algo.type" if own else "orchestrator.algo.type",
-        bool(table(algo, "filter").get("import_path")),
+        table(algo, "filter"),
         {at: name for at, name in ids.items() if isinstance(name, str) and name},
     )

@@ -7,6 +7,7 @@ Nothing of verifiers is imported. A node is any object with `MessageNode`'s fiel
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from composer_plugins.adapters.prime_rl_parts.values import MARKED
 from composer_plugins.errors import ConfigError, DataError
 
 STAMPS = ("reference_logprobs", "loss_weights")
@@ -64,8 +65,8 @@ def is_trained(node: Node) -> bool:
 
 
 def is_pair(node: Node) -> bool:
-    """Whether the node carries the mark of a replayed pair: a positive reference."""
-    return any(value > 0 for value in node.reference_logprobs or ())
+    """Whether the node carries the mark of a replayed pair."""
+    return any(value > MARKED for value in node.reference_logprobs or ())
 
 
 def spread(node: Node, values: Sequence[float]) -> list[float]:

@@ -56,7 +56,7 @@ def words(plugin: str) -> list[str] | None:
     name = plugin.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):
+    except BaseException:  # of "a.b", a is imported
         return None
     if spec is None:
         return None

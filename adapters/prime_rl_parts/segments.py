@@ -27,6 +27,11 @@ class Segment:
     def __init__(self, path: Path) -> None:
         library = _safetensors()
         try:
+            path.open("rb").close()  # the library says "No such file" of one that it may not read
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}") from None
+        self.name = path.name
+        try:
             self._file = library.safe_open(path, framework="np")
             written = (self._file.metadata() or {}).get("composer_plugins")
             if written == FORMAT:

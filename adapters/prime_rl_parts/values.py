@@ -8,6 +8,7 @@ import numpy as np
 from composer_plugins.errors import DataError
 
 ROUNDING = 1e-5  # nats by which a log-probability of an engine may exceed 0
+MARKED = 0.5  # above it a reference is no log-probability but the mark of a pair
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -35,9 +36,22 @@ def log_probabilities(values: Sequence[float] | Array, count: int, what: str) ->
 
 def numbers(values: Sequence[float] | Array, count: int, what: str) -> Array:
     """`values` as `count` finite float64 numbers."""
-    array = np.asarray(values, dtype=np.float64)
+    array = of_kind(values, "fiu", f"{what}: {count} numbers").astype(np.float64)
     if array.shape != (count,):
         raise DataError(f"{what}: {count} numbers wanted, one per token, not shape {array.shape}")
     if (wrong := ~np.isfinite(array)).any():
         raise DataError(f"{what}: {array[wrong][0]} at position {wrong.argmax()} is not a finite number")
+    return array
+
+
+def of_kind(values: Any, kinds: str, what: str) -> Array:
+    """`values` as an array with one dimension, of these of numpy's kinds: no text, no truth value."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(f"{what} wanted, not lists of several lengths") from None
+    booleans = isinstance(values, list | tuple) and any(isinstance(value, bool) for value in values)
+    if array.ndim != 1 or array.dtype.kind not in kinds or booleans:
+        given = "bool" if booleans else array.dtype
+        raise DataError(f"{what} wanted, not {given} of shape {array.shape}")
     return array
