@@ -8,9 +8,9 @@ import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from composer_plugins.adapters.trl_mixin.encoding import hinted_prompt
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
 from composer_plugins.adapters.trl_mixin.trl_facts import loss_mask
+from composer_plugins.columns import hinted_prompt
 from composer_plugins.kernels.divergences import jsd
 from parity_tests import tiny
 

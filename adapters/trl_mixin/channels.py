@@ -6,13 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.trl_mixin import columns, metrics
-from composer_plugins.adapters.trl_mixin.encoding import (
-    encode_completion,
-    encode_prompts,
-    hinted_prompt,
-    pad,
-)
+from composer_plugins import columns
+from composer_plugins.adapters.trl_mixin import metrics
+from composer_plugins.adapters.trl_mixin.encoding import encode_completion, encode_prompts, pad
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
 from composer_plugins.adapters.trl_mixin.teachers import without_gradient_or_dropout
 from composer_plugins.adapters.trl_mixin.trl_facts import (
@@ -27,6 +23,7 @@ from composer_plugins.adapters.trl_mixin.trl_facts import (
 )
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_inputs
+from composer_plugins.columns import hinted_prompt
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import sequence_logprobs

@@ -1,27 +1,12 @@
-"""From rows to token ids: the teacher's prompts and the replayed completions, and their padding."""
+"""From prompts and replayed completions to token ids, and their padding."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.trl_mixin.columns import Side, content_text
+from composer_plugins.columns import Prompt, Side
 from composer_plugins.errors import DataError
-
-Prompt = str | list[dict[str, Any]]
-
-
-def hinted_prompt(prompt: Prompt, hint: str | None, template: str) -> Prompt:
-    """The prompt as the teacher sees it: `template` filled in, in the last user message of a chat."""
-    if hint is None:
-        return prompt
-    if isinstance(prompt, str):
-        return template.format(prompt=prompt, privileged_context=hint)
-    last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
-    if last is None:
-        raise DataError("a conversational prompt without a user message has no place for a hint")
-    content = template.format(prompt=content_text(prompt[last]["content"]), privileged_context=hint)
-    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
 
 
 def encode_prompts(trainer: Any, prompts: list[Prompt]) -> list[list[int]]:

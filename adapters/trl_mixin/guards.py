@@ -6,12 +6,8 @@ from typing import Any
 import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from composer_plugins.adapters.trl_mixin import columns
-from composer_plugins.adapters.trl_mixin.encoding import (
-    encode_completion,
-    encode_prompts,
-    hinted_prompt,
-)
+from composer_plugins import columns
+from composer_plugins.adapters.trl_mixin.encoding import encode_completion, encode_prompts
 from composer_plugins.adapters.trl_mixin.trl_facts import generations
 from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
@@ -119,7 +115,7 @@ def check_hint(trainer: Any, config: ComposerConfig, row: columns.Row) -> None:
     limit = _longest_input(trainer)
     if hint is None:
         return
-    (ids,) = encode_prompts(trainer, [hinted_prompt(prompt, hint, config.teacher_prompt_template)])
+    (ids,) = encode_prompts(trainer, [columns.hinted_prompt(prompt, hint, config.teacher_prompt_template)])
     if limit is not None and len(ids) + trainer.max_completion_length > limit:
         raise DataError(
             f"prompt + {columns.HINT} are {len(ids)} tokens, and with max_completion_length="

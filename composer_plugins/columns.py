@@ -16,7 +16,8 @@ CHOSEN, REJECTED, AGREEING = "chosen", "rejected", "n_teachers_agreeing"
 MAX_AGREEING = 1e6  # a count of teachers; more is a mistake, and could overflow a float32 loss
 
 Row = Mapping[str, Any]
-Side = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, Any]]
+Side = Prompt
 
 
 class Pair(NamedTuple):
@@ -47,6 +48,19 @@ def prompt_of(row: Row) -> Any:
     if not _is_side(prompt) or prompt == "":
         raise DataError(f"prompt is {_short(prompt)}; wanted a string that is not empty, or messages")
     return prompt
+
+
+def hinted_prompt(prompt: Prompt, hint: str | None, template: str) -> Prompt:
+    """The prompt as the teacher sees it: `template` filled in, in the last user message of a chat."""
+    if hint is None:
+        return prompt
+    if isinstance(prompt, str):
+        return template.format(prompt=prompt, privileged_context=hint)
+    last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
+    if last is None:
+        raise DataError("a conversational prompt without a user message has no place for a hint")
+    content = template.format(prompt=content_text(prompt[last]["content"]), privileged_context=hint)
+    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
 
 
 def hint_of(row: Row) -> str | None:
