@@ -26,6 +26,10 @@ PRIME_RL = (
 )
 
 
+# What verl's main_ppo imports and the verl wheel does not ask for.
+MAIN_PPO = ("TransferQueue", "pyzmq", "msgspec", "cachetools", "fastapi", "uvicorn")
+
+
 def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
     """Install under a constraints file, once for each state of it and of pyproject.toml.
 
@@ -82,7 +86,7 @@ def trl(session: nox.Session) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
-    install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
+    install(session, "-e", ".[test,verl]", *MAIN_PPO, constraints="constraints-verl.txt")
     session.run("pytest", "-o", "python_files=test_verl_*.py", *session.posargs)
 
 

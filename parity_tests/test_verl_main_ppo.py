@@ -1,0 +1,109 @@
+"""verl's real `main_ppo`, two steps on a CPU: ours by YAML alone, in both trainers, beside its own GRPO.
+
+Each run is a process of its own with Ray, TransferQueue and FSDP2 (`verl_cpu/`), and takes a minute.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from parity_tests import verl_cpu
+from parity_tests.verl_cpu.runner import Run, run
+
+pytestmark = pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
+
+STEPS = 2
+LOSS = "actor_rollout_ref.actor.policy_loss"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+OURS = (
+    "algorithm.adv_estimator=composer",
+    "+algorithm.composer.advantage=grpo@verl",
+    "+algorithm.composer.policy=grpo@verl",
+    "+algorithm.composer.policy_params={clip_low: 0.1, clip_high: 0.15, dual_clip: 1.2}",
+    f"{LOSS}.loss_mode=composer/grpo",
+    f"{LOSS}._target_={TARGET}",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+)
+THEIRS = (
+    "algorithm.adv_estimator=grpo",
+    f"{LOSS}.loss_mode=vanilla",
+    "actor_rollout_ref.actor.clip_ratio_low=0.1",
+    "actor_rollout_ref.actor.clip_ratio_high=0.15",
+    "actor_rollout_ref.actor.clip_ratio_c=1.2",
+)
+Trained = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run with these overrides; each of its kind once, and no process of it lives after it."""
+
+    @cache
+    def once(*overrides: str) -> Run:
+        done = run(tmp_path_factory.mktemp("main_ppo"), *overrides, steps=STEPS)
+        assert not done.left
+        return done
+
+    return once
+
+
+def finished(done: Run) -> Run:
+    """The run, which must have ended well and have moved the parameters."""
+    assert done.code == 0, done.log[-6000:]
+    assert len(done.metrics) == STEPS and len(done.parameters) == STEPS + 1
+    assert apart(done.parameters[-1], done.parameters[0]) > 1e-3, "steps that move nothing prove nothing"
+    return done
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of an entry."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in b)
+
+
+def composers(done: Run) -> list[dict[str, float]]:
+    """What we logged, of each step."""
+    return [
+        {name: value for name, value in step.items() if name.startswith("actor/composer/")}
+        for step in done.metrics
+    ]
+
+
+def test_composer_by_yaml_alone_trains_in_the_real_main_ppo(trained: Trained) -> None:
+    for step in composers(finished(trained(*OURS))):
+        assert {f"actor/composer/{name}" for name in ("ratio", "clip_low", "clip_high")} == set(step)
+        assert 0 < step["actor/composer/clip_low"] < 1 and 0 < step["actor/composer/clip_high"] < 1
+
+
+def test_the_parameters_are_those_of_verls_own_grpo_bit_for_bit(trained: Trained) -> None:
+    ours, theirs = finished(trained(*OURS)), finished(trained(*THEIRS))
+    for mine, own in zip(ours.parameters, theirs.parameters, strict=True):
+        assert apart(mine, own) == 0
+    for mine, own in zip(ours.metrics, theirs.metrics, strict=True):
+        assert mine["actor/pg_loss"] == pytest.approx(own["actor/pg_loss"], rel=1e-5)
+        clipped = mine["actor/composer/clip_low"] + mine["actor/composer/clip_high"]
+        assert clipped == pytest.approx(own["actor/pg_clipfrac"], rel=1e-5)
+        assert own["actor/pg_clipfrac_lower"] > 0  # every branch of the loss was taken
+
+
+def test_composer_trains_in_the_legacy_trainer(trained: Trained) -> None:
+    done = finished(trained(*OURS, "trainer.use_v1=False"))
+    assert "Legacy trainer" in done.log
+    assert all(step["actor/composer/ratio"] > 0 for step in composers(done))
+
+
+def test_an_unknown_key_ends_the_run_with_our_message(trained: Trained) -> None:
+    done = trained(*OURS, "+algorithm.composer.advantge=grpo")
+    assert done.code not in (0, None) and not done.metrics
+    message = "ConfigError: algorithm.composer: unknown option 'advantge': did you mean 'advantage'?"
+    assert message in done.log, done.log[-6000:]
+
+
+def test_no_process_survives_a_run_that_is_cut_off(tmp_path: Path) -> None:
+    cut = run(tmp_path, *THEIRS, until="Started a local Ray instance")
+    assert cut.code is None and "Started a local Ray instance" in cut.log
+    assert any("raylet" in process for process in cut.survivors), cut.survivors
+    assert not cut.left

@@ -1,0 +1,107 @@
+"""main_ppo's command line for two cores: everything in float32, nothing compiled, one of each worker."""
+
+from pathlib import Path
+
+ORDER = Path(__file__).with_name("order.py")
+PROMPTS, SAMPLES = 4, 4  # of a batch: two mini-batches of 8 rows, each in two micro-batches, and all again
+
+
+def overrides(folder: Path, steps: int) -> list[str]:
+    """Hydra's overrides for a run on what `tiny.make` wrote."""
+    return [f"data.{line}" for line in _data(folder)] + [
+        *(f"actor_rollout_ref.model.{line}" for line in _model(folder)),
+        *(f"actor_rollout_ref.actor.{line}" for line in _actor()),
+        *_actor_added(),
+        *(f"actor_rollout_ref.rollout.{line}" for line in _rollout()),
+        *(f"trainer.{line}" for line in _trainer(steps)),
+        *_machine(folder),
+    ]
+
+
+def _data(folder: Path) -> list[str]:
+    return [
+        f"train_files={folder}/train.parquet",
+        f"val_files={folder}/train.parquet",
+        f"train_batch_size={PROMPTS}",
+        "max_prompt_length=48",
+        "max_response_length=8",
+        "dataloader_num_workers=0",
+        "filter_overlong_prompts=False",
+        "return_raw_chat=True",
+        "shuffle=False",
+    ]
+
+
+def _model(folder: Path) -> list[str]:
+    return [
+        f"path={folder}/model",
+        "use_remove_padding=False",
+        "enable_gradient_checkpointing=False",
+    ]
+
+
+def _actor() -> list[str]:
+    return [
+        "strategy=fsdp2",
+        f"ppo_mini_batch_size={PROMPTS // 2}",  # so that all but the first step are off the policy
+        "ppo_micro_batch_size_per_gpu=4",
+        "ppo_epochs=2",
+        "use_torch_compile=False",
+        "optim.lr=1e-2",
+        "fsdp_config.model_dtype=fp32",
+        "fsdp_config.use_torch_compile=False",
+    ]
+
+
+def _actor_added() -> list[str]:
+    precision = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    return [
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        *(f"{precision}.{of}_dtype=fp32" for of in ("param", "reduce", "buffer")),
+    ]
+
+
+def _rollout() -> list[str]:
+    return [
+        "name=transformers_cpu",
+        f"n={SAMPLES}",
+        "tensor_model_parallel_size=1",
+        "prompt_length=48",
+        "response_length=8",
+        "calculate_log_probs=True",
+        "log_prob_micro_batch_size_per_gpu=8",
+        "free_cache_engine=False",
+        "agent.num_workers=1",
+        "n_gpus_per_node=1",
+    ]
+
+
+def _trainer(steps: int) -> list[str]:
+    return [
+        "device=cpu",
+        "n_gpus_per_node=1",
+        "nnodes=1",
+        "logger=[console,file]",
+        "val_before_train=False",
+        f"total_training_steps={steps}",
+        "total_epochs=1",
+        "save_freq=-1",
+        "test_freq=-1",
+        "resume_mode=disable",
+        f"v1.sampler.custom_sampler.path={ORDER}",
+        "v1.sampler.custom_sampler.name=Ordered",
+    ]
+
+
+def _machine(folder: Path) -> list[str]:
+    return [
+        f"reward.custom_reward_function.path={folder}/reward.py",
+        "reward.num_workers=1",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        f"hydra.run.dir={folder}/hydra",
+        # Ray's CPUs are a count, and verl's actors wait for ever when there are too few; its GPU is the CPU.
+        "ray_kwargs.ray_init.num_cpus=32",
+        "+ray_kwargs.ray_init.num_gpus=1",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        "+ray_kwargs.ray_init.object_store_memory=268435456",
+    ]

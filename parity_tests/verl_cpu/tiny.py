@@ -1,0 +1,88 @@
+"""What a run trains with, all of it made here: a model, a byte-level tokenizer, sums as prompts, a reward."""
+
+from pathlib import Path
+
+import torch
+
+REWARD = '''"""More digits, more reward."""
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return sum(c.isdigit() for c in solution_str) / 8
+'''
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", "<unk>"]
+
+
+def make(folder: Path) -> None:
+    """Write `model/`, with the tokenizer in it, `train.parquet` and `reward.py` into the folder."""
+    size = tokenizer(folder / "model")
+    model(folder / "model", size)
+    data(folder / "train.parquet")
+    (folder / "reward.py").write_text(REWARD)
+
+
+def tokenizer(folder: Path) -> int:
+    """One token a byte, with Qwen's marks of a turn, which verl looks for; how many tokens there are."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate([*SPECIAL, *alphabet])}
+    made = Tokenizer(models.BPE(vocab=words, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=SPECIAL[2:4],
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return len(words)
+
+
+def model(folder: Path, vocabulary: int) -> None:
+    """A Qwen2 of two layers, the same in every run."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    made = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=1,
+        )
+    )
+    made.save_pretrained(folder)
+
+
+def data(path: Path) -> None:
+    """Sixteen prompts, no two alike."""
+    from pandas import DataFrame
+
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"{i}+{j}=?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(i + j)},
+            "extra_info": {"index": 4 * i + j, "split": "train"},
+        }
+        for i in range(4)
+        for j in range(4)
+    ]
+    DataFrame(rows).to_parquet(path)
