@@ -34,6 +34,10 @@ class ComposerConfig(BaseModel):
     hint_estimator: Literal["score", "k2", "k3", "advantage"] | None = None
     hint_teacher: Literal["base", "ema", "live"] = "base"
     hint_ema_rate: float = Field(0.05, gt=0, le=1, allow_inf_nan=False)
+    # Where the teacher's distribution is sent between processes: how many entries of it.
+    hint_top_k: int | None = Field(None, ge=1)
+    # TAID's t at the first step, from which it walks to that of hint_params; None: it stays there.
+    hint_t_start: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     teacher_prompt_template: str = "{prompt}\n\n{privileged_context}"
 
     replay_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -61,6 +65,7 @@ class ComposerConfig(BaseModel):
         config.choose_mismatch()
         config.choose_hint()
         config.choose_replay()
+        _check_walk(config)
         _check_template(config.teacher_prompt_template)
         return config
 
@@ -120,6 +125,19 @@ def _check_bounds(correction: Choice) -> None:
             raise ConfigError(
                 f"mismatch_params: {lower} {low:g} is above {upper} {high:g}: no weight is between"
             )
+
+
+def _check_walk(config: ComposerConfig) -> None:
+    """Raise ConfigError for a schedule of t where there is no t, and for one that walks backwards."""
+    if config.hint_t_start is None:
+        return
+    hint = config.choose_hint()
+    if "t" not in hint.params:
+        raise ConfigError(f"hint_t_start is TAID's, and hint_divergence is {hint.loss.name!r}: remove it")
+    if config.hint_t_start > hint.params["t"]:
+        raise ConfigError(
+            f"hint_t_start {config.hint_t_start:g} is above t {hint.params['t']:g}, where the walk ends"
+        )
 
 
 def _check_template(template: str) -> None:

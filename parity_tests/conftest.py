@@ -1,8 +1,11 @@
 """What every test shares: Hypothesis' profiles, one thread, and which files need TRL."""
 
 import os
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,3 +58,18 @@ def pytest_report_header() -> list[str]:
         else f"{name}: installed, so test_{name}_*.py are collected"
         for name in FRAMEWORKS
     ]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A run of verl's main_ppo with these overrides; each once, and no process of it lives after it."""
+    from parity_tests.verl_cpu.runner import run
+    from parity_tests.verl_cpu.trained import STEPS
+
+    @cache
+    def once(*overrides: str) -> Any:
+        done = run(tmp_path_factory.mktemp("main_ppo"), *overrides, steps=STEPS)
+        assert not done.left
+        return done
+
+    return once

@@ -32,7 +32,7 @@ LIBRARIES |= sys.stdlib_module_names
 FRAMEWORKS = {
     "prime_rl": {"prime_rl", "verifiers", "numpy", "safetensors"},
     "trl": {"accelerate", "datasets", "peft", "safetensors", "transformers", "trl"},
-    "verl": {"numpy", "omegaconf", "ray", "tensordict", "verl"},
+    "verl": {"numpy", "omegaconf", "pyarrow", "ray", "tensordict", "transfer_queue", "transformers", "verl"},
 }
 
 

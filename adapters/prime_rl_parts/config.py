@@ -31,6 +31,8 @@ DECIDED_ELSEWHERE = {
     "advantage_params": "PRIME-RL's algorithm computes the advantages ([orchestrator.algo])",
     "hint_teacher": "the teacher is whoever computed the reference log-probabilities",
     "hint_ema_rate": "the teacher is whoever computed the reference log-probabilities",
+    "hint_top_k": "PRIME-RL hands over the sampled token's log-probability alone",
+    "hint_t_start": "TAID compares distributions, and PRIME-RL hands over the sampled token alone",
     "teacher_prompt_template": "the hint was in the prompt under which the reference was computed",
     "replay_loss": "a pair's coefficient, DPO's, is computed by prime_rl_stamps.stamp_replay_pair",
     "replay_params": "a pair's coefficient is computed by prime_rl_stamps.stamp_replay_pair: beta goes there",

@@ -12,13 +12,15 @@ wrong is a warning here.
 
 import warnings
 
+LOST = "algorithm.adv_estimator=composer will be unknown"
 try:
-    from composer_plugins.adapters.verl_plugin.registration import register
+    from composer_plugins.adapters.verl_plugin.registration import register, register_trainer
 
     register()
+    LOST = "trainer.v1.trainer_mode=composer_sync will be unknown"
+    register_trainer()
 except Exception as error:  # whatever it is: verl would hide it
     warnings.warn(
-        f"composer-plugins is not registered in verl: {type(error).__name__}: {error}. "
-        "algorithm.adv_estimator=composer will be unknown",
+        f"composer-plugins is not registered in verl: {type(error).__name__}: {error}. {LOST}",
         stacklevel=2,
     )

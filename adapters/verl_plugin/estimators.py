@@ -7,11 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.config import (
-    node_of,
-    parse,
-    refuse_what_verl_cannot_feed,
-)
+from composer_plugins.adapters.verl_parts.rules import chosen
+from composer_plugins.adapters.verl_plugin.config import node_of
 from composer_plugins.catalogue import Choice
 from composer_plugins.errors import DataError
 
@@ -34,20 +31,12 @@ def estimator(name: str | None) -> Estimator:
         A row without a response counts nowhere: verl pads a batch with such rows. A NaN reward is a
         DataError. A critic is not served: its returns would be the advantages.
         """
-        choice = chosen(name, config)
+        choice = chosen(node_of(config), "advantage", name)[1]
         given = tensors(token_level_rewards, response_mask, index, reward_baselines)
         return _call(choice, given, response_mask.bool())
 
     advantages.__name__ = advantages.__qualname__ = f"composer_{name or 'estimator'}"
     return advantages
-
-
-def chosen(name: str | None, config: Any) -> Choice:
-    """The advantage with its parameters, as the node has them."""
-    composer = parse(node_of(config), "advantage", name)
-    choice = composer.choose_advantage()
-    refuse_what_verl_cannot_feed(choice)
-    return choice
 
 
 def tensors(

@@ -33,11 +33,17 @@ PRIME_RL = Adapter(
 VERL = Adapter(
     framework="verl",
     path="composer_plugins.adapters.verl_plugin.registration:register",
-    summary="estimators and policy losses in verl's registries: composer, composer/<name>",
+    summary="estimators and policy losses in verl's registries; the trainer composer_sync adds hint and replay",
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "baselines", "mask"}),
+        # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
+        "divergence": frozenset(
+            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
+            | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}
+        ),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },
 )
 

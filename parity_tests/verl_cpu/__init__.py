@@ -6,9 +6,10 @@
 - a platform that is the CPU and the FSDP engine on it (`device.py`);
 - a rollout engine, `model.generate` in a Ray actor, that draws the same tokens in every run (`rollout.py`).
 
-Two touches are no registry's: verl names the process group "cpu:gloo,cpu:gloo" on a CPU, which torch
-refuses, and its table of rollout adapters has no function to add to. TRL must not be installed beside
-verl 0.9.1, whose FSDP actor would import what TRL 1 no longer has. No GPU, no download, verl as it stands.
+Three touches are no registry's: verl names the process group "cpu:gloo,cpu:gloo" on a CPU, which torch
+refuses; it pins a reference policy's memory for a GPU; and its table of rollout adapters has no function
+to add to. TRL must not be installed beside verl 0.9.1, whose FSDP actor would import what TRL 1 no longer
+has. No GPU, no download, verl as it stands.
 """
 
 import os

@@ -90,7 +90,11 @@ distributed.initialize_global_process_group_ray = partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
 )
 
+import verl.workers.engine.fsdp.transformer_impl as fsdp  # noqa: E402
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead  # noqa: E402
+
+# A reference policy's, which verl wants in pinned memory: there is no GPU to pin it for.
+fsdp.CPUOffloadPolicy = always(fsdp.CPUOffloadPolicy(pin_memory=False))
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")

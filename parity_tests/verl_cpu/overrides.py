@@ -11,7 +11,8 @@ def overrides(folder: Path, steps: int) -> list[str]:
     return [f"data.{line}" for line in _data(folder)] + [
         *(f"actor_rollout_ref.model.{line}" for line in _model(folder)),
         *(f"actor_rollout_ref.actor.{line}" for line in _actor()),
-        *_actor_added(),
+        *(f"actor_rollout_ref.ref.{line}" for line in _reference()),
+        *_added(),
         *(f"actor_rollout_ref.rollout.{line}" for line in _rollout()),
         *(f"trainer.{line}" for line in _trainer(steps)),
         *_machine(folder),
@@ -53,11 +54,19 @@ def _actor() -> list[str]:
     ]
 
 
-def _actor_added() -> list[str]:
-    precision = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+def _reference() -> list[str]:
     return [
-        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
-        *(f"{precision}.{of}_dtype=fp32" for of in ("param", "reduce", "buffer")),
+        "log_prob_micro_batch_size_per_gpu=8",
+        "fsdp_config.model_dtype=fp32",
+        "fsdp_config.use_torch_compile=False",
+    ]
+
+
+def _added() -> list[str]:
+    return ["+actor_rollout_ref.model.override_config.attn_implementation=eager"] + [
+        f"+actor_rollout_ref.{whose}.fsdp_config.mixed_precision.{of}_dtype=fp32"
+        for whose in ("actor", "ref")
+        for of in ("param", "reduce", "buffer")
     ]
 
 

@@ -71,7 +71,7 @@ def model(folder: Path, vocabulary: int) -> None:
 
 
 def data(path: Path) -> None:
-    """Sixteen prompts, no two alike."""
+    """Sixteen prompts, no two alike; three of four have a hint, and as many a pair or two."""
     from pandas import DataFrame
 
     rows = [
@@ -81,6 +81,9 @@ def data(path: Path) -> None:
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(i + j)},
             "extra_info": {"index": 4 * i + j, "split": "train"},
+            "privileged_context": f"It is {i + j}." if j else None,
+            "chosen": [str(i + j), f"={i + j}"][: 1 + j % 2] if (i + j) % 4 else None,
+            "rejected": ["no", "?"][: 1 + j % 2] if (i + j) % 4 else None,
         }
         for i in range(4)
         for j in range(4)

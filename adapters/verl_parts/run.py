@@ -1,0 +1,142 @@
+"""What a run of verl must have for `algorithm.composer`: the rest of its config, and the data's columns.
+
+The trainer raises the first fault in its `__init__`; `composer-plugins doctor --verl` lists them all.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from composer_plugins.adapters.verl_parts.rules import TRAINER, Channels
+from composer_plugins.columns import CHOSEN, HINT, REJECTED
+from composer_plugins.errors import ConfigError, unknown
+
+ACTOR = "actor_rollout_ref.actor"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+ENGINES = ("fsdp", "fsdp2")
+REFERENCE = f"{ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0 if no KL is wanted"
+
+
+class Fault(NamedTuple):
+    """One thing that a channel cannot be had with."""
+
+    key: str
+    what: str
+    remedy: str
+
+    def error(self) -> ConfigError:
+        """As the trainer raises it."""
+        return ConfigError(f"{self.key}: {self.what}; {self.remedy}")
+
+
+def at(tree: Any, path: str, default: Any = None) -> Any:
+    """An entry of verl's config, a DictConfig or a plain mapping; `default` where there is none."""
+    for key in path.split("."):
+        tree = tree.get(key) if hasattr(tree, "get") else None
+        if tree is None:
+            return default
+    return tree
+
+
+def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
+    """What in verl's config keeps a channel from being learned."""
+    if channels.config.policy_weight != 1 and not _is_ours(at(tree, LOSS_MODE, "vanilla")):
+        yield Fault(
+            LOSS_MODE,
+            f"{at(tree, LOSS_MODE, 'vanilla')!r} beside policy_weight {channels.config.policy_weight:g}, "
+            "which only a loss of ours takes",
+            "name composer or composer/<name>, or remove policy_weight",
+        )
+    if channels.asks_reference and not _has_reference(tree):
+        asker = "hint_teacher 'base'" if channels.hint else f"replay_loss {channels.config.replay_loss!r}"
+        yield Fault(
+            f"{ACTOR}.use_kl_loss",
+            f"{asker} asks the reference policy, and this run keeps none",
+            f"set {REFERENCE}",
+        )
+    if channels.hint or channels.replay:
+        yield from _of_both(tree)
+    if channels.compares_distributions:
+        yield from _of_logits(tree)
+    if channels.replay and at(tree, f"{ACTOR}.shuffle", False):
+        yield Fault(
+            f"{ACTOR}.shuffle",
+            "True mixes the replayed pairs into mini-batches at random, and each must have its share",
+            f"set {ACTOR}.shuffle=False, verl's default",
+        )
+
+
+def names(tree: Any, estimators: Collection[str], losses: Collection[str]) -> Iterator[ConfigError]:
+    """The estimator and the loss mode that verl's registries do not have."""
+    for key, default, known in (
+        ("algorithm.adv_estimator", "gae", estimators),
+        (LOSS_MODE, "vanilla", losses),
+    ):
+        if (name := str(at(tree, key, default))) not in known:
+            yield unknown(key, name, known)
+
+
+def wanted_columns(channels: Channels) -> dict[str, str]:
+    """The data set's columns, each with the weight that wants it."""
+    hint = {HINT: "hint_weight"} if channels.hint else {}
+    return hint | (dict.fromkeys((CHOSEN, REJECTED), "replay_weight") if channels.replay else {})
+
+
+def missing_column(file: str, columns: Collection[str], channels: Channels) -> Fault | None:
+    """The first column that a channel wants and the file has not."""
+    for column, weight in wanted_columns(channels).items():
+        if column not in columns:
+            return Fault(
+                "data.train_files",
+                f"{weight} > 0 needs the column {column!r}, and {file} has {', '.join(sorted(columns))}",
+                f"add it (None in rows without one), or set {weight}=0",
+            )
+    return None
+
+
+def _is_ours(name: str) -> bool:
+    return name == "composer" or name.startswith("composer/")
+
+
+def _has_reference(tree: Any) -> bool:
+    return bool(at(tree, f"{ACTOR}.use_kl_loss", False) or at(tree, "algorithm.use_kl_in_reward", False))
+
+
+def _of_both(tree: Any) -> Iterator[Fault]:
+    if at(tree, "trainer.use_v1", True) is False:
+        yield Fault("trainer.use_v1", f"False, and {TRAINER} is a trainer of the v1 kind", "remove it")
+    if at(tree, "distillation.enabled", False):
+        yield Fault(
+            "distillation.enabled",
+            "True, and verl's distillation puts its own loss where hint and replay have theirs",
+            "set it to False: a teacher of another model is no hint",
+        )
+
+
+def _of_logits(tree: Any) -> Iterator[Fault]:
+    strategy = at(tree, f"{ACTOR}.strategy", "fsdp")
+    if strategy not in ENGINES:
+        yield Fault(
+            f"{ACTOR}.strategy",
+            f"{strategy!r}, and only verl's FSDP engine shows a loss the whole vocabulary's logits",
+            "use fsdp or fsdp2, or hint_divergence='sampled_token'",
+        )
+    if at(tree, "actor_rollout_ref.model.use_fused_kernels", False):
+        yield Fault(
+            "actor_rollout_ref.model.use_fused_kernels",
+            "True: the logits are never there to be compared",
+            "set it to False, or use hint_divergence='sampled_token'",
+        )
+    if at(tree, f"{ACTOR}.fsdp_config.pad_to_length", False):
+        yield Fault(
+            f"{ACTOR}.fsdp_config.pad_to_length",
+            "True, with which verl's engine shows a loss no logits",
+            "set it to False, or use hint_divergence='sampled_token'",
+        )
+    for owner in ("actor", "ref"):
+        key = f"actor_rollout_ref.{owner}.ulysses_sequence_parallel_size"
+        if (at(tree, key, 1) or 1) > 1:
+            yield Fault(
+                key,
+                f"{at(tree, key)}: each rank sees a part of every sequence, and cannot tell which",
+                "set it to 1, or use hint_divergence='sampled_token'",
+            )

@@ -1,0 +1,77 @@
+"""From the data set's messages to token ids, as verl's agent loops make them, and the lengths that fit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.columns import Prompt, Side, hinted_prompt
+from composer_plugins.errors import DataError
+
+Messages = list[dict[str, Any]]
+
+
+class Prompts:
+    """The trainer's tokenizer with its chat template, and the longest sequence that its model takes."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.tokenizer = trainer.tokenizer
+        self.options = dict(trainer.config.data.get("apply_chat_template_kwargs", None) or {})
+        self.template = trainer.channels.config.teacher_prompt_template
+        self.limit = longest(trainer)
+
+    def ids(self, messages: Prompt, **options: Any) -> list[int]:
+        """Token ids of messages, by default up to where the assistant speaks."""
+        options = {"add_generation_prompt": True} | options
+        rendered = self.tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, **options, **self.options
+        )
+        ids: list[int] = rendered["input_ids"]
+        return ids
+
+    def hinted(self, messages: Messages, hint: str | None, *, like: Tensor, response: Tensor) -> Tensor:
+        """The teacher's prompt; `like` is the policy's, which must be the same but for the hint."""
+        if self.ids(messages) != like.tolist():
+            raise DataError(
+                "a rollout's prompt is not its row's prompt in the chat template: an agent loop, a tool or a "
+                "truncation changed it, and where the hint goes cannot be told. Set hint_weight=0, or "
+                "data.truncation=error"
+            )
+        ids = self.ids(hinted_prompt(messages, hint, self.template))
+        self.check(len(ids) + len(response), "prompt + hint + response")
+        return torch.tensor(ids)
+
+    def completion(self, messages: Messages, side: Side) -> tuple[Tensor, Tensor]:
+        """Token ids of the prompt and of a completion of it, to where the template ends a turn."""
+        answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
+        if answer[0].get("role") != "assistant":
+            raise DataError(
+                f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'"
+            )
+        prompt = self.ids(messages)
+        whole = self.ids([*messages, *answer], add_generation_prompt=False)
+        if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+            raise DataError(
+                "the chat template renders prompt + completion differently from the prompt alone, so the "
+                "completion's tokens cannot be told apart: use a prefix-preserving chat template"
+            )
+        self.check(len(whole), "prompt + completion")
+        return torch.tensor(prompt), torch.tensor(whole[len(prompt) :])
+
+    def check(self, length: int, what: str) -> None:
+        """Raise DataError for a sequence that the engine cannot take."""
+        if length > self.limit:
+            raise DataError(
+                f"{what} are {length} tokens, and the engine takes {self.limit}: shorten the hint, or drop "
+                "the row; ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu raise the limit, if "
+                "it is theirs and not the model's"
+            )
+
+
+def longest(trainer: Any) -> int:
+    """The model's positions, and with dynamic batches what a GPU takes at once."""
+    config = trainer.config.actor_rollout_ref
+    limits = [trainer.positions]
+    if config.actor.use_dynamic_bsz:
+        limits += [config.actor.ppo_max_token_len_per_gpu, config.rollout.log_prob_max_token_len_per_gpu]
+    return min(limits)

@@ -1,0 +1,82 @@
+"""Drawn rows as verl's engines hand them to a loss function, and an engine's way of calling it: no model."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils
+
+from composer_plugins.adapters.verl_parts.fields import FROM_LOGITS, nested
+from composer_plugins.adapters.verl_plugin.loss import HINT, ComposerLoss
+
+VOCABULARY = 7
+
+
+class Drawn(NamedTuple):
+    """Per row: what it says, the logits of each position, and the fields of the batch."""
+
+    prompts: list[Tensor]
+    responses: list[Tensor]
+    logits: list[Tensor]
+    fields: dict[str, list[Tensor]]
+
+
+def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
+    """Rows of so many prompt and response tokens, on-policy but for the last decimals."""
+    g = torch.Generator().manual_seed(seed)
+    prompts, responses = (
+        [torch.randint(VOCABULARY, (n,), generator=g) for n in side] for side in zip(*lengths, strict=True)
+    )
+    logits = [torch.randn(p + r, VOCABULARY, generator=g, dtype=torch.float64) for p, r in lengths]
+    said = [spoken(x, p, r) for x, p, r in zip(logits, prompts, responses, strict=True)]
+    masks = [(torch.rand(r, generator=g) < 0.8).long() for _, r in lengths]
+    fields = {
+        "response_mask": masks,
+        "loss_mask": masks,
+        "old_log_probs": [
+            (s + 0.1 * torch.randn(s.shape, generator=g, dtype=s.dtype)).clamp(max=0) for s in said
+        ],
+        "advantages": [
+            torch.randn(1, generator=g, dtype=torch.float64).expand(r).contiguous() for _, r in lengths
+        ],
+    }
+    return Drawn(prompts, responses, logits, fields)
+
+
+def spoken(logits: Tensor, prompt: Tensor, response: Tensor) -> Tensor:
+    """Log-probabilities of the response's tokens."""
+    rows = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
+    return torch.log_softmax(rows, -1).gather(-1, response.unsqueeze(-1)).squeeze(-1)
+
+
+def called(
+    loss: ComposerLoss, rows: Drawn, chosen: list[int], told: Mapping[str, Any], *, ranks: int = 1
+) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
+    """The loss of the chosen rows in one micro-batch of all, its gradient per row, and the metrics."""
+    logits = [rows.logits[i].clone().requires_grad_() for i in chosen]
+    ids = [torch.cat([rows.prompts[i], rows.responses[i]]) for i in chosen]
+    columns = {name: [values[i] for i in chosen] for name, values in rows.fields.items()}
+    columns |= {
+        "prompts": [rows.prompts[i] for i in chosen],
+        "responses": [rows.responses[i] for i in chosen],
+        "input_ids": ids,
+    }
+    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=len(chosen))
+    tokens = int(sum(mask.sum() for mask in rows.fields["loss_mask"]))
+    counts = {"dp_size": ranks, "batch_num_tokens": tokens, "global_batch_size": len(rows.prompts)}
+    tensordict_utils.assign_non_tensor(data, **counts, **told)
+    packed = torch.cat(logits)
+    output = {}
+    if told.get(FROM_LOGITS):
+        output = {
+            name: x.squeeze(0) for name, x in loss(student_logits=packed.unsqueeze(0), data=data).items()
+        }
+        assert set(output) == {HINT} and output[HINT].shape == packed.shape[:1]
+    following = torch.cat(ids).roll(-1)
+    output["log_probs"] = torch.log_softmax(packed, -1).gather(-1, following.unsqueeze(-1)).squeeze(-1)
+    offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
+    jagged = {name: torch.nested.nested_tensor_from_jagged(x, offsets) for name, x in output.items()}
+    value, metrics = loss(model_output=jagged, data=data)
+    return value.detach(), list(torch.autograd.grad(value, logits)), metrics
