@@ -29,6 +29,9 @@ PRIME_RL = (
 # What verl's main_ppo imports and the verl wheel does not ask for.
 MAIN_PPO = ("TransferQueue", "pyzmq", "msgspec", "cachetools", "fastapi", "uvicorn")
 
+# The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
+OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
+
 
 def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
     """Install under a constraints file, once for each state of it and of pyproject.toml.
@@ -87,6 +90,11 @@ def trl(session: nox.Session) -> None:
 def verl(session: nox.Session) -> None:
     """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
     install(session, "-e", ".[test,verl]", *MAIN_PPO, constraints="constraints-verl.txt")
+    wheels = Path(session.virtualenv.location, "wheels").resolve()
+    for version in OLDER_VERLS:
+        if not (wheels / version / f"verl-{version}.dist-info").is_dir():
+            session.install("--no-deps", "--target", str(wheels / version), f"verl=={version}")
+    session.env["VERL_WHEELS"] = str(wheels)
     session.run("pytest", "-o", "python_files=test_verl_*.py", *session.posargs)
 
 
