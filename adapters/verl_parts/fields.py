@@ -29,8 +29,13 @@ def rows_of(field: Any) -> list[Tensor]:
 
 def plain(values: Any) -> list[Any]:
     """A column of the data set as a list; verl wraps what is no tensor, and stacks numbers to one."""
-    bare = [value if isinstance(value, Tensor) else getattr(value, "data", value) for value in values]
-    return [value.item() if isinstance(value, Tensor | np.generic) else value for value in bare]
+    return [_bare(value) for value in values]
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, Tensor | np.generic):
+        return value.item()
+    return value.tolist() if isinstance(value, np.ndarray) else getattr(value, "data", value)
 
 
 def nested(rows: Sequence[Tensor]) -> Tensor:
