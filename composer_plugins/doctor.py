@@ -5,9 +5,11 @@ What to look for is each framework's own business: a module of its adapter, load
     examine(files, target) -> Examination
 
 and never imports the framework. What it needs to know of the interpreter that will train, it asks there.
+verl's config is a file, overrides of hydra's, or both: the target has the overrides.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -42,6 +44,7 @@ class Target(NamedTuple):
 
     python: str
     version: str | None
+    overrides: tuple[str, ...] = ()  # options of the framework's own command line, after its file
 
 
 class Examination(NamedTuple):
@@ -55,20 +58,30 @@ class Framework(NamedTuple):
     """Where the framework's checks are, and how its config files end."""
 
     module: str
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...]  # those that are no other framework's
+    overrides: bool = False  # whether it takes them, or no file at all
 
 
-FRAMEWORKS = {"prime-rl": Framework("composer_plugins.adapters.prime_rl_parts.doctor", (".toml",))}
+FRAMEWORKS = {
+    "prime-rl": Framework("composer_plugins.adapters.prime_rl_parts.doctor", (".toml",)),
+    "verl": Framework("composer_plugins.adapters.verl_doctor.doctor", (), overrides=True),
+}
 
 
 def doctor(
-    files: Annotated[
-        list[Path], typer.Argument(help="The config file, or several that are merged from left to right.")
-    ],
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE|KEY=VALUE",
+            help="The config file, or several that are merged from left to right. With --verl: none, one, "
+            "hydra overrides (key=value, +key=value), or both.",
+        ),
+    ] = None,
     framework: Annotated[
         str | None,
         typer.Option(help=f"Whose config it is: {', '.join(FRAMEWORKS)}. By its suffix if left out."),
     ] = None,
+    verl: Annotated[bool, typer.Option("--verl", help="Short for --framework verl.")] = False,
     python: Annotated[
         str, typer.Option(help="The interpreter that will train. This one, if left out.")
     ] = sys.executable,
@@ -81,16 +94,33 @@ def doctor(
 
     PRIME-RL: an rl.toml or a trainer's own config. The framework is not imported.
 
+    verl: a YAML as for `main_ppo --config-dir FOLDER --config-name NAME`, and overrides as for main_ppo;
+    with neither, the environment alone. verl is imported, and the config composed, by --python.
+
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
-    name = choose(framework, files)
-    found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version))
+    if verl and framework not in (None, "verl"):
+        raise ConfigError(f"--verl and --framework {framework}: say one of them")
+    files, overrides = [Path(one) for one in given or ()], tuple[str, ...]()
+    name = choose("verl" if verl else framework, files)
+    if FRAMEWORKS[name].overrides:
+        files, overrides = split(given or ())
+    elif not files:
+        raise ConfigError(f"no config file given; wanted {name}'s: {' '.join(FRAMEWORKS[name].suffixes)}")
+    found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version, overrides))
     if as_json:
-        typer.echo(json.dumps(as_data(name, files, found), indent=2))
+        typer.echo(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
-        print_findings(Console(highlight=False, markup=False, emoji=False), files, found)
+        console = Console(highlight=False, markup=False, emoji=False)
+        print_findings(console, what_was_given(files, overrides), found)
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
+
+
+def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """Files and hydra's overrides: key=value, +key=value, ~key. A file may have = in its path."""
+    overrides = tuple(one for one in given if ("=" in one or one.startswith("~")) and not os.path.isfile(one))
+    return [Path(one) for one in given if one not in overrides], overrides
 
 
 def choose(framework: str | None, files: Sequence[Path]) -> str:
@@ -99,35 +129,47 @@ def choose(framework: str | None, files: Sequence[Path]) -> str:
         if framework not in FRAMEWORKS:
             raise unknown("framework", framework, FRAMEWORKS)
         return framework
+    if not files:
+        raise ConfigError("nothing to examine: give a config file, or --verl for verl's environment")
     for name, known in FRAMEWORKS.items():
         if all(file.suffix in known.suffixes for file in files):
             return name
-    endings = ", ".join(f"{name}: {' '.join(known.suffixes)}" for name, known in FRAMEWORKS.items())
+    endings = ", ".join(
+        f"{name}: {' '.join(known.suffixes)}" for name, known in FRAMEWORKS.items() if known.suffixes
+    )
     raise ConfigError(
         f"{', '.join(map(str, files))}: by its suffix no config that the doctor knows ({endings}); "
-        "say whose it is with --framework"
+        "say whose it is with --framework, or --verl"
     )
 
 
-def as_data(framework: str, files: Sequence[Path], found: Examination) -> dict[str, Any]:
+def what_was_given(files: Sequence[Path], overrides: Sequence[str]) -> str:
+    """ "a.yaml + 3 overrides"."""
+    number = f"{len(overrides)} override{'s' * (len(overrides) > 1)}"
+    return " + ".join([*map(str, files), *([number] if overrides else [])]) or "the environment"
+
+
+def as_data(
+    framework: str, files: Sequence[Path], overrides: Sequence[str], found: Examination
+) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "framework": framework,
         "files": [str(file) for file in files],
+        **({"overrides": list(overrides)} if FRAMEWORKS[framework].overrides else {}),
         "against": found.against,
         "findings": [finding._asdict() for finding in found.findings],
     }
 
 
-def print_findings(console: Console, files: Sequence[Path], found: Examination) -> None:
+def print_findings(console: Console, examined: str, found: Examination) -> None:
     """Each finding with its key, errors first; or that there is none."""
     for finding in sorted(found.findings, key=lambda one: list(STYLES).index(one.severity)):
         head = Text(f"{finding.severity}: ", style=STYLES[finding.severity])
         console.print(head + Text(finding.key, style="bold"), soft_wrap=True)
         console.print(Text(f"  {finding.what}"), soft_wrap=True)
         console.print(Text(f"  -> {finding.remedy}"), soft_wrap=True)
-    names = " + ".join(map(str, files))
-    console.print(Text(f"{names}: {count(found.findings)}, against {found.against}"), soft_wrap=True)
+    console.print(Text(f"{examined}: {count(found.findings)}, against {found.against}"), soft_wrap=True)
 
 
 def count(findings: Sequence[Finding]) -> str:
