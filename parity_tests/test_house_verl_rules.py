@@ -91,6 +91,8 @@ ACTOR = "actor_rollout_ref__actor__"
         (TOP_K, {"actor_rollout_ref__ref__ulysses_sequence_parallel_size": 2}, "ref.ulysses"),
         (TOP_K, {f"{ACTOR}fsdp_config__pad_to_length": True}, "pad_to_length"),
         (SIMPO, {f"{ACTOR}shuffle": True}, "actor_rollout_ref.actor.shuffle"),
+        (LIVE | {"policy": "cispo"}, {f"{ACTOR}policy_loss__loss_mode": "composer"}, "composer.policy"),
+        (LIVE | {"policy_weight": 0.5}, {f"{ACTOR}policy_loss__loss_mode": "composer/grpo"}, "policy_weight"),
         ({**SIMPO, "policy_weight": 0.0}, {}, "actor_rollout_ref.actor.policy_loss.loss_mode"),
     ],
     ids=str,
@@ -110,7 +112,11 @@ def test_each_option_that_a_channel_cannot_be_had_with_is_found(
         (DPO, {"algorithm__use_kl_in_reward": True}),
         (LIVE, {f"{ACTOR}strategy": "megatron", "actor_rollout_ref__model__use_fused_kernels": True}),
         (TOP_K, {f"{ACTOR}strategy": "fsdp2", f"{ACTOR}shuffle": True}),
-        ({**LIVE, "policy_weight": 0.0}, {f"{ACTOR}policy_loss__loss_mode": "composer/grpo"}),
+        (
+            {**LIVE, "policy_weight": 0.0},
+            {f"{ACTOR}policy_loss__loss_mode": "composer/grpo", f"{ACTOR}policy_loss__composer": {}},
+        ),
+        (LIVE | {"policy": "cispo"}, {f"{ACTOR}policy_loss__loss_mode": "composer/cispo"}),
     ],
     ids=str,
 )

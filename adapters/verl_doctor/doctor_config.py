@@ -4,15 +4,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.adapters.verl_doctor.doctor_environment import PLUGIN
-from composer_plugins.adapters.verl_doctor.run import LOSS, Run, is_ours, named
+from composer_plugins.adapters.verl_doctor.run import Run, named
 from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER
-from composer_plugins.adapters.verl_parts.run import LOSS_MODE
+from composer_plugins.adapters.verl_parts.run import LOSS, LOSS_MODE, SENT, TARGET, is_ours
 from composer_plugins.doctor import Finding
 from composer_plugins.errors import ConfigError, unknown
 
-TARGET = f"{PLUGIN}.config.ComposerPolicyLossConfig"
-SENT = f"{LOSS}._target_={TARGET} +{LOSS}.composer='${{{NODE}}}'"
 ROLLOUT = "actor_rollout_ref.rollout.calculate_log_probs"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 LISTED = "composer-plugins list --framework verl shows ours"
@@ -108,7 +105,7 @@ def _worker(run: Run) -> Iterator[Finding]:
     if given is not None and target != TARGET:
         what = f"policy_loss has a node composer, which {target} does not take: verl ends with a TypeError"
         yield Finding("error", f"{LOSS}._target_", what, f"{LOSS}._target_={TARGET}")
-    elif given is None and keys and _adds(run, keys):
+    elif given is None and keys and _adds(run, keys) and not run.carries:  # the trainer says it itself
         what = f"it is set, and the actor's workers, where {run.loss!r} runs, do not see it"
         yield Finding("error", f"{NODE}.{keys[0]}", what, SENT)
 

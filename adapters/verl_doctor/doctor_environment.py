@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.adapters.verl_doctor.run import Run, is_ours
-from composer_plugins.adapters.verl_parts.run import ENGINES
+from composer_plugins.adapters.verl_doctor.run import Run
+from composer_plugins.adapters.verl_parts.run import ENGINES, is_ours
 from composer_plugins.doctor import Finding, Target
 from composer_plugins.errors import ConfigError
 

@@ -4,21 +4,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_parts.rules import TRAINER
-from composer_plugins.adapters.verl_parts.run import ACTOR, LOSS_MODE, at
+from composer_plugins.adapters.verl_parts.run import ACTOR, LOSS, LOSS_MODE, at, is_ours
 
-OURS = "composer"
-LOSS = LOSS_MODE.rpartition(".")[0]  # the table policy_loss
 CHANNELS = ("hint", "replay")
-
-
-def is_ours(name: str) -> bool:
-    """Whether a registered name is `composer` or `composer/<name>`."""
-    return name == OURS or name.startswith(f"{OURS}/")
 
 
 def named(name: str) -> str | None:
     """Which loss `composer/<name>` is; None: the node says it."""
-    return name.removeprefix(f"{OURS}/") if name.startswith(f"{OURS}/") else None
+    return name.removeprefix("composer/") if name.startswith("composer/") else None
 
 
 def positive(value: Any) -> bool:

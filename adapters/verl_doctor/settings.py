@@ -7,9 +7,9 @@ rules themselves are `verl_parts`', which the estimators, the policy losses and 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from composer_plugins.adapters.verl_doctor.run import CHANNELS, LOSS, Run, is_ours, named, positive
+from composer_plugins.adapters.verl_doctor.run import CHANNELS, Run, named, positive
 from composer_plugins.adapters.verl_parts import rules
-from composer_plugins.adapters.verl_parts.run import ACTOR, faults, missing_column
+from composer_plugins.adapters.verl_parts.run import ACTOR, LOSS, faults, is_ours, missing_column
 from composer_plugins.catalogue import Kind, of_kind
 from composer_plugins.errors import ComposerError, in_a_line
 from composer_plugins.plugins import losses

@@ -6,12 +6,16 @@ The trainer raises the first fault in its `__init__`; `composer-plugins doctor -
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.verl_parts.rules import TRAINER, Channels
+from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, Channels
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.errors import ConfigError, unknown
 
 ACTOR = "actor_rollout_ref.actor"
-LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+LOSS = f"{ACTOR}.policy_loss"
+LOSS_MODE = f"{LOSS}.loss_mode"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+SENT = f"{LOSS}._target_={TARGET} +{LOSS}.composer='${{{NODE}}}'"
+OF_THE_POLICY = ("policy", "policy_params", "policy_weight")
 ENGINES = ("fsdp", "fsdp2")
 REFERENCE = f"{ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0 if no KL is wanted"
 
@@ -39,15 +43,17 @@ def at(tree: Any, path: str, default: Any = None) -> Any:
 
 def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
     """What in verl's config keeps a channel from being learned."""
-    if channels.config.policy_weight != 1 and not _is_ours(at(tree, LOSS_MODE, "vanilla")):
+    if channels.config.policy_weight != 1 and not is_ours(at(tree, LOSS_MODE, "vanilla")):
         yield Fault(
             LOSS_MODE,
             f"{at(tree, LOSS_MODE, 'vanilla')!r} beside policy_weight {channels.config.policy_weight:g}, "
             "which only a loss of ours takes",
             "name composer or composer/<name>, or remove policy_weight",
         )
+    yield from _unseen(tree, channels)
     if channels.asks_reference and not _has_reference(tree):
-        asker = "hint_teacher 'base'" if channels.hint else f"replay_loss {channels.config.replay_loss!r}"
+        frozen = channels.hint is not None and channels.config.hint_teacher == "base"
+        asker = "hint_teacher 'base'" if frozen else f"replay_loss {channels.config.replay_loss!r}"
         yield Fault(
             f"{ACTOR}.use_kl_loss",
             f"{asker} asks the reference policy, and this run keeps none",
@@ -93,8 +99,23 @@ def missing_column(file: str, columns: Collection[str], channels: Channels) -> F
     return None
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
+    """Whether a registered name is `composer` or `composer/<name>`."""
     return name == "composer" or name.startswith("composer/")
+
+
+def _unseen(tree: Any, channels: Channels) -> Iterator[Fault]:
+    """What the node says of the policy, where a loss of ours runs and does not get the node."""
+    said = [key for key in OF_THE_POLICY if key in channels.config.model_fields_set]
+    name = str(at(tree, LOSS_MODE, "vanilla"))
+    if name == f"composer/{channels.config.policy}":
+        said = [key for key in said if key != "policy"]
+    if said and is_ours(name) and at(tree, f"{LOSS}.composer") is None:
+        yield Fault(
+            f"{NODE}.{said[0]}",
+            f"it is set, and the actor's workers, where {name!r} runs, do not see it",
+            f"set {SENT}",
+        )
 
 
 def _has_reference(tree: Any) -> bool:

@@ -33,7 +33,7 @@ PRIME_RL = Adapter(
 VERL = Adapter(
     framework="verl",
     path="composer_plugins.adapters.verl_plugin.registration:register",
-    summary="estimators and policy losses in verl's registries; the trainer composer_sync adds hint and replay",
+    summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
