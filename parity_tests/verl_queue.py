@@ -1,0 +1,102 @@
+"""A TransferQueue of one process, and a trainer whose workers answer from a table."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from composer_plugins.adapters.verl_parts.fields import TOP_IDS, TOP_K, TOP_LOGPROBS, nested
+from composer_plugins.adapters.verl_parts.rules import channels
+
+VOCABULARY = 300
+
+
+class Queue:
+    """transfer_queue's functions that the adapter calls, on a dictionary."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def kv_batch_put(
+        self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: Any = None
+    ) -> KVBatchMeta:
+        """Each row's fields over what it has."""
+        columns = {
+            name: list(values.unbind())
+            if isinstance(values, Tensor)
+            else [getattr(v, "data", v) for v in values]
+            for name, values in fields.items()
+        }
+        for i, key in enumerate(keys):
+            row = {name: values[i] for name, values in columns.items()}
+            self.rows.setdefault((partition_id, key), {}).update(row)
+        return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: Any = None) -> TensorDict:
+        """The rows, nested as verl nests them."""
+        rows = [self.rows[partition_id, key] for key in keys]
+        return list_of_dict_to_tensordict([{n: row[n] for n in select_fields or row} for row in rows])
+
+    def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
+        """Forget them."""
+        for key in keys:
+            del self.rows[partition_id, key]
+
+
+class Model:
+    """log pi of a token given the one before it, from a table; the workers' calls, through the queue."""
+
+    def __init__(self, queue: Queue, seed: int) -> None:
+        self.queue, self.asked = queue, list[int]()
+        g = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=g, dtype=torch.float64).log_softmax(-1)
+        self._dispatch_info = {"actor": [0, 1]}
+
+    def of(self, prompt: Tensor, response: Tensor) -> Tensor:
+        """Of each token of the response."""
+        before = torch.cat([prompt[-1:], response[:-1]])
+        return self.table[before, response]
+
+    def compute_log_prob(self, meta: KVBatchMeta) -> None:
+        """As verl's workers answer: per position of the whole sequence, of the token that follows."""
+        self.asked.append(len(meta))
+        data = self.queue.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id)
+        ids = list(data["input_ids"].unbind())
+        found = {"log_probs": nested([self.table[x, x.roll(-1)] for x in ids])}
+        if k := meta.extra_info.get(TOP_K):
+            top = [self.table[x].topk(k, -1) for x in ids]
+            found |= {
+                TOP_LOGPROBS: nested([t.values for t in top]),
+                TOP_IDS: nested([t.indices for t in top]),
+            }
+        fields = TensorDict(found, batch_size=len(meta))
+        self.queue.kv_batch_put(keys=meta.keys, partition_id=meta.partition_id, fields=fields)
+
+    compute_ref_log_prob = compute_log_prob
+
+
+def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
+    """What hint.py, replay.py and shares.py read of a trainer: two ranks, micro-batches of three."""
+    rollout = {
+        "temperature": 1.0,
+        "log_prob_use_dynamic_bsz": False,
+        "log_prob_micro_batch_size_per_gpu": 3,
+        "n": 2,
+    }
+    actor = {"use_dynamic_bsz": False, "ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 2}
+    config = {"actor_rollout_ref": {"rollout": rollout, "ref": rollout, "actor": actor}, "data": {}}
+    return SimpleNamespace(
+        config=OmegaConf.create(config),
+        channels=channels(node),
+        tokenizer=tokenizer,
+        positions=512,
+        columns=frozenset({"chosen", "rejected", "n_teachers_agreeing"}),
+        ref_in_actor=False,
+        actor_rollout_wg=Model(queue, seed=1),
+        ref_policy_wg=Model(queue, seed=2),
+    )
