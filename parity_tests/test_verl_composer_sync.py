@@ -24,6 +24,12 @@ ALL = (
     "+algorithm.composer.hint_top_k=16",
     *REPLAY,
 )
+RANKS = (
+    "trainer.n_gpus_per_node=2",
+    "actor_rollout_ref.rollout.n_gpus_per_node=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "ray_kwargs.ray_init.num_gpus=2",
+)
 LIVE = (
     *SYNC,
     *HINT,
@@ -56,8 +62,10 @@ def test_three_channels_train_with_a_frozen_teacher_of_k_entries_and_dpo(trained
     assert first["actor/composer/replay_pairs"] == 5
 
 
-def test_three_channels_train_with_the_policy_itself_for_a_teacher_and_simpo(trained: Trained) -> None:
-    first, second = composers(finished(trained(*LIVE)))
+def test_three_channels_train_on_two_ranks_with_the_policy_itself_for_a_teacher_and_simpo(
+    trained: Trained,
+) -> None:
+    first, second = composers(finished(trained(*LIVE, *RANKS)))
     assert first["actor/composer/hint_loss"] != second["actor/composer/hint_loss"]
     chosen, rejected = (f"actor/composer/replay/rewards/{side}" for side in ("chosen", "rejected"))
     moved = [second[name] - first[name] for name in (chosen, rejected)]
@@ -66,7 +74,7 @@ def test_three_channels_train_with_the_policy_itself_for_a_teacher_and_simpo(tra
 
 def test_each_channel_changes_the_parameters(trained: Trained) -> None:
     alone = finished(trained(*SYNC)).parameters[-1]
-    for run in (ALL, LIVE):
+    for run in (ALL, (*LIVE, *RANKS)):
         assert apart(finished(trained(*run)).parameters[-1], alone) > 1e-3
 
 

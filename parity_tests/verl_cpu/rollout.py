@@ -119,8 +119,10 @@ class Sender(BaseRollout):
         """Every parameter, whole, in float32."""
         assert wire_format == "named_tensors", wire_format
         whole = {name: value.detach().float().cpu().clone() for name, value in weights}
-        torch.save(whole, Path(os.environ[OUT], f"step_{global_steps}.pt"))
-        await ray.get_actor(f"{NAME}_{os.environ.get('RANK', 0)}").load.remote(whole, global_steps)
+        rank = os.environ.get("RANK", "0")
+        if rank == "0":
+            torch.save(whole, Path(os.environ[OUT], f"step_{global_steps}.pt"))
+        await ray.get_actor(f"{NAME}_{rank}").load.remote(whole, global_steps)
 
 
 RolloutReplicaRegistry.register(NAME, lambda: Replica)
