@@ -157,6 +157,22 @@ def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
     assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=terms)
 
 
+def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
+    """At a ratio of 1 the two are equal; beyond the cap the weight is the cap."""
+    rows = taught(drawn(LENGTHS), VOCABULARY - 1)
+    said = [spoken(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
+    node = JSD | {"hint_top_k": VOCABULARY - 1}
+    sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
+    jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), TOLD)[0]
+    for ratio, weight in ((1.0, 1.0), (0.5, 0.5), (40.0, 2.0)):
+        old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in said]
+        moved = rows._replace(fields=rows.fields | {"old_log_probs": old})
+        value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), TOLD)[0]
+        assert_parity(value, weight * jsd, terms=512)
+    plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), TOLD)[0]
+    assert torch.equal(plain, jsd)
+
+
 @pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
 def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> None:
     """At the policy that was scored: the first update of a step."""

@@ -147,6 +147,18 @@ def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
     assert {"chosen", "privileged_context"} < trainer.columns
 
 
+def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
+    trainer = make(node)
+    trainer.total_training_steps = 6
+    found = []
+    for trainer.global_steps in range(1, 8):
+        found.append(trainer.taid_t())
+    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
+    trainer.total_training_steps, trainer.global_steps = 1, 1
+    assert trainer.taid_t() == 0.4
+
+
 def test_the_limit_is_the_smallest_of_the_models_and_the_batches(make: Make) -> None:
     dynamic = [
         "actor_rollout_ref.actor.use_dynamic_bsz=True",

@@ -27,6 +27,7 @@ from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_inputs
 from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.divergences.supports import log_probs_at
+from composer_plugins.kernels.masking import at_least_float32
 
 HINT = "composer_hint"
 
@@ -114,7 +115,9 @@ class ComposerLoss:
             given["student_logits"] = student
         if weighs(hint):
             said = torch.cat(rows_of(data["responses"])).unsqueeze(-1)
-            given["student_logprobs"] = torch.log_softmax(student.float(), -1).gather(-1, said).squeeze(-1)
+            given["student_logprobs"] = (
+                torch.log_softmax(at_least_float32(student), -1).gather(-1, said).squeeze(-1)
+            )
             given["old_logprobs"] = torch.cat(rows_of(data["old_log_probs"]))
         t = tensordict_utils.get_non_tensor_data(data, TAID_T, None)
         loss = self.divergence(given, {} if t is None else {"t": t}).loss
