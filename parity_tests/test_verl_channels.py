@@ -164,7 +164,7 @@ def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
     node = JSD | {"hint_top_k": VOCABULARY - 1}
     sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
     jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), TOLD)[0]
-    for ratio, weight in ((1.0, 1.0), (0.5, 0.5), (40.0, 2.0)):
+    for ratio, weight in ((1.0, 1.0), (1.5, 1.5), (40.0, 2.0)):
         old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in said]
         moved = rows._replace(fields=rows.fields | {"old_log_probs": old})
         value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), TOLD)[0]
