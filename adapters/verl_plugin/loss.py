@@ -25,6 +25,7 @@ from composer_plugins.adapters.verl_parts.rules import Channels, carried, channe
 from composer_plugins.adapters.verl_plugin.policy import logged, reduced
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_inputs
+from composer_plugins.kernels.contract import Metric as Quantity
 from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.divergences.supports import log_probs_at
 from composer_plugins.kernels.masking import at_least_float32
@@ -44,6 +45,7 @@ class ComposerLoss:
 
     def __init__(self, actor: Any, node: Mapping[str, Any]) -> None:
         self.actor, self.node = actor, dict(node)
+        self.seen: Mapping[str, Quantity] | None = None  # of the hint, in the micro-batch at hand
 
     @cached_property
     def channels(self) -> Channels:
@@ -85,11 +87,10 @@ class ComposerLoss:
             per_token = torch.where(mask, no_padding_2_padding(model_output[HINT], data), 0.0)
         else:
             given = {"student_logprobs": logprobs, "teacher_logprobs": padded(data, TEACHER), "mask": mask}
-            token = self.divergence(given | {"old_logprobs": padded(data, "old_log_probs")})
-            per_token = token.loss
+            per_token = self.divergence(given | {"old_logprobs": padded(data, "old_log_probs")})
         info = self.actor.global_batch_info
         value = reduced(per_token, mask, self.actor.loss_agg_mode, info)
-        means = logged(self._seen.metrics, "hint/")
+        means = logged(self.seen or {}, "hint/")
         return value, {
             "actor/composer/hint_loss": Metric(AggregationType.SUM, value.detach()),
             **Metric.from_dict(means, AggregationType.MEAN),
@@ -120,20 +121,21 @@ class ComposerLoss:
             )
             given["old_logprobs"] = torch.cat(rows_of(data["old_log_probs"]))
         t = tensordict_utils.get_non_tensor_data(data, TAID_T, None)
-        loss = self.divergence(given, {} if t is None else {"t": t}).loss
+        loss = self.divergence(given, {} if t is None else {"t": t})
         plane = torch.zeros(logits.shape[1], dtype=loss.dtype, device=loss.device)
         return plane.index_copy(0, where, loss).unsqueeze(0)
 
-    def divergence(self, given: dict[str, Tensor], more: Mapping[str, Any] | None = None) -> TokenLoss:
+    def divergence(self, given: dict[str, Tensor], more: Mapping[str, Any] | None = None) -> Tensor:
         """The hint's divergence on what it needs; the first tensors are checked."""
         hint = self.channels.hint
         assert hint is not None
-        if not hasattr(self, "_seen"):
+        if self.seen is None:
             check_inputs(hint, given)
         optional = {name: given[name] for name in hint.loss.optional if name in given and weighs(hint)}
         needs = (given[name] for name in hint.loss.needs)
-        self._seen: TokenLoss = hint.loss.kernel()(*needs, **optional, **(hint.params | dict(more or {})))
-        return self._seen
+        token: TokenLoss = hint.loss.kernel()(*needs, **optional, **(hint.params | dict(more or {})))
+        self.seen = token.metrics
+        return token.loss
 
 
 def weighs(hint: Choice) -> bool:
