@@ -25,10 +25,6 @@ PRIME_RL = (
     "msgspec",
 )
 
-
-# What verl's main_ppo imports and the verl wheel does not ask for.
-MAIN_PPO = ("TransferQueue", "pyzmq", "msgspec", "cachetools", "fastapi", "uvicorn")
-
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
 
@@ -89,7 +85,7 @@ def trl(session: nox.Session) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
-    install(session, "-e", ".[test,verl]", *MAIN_PPO, constraints="constraints-verl.txt")
+    install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
     wheels = Path(session.virtualenv.location, "wheels").resolve()
     for version in OLDER_VERLS:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():

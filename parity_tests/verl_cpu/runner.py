@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,10 +36,17 @@ class Run(NamedTuple):
     left: list[str]  # those that live still, after they were killed
 
 
-def run(out: Path, *more: str, steps: int = 2, timeout: float = TIMEOUT, until: str | None = None) -> Run:
+def run(
+    out: Path,
+    *more: str,
+    steps: int = 2,
+    timeout: float = TIMEOUT,
+    until: str | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> Run:
     """Train with these overrides, `main_ppo.log` in the folder; every process of the run is then gone.
 
-    `until` cuts the run off as soon as the log says that.
+    `until` cuts the run off as soon as the log says that. `watch` is called a few times a second.
     """
     tiny.make(out)
     (out / "imports").mkdir()
@@ -58,10 +66,10 @@ def run(out: Path, *more: str, steps: int = 2, timeout: float = TIMEOUT, until: 
         )
         code = None
         try:
-            code = wait(process, out / "main_ppo.log", timeout, until)
+            code = wait(process, out / "main_ppo.log", timeout, until, watch)
         finally:
             seconds = time.monotonic() - start
-            survivors, left = end(token, grace=0.0 if code is None else 10.0)
+            survivors, left = end(token, 0.0 if code is None else 10.0, process.pid)
             process.wait()
             shutil.rmtree(sessions, ignore_errors=True)
     return Run(
@@ -75,12 +83,15 @@ def run(out: Path, *more: str, steps: int = 2, timeout: float = TIMEOUT, until: 
     )
 
 
-def wait(process: subprocess.Popen[bytes], log: Path, timeout: float, until: str | None) -> int | None:
+def wait(
+    process: subprocess.Popen[bytes], log: Path, timeout: float, until: str | None, watch: Callable[[], None]
+) -> int | None:
     """The exit code; None after the timeout, or at once when the log has the words."""
     end = time.monotonic() + timeout
     while (code := process.poll()) is None and time.monotonic() < end:
         if until and until in log.read_text(errors="replace"):
             return None
+        watch()
         time.sleep(0.2)
     return code
 
@@ -113,22 +124,26 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [line["data"] for line in sorted(lines, key=lambda line: line["step"])]
 
 
-def marked(token: str) -> list[psutil.Process]:
-    """The processes of a run: Ray's have groups and sessions of their own, but keep the environment."""
+def marked(token: str, session: int | None) -> list[psutil.Process]:
+    """The processes of a run, by its session, or by the environment if they have one of their own.
+
+    Both, for Ray's agents overwrite their environment with a title.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE:
+            ours = os.getsid(process.pid) == session or process.environ().get(MARK) == token
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
+        except (psutil.Error, ProcessLookupError):
             continue  # gone, or another user's
     return found
 
 
-def end(token: str, grace: float) -> tuple[list[str], list[str]]:
+def end(token: str, grace: float, session: int | None = None) -> tuple[list[str], list[str]]:
     """Kill what is left of a run; what lived after the grace, and what lives still."""
     until = time.monotonic() + grace
-    while (alive := marked(token)) and time.monotonic() < until:
+    while (alive := marked(token, session)) and time.monotonic() < until:
         time.sleep(0.2)  # Ray's own processes end a moment after the driver
     survivors = [named(process) for process in alive]
     for _ in range(25):
@@ -140,7 +155,7 @@ def end(token: str, grace: float) -> tuple[list[str], list[str]]:
             except psutil.Error:
                 continue
         psutil.wait_procs(alive, timeout=1)
-        alive = marked(token)
+        alive = marked(token, session)
     return survivors, [named(process) for process in alive]
 
 
