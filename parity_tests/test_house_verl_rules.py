@@ -110,6 +110,7 @@ def test_each_option_that_a_channel_cannot_be_had_with_is_found(
         ({}, {"trainer__use_v1": False, "distillation__enabled": True}),
         (SAMPLED, {f"{ACTOR}use_kl_loss": True}),
         (DPO, {"algorithm__use_kl_in_reward": True}),
+        (SAMPLED, {"actor_rollout_ref__model__lora_rank": 8}),
         (LIVE, {f"{ACTOR}strategy": "megatron", "actor_rollout_ref__model__use_fused_kernels": True}),
         (TOP_K, {f"{ACTOR}strategy": "fsdp2", f"{ACTOR}shuffle": True}),
         (

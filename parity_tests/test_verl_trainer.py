@@ -147,6 +147,13 @@ def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
     assert {"chosen", "privileged_context"} < trainer.columns
 
 
+def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "jsd"}
+    with pytest.raises(ConfigError, match="hint_top_k is 261, and the vocabulary has 261 entries"):
+        checked(make(node | {"hint_top_k": 261}))
+    checked(make(node | {"hint_top_k": 260}))
+
+
 def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> None:
     node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
     trainer = make(node)

@@ -51,7 +51,7 @@ def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
             "name composer or composer/<name>, or remove policy_weight",
         )
     yield from _unseen(tree, channels)
-    if channels.asks_reference and not _has_reference(tree):
+    if channels.asks_reference and not (_has_reference(tree) or _has_adapter(tree)):
         frozen = channels.hint is not None and channels.config.hint_teacher == "base"
         asker = "hint_teacher 'base'" if frozen else f"replay_loss {channels.config.replay_loss!r}"
         yield Fault(
@@ -120,6 +120,13 @@ def _unseen(tree: Any, channels: Channels) -> Iterator[Fault]:
 
 def _has_reference(tree: Any) -> bool:
     return bool(at(tree, f"{ACTOR}.use_kl_loss", False) or at(tree, "algorithm.use_kl_in_reward", False))
+
+
+def _has_adapter(tree: Any) -> bool:
+    """LoRA: the actor without its adapter is the reference."""
+    model = "actor_rollout_ref.model"
+    rank = at(tree, f"{model}.lora.rank", 0) or at(tree, f"{model}.lora_rank", 0)
+    return bool(rank or at(tree, f"{model}.lora_adapter_path"))
 
 
 def _of_both(tree: Any) -> Iterator[Fault]:

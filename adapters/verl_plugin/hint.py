@@ -40,7 +40,8 @@ def teach(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchM
     lengths = [len(mask) for mask in masks]
     asked = _ask(trainer, data, hints, taught, top_k) if taught else None
     zeros = [torch.zeros_like(mask) for mask in masks]
-    taught_masks = [mask if i in taught else zeros[i] for i, mask in enumerate(masks)]
+    live = set(taught)
+    taught_masks = [mask if i in live else zeros[i] for i, mask in enumerate(masks)]
     metrics["actor/composer/hint_rows"] = len(taught) / max(1, sum(bool(mask.any()) for mask in masks))
     fields = {HINT_MASK: nested(taught_masks)}
     if top_k:

@@ -19,15 +19,17 @@ class Prompts:
         self.options = dict(trainer.config.data.get("apply_chat_template_kwargs", None) or {})
         self.template = trainer.channels.config.teacher_prompt_template
         self.limit = longest(trainer)
+        self.known: dict[str, list[int]] = {}  # a prompt is sampled many times
 
     def ids(self, messages: Prompt, **options: Any) -> list[int]:
         """Token ids of messages, by default up to where the assistant speaks."""
         options = {"add_generation_prompt": True} | options
-        rendered = self.tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, **options, **self.options
-        )
-        ids: list[int] = rendered["input_ids"]
-        return ids
+        if (key := repr((messages, options))) not in self.known:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=True, return_dict=True, **options, **self.options
+            )
+            self.known[key] = rendered["input_ids"]
+        return self.known[key]
 
     def hinted(self, messages: Messages, hint: str | None, *, like: Tensor, response: Tensor) -> Tensor:
         """The teacher's prompt; `like` is the policy's, which must be the same but for the hint."""

@@ -1,7 +1,7 @@
 """Replayed rows among the rows of verl's update: every mini-batch of every rank has as many of them.
 
 verl hands each rank a piece of the batch, which the rank cuts into mini-batches. The policy's rows keep
-their order and their mini-batches, and each mini-batch is followed by its share of replayed rows: so the
+their order and their mini-batches, and each mini-batch has its share of replayed rows among them: so the
 policy's term is what it is without them. Rows to fill up the shares say nothing and count nowhere.
 """
 

@@ -19,7 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.fs import copy_to_local
 
 from composer_plugins.adapters.verl_parts.fields import FROM_LOGITS, TAID_T
-from composer_plugins.adapters.verl_parts.rules import TRAINER, carried, channels
+from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, carried, channels
 from composer_plugins.adapters.verl_parts.run import faults, names
 from composer_plugins.adapters.verl_plugin import shares
 from composer_plugins.adapters.verl_plugin.config import node_of
@@ -28,6 +28,8 @@ from composer_plugins.adapters.verl_plugin.hint import teach
 from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.replay import replayed
 from composer_plugins.adapters.verl_plugin.workers import AnsweringWorker
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError
 
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
@@ -58,7 +60,9 @@ class ComposerTrainer(PPOTrainerSync):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         if not self.is_verls:
-            self.positions = positions(self.config.actor_rollout_ref.model)
+            model = text_config(self.config.actor_rollout_ref.model)
+            check_top_k(self.channels.config, model.vocab_size)
+            self.positions = model.max_position_embeddings
             self.columns = check_rows(self)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -132,8 +136,17 @@ class Told:
         return self.group.update_actor(batch)
 
 
-def positions(model: DictConfig) -> int:
-    """How many positions the model has."""
+def text_config(model: DictConfig) -> Any:
+    """What transformers knows of the model without its weights."""
     path = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
     config = AutoConfig.from_pretrained(path, trust_remote_code=model.get("trust_remote_code", False))
-    return int(config.get_text_config().max_position_embeddings)
+    return config.get_text_config()
+
+
+def check_top_k(config: ComposerConfig, vocabulary: int) -> None:
+    """Raise ConfigError where the vocabulary has not as many entries, and one for the tail."""
+    if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
+        raise ConfigError(
+            f"{NODE}: hint_top_k is {config.hint_top_k}, and the vocabulary has {vocabulary} entries, of "
+            "which one at least is the tail"
+        )
