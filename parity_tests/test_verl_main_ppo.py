@@ -44,6 +44,14 @@ def test_an_unknown_key_ends_the_run_with_our_message(trained: Trained) -> None:
     assert message in done.log, done.log[-6000:]
 
 
+def test_a_reward_that_is_nan_ends_the_run_with_its_row(trained: Trained, tmp_path: Path) -> None:
+    reward = tmp_path / "nan.py"
+    reward.write_text("def compute_score(*_, **__):\n    return float('nan')\n")
+    done = trained(*OURS, f"reward.custom_reward_function.path={reward}")
+    assert done.code not in (0, None) and not done.metrics
+    assert "DataError: the rewards of 16 of 16 rollouts are NaN, row 0 first" in done.log, done.log[-6000:]
+
+
 def test_no_process_survives_a_run_that_is_cut_off(tmp_path: Path) -> None:
     cut = run(tmp_path, *THEIRS, until="Started a local Ray instance")
     assert cut.code is None and "Started a local Ray instance" in cut.log

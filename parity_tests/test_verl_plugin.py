@@ -1,5 +1,6 @@
 """What we put into verl's registries, called as verl calls it, beside verl's own: values and gradients."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -173,6 +174,21 @@ def test_import_verl_alone_registers_everything() -> None:
         len([n for n in registry if n.startswith("composer")])
         for registry in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY)
     ]
+
+
+def test_external_lib_registers_what_the_entry_point_may_not() -> None:
+    program = (
+        "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as names\n"
+        "print('composer' in names)\n"
+        "from verl.utils.import_utils import import_external_libs\n"
+        "import_external_libs('composer_plugins.adapters.verl_plugin')\n"
+        "print('composer' in names)"
+    )
+    environment = os.environ | {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+    printed = subprocess.check_output(
+        [sys.executable, "-W", "ignore", "-c", program], text=True, env=environment
+    )
+    assert printed.split()[-2:] == ["False", "True"]
 
 
 @pytest.mark.parametrize(
