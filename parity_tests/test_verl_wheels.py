@@ -113,6 +113,25 @@ def test_a_policy_loss_is_that_versions_vanilla_by_its_workers_keywords(probed: 
         assert logged and all(type(value) is float for value in logged.values())
 
 
+@of_every_version
+def test_before_0_9_verl_gives_gspo_one_mode_and_we_the_one_that_is_set(probed: Probe, version: str) -> None:
+    found = probed(version)["by_mode"]
+    assert torch.equal(*found["theirs"]) == (version != INSTALLED)
+    assert not torch.equal(*found["ours"])
+    assert_parity(found["ours"][1], found["theirs"][1], terms=16)
+
+
+@of_every_version
+def test_before_0_9_verl_forgets_a_return_at_a_tools_tokens_and_we_do_not(
+    probed: Probe, version: str
+) -> None:
+    found = probed(version)["across_a_tool"]
+    same = version == INSTALLED
+    assert torch.allclose(found["ours"], found["theirs"], rtol=1e-6) == same
+    if same:
+        assert_parity(found["ours"], found["theirs"], terms=16)
+
+
 def test_what_keeps_verl_from_loading_our_plugin_is_a_warning() -> None:
     """verl 0.6.1 cannot be imported whole beside transformers 5; `import verl` hides that, ours does not."""
     done = start(["-c", "import verl"], wheel("0.6.1"))

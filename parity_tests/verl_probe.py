@@ -109,6 +109,38 @@ def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[
     return found
 
 
+def by_mode(own: Any, keywords: tuple[str, ...]) -> dict[str, list[torch.Tensor]]:
+    """GSPO of one batch, this verl's and ours, as two modes reduce it."""
+    from parity_tests.verl_facts import Batch
+
+    logprobs = -torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3)
+    advantages = torch.tensor([[1.0], [-0.5]], dtype=torch.float64).expand(2, 3).contiguous()
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    batch = Batch(logprobs, logprobs - 1e-5, advantages, mask, None)  # within any clip
+    modes = ("token-mean", "seq-mean-token-mean")
+    rows = [{"mode": mode, "info": {}, "keywords": keywords, "batch": batch} for mode in modes]
+    names = {"theirs": "gspo", "ours": "composer/gspo_token"}
+    return {who: [policy_loss(name, row, own)[0] for row in rows] for who, name in names.items()}
+
+
+def across_a_tool(own: Any) -> dict[str, torch.Tensor]:
+    """REINFORCE++ of two responses, one with a tool's tokens in it: this verl's and ours."""
+    from omegaconf import OmegaConf, open_dict
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    algorithm = OmegaConf.create(OmegaConf.to_container(own))
+    with open_dict(algorithm):
+        algorithm.composer = {"advantage": "reinforce_pp@verl"}
+    found = {}
+    for who, name in (("theirs", "reinforce_plus_plus"), ("ours", "composer")):
+        rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.5]], dtype=torch.float64)
+        mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
+        data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask})
+        found[who] = compute_advantage(data, adv_estimator=name, config=algorithm).batch["advantages"]
+    return found
+
+
 def known(mode: str) -> bool:
     """Whether this verl has the mode."""
     from verl.trainer.ppo.core_algos import agg_loss
@@ -180,6 +212,8 @@ def main(out: str) -> None:
         "keywords": keywords,
         "advantages": advantages(own.algorithm, ours.algorithm),
         "policy": policy_losses(omega_conf_to_dataclass(own.actor_rollout_ref.actor), actor, keywords),
+        "by_mode": by_mode(omega_conf_to_dataclass(own.actor_rollout_ref.actor), keywords[0]),
+        "across_a_tool": across_a_tool(own.algorithm),
     }
     torch.save(found, out)
 
