@@ -1,4 +1,4 @@
-"""The one config model. TRL's dataclass fields and PRIME-RL's kwargs parse into it; so will verl's node."""
+"""The one config model. TRL's dataclass fields, PRIME-RL's kwargs and verl's node parse into it."""
 
 from collections.abc import Mapping
 from string import Formatter

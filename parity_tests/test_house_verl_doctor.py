@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {  # verl 0.9.1's, as far as they are looked at
     "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
     ROLLOUT: True,
+    "trainer.project_name": "verl_examples",
     "trainer.use_v1": True,
     MODE: "sync",
     "data.train_files": "train.parquet",
@@ -200,11 +201,17 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "error",
         "unknown advantage 'grop' did you mean 'grpo'",
     ),
+    "a critic": (
+        {**OURS, "critic.enable": True},
+        "critic.enable",
+        "error",
+        "hands its advantages over as returns",
+    ),
     "two advantages": (
         {"algorithm.adv_estimator": "composer/rloo", f"{NODE}.advantage": "grpo"},
         f"{NODE}.advantage",
         "error",
-        "advantage is 'grpo' beside composer/rloo: say composer alone",
+        "advantage is 'grpo' beside composer/rloo say composer alone",
     ),
     "what verl does itself": (
         {**OURS, f"{NODE}.mismatch": "tis"},

@@ -47,6 +47,7 @@ def test_what_the_trainer_carries_parses(node: Mapping[str, Any]) -> None:
         ({**SAMPLED, "hint_ema_rate": 0.1}, "hint_ema_rate: verl keeps no average"),
         ({**SAMPLED, "hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}}, "computes none"),
         ({**TOP_K, "hint_params": {"top_k": 10}}, "'top_k' is 10, and the vocabulary has 9 entries"),
+        ({**TOP_K, "hint_divergence": "jsd@trl"}, "jsd's temperature is 0.9: verl's logits are at"),
         ({**TOP_K, "hint_t_start": 0.1}, "hint_t_start is TAID's, and hint_divergence is 'jsd'"),
         ({**TAID, "hint_params": {"t": 0.2}}, "hint_t_start 0.4 is above t 0.2"),
         ({**TAID, "hint_t_start": 1.5}, "hint_t_start is 1.5"),

@@ -29,6 +29,7 @@ from composer_plugins.adapters.verl_parts.fields import (
 from composer_plugins.adapters.verl_parts.rules import channels
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.means import settle
 from composer_plugins.adapters.verl_plugin.replay import linearised
 from composer_plugins.adapters.verl_plugin.shares import Cut, dealt, share
 from parity_tests.verl_rows import VOCABULARY, Drawn, called, drawn, spoken
@@ -126,7 +127,8 @@ def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominat
     assert metrics["actor/composer/hint_loss"].values == [
         pytest.approx(float(wanted.detach()) / 0.7, rel=1e-12)
     ]
-    assert "actor/composer/hint/kl" in metrics
+    tokens = metrics["actor/composer/hint/#tokens"].values[0]
+    assert tokens == int(mask.sum()) and "actor/composer/hint/kl#sum" in metrics
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,29 @@ def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
         assert_parity(value, weight * jsd, terms=512)
     plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), TOLD)[0]
     assert torch.equal(plain, jsd)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 8])
+def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: int) -> None:
+    """The last row is a replayed one: alone in its micro-batch it has no token to be a mean of."""
+    rows, added = taught(drawn(LENGTHS)), dict[str, float]()
+    for part in torch.arange(8).chunk(cuts):
+        metrics = called(loss_of(SAMPLED), rows, part.tolist(), {})[2]
+        for name, metric in metrics.items():
+            if "#" in name:
+                added[name] = added.get(name, 0.0) + metric.values[0]
+    settle(added)
+    live, hinted = flat(rows, "response_mask").bool(), flat(rows, HINT_MASK).bool()
+    logprobs = torch.cat(
+        [spoken(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
+    )
+    ratio = (logprobs - flat(rows, "old_log_probs")).exp()[live].mean()
+    kl = (logprobs - flat(rows, TEACHER))[hinted].mean()
+    assert added["actor/composer/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
+    assert added["actor/composer/hint/kl"] == pytest.approx(float(kl), rel=1e-6)
+    assert not [name for name in added if "#" in name]
+    settle(nothing := {"actor/composer/hint/kl#sum": 0.0, "actor/composer/hint/#tokens": 0.0})
+    assert nothing == {}
 
 
 @pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])

@@ -160,3 +160,16 @@ def test_hint_sdpo_trains_in_the_real_main_ppo_and_logs_what_the_readme_says(tra
     assert told == {key.removeprefix("actor/composer/") for key in first}
     assert first["actor/composer/hint_rows"] == 0.75
     assert first["actor/composer/hint_loss"] != second["actor/composer/hint_loss"] > 0
+
+
+def test_the_yaml_of_the_readme_composes_and_lacks_nothing(tmp_path: Path) -> None:
+    section = (FOLDER.parents[1] / "README.md").read_text().partition("## In verl")[2]
+    (tmp_path / "my.yaml").write_text(section.partition("```yaml\n")[2].partition("```")[0])
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("my")
+    asked = channels(node_of(config.algorithm))
+    assert asked.hint and asked.replay
+    assert not list(faults(config, asked))
+    assert not list(names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.policy_loss.composer == node_of(config.algorithm)

@@ -9,7 +9,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 
 from composer_plugins.adapters.verl_parts.fields import FROM_LOGITS, nested
-from composer_plugins.adapters.verl_plugin.loss import HINT, ComposerLoss
+from composer_plugins.adapters.verl_plugin.loss import PLANE, ComposerLoss
 
 VOCABULARY = 7
 
@@ -73,7 +73,7 @@ def called(
         output = {
             name: x.squeeze(0) for name, x in loss(student_logits=packed.unsqueeze(0), data=data).items()
         }
-        assert set(output) == {HINT} and output[HINT].shape == packed.shape[:1]
+        assert set(output) == {PLANE} and output[PLANE].shape == packed.shape[:1]
     following = torch.cat(ids).roll(-1)
     output["log_probs"] = torch.log_softmax(packed, -1).gather(-1, following.unsqueeze(-1)).squeeze(-1)
     offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)

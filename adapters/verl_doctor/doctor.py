@@ -60,7 +60,7 @@ def judge(facts: Mapping[str, Any], target: Target, release: Release) -> Iterato
         yield composition(facts["composition"])
     if run is None:
         return
-    if run.at(ACTOR) is None:
+    if run.at(ACTOR) is None or run.at("trainer.project_name") is None:
         what = "the config has nothing of verl's own"
         yield Finding("error", "defaults", what, "begin the file with defaults: [ppo_trainer, _self_]")
         return
@@ -76,8 +76,8 @@ def composition(message: str) -> Finding:
     """What hydra says, which main_ppo would say as well."""
     kind, _, said = message.partition(": ")
     remedy = "mend the file or the override"
-    if added := re.search(r"use (\+\S+)", said):
-        remedy = f"write {added[1]}: verl's config has no such key"
+    if added := re.search(r"use (\+.+)", said):
+        remedy = f"write '{added[1].strip()}'; of a table that is there, take the old one out first: '~KEY'"
     return Finding("error", "hydra", f"the config cannot be composed: {kind}: {said}", remedy)
 
 

@@ -59,7 +59,7 @@ def settings_refused(run: Run, settings: Mapping[str, Any]) -> Iterator[Finding]
 def _refusal(key: str, error: ConfigError, more: str = "") -> Finding:
     """A complaint, cut where it goes over into what to do."""
     message = str(error)
-    for separator in (": did you mean ", "; "):
+    for separator in (": did you mean ", ": say ", "; "):
         what, offered, rest = message.partition(separator)
         if offered:
             return Finding("error", key, what + more, (separator + rest).lstrip(":; "))
@@ -86,6 +86,9 @@ def unread(run: Run) -> Iterator[Finding]:
 
 
 def _advantage(run: Run) -> Iterator[Finding]:
+    if is_ours(run.estimator) and run.at("critic.enable"):
+        what = f"True, and {run.estimator!r} hands its advantages over as returns, which a critic would learn"
+        yield Finding("error", "critic.enable", what, "critic.enable=False, or algorithm.adv_estimator=gae")
     keys = [key for key in ("advantage", "advantage_params") if run.node.get(key)]
     if keys and not is_ours(run.estimator):
         what = f"it is set, and not run: algorithm.adv_estimator is {run.estimator!r}"

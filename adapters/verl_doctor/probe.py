@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES, PLUGINS, RAY = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "RAY_ADDRESS"
-SECTIONS = ["algorithm", "trainer", "data", "distillation", "ray_kwargs"]
+SECTIONS = ["algorithm", "trainer", "critic", "data", "distillation", "ray_kwargs"]
 PARTS = [*SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout", "ref"))]
 
 

@@ -160,8 +160,19 @@ def _check_hint(found: Channels) -> None:
                 "over as its largest entries and a tail: set hint_top_k (SDPO: 100), or "
                 "hint_divergence='sampled_token'"
             )
-        if hint.loss.needs[:2] == ("student_logits", "teacher_logits"):
+        if "teacher_logits" in hint.loss.needs:
             check_top_k(hint, config.hint_top_k + 1)
+            _check_temperature(hint)
     elif config.hint_top_k is not None:
         what = "hint_estimator='advantage'" if not found.hint_is_loss else f"{hint.loss.name!r}"
         raise ConfigError(f"hint_top_k, and {what} reads the sampled token alone: remove it")
+
+
+def _check_temperature(hint: Choice) -> None:
+    parameter = hint.loss.parameters.get("temperature")
+    temperature = hint.params.get("temperature", parameter.default if parameter else 1.0)
+    if temperature != 1:
+        raise ConfigError(
+            f"{hint.loss.name}'s temperature is {temperature:g}: verl's logits are at rollout.temperature "
+            "already, and the tail of a top k cannot be tempered; leave it at 1"
+        )

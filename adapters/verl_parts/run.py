@@ -42,7 +42,7 @@ def at(tree: Any, path: str, default: Any = None) -> Any:
 
 
 def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
-    """What in verl's config keeps a channel from being learned."""
+    """What in verl's config keeps something that the node asks for from being learned."""
     if channels.config.policy_weight != 1 and not is_ours(at(tree, LOSS_MODE, "vanilla")):
         yield Fault(
             LOSS_MODE,

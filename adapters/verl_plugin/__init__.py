@@ -4,7 +4,7 @@
     actor_rollout_ref.actor.policy_loss.loss_mode=composer/cispo
 
 verl 0.9 imports this module by its entry point (group `verl.plugins`), 0.6 to 0.8 with
-`VERL_USE_EXTERNAL_MODULES=composer_plugins.adapters.verl_plugin`, any of them with
+`VERL_USE_EXTERNAL_MODULES=composer_plugins.adapters.verl_plugin`; 0.9 also with
 `actor_rollout_ref.model.external_lib`. It registers by being imported, twice if it must be. verl swallows
 the error of a plugin, and the user then meets an unknown estimator after the first rollout: so what goes
 wrong is a warning here.

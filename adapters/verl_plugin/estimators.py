@@ -56,7 +56,6 @@ def tensors(
         "rewards": rewards,
         "token_rewards": token_rewards,
         "lengths": mask.sum(-1),
-        "live": live,
         "mask": live,
     }
     if index is not None:
@@ -69,7 +68,7 @@ def tensors(
 
 def _call(choice: Choice, given: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
     per_token = "token_rewards" in choice.loss.needs
-    given = given | {"mask": mask} if per_token else given
+    given = given | {"mask": mask} if per_token else given  # of tokens, where the estimator is
     if absent := [need for need in choice.loss.needs if need not in given]:
         raise DataError(f"advantage {choice.loss.name!r} needs {', '.join(absent)}; this batch has none")
     optional = {name: given[name] for name in choice.loss.optional if name in given}

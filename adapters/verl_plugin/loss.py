@@ -22,6 +22,7 @@ from composer_plugins.adapters.verl_parts.fields import (
     rows_of,
 )
 from composer_plugins.adapters.verl_parts.rules import Channels, carried, channels
+from composer_plugins.adapters.verl_plugin.means import HINT, POLICY, sums
 from composer_plugins.adapters.verl_plugin.policy import logged, reduced
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_inputs
@@ -30,7 +31,7 @@ from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.divergences.supports import log_probs_at
 from composer_plugins.kernels.masking import at_least_float32
 
-HINT = "composer_hint"
+PLANE = "composer_hint"  # the hint's loss of each token, as an engine takes it from the logits
 
 
 class ComposerLoss:
@@ -63,10 +64,12 @@ class ComposerLoss:
         """(loss, metrics); or of `student_logits`, which an engine shows first, the hint of each token."""
         assert data is not None
         if student_logits is not None:
-            return {HINT: self.hint_of_logits(student_logits, data)}
+            return {PLANE: self.hint_of_logits(student_logits, data)}
         assert model_output is not None
         with carried():
             loss, metrics = ppo_loss(self.actor, model_output, data, dp_group)
+        ours = {name: metrics.pop(name).values[0] for name in list(metrics) if name.startswith(POLICY)}
+        metrics |= sums(ours, int(padded(data, "response_mask").sum()), POLICY)
         logprobs = no_padding_2_padding(model_output["log_probs"], data)
         if self.channels.hint_is_loss:
             hint, more = self.hint(model_output, data, logprobs)
@@ -84,7 +87,7 @@ class ComposerLoss:
         """The hint's term, and what is logged of it."""
         mask = padded(data, HINT_MASK).bool()
         if self.channels.compares_distributions:
-            per_token = torch.where(mask, no_padding_2_padding(model_output[HINT], data), 0.0)
+            per_token = torch.where(mask, no_padding_2_padding(model_output[PLANE], data), 0.0)
         else:
             given = {"student_logprobs": logprobs, "teacher_logprobs": padded(data, TEACHER), "mask": mask}
             per_token = self.divergence(given | {"old_logprobs": padded(data, "old_log_probs")})
@@ -93,7 +96,7 @@ class ComposerLoss:
         means = logged(self.seen or {}, "hint/")
         return value, {
             "actor/composer/hint_loss": Metric(AggregationType.SUM, value.detach()),
-            **Metric.from_dict(means, AggregationType.MEAN),
+            **sums(means, int(mask.sum()), HINT),
         }
 
     def hint_of_logits(self, logits: Tensor, data: TensorDict) -> Tensor:

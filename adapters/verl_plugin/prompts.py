@@ -64,7 +64,7 @@ class Prompts:
         """Raise DataError for a sequence that the engine cannot take."""
         if length > self.limit:
             raise DataError(
-                f"{what} are {length} tokens, and the engine takes {self.limit}: shorten the hint, or drop "
+                f"{what} are {length} tokens, and the engine takes {self.limit}: shorten them, or drop "
                 "the row; ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu raise the limit, if "
                 "it is theirs and not the model's"
             )

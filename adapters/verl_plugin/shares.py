@@ -59,7 +59,7 @@ def share(count: int, rows: int, cut: Cut) -> int:
 def dealt(rows: Sequence[Row], extra: Sequence[Row], cut: Cut) -> list[Row]:
     """`rows` with an equal part of `extra` spread over each rank's part of each mini-batch.
 
-    Spread, so that every micro-batch has rows of the policy: verl logs the mean over micro-batches.
+    Spread, so that micro-batches of one size have rows of the policy: verl logs the mean over micro-batches.
     """
     width = cut.mini // cut.ranks
     cells = [rows[i : i + width] for i in range(0, len(rows), width)]

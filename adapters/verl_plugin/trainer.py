@@ -26,6 +26,7 @@ from composer_plugins.adapters.verl_plugin.config import node_of
 from composer_plugins.adapters.verl_plugin.dataset import check_files, check_rows
 from composer_plugins.adapters.verl_plugin.hint import teach
 from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.means import settle
 from composer_plugins.adapters.verl_plugin.replay import replayed
 from composer_plugins.adapters.verl_plugin.workers import AnsweringWorker
 from composer_plugins.config import ComposerConfig
@@ -61,7 +62,7 @@ class ComposerTrainer(PPOTrainerSync):
         super()._init_dataloader()
         if not self.is_verls:
             model = text_config(self.config.actor_rollout_ref.model)
-            check_top_k(self.channels.config, model.vocab_size)
+            check_entries(self.channels.config, model.vocab_size)
             self.positions = model.max_position_embeddings
             self.columns = check_rows(self)
 
@@ -106,6 +107,7 @@ class ComposerTrainer(PPOTrainerSync):
         self.actor_rollout_wg: Any = Told(group, told)
         try:
             super()._update_actor(whole, metrics)
+            settle(metrics)
         finally:
             self.actor_rollout_wg = group
             if keys:
@@ -143,7 +145,7 @@ def text_config(model: DictConfig) -> Any:
     return config.get_text_config()
 
 
-def check_top_k(config: ComposerConfig, vocabulary: int) -> None:
+def check_entries(config: ComposerConfig, vocabulary: int) -> None:
     """Raise ConfigError where the vocabulary has not as many entries, and one for the tail."""
     if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
         raise ConfigError(

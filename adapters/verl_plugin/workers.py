@@ -55,13 +55,13 @@ class TopK:
         return {
             f"{PLANE}_{name}_{i}": plane
             for i, pair in enumerate(planes)
-            for name, plane in zip(("p", "v"), pair, strict=True)
+            for name, plane in zip(("logprob", "id"), pair, strict=True)
         }
 
 
 def stacked(output: TensorDict, k: int) -> TensorDict:
     """The planes as two fields [rows, tokens, k]."""
-    for name, field in (("p", TOP_LOGPROBS), ("v", TOP_IDS)):
+    for name, field in (("logprob", TOP_LOGPROBS), ("id", TOP_IDS)):
         planes = [output.pop(f"{PLANE}_{name}_{i}") for i in range(k)]
         values = torch.stack([plane.values() for plane in planes], -1)
         output[field] = torch.nested.nested_tensor_from_jagged(values, planes[0].offsets())
