@@ -55,6 +55,7 @@ def test_what_the_trainer_carries_parses(node: Mapping[str, Any]) -> None:
         ({"replay_loss": "simpo"}, "replay_loss without a replay_weight"),
         ({"replay_weight": 1.0, "replay_loss": "kto"}, "needs .*, which verl does not hand over"),
         ({"replay_weight": 1.0, "replay_loss": "orpo"}, "needs chosen_nll, which verl does not hand over"),
+        ({"replay_weight": 1.0, "replay_loss": "aot"}, "'aot' sorts the batch's pairs anew"),
         ({"policy_weight": 0.5}, "policy_weight 0.5, and no channel to weigh against"),
         ({"mismatch": "tis"}, "mismatch: verl corrects for the rollout engine itself"),
         ({"replay_weight": -1.0}, "replay_weight is -1.0"),
@@ -77,6 +78,11 @@ def test_the_registries_alone_refuse_a_channel_that_the_trainer_carries(node: Ma
 
 
 ACTOR = "actor_rollout_ref__actor__"
+LOSS = f"{ACTOR}policy_loss__"
+SENT = {
+    f"{LOSS}loss_mode": "composer",
+    f"{LOSS}_target_": "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
+}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,21 @@ ACTOR = "actor_rollout_ref__actor__"
         (SIMPO, {f"{ACTOR}shuffle": True}, "actor_rollout_ref.actor.shuffle"),
         (LIVE | {"policy": "cispo"}, {f"{ACTOR}policy_loss__loss_mode": "composer"}, "composer.policy"),
         (LIVE | {"policy_weight": 0.5}, {f"{ACTOR}policy_loss__loss_mode": "composer/grpo"}, "policy_weight"),
-        ({**SIMPO, "policy_weight": 0.0}, {}, "actor_rollout_ref.actor.policy_loss.loss_mode"),
+        ({**SIMPO, "policy_weight": 0.0}, {}, "algorithm.composer.policy_weight"),
+        (LIVE | {"policy_params": {"clip_low": 0.1}}, {}, "algorithm.composer.policy_params"),
+        (LIVE | {"advantage": "rloo"}, {"algorithm__adv_estimator": "grpo"}, "algorithm.composer.advantage"),
+        (LIVE | {"policy": "cispo"}, SENT | {f"{LOSS}composer": {}}, "algorithm.composer.policy"),
+        (LIVE | {"policy": "cispo"}, SENT | {f"{LOSS}composer": {"policy": "grpo"}}, "composer.policy"),
+        (LIVE, SENT | {f"{LOSS}composer": {}, f"{LOSS}_target_": "verl"}, "policy_loss._target_"),
+        (SIMPO, {f"{LOSS}loss_mode": "geo_mean"}, "policy_loss.loss_mode"),
+        (SIMPO, {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm"}, "actor.loss_scale_factor"),
+        (LIVE, {"trainer__v1__composer_sync__parameter_sync_step": 2}, "trainer.v1.composer_sync"),
+        (
+            TOP_K,
+            {"actor_rollout_ref__ref__fsdp_config__pad_to_length": True},
+            "ref.fsdp_config.pad_to_length",
+        ),
+        (TOP_K, {"actor_rollout_ref__ref__strategy": "megatron"}, "ref.strategy"),
     ],
     ids=str,
 )
@@ -116,9 +136,15 @@ def test_each_option_that_a_channel_cannot_be_had_with_is_found(
         (TOP_K, {f"{ACTOR}strategy": "fsdp2", f"{ACTOR}shuffle": True}),
         (
             {**LIVE, "policy_weight": 0.0},
-            {f"{ACTOR}policy_loss__loss_mode": "composer/grpo", f"{ACTOR}policy_loss__composer": {}},
+            SENT | {f"{LOSS}composer": {"policy_weight": 0.0}, f"{LOSS}loss_mode": "composer/grpo"},
         ),
-        (LIVE | {"policy": "cispo"}, {f"{ACTOR}policy_loss__loss_mode": "composer/cispo"}),
+        (LIVE | {"policy": "cispo"}, {f"{LOSS}loss_mode": "composer/cispo"}),
+        (LIVE | {"advantage": "rloo"}, {"algorithm__adv_estimator": "composer"}),
+        (LIVE, SENT | {f"{LOSS}composer": {"policy": "cispo"}}),
+        (
+            SIMPO,
+            {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}loss_scale_factor": 2048},
+        ),
     ],
     ids=str,
 )

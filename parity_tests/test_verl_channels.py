@@ -32,6 +32,7 @@ from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.means import settle
 from composer_plugins.adapters.verl_plugin.replay import linearised
 from composer_plugins.adapters.verl_plugin.shares import Cut, dealt, share
+from composer_plugins.adapters.verl_plugin.workers import TopK
 from parity_tests.verl_rows import VOCABULARY, Drawn, called, drawn, spoken
 
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
@@ -173,6 +174,28 @@ def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
         assert_parity(value, weight * jsd, terms=512)
     plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), TOLD)[0]
     assert torch.equal(plain, jsd)
+
+
+def test_a_sampled_token_with_a_cap_is_weighed_by_its_ratio_to_the_old_policy() -> None:
+    rows = taught(drawn(LENGTHS))
+    capped = SAMPLED | {"hint_params": {"ratio_cap": 2.0}}
+    value = called(loss_of(capped, policy=0.0), rows, list(range(8)), {})[0]
+    logits, mask = packed(rows).detach(), flat(rows, HINT_MASK).bool()
+    said = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
+    old = flat(rows, "old_log_probs")
+    token = divergences.sampled_token(said, flat(rows, TEACHER), mask, old_logprobs=old, ratio_cap=2.0)
+    assert_parity(value, 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum(), terms=512)
+    plain = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})[0]
+    assert abs(float(value - plain)) > 1e-4
+
+
+def test_the_teachers_entries_are_of_probabilities_in_float32() -> None:
+    logits = torch.linspace(0, 1, 40, dtype=torch.bfloat16).view(1, 2, 20)
+    planes = TopK(3)(student_logits=logits)
+    wanted = torch.log_softmax(logits.float(), -1).topk(3, -1)
+    for i in range(3):
+        assert torch.equal(planes[f"composer_plane_logprob_{i}"], wanted.values[..., i])
+        assert torch.equal(planes[f"composer_plane_id_{i}"], wanted.indices[..., i])
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 8])

@@ -89,7 +89,7 @@ def test_the_reference_is_asked_under_the_hint_and_only_of_rows_that_have_one(ma
     metrics: dict[str, Any] = {}
     hint.teach(one, batch, metrics)
     model = one.ref_policy_wg
-    assert model.asked == [6] and one.actor_rollout_wg.asked == []  # five rows, in whole micro-batches
+    assert model.asked == [8] and one.actor_rollout_wg.asked == []  # five rows, in whole micro-batches
     for i in range(8):
         row = queue.rows["train", f"row_{i}"]
         taught = HINTS[i // 2] is not None and i != 7
@@ -111,6 +111,26 @@ def test_the_teachers_entries_are_the_actors_own_largest_where_it_teaches_itself
     assert torch.equal(row[TOP_IDS], wanted.indices)
     assert_parity(row[TOP_LOGPROBS], wanted.values, terms=1, dtype=torch.float32)
     assert queue.rows["train", "row_2"][TOP_IDS].shape == (len(queue.rows["train", "row_2"]["responses"]), 4)
+
+
+def test_a_model_is_asked_at_the_rollouts_temperature_and_with_lora_without_its_adapter(make: Make) -> None:
+    one, _, batch = make(SAMPLED)
+    one.config.actor_rollout_ref.rollout.temperature = 0.7
+    one.ref_in_actor = True
+    hint.teach(one, batch, {})
+    (told,) = one.actor_rollout_wg.told
+    wanted = {"temperature": 0.7, "no_lora_adapter": True, "compute_loss": False, "calculate_entropy": False}
+    assert told == wanted and one.ref_policy_wg.told == []
+    one, _, batch = make(TOP)
+    hint.teach(one, batch, {})
+    (told,) = one.actor_rollout_wg.told
+    assert told == {
+        "temperature": 1.0,
+        "calculate_entropy": False,
+        "compute_loss": True,
+        "distillation_use_topk": True,
+        "composer_top_k": 4,
+    }
 
 
 def test_a_hint_in_the_advantages_adds_its_log_ratio_where_the_policy_spoke(make: Make) -> None:

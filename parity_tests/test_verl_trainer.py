@@ -20,6 +20,7 @@ if verl_cpu.missing():
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 
 from composer_plugins.adapters.verl_parts.fields import plain, rows_of
+from composer_plugins.adapters.verl_plugin.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.trainer import ComposerTrainer
 from parity_tests.verl_cpu import tiny
@@ -29,6 +30,13 @@ from parity_tests.verl_cpu.overrides import overrides
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 LIVE = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_teacher": "live"}
+LOSS = "actor_rollout_ref.actor.policy_loss"
+OURS = ["algorithm.adv_estimator=composer"]
+SENT = [
+    f"{LOSS}.loss_mode=composer",
+    f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+]
 SIMPO = {"replay_weight": 1.0, "replay_loss": "simpo"}
 Make = Callable[..., Any]
 
@@ -108,6 +116,11 @@ def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
         ),
         (SIMPO | {"replay_loss": "dpo"}, [], {}, "use_kl_loss: replay_loss 'dpo' asks the reference policy"),
         (SIMPO, ["actor_rollout_ref.actor.shuffle=True"], {}, "actor.shuffle: True mixes the replayed pairs"),
+        ({"policy": "clip_cov"}, SENT, {}, "policy 'clip_cov' is a statistic of the whole batch"),
+        ({"advantage": "gdpo"}, OURS, {}, "needs reward_components, which verl does not hand over"),
+        ({"advantage": "grpo"}, ["algorithm.adv_estimator=composer/rloo"], {}, "beside composer/rloo"),
+        ({}, [*SENT[:2], f"+{LOSS}.composer={{polisy: grpo}}"], {}, "unknown option 'polisy': did you mean"),
+        ({}, [*SENT[:2], f"+{LOSS}.composer=[1]"], {}, "composer is .1.; wanted a table of options"),
     ],
 )
 def test_what_a_channel_lacks_is_said_by_the_constructor(
@@ -127,6 +140,7 @@ def test_what_a_channel_lacks_is_said_by_the_constructor(
             {"privileged_context": ["x" * 600]},
             "row 0: prompt . hint . data.max_response_length are .* 512",
         ),
+        (LIVE, {"prompt": ["1+1"] * 16}, "row 0: the prompt is '1.1'; wanted messages, each with role"),
         (LIVE, {"prompt": [[{"role": "system", "content": "1+1"}]] * 16}, "row 1: .* without a user message"),
         (SIMPO, {"rejected": [None, ["a"]]}, "row 1: 2 chosen and 1 rejected: pairs need one of each"),
         (SIMPO, {"chosen": [None, ["", "b"]]}, "row 1: a pair whose chosen side is empty"),
@@ -164,6 +178,63 @@ def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> Non
     assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
     trainer.total_training_steps, trainer.global_steps = 1, 1
     assert trainer.taid_t() == 0.4
+
+
+def test_a_model_with_a_processor_is_refused(make: Make) -> None:
+    trainer = make(LIVE)
+    trainer._init_tokenizer()
+    trainer.processor = object()
+    with pytest.raises(DataError, match="hint and replay are for text"):
+        check_rows(trainer)
+
+
+def test_the_chat_templates_options_are_the_datas(make: Make) -> None:
+    trainer = checked(
+        make(LIVE, "+data.apply_chat_template_kwargs.chat_template='hm {{ messages[0].content }}'")
+    )
+    assert trainer.tokenizer.decode(Prompts(trainer).ids([{"role": "user", "content": "1+1"}])) == "hm 1+1"
+
+
+def test_what_the_model_is_told_beside_its_files_counts(make: Make) -> None:
+    longer = "+actor_rollout_ref.model.override_config.max_position_embeddings=2048"
+    assert checked(make(LIVE, longer, privileged_context=["x" * 600])).positions == 2048
+
+
+def test_the_references_own_limit_counts_where_it_is_asked(make: Make) -> None:
+    frozen = [
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+    ]
+    limit = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=40"
+    with pytest.raises(DataError, match="max_response_length are [0-9]+ tokens, and the engine takes 40"):
+        checked(make(LIVE | {"hint_teacher": "base"}, *frozen, limit))
+    checked(make(LIVE, *frozen, limit))
+
+
+def test_a_loss_of_an_external_library_is_known(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.trainer.ppo.core_algos import register_policy_loss, POLICY_LOSS_REGISTRY\n"
+        "register_policy_loss('mine')(POLICY_LOSS_REGISTRY['vanilla'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = [f"{LOSS}.loss_mode=mine", "actor_rollout_ref.model.external_lib=of_mine"]
+    assert make({}, *mine).is_verls
+
+
+def test_the_rows_of_a_data_set_class_of_ones_own_are_not_judged_before_it_has_made_them(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.utils.dataset.rl_dataset import RLHFDataset\n"
+        "class Mine(RLHFDataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        row = super().__getitem__(i)\n"
+        "        return row | {'privileged_context': str(row['privileged_context'])}\n"
+    )
+    mine = [f"data.custom_cls.path={tmp_path}/of_mine.py", "data.custom_cls.name=Mine"]
+    assert "privileged_context" in checked(make(LIVE, *mine, privileged_context=[7.0])).columns
 
 
 def test_the_limit_is_the_smallest_of_the_models_and_the_batches(make: Make) -> None:

@@ -52,7 +52,7 @@ class Model:
     """log pi of a token given the one before it, from a table; the workers' calls, through the queue."""
 
     def __init__(self, queue: Queue, seed: int) -> None:
-        self.queue, self.asked = queue, list[int]()
+        self.queue, self.asked, self.told = queue, list[int](), list[dict[str, Any]]()
         g = torch.Generator().manual_seed(seed)
         self.table = torch.randn(VOCABULARY, VOCABULARY, generator=g, dtype=torch.float64).log_softmax(-1)
         self._dispatch_info = {"actor": [0, 1]}
@@ -65,6 +65,7 @@ class Model:
     def compute_log_prob(self, meta: KVBatchMeta) -> None:
         """As verl's workers answer: per position of the whole sequence, of the token that follows."""
         self.asked.append(len(meta))
+        self.told.append(meta.extra_info)
         data = self.queue.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id)
         ids = list(data["input_ids"].unbind())
         found = {"log_probs": nested([self.table[x, x.roll(-1)] for x in ids])}
@@ -89,7 +90,14 @@ def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
         "n": 2,
     }
     actor = {"use_dynamic_bsz": False, "ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 2}
-    config = {"actor_rollout_ref": {"rollout": rollout, "ref": rollout, "actor": actor}, "data": {}}
+    config = {
+        "actor_rollout_ref": {
+            "rollout": rollout,
+            "ref": rollout | {"log_prob_micro_batch_size_per_gpu": 4},
+            "actor": actor,
+        },
+        "data": {},
+    }
     return SimpleNamespace(
         config=OmegaConf.create(config),
         channels=channels(node),

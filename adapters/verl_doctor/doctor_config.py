@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer_plugins.adapters.verl_doctor.run import Run, named
-from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER
+from composer_plugins.adapters.verl_doctor.run import Run
+from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, named
 from composer_plugins.adapters.verl_parts.run import LOSS, LOSS_MODE, SENT, TARGET, is_ours
 from composer_plugins.doctor import Finding
 from composer_plugins.errors import ConfigError, unknown
@@ -90,7 +90,7 @@ def _advantage(run: Run) -> Iterator[Finding]:
         what = f"True, and {run.estimator!r} hands its advantages over as returns, which a critic would learn"
         yield Finding("error", "critic.enable", what, "critic.enable=False, or algorithm.adv_estimator=gae")
     keys = [key for key in ("advantage", "advantage_params") if run.node.get(key)]
-    if keys and not is_ours(run.estimator):
+    if keys and not is_ours(run.estimator) and not run.carries:  # the trainer says it itself
         what = f"it is set, and not run: algorithm.adv_estimator is {run.estimator!r}"
         yield Finding("error", f"{NODE}.{keys[0]}", what, "algorithm.adv_estimator=composer, or remove it")
 
@@ -98,6 +98,8 @@ def _advantage(run: Run) -> Iterator[Finding]:
 def _worker(run: Run) -> Iterator[Finding]:
     """The policy loss runs in the actor's workers, which get what stands in policy_loss and no more."""
     keys = [key for key in ("policy", "policy_params") if run.node.get(key)]
+    if run.carries:  # the trainer says it itself
+        return
     if not is_ours(run.loss):
         if keys:
             what = f"it is set, and not run: {LOSS_MODE} is {run.loss!r}"
@@ -108,7 +110,7 @@ def _worker(run: Run) -> Iterator[Finding]:
     if given is not None and target != TARGET:
         what = f"policy_loss has a node composer, which {target} does not take: verl ends with a TypeError"
         yield Finding("error", f"{LOSS}._target_", what, f"{LOSS}._target_={TARGET}")
-    elif given is None and keys and _adds(run, keys) and not run.carries:  # the trainer says it itself
+    elif given is None and keys and _adds(run, keys):
         what = f"it is set, and the actor's workers, where {run.loss!r} runs, do not see it"
         yield Finding("error", f"{NODE}.{keys[0]}", what, SENT)
 

@@ -9,11 +9,6 @@ from composer_plugins.adapters.verl_parts.run import ACTOR, LOSS, LOSS_MODE, at,
 CHANNELS = ("hint", "replay")
 
 
-def named(name: str) -> str | None:
-    """Which loss `composer/<name>` is; None: the node says it."""
-    return name.removeprefix("composer/") if name.startswith("composer/") else None
-
-
 def positive(value: Any) -> bool:
     """Whether a weight is a number above 0; what is no number is refused elsewhere."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

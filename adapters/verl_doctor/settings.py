@@ -7,7 +7,7 @@ rules themselves are `verl_parts`', which the estimators, the policy losses and 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from composer_plugins.adapters.verl_doctor.run import CHANNELS, Run, named, positive
+from composer_plugins.adapters.verl_doctor.run import CHANNELS, Run, positive
 from composer_plugins.adapters.verl_parts import rules
 from composer_plugins.adapters.verl_parts.run import ACTOR, LOSS, faults, is_ours, missing_column
 from composer_plugins.catalogue import Kind, of_kind
@@ -49,12 +49,12 @@ def _refused(run: Run) -> Iterator[tuple[str, str]]:
 
 def _known(name: str, kind: Kind) -> bool:
     """Whether a registered name is ours; that there is no such loss is said by its key."""
-    return is_ours(name) and (named(name) is None or named(name) in of_kind(losses(), kind))
+    return is_ours(name) and (rules.named(name) is None or rules.named(name) in of_kind(losses(), kind))
 
 
 def _chosen(run: Run, node: dict[str, Any], kind: Literal["policy", "advantage"]) -> Any:
     """By the rules of the registries. Who delivers a weighed channel is judged by the trainer, elsewhere."""
-    name = named(run.estimator if kind == "advantage" else run.loss)
+    name = rules.named(run.estimator if kind == "advantage" else run.loss)
     if run.carries:
         with rules.carried():
             return rules.chosen(node, kind, name)

@@ -62,6 +62,11 @@ class Channels(NamedTuple):
         return frozen or (self.replay is not None and "ref_chosen" in self.replay.loss.needs)
 
 
+def named(name: str) -> str | None:
+    """Which loss `composer/<name>` is; None: the node says it."""
+    return name.removeprefix("composer/") if name.startswith("composer/") else None
+
+
 def chosen(
     node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None
 ) -> tuple[ComposerConfig, Choice]:
@@ -112,6 +117,8 @@ def refuse_what_verl_cannot_feed(choice: Choice) -> None:
     name = f"{choice.loss.kind} {choice.loss.name!r}"
     if choice.loss.over_batch and choice.loss.kind == "policy":
         raise ConfigError(f"{name} is a statistic of the whole batch, and verl cuts it into micro-batches")
+    if choice.loss.over_batch and choice.loss.kind == "preference":
+        raise ConfigError(f"{name} sorts the batch's pairs anew, and a pair's weight would go to another's")
     if missing := VERL.missing(choice.loss):
         raise ConfigError(
             f"{name} needs {', '.join(missing)}, which verl does not hand over: "

@@ -15,6 +15,8 @@ LOSS = f"{ACTOR}.policy_loss"
 LOSS_MODE = f"{LOSS}.loss_mode"
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 SENT = f"{LOSS}._target_={TARGET} +{LOSS}.composer='${{{NODE}}}'"
+ESTIMATOR = "algorithm.adv_estimator"
+OF_THE_ADVANTAGE = ("advantage", "advantage_params")
 OF_THE_POLICY = ("policy", "policy_params", "policy_weight")
 ENGINES = ("fsdp", "fsdp2")
 REFERENCE = f"{ACTOR}.use_kl_loss=True, with {ACTOR}.kl_loss_coef=0 if no KL is wanted"
@@ -43,15 +45,9 @@ def at(tree: Any, path: str, default: Any = None) -> Any:
 
 def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
     """What in verl's config keeps something that the node asks for from being learned."""
-    if channels.config.policy_weight != 1 and not is_ours(at(tree, LOSS_MODE, "vanilla")):
-        yield Fault(
-            LOSS_MODE,
-            f"{at(tree, LOSS_MODE, 'vanilla')!r} beside policy_weight {channels.config.policy_weight:g}, "
-            "which only a loss of ours takes",
-            "name composer or composer/<name>, or remove policy_weight",
-        )
+    yield from _not_run(tree, channels)
     yield from _unseen(tree, channels)
-    if channels.asks_reference and not (_has_reference(tree) or _has_adapter(tree)):
+    if channels.asks_reference and not (_has_reference(tree) or has_adapter(tree)):
         frozen = channels.hint is not None and channels.config.hint_teacher == "base"
         asker = "hint_teacher 'base'" if frozen else f"replay_loss {channels.config.replay_loss!r}"
         yield Fault(
@@ -63,11 +59,13 @@ def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
         yield from _of_both(tree)
     if channels.compares_distributions:
         yield from _of_logits(tree)
-    if channels.replay and at(tree, f"{ACTOR}.shuffle", False):
+    if channels.replay:
+        yield from _of_replay(tree)
+    if at(tree, f"trainer.v1.{TRAINER}") is not None:
         yield Fault(
-            f"{ACTOR}.shuffle",
-            "True mixes the replayed pairs into mini-batches at random, and each must have its share",
-            f"set {ACTOR}.shuffle=False, verl's default",
+            f"trainer.v1.{TRAINER}",
+            "it is read by nobody",
+            "set trainer.v1.sync: this trainer has verl's synchronous one's options",
         )
 
 
@@ -104,25 +102,55 @@ def is_ours(name: str) -> bool:
     return name == "composer" or name.startswith("composer/")
 
 
+def _not_run(tree: Any, channels: Channels) -> Iterator[Fault]:
+    """What the node says of the advantage or the policy, where one of verl's own runs."""
+    for key, default, options, remedy in (
+        (ESTIMATOR, "gae", OF_THE_ADVANTAGE, f"{ESTIMATOR}=composer"),
+        (LOSS_MODE, "vanilla", OF_THE_POLICY, f"{LOSS_MODE}=composer {SENT}"),
+    ):
+        name = str(at(tree, key, default))
+        said = [option for option in options if option in channels.config.model_fields_set]
+        if said and not is_ours(name):
+            yield Fault(
+                f"{NODE}.{said[0]}", f"it is set, and not run: {key} is {name!r}", f"{remedy}, or remove it"
+            )
+
+
 def _unseen(tree: Any, channels: Channels) -> Iterator[Fault]:
-    """What the node says of the policy, where a loss of ours runs and does not get the node."""
-    said = [key for key in OF_THE_POLICY if key in channels.config.model_fields_set]
-    name = str(at(tree, LOSS_MODE, "vanilla"))
-    if name == f"composer/{channels.config.policy}":
-        said = [key for key in said if key != "policy"]
-    if said and is_ours(name) and at(tree, f"{LOSS}.composer") is None:
+    """What the node says of the policy, where a loss of ours runs and does not get that."""
+    name, sent = str(at(tree, LOSS_MODE, "vanilla")), at(tree, f"{LOSS}.composer")
+    if not is_ours(name):
+        return
+    if sent is not None and at(tree, f"{LOSS}._target_") != TARGET:
         yield Fault(
-            f"{NODE}.{said[0]}",
-            f"it is set, and the actor's workers, where {name!r} runs, do not see it",
-            f"set {SENT}",
+            f"{LOSS}._target_",
+            "it does not take the node composer beside it",
+            f"set {LOSS}._target_={TARGET}",
         )
+    seen = _plain(sent) if hasattr(sent, "items") else {}
+    if name != "composer":
+        seen = {"policy": name.removeprefix("composer/")} | seen
+    for option in OF_THE_POLICY:
+        if option not in channels.config.model_fields_set:
+            continue
+        if option not in seen:
+            what = f"it is set, and the actor's workers, where {name!r} runs, do not see it"
+        elif seen[option] != getattr(channels.config, option):
+            what = f"it is set, and the actor's workers have {seen[option]!r}"
+        else:
+            continue
+        yield Fault(f"{NODE}.{option}", what, f"set {SENT}")
+
+
+def _plain(node: Any) -> Any:
+    return {str(key): _plain(value) for key, value in node.items()} if hasattr(node, "items") else node
 
 
 def _has_reference(tree: Any) -> bool:
     return bool(at(tree, f"{ACTOR}.use_kl_loss", False) or at(tree, "algorithm.use_kl_in_reward", False))
 
 
-def _has_adapter(tree: Any) -> bool:
+def has_adapter(tree: Any) -> bool:
     """LoRA: the actor without its adapter is the reference."""
     model = "actor_rollout_ref.model"
     rank = at(tree, f"{model}.lora.rank", 0) or at(tree, f"{model}.lora_rank", 0)
@@ -140,27 +168,49 @@ def _of_both(tree: Any) -> Iterator[Fault]:
         )
 
 
-def _of_logits(tree: Any) -> Iterator[Fault]:
-    strategy = at(tree, f"{ACTOR}.strategy", "fsdp")
-    if strategy not in ENGINES:
+def _of_replay(tree: Any) -> Iterator[Fault]:
+    if at(tree, f"{ACTOR}.shuffle", False):
         yield Fault(
-            f"{ACTOR}.strategy",
-            f"{strategy!r}, and only verl's FSDP engine shows a loss the whole vocabulary's logits",
-            "use fsdp or fsdp2, or hint_divergence='sampled_token'",
+            f"{ACTOR}.shuffle",
+            "True mixes the replayed pairs into mini-batches at random, and each must have its share",
+            f"set {ACTOR}.shuffle=False, verl's default",
         )
+    if at(tree, LOSS_MODE) == "geo_mean":
+        yield Fault(
+            LOSS_MODE,
+            "'geo_mean' is a mean over all rows of a micro-batch, and replayed rows would be among them",
+            "name composer/gmpo, which counts those that have a response",
+        )
+    mode = at(tree, f"{ACTOR}.loss_agg_mode")
+    if mode == "seq-mean-token-sum-norm" and at(tree, f"{ACTOR}.loss_scale_factor") is None:
+        yield Fault(
+            f"{ACTOR}.loss_scale_factor",
+            f"none: {mode!r} then divides by the width of a micro-batch, which a replayed row may widen",
+            "set it, to data.max_response_length for one",
+        )
+
+
+def _of_logits(tree: Any) -> Iterator[Fault]:
     if at(tree, "actor_rollout_ref.model.use_fused_kernels", False):
         yield Fault(
             "actor_rollout_ref.model.use_fused_kernels",
             "True: the logits are never there to be compared",
             "set it to False, or use hint_divergence='sampled_token'",
         )
-    if at(tree, f"{ACTOR}.fsdp_config.pad_to_length", False):
-        yield Fault(
-            f"{ACTOR}.fsdp_config.pad_to_length",
-            "True, with which verl's engine shows a loss no logits",
-            "set it to False, or use hint_divergence='sampled_token'",
-        )
     for owner in ("actor", "ref"):
+        model = f"actor_rollout_ref.{owner}"
+        if (strategy := at(tree, f"{model}.strategy", "fsdp")) not in ENGINES:
+            yield Fault(
+                f"{model}.strategy",
+                f"{strategy!r}, and only verl's FSDP engine shows a loss the whole vocabulary's logits",
+                "use fsdp or fsdp2, or hint_divergence='sampled_token'",
+            )
+        if at(tree, f"{model}.fsdp_config.pad_to_length", False):
+            yield Fault(
+                f"{model}.fsdp_config.pad_to_length",
+                "True, with which verl's engine shows a loss no logits",
+                "set it to False, or use hint_divergence='sampled_token'",
+            )
         key = f"actor_rollout_ref.{owner}.ulysses_sequence_parallel_size"
         if (at(tree, key, 1) or 1) > 1:
             yield Fault(

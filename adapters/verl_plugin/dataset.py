@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet
 
-from composer_plugins.adapters.verl_parts.run import missing_column
+from composer_plugins.adapters.verl_parts.run import at, missing_column
 from composer_plugins.adapters.verl_plugin.prompts import Prompts
 from composer_plugins.columns import hint_of, hinted_prompt, pairs_of
 from composer_plugins.errors import DataError
@@ -14,10 +14,9 @@ from composer_plugins.errors import DataError
 
 def check_files(trainer: Any) -> None:
     """Raise ConfigError for a local parquet file without a column that a channel wants."""
-    data = trainer.config.data
-    if data.get("custom_cls") and data.custom_cls.get("path"):
-        return  # a data set class of the user's may make its columns
-    files = data.train_files
+    if own_class(trainer):
+        return  # it may make its columns
+    files = trainer.config.data.train_files
     for file in [files] if isinstance(files, str) else files:
         if Path(file).suffix == ".parquet" and Path(file).is_file():
             _check_columns(trainer, str(file), pyarrow.parquet.read_schema(file).names)
@@ -31,18 +30,26 @@ def check_rows(trainer: Any) -> frozenset[str]:
     columns = frozenset(dataset[0])
     _check_columns(trainer, "the training data", columns - {"raw_prompt", "dummy_tensor"})
     rows, key = getattr(dataset, "dataframe", None), trainer.config.data.prompt_key
-    if rows is not None:  # verl's own class of data set; another's rows are checked when they come
+    if rows is not None and not own_class(trainer):  # another class's rows are checked when they come
         made = Prompts(trainer)
         for i, row in enumerate(rows):
             try:
                 _check_row(trainer, made, row, row[key])
             except DataError as error:
                 raise DataError(f"training data, row {i}: {error}") from None
+            made.known.clear()  # of a large data set they would fill the memory
     return columns
 
 
+def own_class(trainer: Any) -> bool:
+    """Whether the data set's class is the user's."""
+    return bool(at(trainer.config, "data.custom_cls.path"))
+
+
 def _check_row(trainer: Any, made: Prompts, row: dict[str, Any], prompt: Any) -> None:
-    messages = list(prompt)
+    messages = prompt if isinstance(prompt, list) else []
+    if not messages or not all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in messages):
+        raise DataError(f"the prompt is {str(prompt)[:60]!r}; wanted messages, each with role and content")
     if trainer.channels.hint and (hint := hint_of(row)) is not None:
         ids = made.ids(hinted_prompt(messages, hint, made.template))
         made.check(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.verl_parts.run import has_adapter
 from composer_plugins.columns import Prompt, Side, hinted_prompt
 from composer_plugins.errors import DataError
 
@@ -76,4 +77,7 @@ def longest(trainer: Any) -> int:
     limits = [trainer.positions]
     if config.actor.use_dynamic_bsz:
         limits += [config.actor.ppo_max_token_len_per_gpu, config.rollout.log_prob_max_token_len_per_gpu]
+    asks = trainer.channels.asks_reference and not has_adapter(trainer.config)
+    if asks and config.ref.log_prob_use_dynamic_bsz:
+        limits.append(config.ref.log_prob_max_token_len_per_gpu)
     return min(limits)

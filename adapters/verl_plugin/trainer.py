@@ -5,22 +5,22 @@ pairs are put beside the batch, and the actor's loss function is ours, which cal
 weights 0 nothing of this happens, and the run is verl's.
 """
 
+import sys
 from typing import Any
 
 import ray
 import transfer_queue
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from transformers import AutoConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.fs import copy_to_local
+from verl.utils.import_utils import import_external_libs
 
 from composer_plugins.adapters.verl_parts.fields import FROM_LOGITS, TAID_T
-from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, carried, channels
-from composer_plugins.adapters.verl_parts.run import faults, names
+from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, carried, channels, chosen, named
+from composer_plugins.adapters.verl_parts.run import LOSS_MODE, at, faults, is_ours, names
 from composer_plugins.adapters.verl_plugin import shares
 from composer_plugins.adapters.verl_plugin.config import node_of
 from composer_plugins.adapters.verl_plugin.dataset import check_files, check_rows
@@ -47,12 +47,14 @@ class ComposerTrainer(PPOTrainerSync):
     trainer_mode = property(lambda self: "sync", lambda self, name: None)
 
     def __init__(self, config: DictConfig) -> None:
+        import_external_libs(config.actor_rollout_ref.model.get("external_lib"))  # it may register names
         for error in names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY):
             raise error
         self.config = config
         self.channels = channels(node_of(config.algorithm))
         for fault in faults(config, self.channels):
             raise fault.error()
+        check_chosen(config)
         self.is_verls = not (self.channels.hint or self.channels.replay)
         if not self.is_verls:
             check_files(self)
@@ -61,9 +63,9 @@ class ComposerTrainer(PPOTrainerSync):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         if not self.is_verls:
-            model = text_config(self.config.actor_rollout_ref.model)
+            model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model).hf_config.get_text_config()
             check_entries(self.channels.config, model.vocab_size)
-            self.positions = model.max_position_embeddings
+            self.positions = getattr(model, "max_position_embeddings", sys.maxsize)
             self.columns = check_rows(self)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -138,11 +140,14 @@ class Told:
         return self.group.update_actor(batch)
 
 
-def text_config(model: DictConfig) -> Any:
-    """What transformers knows of the model without its weights."""
-    path = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
-    config = AutoConfig.from_pretrained(path, trust_remote_code=model.get("trust_remote_code", False))
-    return config.get_text_config()
+def check_chosen(config: DictConfig) -> None:
+    """Raise ConfigError for what our estimator or policy loss would refuse at its first call."""
+    estimator, mode = str(config.algorithm.adv_estimator), str(at(config, LOSS_MODE))
+    with carried():
+        if is_ours(estimator):
+            chosen(node_of(config.algorithm), "advantage", named(estimator))
+        if is_ours(mode):
+            chosen(node_of(config.actor_rollout_ref.actor.policy_loss), "policy", named(mode))
 
 
 def check_entries(config: ComposerConfig, vocabulary: int) -> None:
