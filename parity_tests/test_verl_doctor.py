@@ -144,7 +144,7 @@ def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
     assert {one.severity for one in said.values()} == {"error"}
     assert said[MODULES].remedy == f"export {MODULES}=sound,sound"
     assert "Could not override 'algorithm.composer.hint_weight'" in said["hydra"].what
-    assert said["hydra"].remedy.startswith("write +algorithm.composer.hint_weight=0.1")
+    assert said["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
 
 
 def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_the_same(
