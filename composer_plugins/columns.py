@@ -88,6 +88,24 @@ def pairs_of(row: Row) -> list[Pair]:
     return [Pair(*pair) for pair in zip(chosen, rejected, weights, strict=True)]
 
 
+def answer_of(side: Side) -> list[dict[str, Any]]:
+    """A completion in a chat as messages, of which the assistant's is the first."""
+    answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
+    if answer[0].get("role") != "assistant":
+        raise DataError(f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'")
+    return answer
+
+
+def after_prompt(whole: list[int], prompt: list[int]) -> list[int]:
+    """The token ids of a chat that a completion adds to those of its prompt."""
+    if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+        raise DataError(
+            "the chat template renders prompt + completion differently from the prompt alone, so the "
+            "completion's tokens cannot be told apart: use a prefix-preserving chat template"
+        )
+    return whole[len(prompt) :]
+
+
 def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> Iterator[tuple[str, Row]]:
     """Every row with a label for its errors, once the columns that `weight` needs are known to exist.
 

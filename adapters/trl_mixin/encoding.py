@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.columns import Prompt, Side
+from composer_plugins.columns import Prompt, Side, after_prompt, answer_of
 from composer_plugins.errors import DataError
 
 
@@ -22,11 +22,8 @@ def encode_completion(trainer: Any, prompt: Prompt, side: Side) -> list[int]:
         ids = trainer._tokenizer(side, add_special_tokens=False)["input_ids"]
         ends = bool(ids) and ids[-1] in trainer.eos_token_ids
         return ids if ends else [*ids, trainer._tokenizer.eos_token_id]
-    answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
-    if answer[0].get("role") != "assistant":
-        raise DataError(f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'")
     rendered = trainer.processing_class.apply_chat_template(
-        conversation=[[*prompt, *answer]],
+        conversation=[[*prompt, *answer_of(side)]],
         tools=trainer.tools or None,
         chat_template=trainer.chat_template,
         tokenize=True,
@@ -35,12 +32,7 @@ def encode_completion(trainer: Any, prompt: Prompt, side: Side) -> list[int]:
     )
     (whole,) = rendered["input_ids"]
     (start,) = encode_prompts(trainer, [prompt])
-    if whole[: len(start)] != start or len(whole) == len(start):
-        raise DataError(
-            "the chat template renders prompt + completion differently from the prompt alone, so the "
-            "completion's tokens cannot be told apart: use a prefix-preserving chat template"
-        )
-    return whole[len(start) :]
+    return after_prompt(whole, start)
 
 
 def pad(rows: list[list[int]], value: int, side: str, device: torch.device) -> tuple[Tensor, Tensor]:

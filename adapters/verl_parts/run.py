@@ -6,7 +6,7 @@ The trainer raises the first fault in its `__init__`; `composer-plugins doctor -
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, Channels
+from composer_plugins.adapters.verl_parts.rules import NODE, TRAINER, Channels, named
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.errors import ConfigError, unknown
 
@@ -72,7 +72,7 @@ def faults(tree: Any, channels: Channels) -> Iterator[Fault]:
 def names(tree: Any, estimators: Collection[str], losses: Collection[str]) -> Iterator[ConfigError]:
     """The estimator and the loss mode that verl's registries do not have."""
     for key, default, known in (
-        ("algorithm.adv_estimator", "gae", estimators),
+        (ESTIMATOR, "gae", estimators),
         (LOSS_MODE, "vanilla", losses),
     ):
         if (name := str(at(tree, key, default))) not in known:
@@ -128,8 +128,8 @@ def _unseen(tree: Any, channels: Channels) -> Iterator[Fault]:
             f"set {LOSS}._target_={TARGET}",
         )
     seen = _plain(sent) if hasattr(sent, "items") else {}
-    if name != "composer":
-        seen = {"policy": name.removeprefix("composer/")} | seen
+    if (policy := named(name)) is not None:
+        seen = {"policy": policy} | seen
     for option in OF_THE_POLICY:
         if option not in channels.config.model_fields_set:
             continue
@@ -211,7 +211,7 @@ def _of_logits(tree: Any) -> Iterator[Fault]:
                 "True, with which verl's engine shows a loss no logits",
                 "set it to False, or use hint_divergence='sampled_token'",
             )
-        key = f"actor_rollout_ref.{owner}.ulysses_sequence_parallel_size"
+        key = f"{model}.ulysses_sequence_parallel_size"
         if (at(tree, key, 1) or 1) > 1:
             yield Fault(
                 key,

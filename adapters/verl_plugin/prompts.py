@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_parts.run import has_adapter
-from composer_plugins.columns import Prompt, Side, hinted_prompt
+from composer_plugins.columns import Prompt, Side, after_prompt, answer_of, hinted_prompt
 from composer_plugins.errors import DataError
 
 Messages = list[dict[str, Any]]
@@ -46,20 +46,11 @@ class Prompts:
 
     def completion(self, messages: Messages, side: Side) -> tuple[Tensor, Tensor]:
         """Token ids of the prompt and of a completion of it, to where the template ends a turn."""
-        answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
-        if answer[0].get("role") != "assistant":
-            raise DataError(
-                f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'"
-            )
-        prompt = self.ids(messages)
+        answer, prompt = answer_of(side), self.ids(messages)
         whole = self.ids([*messages, *answer], add_generation_prompt=False)
-        if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
-            raise DataError(
-                "the chat template renders prompt + completion differently from the prompt alone, so the "
-                "completion's tokens cannot be told apart: use a prefix-preserving chat template"
-            )
+        completion = after_prompt(whole, prompt)
         self.check(len(whole), "prompt + completion")
-        return torch.tensor(prompt), torch.tensor(whole[len(prompt) :])
+        return torch.tensor(prompt), torch.tensor(completion)
 
     def check(self, length: int, what: str) -> None:
         """Raise DataError for a sequence that the engine cannot take."""

@@ -19,6 +19,7 @@ from composer_plugins.adapters.verl_parts.fields import (
     TOP_IDS,
     TOP_K,
     TOP_LOGPROBS,
+    nested,
     rows_of,
 )
 
@@ -105,6 +106,4 @@ def _multiple(trainer: Any, reference: bool) -> int:
 
 
 def _jagged(field: Tensor) -> Tensor:
-    if field.is_nested:
-        return field
-    return torch.nested.as_nested_tensor(list(field.unbind()), layout=torch.jagged)
+    return field if field.is_nested else nested(rows_of(field))
