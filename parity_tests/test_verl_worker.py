@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import uuid
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,14 @@ from parity_tests import verl_cpu
 if verl_cpu.missing():
     pytest.skip(f"a worker needs more: {verl_cpu.missing()}", allow_module_level=True)
 
-from parity_tests.verl_cpu import tiny
-from parity_tests.verl_cpu.runner import TESTS, end, environment
+from parity_tests.verl_cpu.runner import end, environment, prepared
 
 ALONE = {"policy_weight": 0.0, "hint_weight": 1.0, "hint_teacher": "live"}
 
 
 def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     """Our metrics of six updates on the same rows, in a process of its own that leaves none behind."""
-    tiny.make(folder)
-    (folder / "imports").mkdir()
-    (folder / "imports" / "parity_tests").symlink_to(TESTS)
-    token = uuid.uuid4().hex
+    token = prepared(folder)
     command = [sys.executable, "-m", "parity_tests.verl_cpu.worker", str(folder), json.dumps(node)]
     try:
         done = subprocess.run(

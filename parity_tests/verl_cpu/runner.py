@@ -48,10 +48,7 @@ def run(
 
     `until` cuts the run off as soon as the log says that. `watch` is called a few times a second.
     """
-    tiny.make(out)
-    (out / "imports").mkdir()
-    (out / "imports" / "parity_tests").symlink_to(TESTS)  # not the library: that is the installed one
-    token = uuid.uuid4().hex
+    token = prepared(out)
     sessions = Path(tempfile.mkdtemp(prefix="ray"))  # a socket's path must be short
     options = [*overrides(out, steps), f"+ray_kwargs.ray_init._temp_dir={sessions}", *more]
     start = time.monotonic()
@@ -81,6 +78,14 @@ def run(
         survivors,
         left,
     )
+
+
+def prepared(out: Path) -> str:
+    """Put what a run trains with into the folder; the mark of its processes."""
+    tiny.make(out)
+    (out / "imports").mkdir()
+    (out / "imports" / "parity_tests").symlink_to(TESTS)  # not the library: that is the installed one
+    return uuid.uuid4().hex
 
 
 def wait(
