@@ -11,7 +11,7 @@ demo: .venv/installed
 # In the environment of verl's tests, which nox installs here and runs nothing in.
 demo-verl: .nox/.venv/installed
 	@$(NOX) -s verl --install-only 2> .nox/demo-verl.log || { cat .nox/demo-verl.log >&2; exit 1; }
-	@.nox/verl/bin/python -m parity_tests.verl_cpu.demo
+	@.nox/verl/bin/python -m parity_tests.support.verl_cpu.demo
 
 # Nox writes its own log to stderr: kept aside unless something fails, so that the last lines
 # printed are pytest's summary. One call runs all of them, the next even if one fails.

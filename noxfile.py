@@ -46,6 +46,11 @@ def install(session: nox.Session, *requirements: str, constraints: str = "constr
     stamp.write_text(state.hexdigest())
 
 
+def folders(*names: str) -> list[str]:
+    """The folders of tests that a session runs."""
+    return [str(Path("parity_tests", name)) for name in names]
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, and formatting as ruff would write it (`.nox/lint/bin/ruff format` writes it)."""
@@ -65,21 +70,25 @@ def types(session: nox.Session) -> None:
 def kernels(session: nox.Session) -> None:
     """All tests that need no framework, where none is installed."""
     install(session, "-e", ".[test]")
-    session.run("pytest", *session.posargs)
+    session.run(
+        "pytest",
+        *folders("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config"),
+        *session.posargs,
+    )
 
 
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
-    """Proof of power: every bug of parity_tests/planted_bugs.json, in a copy, must fail its tests."""
+    """Proof of power: every bug of parity_tests/support/planted_bugs.json, in a copy, must fail its tests."""
     install(session, "-e", ".[test]")
-    session.run("python", "-m", "parity_tests.planted_bugs", *session.posargs)
+    session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
     """Only the tests that need TRL (and peft, which TRL's users add to it)."""
     install(session, "-e", ".[test,trl,demo]", "peft")
-    session.run("pytest", "-o", "python_files=test_trl_*.py", *session.posargs)
+    session.run("pytest", *folders("adapters/trl", "live/trl"), *session.posargs)
 
 
 @nox.session
@@ -91,7 +100,7 @@ def verl(session: nox.Session) -> None:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():
             session.install("--no-deps", "--target", str(wheels / version), f"verl=={version}")
     session.env["VERL_WHEELS"] = str(wheels)
-    session.run("pytest", "-o", "python_files=test_verl_*.py", *session.posargs)
+    session.run("pytest", *folders("adapters/verl", "live/verl"), *session.posargs)
 
 
 @nox.session
@@ -109,8 +118,8 @@ def prime_rl(session: nox.Session) -> None:
     args.remove("--source")
     install(session, "-e", ".[test,prime-rl]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
-    session.run("pytest", "-o", "python_files=test_prime_rl_*.py", *args)
-    session.run("python", "-m", "parity_tests.prime_rl_table")
+    session.run("pytest", *folders("adapters/prime_rl"), *args)
+    session.run("python", "-m", "parity_tests.support.prime_rl_table")
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
 
 

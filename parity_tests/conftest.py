@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from parity_tests import golden
+from parity_tests.support import golden
 
 # No deadline: the first call into torch outlasts Hypothesis' 200 ms, and a slower second machine
 # would make a test flaky. CI draws the same examples each time, and prints how to repeat one.
@@ -25,10 +25,10 @@ torch.set_num_threads(1)
 # Nothing here reaches a hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-# What the tests of a framework import, beside it.
+# What the tests of a framework import, beside it: without it, its folders are not collected.
 FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
-collect_ignore_glob = [f"test_{name}_*.py" for name in MISSING]
+collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,9 +53,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_report_header() -> list[str]:
     """Say which tests this environment cannot run."""
     return [
-        f"{name}: no {', '.join(MISSING[name])}, so test_{name}_*.py are not collected (nox -s {name} does)"
+        f"{name}: no {', '.join(MISSING[name])}, so adapters/{name} and live/{name} are not collected "
+        f"(nox -s {name} runs them)"
         if name in MISSING
-        else f"{name}: installed, so test_{name}_*.py are collected"
+        else f"{name}: installed, so adapters/{name} and live/{name} are collected"
         for name in FRAMEWORKS
     ]
 
@@ -63,8 +64,8 @@ def pytest_report_header() -> list[str]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A run of verl's main_ppo with these overrides; each once, and no process of it lives after it."""
-    from parity_tests.verl_cpu.runner import run
-    from parity_tests.verl_cpu.trained import STEPS
+    from parity_tests.support.verl_cpu.runner import run
+    from parity_tests.support.verl_cpu.trained import STEPS
 
     @cache
     def once(*overrides: str) -> Any:

@@ -10,9 +10,9 @@ EPS = Parameter(1e-6, "added to the standard deviation", low=0)
 GAMMA = Parameter(1.0, "discount per live token", low=0, high=1)
 VARIANCE_EPS = Parameter(1e-8, "added to the batch's variance", low=0)
 
-LOOPS = "test_kernels_advantages.py::test_advantages_equal_loops"
-TOKEN_LOOPS = "test_kernels_advantages_tokens.py::"
-GOLDEN = "test_kernels_advantages_golden.py::"
+LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
+TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
+GOLDEN = "golden/test_advantages.py::"
 TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
 R1_ZERO = "sail-sg/understand-r1-zero@dfca49d train_zero_math.py compute_monte_carlo_advantages"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
@@ -152,7 +152,7 @@ LOSSES = (
             Dialect(
                 upstream="trl",
                 source="TRL 1.16 trainer/rloo_trainer.py _generate_and_score_completions",
-                proof="test_trl_live_advantages.py::test_rloo_equals_trl",
+                proof="live/trl/test_advantages.py::test_rloo_equals_trl",
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
@@ -318,7 +318,7 @@ LOSSES = (
             Dialect(
                 upstream="verl",
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_remax_outcome_advantage",
-                proof="test_verl_live_advantages.py::test_remax_equals_verl",
+                proof="live/verl/test_advantages.py::test_remax_equals_verl",
                 note="reward_baselines",
             ),
         ),
@@ -342,7 +342,7 @@ LOSSES = (
                 upstream="verl",
                 params={"gamma": 1.0, "lam": 1.0},
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_gae_advantage_return",
-                proof="test_verl_live_advantages.py::test_gae_equals_verl",
+                proof="live/verl/test_advantages.py::test_gae_equals_verl",
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
             ),
         ),

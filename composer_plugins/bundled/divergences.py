@@ -7,8 +7,8 @@ LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 
 PATH = f"{KERNELS}.divergences"
-GOLDEN, UNIT = "test_kernels_divergences_golden.py", "test_kernels_divergences.py"
-PARTS = "test_kernels_divergences_parts.py"
+GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
+PARTS = "kernels/test_divergences_parts.py"
 DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
 TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
@@ -98,7 +98,7 @@ LOSSES = (
             Dialect(
                 upstream="trl",
                 source="TRL 1.16 trainer/distillation_trainer.py, kernels/chunked_divergence.py",
-                proof="test_trl_live_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
+                proof="live/trl/test_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
             ),
         ),
@@ -287,7 +287,7 @@ LOSSES = (
                 upstream="verl",
                 params={"rest": "raw", "logprob_floor": -10.0, "non_negative": True, "value_cap": 10.0},
                 source="verl 0.9.1 trainer/distillation/fsdp/losses.py compute_forward_kl_topk",
-                proof="test_verl_live_distillation.py::test_forward_kl_topk_equals_verl",
+                proof="live/verl/test_distillation.py::test_forward_kl_topk_equals_verl",
                 note="log_prob_min_clamp, loss_max_clamp; with use_policy_gradient (its default) it is a "
                 "reward and not this loss",
             ),
@@ -295,7 +295,7 @@ LOSSES = (
                 upstream="trl",
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_server_forward_kl_loss",
-                proof="test_trl_live_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
+                proof="live/trl/test_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
                 note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail "
                 "(on by default) the tail: without it, renormalised",
             ),
@@ -326,7 +326,7 @@ LOSSES = (
                 upstream="trl",
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
-                proof="test_trl_live_divergences.py::"
+                proof="live/trl/test_divergences.py::"
                 "test_reverse_kl_topk_of_one_token_equals_trls_server_distillation",
                 note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the "
                 "tail",
@@ -362,7 +362,7 @@ LOSSES = (
                 upstream="trl",
                 params={"ratio_cap": 2.0},
                 source="TRL 1.16 experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
-                proof="test_trl_live_divergences.py::test_sdpo_equals_its_trainer",
+                proof="live/trl/test_divergences.py::test_sdpo_equals_its_trainer",
                 note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
             ),
             Dialect(
@@ -434,13 +434,13 @@ LOSSES = (
         parameters={
             "t": Parameter(REQUIRED, "the teacher's weight in the logits", low=0, high=1, example=0.4)
         },
-        proof="test_kernels_taid.py::test_loss_and_its_kl_equal_plain_loops",
+        proof="kernels/test_taid.py::test_loss_and_its_kl_equal_plain_loops",
         dialects=(
             Dialect(
                 upstream="taid",
                 params={"t": 0.4},
                 source=TAID.format("taid"),
-                proof="test_kernels_taid.py::test_taid_equals_upstream",
+                proof="kernels/test_taid.py::test_taid_equals_upstream",
                 note="t walks from 0.4 to 1.0 there: kernels.taid.step",
             ),
         ),

@@ -10,12 +10,12 @@ ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 DUAL_CLIP = Parameter(None, "bound on the loss where A < 0, in units of |A|; verl: 3.0", low=1)
 RATIO_CAP = Parameter(None, "the ratio is capped here in the unclipped branch; TRL's delta", low=1)
 
-ORACLE = "test_kernels_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
+ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
 VERL = "verl 0.9.1 trainer/ppo/core_algos.py "
-VERL_VANILLA = "test_kernels_policy_golden.py::test_clipped_losses_equal_verl_vanilla"
+VERL_VANILLA = "golden/test_policy.py::test_clipped_losses_equal_verl_vanilla"
 TRL = "TRL 1.16 trainer/grpo_trainer.py _compute_loss"
-TRL_LOSSES = "test_kernels_policy_golden_trl.py::test_policy_losses_equal_trl"
-OAT = "test_kernels_policy_golden.py::test_grpo_and_dr_grpo_equal_oat"
+TRL_LOSSES = "golden/test_policy_trl.py::test_policy_losses_equal_trl"
+OAT = "golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat"
 
 
 def clip(low: float, high: float) -> dict[str, Parameter]:
@@ -198,7 +198,7 @@ LOSSES = (
                 upstream="verl",
                 params={"tau_pos": 1.0, "tau_neg": 1.05, "log_ratio_clamp": 20.0},
                 source=VERL + "compute_policy_loss_sapo",
-                proof="test_kernels_policy_golden.py::test_sapo_equals_verl",
+                proof="golden/test_policy.py::test_sapo_equals_verl",
                 note="loss_mode sapo; always seq-mean-token-mean, whatever loss_agg_mode says",
             ),
             trl("loss_type sapo; sapo_temperature_pos, sapo_temperature_neg", tau_pos=1.0, tau_neg=1.05),
@@ -260,7 +260,7 @@ LOSSES = (
                 upstream="verl",
                 params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_cap": 10.0},
                 source=VERL + "compute_policy_loss_gspo",
-                proof="test_kernels_policy_golden.py::test_gspo_token_equals_verl_gspo",
+                proof="golden/test_policy.py::test_gspo_token_equals_verl_gspo",
                 note="loss_mode gspo; the clips stay PPO's unless set, loss_agg_mode the actor's",
             ),
         ),
@@ -301,21 +301,21 @@ LOSSES = (
                 upstream="gmpo",
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="callsys/GMPO train_zero_math_gmpo.py@205b2bf",
-                proof="test_kernels_policy_golden.py::test_gmpo_equals_its_authors",
+                proof="golden/test_policy.py::test_gmpo_equals_its_authors",
                 note="cliprange is both, 0.4 in its scripts; one sequence per micro-batch",
             ),
             Dialect(
                 upstream="verl",
                 params={"clip_low": 0.2, "clip_high": 0.2},
                 source=VERL + "compute_policy_loss_geo_mean",
-                proof="test_kernels_policy_golden.py::test_gmpo_equals_verl_geo_mean",
+                proof="golden/test_policy.py::test_gmpo_equals_verl_geo_mean",
                 note="loss_mode geo_mean; clip_ratio is taken as nats and stays PPO's 0.2 unless set",
             ),
             Dialect(
                 upstream="trl",
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="TRL 1.16 experimental/gmpo/gmpo_trainer.py _compute_loss",
-                proof="test_kernels_policy_golden_trl.py::test_gmpo_equals_trl",
+                proof="golden/test_policy_trl.py::test_gmpo_equals_trl",
                 note="epsilon, epsilon_high; rows without a live token count as sequences",
             ),
         ),
@@ -339,7 +339,7 @@ LOSSES = (
                 upstream="verl",
                 params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_clamp": 20.0},
                 source=VERL + "compute_policy_loss_cispo",
-                proof="test_kernels_policy_golden.py::test_cispo_equals_verl",
+                proof="golden/test_policy.py::test_cispo_equals_verl",
                 note="loss_mode cispo; clip_ratio_low, clip_ratio_high",
             ),
             trl(
@@ -370,7 +370,7 @@ LOSSES = (
                 upstream="vespo",
                 params={"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
                 source="FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304 compute_policy_loss_vespo",
-                proof="test_kernels_policy_golden.py::test_vespo_equals_its_authors",
+                proof="golden/test_policy.py::test_vespo_equals_its_authors",
                 note="its docstring gives other numbers than its code: 1.5, 4.0, 2.5",
             ),
             trl(
@@ -396,7 +396,7 @@ LOSSES = (
             )
         },
         mode="token-mean",
-        proof="test_kernels_policy_golden.py::test_dro_equals_verl",
+        proof="golden/test_policy.py::test_dro_equals_verl",
     ),
     Loss(
         name="reinforce",
@@ -431,7 +431,7 @@ LOSSES = (
             Dialect(
                 upstream="verl",
                 source=VERL + "compute_policy_loss_gpg",
-                proof="test_kernels_policy_golden.py::test_gpg_equals_verl",
+                proof="golden/test_policy.py::test_gpg_equals_verl",
                 note="loss_mode gpg",
             ),
         ),

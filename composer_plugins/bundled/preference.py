@@ -5,9 +5,9 @@ import math
 from composer_plugins.bundled.shared import KERNELS, LABEL_SMOOTHING, TINY
 from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
 
-ORACLE = "test_kernels_preference_oracle.py::test_each_loss_is_its_published_formula"
-GOLDEN = "test_kernels_preference_golden.py"
-LIVE = "test_trl_live_preference.py"
+ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
+GOLDEN = "golden/test_preference.py"
+LIVE = "live/trl/test_preference.py"
 RECORDED = f"{GOLDEN}::test_dpo_family_equals_trl"
 
 PATH = f"{KERNELS}.preference"

@@ -9,8 +9,8 @@ REDUCED = ("token_loss", "mask")
 SCHULMAN = "http://joschu.net/blog/kl-approx.html"
 
 VERL_KL = "verl 0.9.1 trainer/ppo/core_algos.py kl_penalty"
-KL_GOLDEN = "test_kernels_kl.py::test_estimator_equals_verl"
-KL_DEFINITION = "test_kernels_kl.py::test_estimators_equal_the_definition"
+KL_GOLDEN = "kernels/test_kl.py::test_estimator_equals_verl"
+KL_DEFINITION = "kernels/test_kl.py::test_estimators_equal_the_definition"
 VERL_CLAMPS = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 CLAMPS = {
     "log_ratio_clamp": LOG_RATIO_CLAMP,
@@ -61,7 +61,7 @@ KL = (
             Dialect(
                 upstream="trl",
                 source="TRL 1.16 trainer/grpo_trainer.py _compute_loss",
-                proof="test_kernels_kl.py::test_k3_equals_trl_as_written",
+                proof="kernels/test_kl.py::test_k3_equals_trl_as_written",
                 note="beta is its coefficient, 0.0 by default; use_bias_correction_kl is k3_corrected",
             ),
             Dialect(
@@ -80,7 +80,7 @@ KL = (
         summary="the value of k1 with the gradient of k2",
         paper=SCHULMAN,
         needs=TOKENS,
-        proof="test_kernels_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
+        proof="kernels/test_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
         dialects=(verl_kl("k1+"),),
     ),
     Loss(
@@ -91,7 +91,7 @@ KL = (
         paper=SCHULMAN,
         needs=TOKENS,
         parameters=CLAMPS,
-        proof="test_kernels_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
+        proof="kernels/test_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
         dialects=(verl_kl("k3+, low_var_kl+", **VERL_CLAMPS),),
     ),
     Loss(
@@ -131,12 +131,12 @@ KL = (
         parameters={
             "level": Parameter("token", "what one ratio belongs to", choices=("token", "sequence")),
         },
-        proof="test_kernels_kl.py::test_k3_corrected_equals_trl_as_written",
+        proof="kernels/test_kl.py::test_k3_corrected_equals_trl_as_written",
         dialects=(
             Dialect(
                 upstream="trl",
                 source="TRL 1.16 trainer/grpo_trainer.py _compute_loss (use_bias_correction_kl)",
-                proof="test_kernels_kl.py::test_k3_corrected_equals_trl_as_written",
+                proof="kernels/test_kl.py::test_k3_corrected_equals_trl_as_written",
                 note="on by default, with beta 0.0; importance_sampling_level is level",
             ),
         ),
@@ -151,7 +151,7 @@ WEIGHT_PARAMETERS = {
 }
 VERL_WEIGHTS = "verl 0.9.1 trainer/ppo/rollout_corr_helper.py compute_rollout_correction_weights"
 TRL_WEIGHTS = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
-PROVEN = "test_kernels_corrections.py::"
+PROVEN = "kernels/test_corrections.py::"
 
 CORRECTIONS = (
     Loss(
@@ -243,10 +243,10 @@ NUM_TOKENS = Parameter(None, "live tokens of the whole batch; by default of this
 NUM_SEQUENCES = Parameter(None, "sequences of the whole batch; by default rows with a live token", low=0)
 AGG = "verl 0.9.1 trainer/ppo/core_algos.py agg_loss"
 TRL_LOSS = "TRL 1.16 trainer/grpo_trainer.py _compute_loss"
-IN = "test_kernels_aggregation.py::"
+IN = "kernels/test_aggregation.py::"
 LOOPS, VERL_EQUAL = IN + "test_aggregate_equals_loops", IN + "test_aggregate_equals_verl"
 TRL_EQUAL = IN + "test_trl_dialects_equal_its_arithmetic"
-OAT_EQUAL = "test_kernels_policy_golden.py::test_grpo_and_dr_grpo_equal_oat"
+OAT_EQUAL = "golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat"
 GLOBAL = "batch_num_tokens and dp_size make the count global"
 GLOBAL_ROWS = "global_batch_size and dp_size make the count global; with a float64 mask lengths are n + 1e-8"
 

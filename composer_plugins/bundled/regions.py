@@ -26,10 +26,10 @@ CLIPS = {
 
 STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_loss_with_mask @c6af1d1"
 PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
-REGIONS = "test_kernels_regions_golden.py"
-PRIME = "test_kernels_prime_rl_golden.py"
-COVARIANCE = "test_kernels_covariance.py"
-DISTILLATION = "test_kernels_distilled.py"
+REGIONS = "golden/test_regions.py"
+PRIME = "golden/test_prime_rl.py"
+COVARIANCE = "kernels/test_covariance.py"
+DISTILLATION = "kernels/test_distilled.py"
 
 
 def region(what: str, default: float, high: float) -> dict[str, Parameter]:
@@ -94,7 +94,7 @@ LOSSES = (
                 "pull request 3418 of 2026-08-27, which made ipo the default",
             ),
         ),
-        proof="test_kernels_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
+        proof="kernels/test_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
     ),
     Loss(
         name="dppo_kl",
@@ -124,7 +124,7 @@ LOSSES = (
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
             ),
         ),
-        proof="test_kernels_regions.py::test_a_region_by_binary_kl_keeps_what_the_paper_keeps",
+        proof="kernels/test_regions.py::test_a_region_by_binary_kl_keeps_what_the_paper_keeps",
     ),
     Loss(
         name="dppo_topk_tv",
@@ -141,10 +141,10 @@ LOSSES = (
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared; the mask around it is held by test_kernels_regions.py",
+                note="the distance is compared; the mask around it is held by kernels/test_regions.py",
             ),
         ),
-        proof="test_kernels_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+        proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
     ),
     Loss(
         name="dppo_topk_kl",
@@ -161,10 +161,10 @@ LOSSES = (
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared; the mask around it is held by test_kernels_regions.py",
+                note="the distance is compared; the mask around it is held by kernels/test_regions.py",
             ),
         ),
-        proof="test_kernels_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+        proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
     ),
     Loss(
         name="ipo",
@@ -222,7 +222,7 @@ LOSSES = (
                 note="its mode ppo is old_logprobs = rollout_logprobs; token-mean by default",
             ),
         ),
-        proof="test_kernels_regions.py::test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts",
+        proof="kernels/test_regions.py::test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts",
     ),
     Loss(
         name="masked_is",
@@ -295,7 +295,7 @@ LOSSES = (
                 "decides the denominator",
             ),
         ),
-        proof="test_kernels_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
+        proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
     ),
     Loss(
         name="clip_cov",
@@ -324,7 +324,7 @@ LOSSES = (
                     "cov_high": 5.0,
                 },
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_clip_cov",
-                proof="test_verl_live_policy.py::test_clip_cov_equals_verl_when_both_draw_the_first_tokens",
+                proof="live/verl/test_policy.py::test_clip_cov_equals_verl_when_both_draw_the_first_tokens",
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
         ),
@@ -348,7 +348,7 @@ LOSSES = (
                 upstream="verl",
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
                 source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_kl_cov",
-                proof="test_verl_live_policy.py::test_kl_cov_equals_verl",
+                proof="live/verl/test_policy.py::test_kl_cov_equals_verl",
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
             ),
         ),
@@ -421,7 +421,7 @@ LOSSES = (
                 upstream="trl",
                 params={"gamma": 0.5, "eps": 1e-8},
                 source="TRL 1.16 experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
-                proof="test_trl_distilled.py::test_iw_opd_equals_trl",
+                proof="adapters/trl/test_distilled.py::test_iw_opd_equals_trl",
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),
         ),

@@ -1,0 +1,283 @@
+"""`loss_fn` driven as each generation of PRIME-RL drives it: packing, padding, dummies, references."""
+
+import math
+from functools import partial
+from itertools import product
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from composer_plugins.adapters import prime_rl_loss
+from composer_plugins.adapters.prime_rl_loss import loss_fn
+from composer_plugins.adapters.prime_rl_parts import metrics as prime_rl_metrics
+from composer_plugins.adapters.prime_rl_parts.config import NAMED
+from composer_plugins.kernels.divergences import sampled_token
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.prime_rl_doubles import GENERATIONS, Generation, Pack, compute_loss, packed, scale
+from parity_tests.support.strategies import seeds
+
+Sample = dict[str, Tensor]
+generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "dppo": {},
+    "gspo": {"policy": "gspo", "anchor": "rollout", "policy_params": {"clip_low": 0.5, "clip_high": 0.5}},
+    "icepop": {"policy": "reinforce", "mismatch": "icepop"},
+    "hint": {"hint_weight": 0.3},
+    "hint k3": {"hint_weight": 0.3, "hint_estimator": "k3"},
+    "hint as advantage": {"hint_weight": 0.3, "hint_estimator": "advantage"},
+}
+configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
+
+
+def sample(seed: int, length: int, *, reference: bool = False, weights: bool = False) -> Sample:
+    """One sequence, its prompt not live, in float64."""
+    g = torch.Generator().manual_seed(seed)
+
+    def logprobs() -> Tensor:
+        return -0.05 - 3 * torch.rand(length, generator=g, dtype=torch.float64)
+
+    policy = logprobs()
+    drawn = {
+        "trainer_logprobs": policy,
+        "inference_logprobs": (policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)).clamp(
+            max=0
+        ),
+        "advantages": torch.randn(1, generator=g, dtype=torch.float64).expand(length),
+        "loss_mask": torch.arange(length) >= length // 3,
+    }
+    if reference:
+        drawn["reference"] = logprobs()
+    if weights:
+        drawn["weights"] = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[
+            torch.randint(0, 4, (length,), generator=g)
+        ]
+    return drawn
+
+
+def trained(samples: list[Sample]) -> list[Sample]:
+    return [s | {"trainer_logprobs": s["trainer_logprobs"].clone().requires_grad_()} for s in samples]
+
+
+def step(
+    generation: Generation, cuts: list[list[Sample]], kwargs: dict[str, Any], padding: int = 0
+) -> list[Tensor]:
+    """The gradients of one optimizer step, sample by sample, of these micro-batches."""
+    packs = [packed(cut, padding) for cut in cuts]
+    over = scale(generation, packs)
+    for pack in packs:
+        compute_loss(generation, pack, partial(loss_fn, **kwargs), over)[0].backward()
+    leaves = [s["trainer_logprobs"] for cut in cuts for s in cut]
+    return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]  # None: never called for
+
+
+@configs
+@generations
+@settings(max_examples=4)
+@given(seed=seeds, weights=st.booleans(), reference=st.booleans())
+def test_the_cut_into_micro_batches_leaves_the_gradient_alone(
+    generation: Generation, kwargs: dict[str, Any], seed: int, weights: bool, reference: bool
+) -> None:
+    lengths = (7, 1, 12, 4)
+    samples = [
+        sample(seed + i, n, reference=reference and i % 2 == 0, weights=weights and generation.weighs)
+        for i, n in enumerate(lengths)
+    ]
+    whole = step(generation, [trained(samples)], kwargs)
+    for cuts in (2, 4):
+        size = len(samples) // cuts
+        parts = [trained(samples[i : i + size]) for i in range(0, len(samples), size)]
+        gradients = step(generation, parts, kwargs)
+        if generation.divides_by == "micro-batches":  # v0.4: the count of micro-batches is the denominator
+            gradients = [gradient * cuts for gradient in gradients]
+        for i, (gradient, expected) in enumerate(zip(gradients, whole, strict=True)):
+            assert_parity(gradient, expected, terms=sum(lengths), what=f"sample {i} in {cuts}")
+
+
+@configs
+@generations
+def test_padding_in_the_last_sequence_counts_nowhere(generation: Generation, kwargs: dict[str, Any]) -> None:
+    samples = [sample(i, 6, reference=True) for i in range(3)]
+    plain, padded = (packed(trained(samples), padding=n) for n in (0, 9))
+    for pack in (plain, padded):
+        pack.trainer_logprobs = [x.detach().requires_grad_() for x in pack.trainer_logprobs]
+    (loss, metrics), (padded_loss, padded_metrics) = (
+        compute_loss(generation, pack, partial(loss_fn, **kwargs), 7) for pack in (plain, padded)
+    )
+    assert_parity(padded_loss, loss, terms=18)
+    for key in metrics:
+        assert_parity(
+            padded_metrics[key], metrics[key], terms=18, dtype=torch.float32, magnitude=1.0, what=key
+        )
+    padded_loss.backward()
+    last = padded.trainer_logprobs[-1].grad
+    assert last is not None and not last[6:].any() and last[:6].any()
+
+
+@configs
+@generations
+def test_a_dummy_micro_batch_gives_zero_with_a_graph_and_finite_metrics(
+    generation: Generation, kwargs: dict[str, Any]
+) -> None:
+    samples = [
+        s | {"loss_mask": torch.zeros(5, dtype=torch.bool)} for s in trained([sample(0, 5, reference=True)])
+    ]
+    loss, metrics = compute_loss(generation, packed(samples), partial(loss_fn, **kwargs), 1)
+    assert float(loss.detach()) == 0
+    loss.backward()
+    gradient = samples[0]["trainer_logprobs"].grad
+    assert gradient is not None and not gradient.any()
+    for key, value in metrics.items():
+        assert value.tolist() == [1.0 if key in {"composer/ratio", "composer/ratio_max"} else 0.0], key
+
+
+@configs
+@generations
+def test_every_call_has_the_same_metrics_in_the_same_order(
+    generation: Generation, kwargs: dict[str, Any]
+) -> None:
+    keys = set()
+    for reference, weights, live in product((None, 0.0, -1.0), (None, 1.0), (True, False)):
+        given = sample(3, 6)
+        if reference is not None:
+            given["reference"] = torch.full((6,), reference, dtype=torch.float64)
+        if weights is not None:
+            given["weights"] = torch.full((6,), weights, dtype=torch.float64)
+        given["loss_mask"] &= live
+        pack = packed(trained([given]))
+        out = loss_fn(inputs_of(generation, pack), **kwargs)
+        assert all(
+            v.dim() == 0 and v.dtype is torch.float32 and not v.requires_grad for v in out.metrics.values()
+        )
+        assert all(key.startswith("composer/") for key in out.metrics)
+        keys.add(tuple(out.metrics))
+    assert len(keys) == 1
+
+
+def inputs_of(generation: Generation, pack: Pack) -> Any:
+    from parity_tests.support.prime_rl_doubles import inputs_of as first
+
+    return first(generation, pack, 0)
+
+
+@generations
+def test_a_neighbour_with_a_reference_gives_none_to_one_without(generation: Generation) -> None:
+    with_one, without = sample(0, 6, reference=True), sample(1, 5)
+    pack = packed(trained([with_one, without]))
+    assert pack.reference is not None and not pack.reference[1].any()  # packing writes 0.0 there
+    kwargs = {"hint_weight": 1.0, "policy_weight": 0.0}
+    loss, metrics = compute_loss(generation, pack, partial(loss_fn, **kwargs), 1)
+    loss.backward()
+    first, second = (x.grad for x in pack.trainer_logprobs)
+    assert first is not None and first[with_one["loss_mask"]].all()
+    assert second is not None and not second.any()
+    assert metrics["composer/reference_fraction"].tolist() == [1.0, 0.0]
+
+
+@generations
+def test_a_teacher_that_is_certain_of_one_token_is_still_a_reference(generation: Generation) -> None:
+    given = sample(0, 6, reference=True)
+    given["reference"][4] = 0.0
+    pack = packed(trained([given]))
+    loss, metrics = compute_loss(generation, pack, partial(loss_fn, hint_weight=1.0, policy_weight=0.0), 1)
+    loss.backward()
+    gradient = pack.trainer_logprobs[0].grad
+    assert gradient is not None and gradient[4] != 0
+    assert metrics["composer/reference_fraction"].tolist() == [1.0]
+
+
+@generations
+def test_the_hint_is_the_sampled_divergence_weighed_by_the_ratio(generation: Generation) -> None:
+    given = sample(5, 8, reference=True)
+    pack = packed(trained([given]))
+    logprobs, live = pack.trainer_logprobs[0], given["loss_mask"]
+    loss, metrics = compute_loss(generation, pack, partial(loss_fn, hint_weight=0.7, policy_weight=0.0), 1)
+    token = sampled_token(logprobs, given["reference"], live, old_logprobs=given["inference_logprobs"]).loss
+    assert_parity(loss, 0.7 * token.sum(), terms=8)
+    ours, expected = (torch.autograd.grad(x, logprobs)[0] for x in (loss, 0.7 * token.sum()))
+    assert_parity(ours, expected, terms=8)
+    gap = (logprobs - given["reference"])[live].mean()
+    assert_parity(metrics["composer/hint_kl"][0], gap.detach(), terms=8, dtype=torch.float32, magnitude=3.0)
+
+
+def test_loss_weights_multiply_policy_and_hint() -> None:
+    generation, given = GENERATIONS["v0.8.0"], sample(2, 9, reference=True, weights=True)
+    given["weights"][4] = 0.5
+    pack = packed(trained([given]))
+    loss, _ = compute_loss(generation, pack, partial(loss_fn, hint_weight=0.7), 1)
+    logprobs = pack.trainer_logprobs[0]
+    gradient = torch.autograd.grad(loss, logprobs)[0]
+    without = packed([given | {"trainer_logprobs": logprobs}])
+    without.weights = None
+    without.loss_mask = [given["loss_mask"] & (given["weights"] != 0)]
+    plain, _ = compute_loss(generation, without, partial(loss_fn, hint_weight=0.7), 1)
+    assert_parity(gradient, torch.autograd.grad(plain, logprobs)[0] * given["weights"], terms=9)
+
+
+def test_a_reference_at_masked_tokens_alone_is_none() -> None:
+    given = sample(0, 6, reference=True)
+    given["reference"] = torch.where(given["loss_mask"], 0.0, given["reference"])
+    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))), hint_weight=1.0)
+    assert out.metrics["composer/reference_fraction"] == out.metrics["composer/hint_kl"] == 0
+    assert out.metrics["composer/hint_loss"] == 0
+
+
+def test_the_largest_ratio_is_the_largest_and_not_the_farthest() -> None:
+    given = sample(0, 6)
+    given["inference_logprobs"] = given["trainer_logprobs"] - torch.tensor([9, 9, 0.1, -3, -2, 0])
+    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))))
+    assert float(out.metrics["composer/ratio_max"]) == pytest.approx(math.exp(0.1))
+    live = (given["trainer_logprobs"] - given["inference_logprobs"])[given["loss_mask"]]
+    assert float(out.metrics["composer/ratio"]) == pytest.approx(float(live.exp().mean()))
+
+
+def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
+    given = sample(1, 6)
+    given["reference"] = torch.ones(6, dtype=torch.float64)
+    given["weights"] = torch.tensor([torch.nan, 1.0, 0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
+    leaf = trained([given])[0]
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed([leaf]))
+    out = loss_fn(inputs, replay_weight=2.0)
+    live = inputs.loss_mask
+    wanted = -(given["weights"] * leaf["trainer_logprobs"])[live]
+    assert_parity(out.loss, 2 * wanted.sum(), terms=6)
+    assert float(out.metrics["composer/replay_loss"]) == pytest.approx(float(wanted.detach().mean()))
+    assert out.metrics["composer/replay_fraction"] == 1 and out.metrics["composer/policy_loss"] == 0
+    gradient = torch.autograd.grad(out.loss, leaf["trainer_logprobs"])[0]
+    assert torch.equal(gradient[live], -2 * given["weights"][live]) and not gradient[~live].any()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
+    out = getattr(prime_rl_loss, name)(inputs)
+    assert out.loss.isfinite() and out.loss.requires_grad
+
+
+def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = prime_rl_loss.parse
+    monkeypatch.setattr(prime_rl_loss, "parse", lambda *given: calls.append(given) or real(*given))
+    monkeypatch.setattr(prime_rl_loss, "_losses", {})
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
+    for _ in range(3):
+        loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.1})
+    loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.2})
+    assert len(calls) == 2
+
+
+@configs
+def test_no_call_waits_for_the_device(kwargs: dict[str, Any]) -> None:
+    """Under fake tensors `.item()` and `bool()` of a tensor raise."""
+    generation = GENERATIONS["v0.8.0"]
+    loss_fn(inputs_of(generation, packed(trained([sample(0, 6, reference=True, weights=True)]))), **kwargs)
+    prime_rl_metrics.forget()  # tensors of the device
+    with FakeTensorMode() as mode:
+        given = {name: mode.from_tensor(x) for name, x in sample(0, 6, reference=True, weights=True).items()}
+        out = loss_fn(inputs_of(generation, packed([given])), **kwargs)
+    assert out.loss.shape == ()
+    prime_rl_metrics.forget()

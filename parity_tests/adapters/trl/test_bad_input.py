@@ -1,0 +1,257 @@
+"""Each mistake gets one clear error, before training starts."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import (
+    ComposerGRPOConfig,
+    ComposerGRPOTrainer,
+    ComposerLossMixin,
+    ComposerParser,
+)
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from parity_tests.support import tiny
+
+GOOD = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12", "rejected": "3"}
+
+
+def config(**options: Any) -> ComposerGRPOConfig:
+    return ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hint_wieght": 1.0}, "unknown option 'hint_wieght': did you mean 'hint_weight'?"),
+        ({"policy": "grop"}, "unknown policy 'grop': did you mean 'grpo'?"),
+        ({"hint_divergence": "jds"}, "unknown hint_divergence 'jds': did you mean 'jsd'?"),
+        ({"hint_teacher": "bse"}, "unknown hint_teacher 'bse': did you mean 'base'?"),
+        ({"replay_loss": "ddpo"}, "unknown replay_loss 'ddpo': did you mean 'dpo'?"),
+        ({"policy": "grpo", "policy_params": {"clip_hihg": 1}}, "did you mean 'clip_high'?"),
+        ({"policy_params": {"clip_high": 0.3}}, "policy='trl' runs none"),
+        ({"hint_params": {"beta": 1.5}}, "jsd's parameter 'beta' is 1.5; wanted a finite number in [0, 1]"),
+        ({"hint_weight": float("nan")}, "hint_weight is nan"),
+        ({"replay_weight": float("inf")}, "replay_weight is inf"),
+        ({"policy_weight": -1.0}, "policy_weight is -1.0"),
+        ({"hint_ema_rate": 0.0}, "hint_ema_rate is 0.0"),
+        ({"teacher_prompt_template": "{prompt}"}, "wanted {privileged_context}"),
+        ({"policy": "grpo", "loss_type": "cispo"}, "one of grpo, bnpo, dr_grpo, dapo"),
+        ({"policy": "grpo", "importance_sampling_level": "sequence"}, "use policy='gspo'"),
+        ({"policy": "dppo_tv", "epsilon": 0.1}, "are not parameters of policy='dppo_tv'"),
+        ({"policy": "dapo", "delta": 2.0}, "are not parameters of policy='dapo'"),
+        (
+            {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
+            "policy_params sets clip_high=0.4 and TRL's own option asks for 0.3",
+        ),
+        ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction=False"),
+        ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns=True drops"),
+        ({"policy": "grpo", "epsilon": 1.5}, "grpo's parameter 'clip_low' is 1.5"),
+        ({"policy": "grpo", "epsilon": float("nan")}, "grpo's parameter 'clip_low' is nan"),
+        ({"policy": "grpo", "delta": -1.0}, "grpo's parameter 'ratio_cap' is -1.0"),
+        ({"policy": "grpo", "policy_params": "{bad"}, "policy_params is '{bad', which is no JSON"),
+        ({"hint_params": {"temperature": 10**400}}, "jsd's parameter 'temperature' is 1000"),
+        ({"teacher_prompt_template": "{privileged_context:d}"}, "teacher_prompt_template"),
+        ({"hint_weight": None}, "hint_weight is None"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_config_that_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config(**options)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"privileged_context": "  "}, "train_dataset row 1: privileged_context is empty"),
+        ({"privileged_context": "1" * tiny.MAX_LENGTH}, "exceed the 32 that the model takes"),
+        ({"chosen": ""}, "row 1: a pair whose chosen side is empty"),
+        ({"rejected": " "}, "row 1: a pair whose rejected side is empty"),
+        ({"rejected": None}, "1 chosen and 0 rejected"),
+        ({"chosen": "1" * tiny.MAX_LENGTH}, "prompt + chosen are 35 tokens, and the model takes 32"),
+        ({"n_teachers_agreeing": -1.0}, "n_teachers_agreeing is -1.0; wanted a finite number >= 0"),
+        ({"n_teachers_agreeing": float("nan")}, "n_teachers_agreeing is nan"),
+        ({"n_teachers_agreeing": 1e39}, "n_teachers_agreeing is 1e+39"),
+        ({"prompt": ""}, "row 1: prompt is ''"),
+        ({"prompt": None}, "row 1: prompt is None"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(row: dict[str, Any], message: str) -> None:
+    whole = GOOD | {"n_teachers_agreeing": 1.0}
+    data = Dataset.from_list([whole, whole | row])
+    with pytest.raises(DataError, match=re.escape(message)):
+        tiny.trainer(hint_weight=1.0, replay_weight=1.0, dataset=data)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": ["1", "2"], "rejected": ["3"]}, "2 chosen and 1 rejected"),
+        (
+            {"chosen": ["1"] * 5, "rejected": ["2"] * 5},
+            "5 pairs, of which 4 generations of a prompt",
+        ),
+        (
+            {"chosen": ["1", "2"], "rejected": ["3", "4"], "n_teachers_agreeing": [1.0]},
+            "1 values of n_teachers_agreeing for 2 pairs",
+        ),
+    ],
+)
+def test_lists_of_pairs_must_match(row: dict[str, Any], message: str) -> None:
+    data = Dataset.from_list([{"prompt": "a?"} | row] * 4)
+    with pytest.raises(DataError, match=re.escape(message)):
+        tiny.trainer(replay_weight=1.0, dataset=data)
+
+
+@pytest.mark.parametrize(
+    ("weight", "column"),
+    [("hint_weight", "privileged_context"), ("replay_weight", "chosen"), ("replay_weight", "rejected")],
+)
+def test_a_weight_without_its_column_is_refused(weight: str, column: str) -> None:
+    data = Dataset.from_list([{k: v for k, v in GOOD.items() if k != column}] * 4)
+    with pytest.raises(ConfigError, match=f"{weight} > 0 needs the column '{column}'"):
+        tiny.trainer(dataset=data, **{weight: 1.0})
+
+
+def test_an_eval_dataset_is_checked_like_the_training_set() -> None:
+    bad = Dataset.from_list([GOOD, GOOD | {"privileged_context": ""}])
+    with pytest.raises(DataError, match="eval_dataset row 1: privileged_context is empty"):
+        tiny.trainer(
+            hint_weight=1.0,
+            dataset=Dataset.from_list([GOOD] * 4),
+            per_device_eval_batch_size=4,
+            arguments={"eval_dataset": bad},
+        )
+
+
+def test_the_evaluations_generations_bound_its_pairs() -> None:
+    pairs = {"chosen": ["1", "2"], "rejected": ["3", "4"]}
+    with pytest.raises(DataError, match="eval_dataset row 0: 2 pairs, of which 1 generations"):
+        tiny.trainer(
+            replay_weight=1.0,
+            num_generations_eval=1,
+            dataset=Dataset.from_list([GOOD | pairs] * 4),
+            arguments={"eval_dataset": Dataset.from_list([GOOD | pairs])},
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": [{"role": "user", "content": None}]}, "a message's content is None"),
+        ({"chosen": [{"role": "user", "content": "1"}]}, "a completion starts with the role 'user'"),
+    ],
+)
+def test_messages_that_mean_nothing_are_refused(row: dict[str, Any], message: str) -> None:
+    chat = {"prompt": [{"role": "user", "content": "a?"}], "privileged_context": "[12]"}
+    chat |= {"chosen": [{"role": "assistant", "content": "12"}], "rejected": "3"}
+    with pytest.raises(DataError, match=message):
+        tiny.trainer(hint_weight=1.0, replay_weight=1.0, dataset=Dataset.from_list([chat | row] * 4))
+
+
+def test_messages_do_not_complete_a_string_prompt() -> None:
+    row = GOOD | {"chosen": [{"role": "assistant", "content": "12"}]}
+    with pytest.raises(DataError, match="the completion is messages and the prompt a string"):
+        tiny.trainer(replay_weight=1.0, dataset=Dataset.from_list([row] * 4))
+
+
+def test_a_head_that_only_the_policy_casts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cast_lm_head_to_fp32 is not applied to the frozen copies"):
+        tiny.trainer(hint_weight=1.0, cast_lm_head_to_fp32=True)
+
+
+def test_an_ema_of_half_precision_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the teacher stands still"):
+        tiny.trainer(hint_weight=1.0, hint_teacher="ema", dtype=torch.bfloat16)
+
+
+def test_a_tokenizer_without_an_end_of_sequence_is_refused() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="the tokenizer has no eos_token"):
+        tiny.trainer(replay_weight=1.0, arguments={"processing_class": tokenizer})
+
+
+def test_the_mixin_behind_the_trainer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stands after GRPOTrainer in the bases"):
+        type("Backwards", (GRPOTrainer, ComposerLossMixin), {})
+
+
+def test_a_trainer_of_another_kind_is_refused() -> None:
+    from trl import RLOOTrainer
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    for other in (RLOOTrainer, AsyncGRPOTrainer):
+        with pytest.raises(ConfigError, match=r"the mixin needs a trl\.GRPOTrainer"):
+            type("Other", (ComposerLossMixin, other), {})
+    with pytest.raises(ConfigError, match=r"is no trl\.GRPOTrainer"):
+        type("Nothing", (ComposerLossMixin,), {})()
+
+
+@pytest.mark.parametrize("given", [GRPOConfig, None])
+def test_a_plain_config_is_refused(given: Any) -> None:
+    args = given and given(output_dir="unused", use_cpu=True, bf16=False)
+    with pytest.raises(ConfigError, match="the weights are read from a ComposerGRPOConfig"):
+        ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
+
+
+def test_a_chat_template_that_rewrites_the_prompt_is_refused() -> None:
+    data = [{"prompt": [{"role": "user", "content": "a?"}], "chosen": "12", "rejected": "3"}] * 4
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(DataError, match="row 0: the chat template renders prompt"):
+        tiny.trainer(
+            replay_weight=1.0,
+            dataset=Dataset.from_list(data),
+            arguments={"processing_class": tokenizer},
+        )
+
+
+def test_every_error_is_a_value_error_of_this_library() -> None:
+    assert issubclass(ConfigError, ComposerError) and issubclass(ConfigError, ValueError)
+    assert issubclass(DataError, ComposerError) and issubclass(DataError, ValueError)
+
+
+@pytest.mark.parametrize("source", ["yaml", "command line"])
+def test_an_unknown_key_names_its_nearest_match(tmp_path: Any, source: str) -> None:
+    yaml = tmp_path / "config.yaml"
+    yaml.write_text("hint_wieght: 1.0\n" if source == "yaml" else "hint_weight: 1.0\n")
+    words = ["--config", str(yaml), "--output_dir", str(tmp_path)]
+    words += ["--hint_wieght", "1"] if source == "command line" else []
+    with pytest.raises(ConfigError, match="unknown option 'hint_wieght': did you mean 'hint_weight'?"):
+        ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
+
+
+def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
+    yaml = tmp_path / "config.yaml"
+    yaml.write_text(
+        "policy: grpo\npolicy_params: {clip_high: 0.28}\nhint_weight: 1.0\nuse_cpu: true\nbf16: false\n"
+        "hint_params: {beta: 0.1}\n"
+    )
+    words = ["--config", str(yaml), "--output_dir", str(tmp_path), "--hint_weight", "0.7"]
+    words += ["--replay_params", '{"beta": 0.3}']
+    (made,) = ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
+    assert made.policy_choice().params == {"clip_high": 0.28}
+    assert made.composer.hint_weight == 0.7
+    assert made.composer.hint_params == {"beta": 0.1}
+    assert made.composer.replay_params == {"beta": 0.3}
+
+
+def test_trls_clip_options_reach_our_kernel() -> None:
+    assert config(policy="grpo").policy_choice().params == {}
+    assert config(policy="gspo", epsilon=0.1).policy_choice().params == {"clip_low": 0.1, "clip_high": 0.1}
+    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).policy_choice().params
+    assert made == {"clip_high": 0.28, "ratio_cap": 2.0}
+
+
+def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
+    long = GOOD | {"privileged_context": "1" * tiny.MAX_LENGTH}
+    data = Dataset.from_list([GOOD, long]).to_iterable_dataset()
+    made = tiny.trainer(hint_weight=1.0, dataset=data, per_device_train_batch_size=8)
+    with pytest.raises(DataError, match="streamed row: prompt .* exceed the 32"):
+        made.train()

@@ -1,0 +1,212 @@
+"""`composer-plugins doctor --verl` asks a real interpreter: what its verl imports, registers and composes.
+
+Each question takes as long as `import verl`; adapters/verl_config/test_doctor.py tests what is made of the
+answers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from composer_plugins.adapters.verl_doctor import doctor as verl_doctor
+from composer_plugins.adapters.verl_doctor import probe
+from composer_plugins.doctor import Finding, Target, ask
+from parity_tests.support.paths import ROOT
+
+PLUGIN = "composer_plugins.adapters.verl_plugin"
+MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
+LOSS = "actor_rollout_ref.actor.policy_loss"
+HAS_QUEUE = find_spec("transfer_queue") is not None
+LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
+
+FILE = {
+    "defaults": ["ppo_trainer", "_self_"],
+    "algorithm": {
+        "adv_estimator": "composer",
+        "composer": {"policy": "cispo", "policy_params": {"clip_high": 4.0}},
+    },
+    "actor_rollout_ref": {
+        "actor": {
+            "policy_loss": {
+                "_target_": f"{PLUGIN}.config.ComposerPolicyLossConfig",
+                "loss_mode": "composer",
+                "composer": "${algorithm.composer}",
+            }
+        }
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """None of verl's variables; the folder that is returned is on the interpreter's path."""
+    for name in (MODULES, PLUGINS, "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+    return folder
+
+
+def found(*overrides: str, files: tuple[Path, ...] = ()) -> list[Finding]:
+    return list(verl_doctor.examine(files, Target(sys.executable, None, overrides)).findings)
+
+
+def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What the probe answers."""
+    request = json.dumps(verl_doctor.wanted(files, overrides))
+    facts: dict[str, Any] = ask(sys.executable, Path(probe.__file__), request)
+    return facts
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def written(config: dict[str, Any]) -> Path:
+        file = tmp_path / "mine.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return file
+
+    return written
+
+
+def test_the_estimator_by_overrides_alone_is_met_with_silence(environment: Path) -> None:
+    """With a TRL that has what verl's FSDP engine imports from it."""
+    (environment / "trl").mkdir()
+    (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
+    facts = asked("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo", LEGACY)
+    assert facts["trl"]["exports"] is True
+    queue = facts["transfer_queue"]
+    assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
+    assert facts["entry_points"]["composer"] == PLUGIN and facts["verl"]["said"] == []
+    assert list(verl_doctor.judge(facts, Target("python", None), (0, 9))) == []
+
+
+def test_a_file_is_composed_as_main_ppo_composes_it(write: Callable[..., Path]) -> None:
+    file = write(FILE)
+    facts = asked(LEGACY, files=(file,))
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent)]
+    command += ["--config-name", file.stem, LEGACY, "--cfg", "job"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=file.parent).stdout
+    theirs = yaml.safe_load(shown)
+    assert facts["config"]["algorithm"] == theirs["algorithm"]
+    assert facts["config"]["trainer"]["use_v1"] is theirs["trainer"]["use_v1"] is False
+    assert theirs["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] == "${algorithm.composer}"
+    sent = facts["config"]["actor_rollout_ref"]["actor"]["policy_loss"]["composer"]
+    assert sent == {"policy": "cispo", "policy_params": {"clip_high": 4.0}}
+    release = (0, 9)
+    assert list(verl_doctor.judge(facts, Target(sys.executable, None), release)) == []
+    assert {"composer", "composer/rloo", "gae"} <= set(facts["estimators"])
+    assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
+
+
+def test_names_and_options_that_are_wrong_are_all_found_at_once(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "train.parquet")
+    file = write(FILE)
+    overrides = (
+        "algorithm.adv_estimator=composer/rlo",
+        "+algorithm.composer.polcy=grpo",
+        "actor_rollout_ref.model.external_lib=not_there_at_all",
+        f"data.train_files={tmp_path}/train.parquet",
+        LEGACY,
+    )
+    facts = asked(*overrides, files=(file,))
+    assert facts["columns"] == {f"{tmp_path}/train.parquet": ["prompt"]}
+    findings = verl_doctor.judge(facts, Target(sys.executable, None), (0, 9))
+    said = {one.key: f"{one.what} {one.remedy}" for one in findings if one.severity == "error"}
+    assert said.keys() == {
+        "algorithm.adv_estimator",
+        "algorithm.composer.polcy",
+        "actor_rollout_ref.model.external_lib",
+    }
+    assert "did you mean 'composer/rloo'" in said["algorithm.adv_estimator"]
+    assert "unknown option 'polcy' did you mean 'policy'" in said["algorithm.composer.polcy"]
+    assert "No module named 'not_there_at_all'" in said["actor_rollout_ref.model.external_lib"]
+
+
+def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "sound.py").write_text("import verl")
+    monkeypatch.setenv(MODULES, "sound, sound")
+    said = {one.key: one for one in found("algorithm.composer.hint_weight=0.1")}
+    assert said.keys() - {"transfer_queue"} == {MODULES, "hydra"}
+    assert {one.severity for one in said.values()} == {"error"}
+    assert said[MODULES].remedy == f"export {MODULES}=sound,sound"
+    assert "Could not override 'algorithm.composer.hint_weight'" in said["hydra"].what
+    assert said["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
+
+
+def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_the_same(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "sound.py").write_text("import verl")
+    (environment / "broken.py").write_text("raise SystemExit('no')")
+    monkeypatch.setenv(MODULES, "sound,broken")
+    findings = found("algorithm.adv_estimator=compser", LEGACY)
+    assert [(one.key, one.severity) for one in findings if one.severity == "error"] == [
+        (MODULES, "error"),
+        ("algorithm.adv_estimator", "error"),
+    ]
+    assert "broken does not import" in findings[0].what and "SystemExit: no" in findings[0].what
+
+
+def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS, "none")
+    (one,) = found("algorithm.adv_estimator=composer", LEGACY)
+    assert (one.key, one.severity) == (PLUGINS, "error") and f"export {MODULES}={PLUGIN}" in one.remedy
+
+
+def test_a_plugin_that_fails_is_heard_and_a_new_trl_is_found(environment: Path) -> None:
+    """Both are swallowed by verl or met late: the one by `except Exception`, the other in an actor."""
+    lines = f"import sys, types\nname = '{PLUGIN}.registration'\nsys.modules[name] = types.ModuleType(name)"
+    (environment / "sitecustomize.py").write_text(lines)
+    (environment / "trl").mkdir()
+    (environment / "trl" / "__init__.py").write_text("")
+    findings = {one.key: one for one in found() if one.key != "transfer_queue"}
+    assert findings.keys() == {"verl.plugins", "trl"}
+    assert "cannot import name 'register'" in findings["verl.plugins"].what
+    assert "AutoModelForCausalLMWithValueHead" in findings["trl"].what
+    assert {one.severity for one in findings.values()} == {"error"}
+
+
+@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
+def test_both_channels_in_our_trainer_are_met_with_silence(tmp_path: Path) -> None:
+    """What verl's own registry says of the trainer, and a parquet file with the columns."""
+    columns = ("prompt", "privileged_context", "chosen", "rejected")
+    pq.write_table(pa.table({name: ["x"] for name in columns}), tmp_path / "train.parquet")
+    sound = (
+        "algorithm.adv_estimator=composer",
+        "trainer.v1.trainer_mode=composer_sync",
+        "+algorithm.composer.hint_weight=0.1",
+        "+algorithm.composer.hint_divergence=sampled_token",
+        "+algorithm.composer.replay_weight=1",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+    )
+    assert found(*sound, f"data.train_files={tmp_path}/train.parquet") == []
+    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "bare.parquet")
+    (one,) = found(*sound, f"data.train_files=[{tmp_path}/bare.parquet]")
+    assert one.key == "data.train_files" and f"{tmp_path}/bare.parquet has prompt" in one.what
+
+
+def test_the_installed_command_asks_an_interpreter_without_verl(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\ncd / && exec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    command = [sys.executable, "-m", "composer_plugins", "doctor", "--verl", "--python", str(bare)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert f"{bare}, which will train, has no verl" in run.stdout
+    assert f"composer_plugins cannot be used by {bare}" in run.stdout

@@ -1,0 +1,176 @@
+"""The recipes for verl: composed as its main_ppo composes them, and judged by verl's own checks and ours."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+from composer_plugins.adapters.verl_parts.rules import carried, channels, chosen
+from composer_plugins.adapters.verl_parts.run import faults, names, wanted_columns
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig, node_of
+from composer_plugins.columns import hint_of, pairs_of
+from parity_tests.support import dialects, verl_cpu
+from parity_tests.support.paths import ROOT
+from parity_tests.support.verl_cpu.trained import Trained, composers, finished
+
+FOLDER = ROOT / "recipes" / "verl"
+README = (FOLDER / "README.md").read_text()
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+GIVEN = {"MODEL": "/models/tiny", "TRAIN": "/data/train.parquet", "VAL": "/data/val.parquet"}
+
+
+@cache
+def tree(name: str, *overrides: str) -> DictConfig:
+    """A recipe over verl's config."""
+    with initialize_config_dir(str(FOLDER), version_base=None):
+        return compose(name, list(overrides))
+
+
+@cache
+def verls_own() -> DictConfig:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer")
+
+
+def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """run.sh, with a python3 that prints what it is told."""
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in GIVEN}
+    return subprocess.run(
+        ["bash", str(FOLDER / "run.sh"), *arguments],
+        env=kept | environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def leaves(config: Any, path: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict) and value and here != "algorithm.composer":
+            yield from leaves(value, here)
+        else:
+            yield here
+
+
+def test_there_are_four_recipes_and_the_readme_has_a_line_of_each() -> None:
+    assert RECIPES == ["dppo", "grpo_composer", "hint_sdpo", "replay_dpo"]
+    assert [name for name in RECIPES if f"[{name}.yaml]({name}.yaml)" not in README] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_sets_only_keys_that_verl_has_and_leaves_none_open(name: str) -> None:
+    """Composing does not check it: a YAML over verl's may add whatever key it likes."""
+    own = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    assert isinstance(own, dict)
+    set_here = set(leaves({key: own[key] for key in own.keys() - {"defaults", "hydra"}}))
+    ours = {"algorithm.composer", "actor_rollout_ref.actor.policy_loss.composer"}
+    known = set(leaves(OmegaConf.to_container(verls_own())))
+    assert set_here - known == ours
+    open_ = {"reward.reward_model.rollout.name"}  # a reward model's, and no recipe has one
+    assert OmegaConf.missing_keys(tree(name)) == open_ < OmegaConf.missing_keys(verls_own())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_our_rules_and_verls_have_nothing_against_a_recipe(name: str) -> None:
+    config = tree(name)
+    found = channels(node_of(config.algorithm))
+    assert list(faults(config, found)) == []
+    assert list(names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY)) == []
+    assert need_reference_policy(config) == found.asks_reference
+    assert bool(found.hint or found.replay) == (config.trainer.v1.trainer_mode == "composer_sync")
+    validate_config(config, need_reference_policy(config), need_critic(config))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_workers_get_the_same_losses_as_the_driver(name: str) -> None:
+    config = tree(name)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert isinstance(actor.policy_loss, ComposerPolicyLossConfig)
+    assert actor.strategy == "fsdp2" and actor.policy_loss.loss_mode == "composer"
+    assert node_of(actor.policy_loss) == node_of(config.algorithm)
+    with carried():
+        _, policy = chosen(node_of(actor.policy_loss), "policy", None)
+        _, advantage = chosen(node_of(config.algorithm), "advantage", None)
+    assert (policy.loss.name, advantage.loss.name) == ("dppo_tv" if name == "dppo" else "grpo", "grpo")
+
+
+def test_each_recipe_has_a_folder_of_its_own_for_checkpoints() -> None:
+    """verl resumes from what it finds there."""
+    assert len({tree(name).trainer.default_local_dir for name in RECIPES}) == len(RECIPES)
+
+
+def test_the_numbers_are_those_of_the_dialects_that_they_write_out() -> None:
+    def node(name: str) -> dict[str, Any]:
+        return node_of(tree(name).algorithm)
+
+    for name in ("dppo", "grpo_composer"):
+        kernel = dialects.kernel("policy", node(name)["policy"])
+        assert node(name)["policy_params"].items() <= kernel.keywords.items()
+    sdpo = dialects.kernel("divergence", "sdpo@sdpo").keywords
+    assert node("hint_sdpo")["hint_params"].items() <= sdpo.items()
+    assert node("hint_sdpo")["hint_top_k"] == sdpo["top_k"]
+    assert tree("dppo").algorithm.rollout_correction.bypass_mode
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_run_sh_starts_a_recipe_on_the_model_and_the_data(name: str, tmp_path: Path) -> None:
+    done = launched(tmp_path, name, "trainer.nnodes=2", **GIVEN)
+    module, main, path, folder, flag, config_name, *overrides = done.stdout.splitlines()
+    assert (module, main) == ("-m", "verl.trainer.main_ppo") and done.returncode == 0
+    assert (path, Path(folder), flag, config_name) == ("--config-path", FOLDER, "--config-name", name)
+    config = tree(name, *overrides)
+    assert config.actor_rollout_ref.model.path == GIVEN["MODEL"] and config.trainer.nnodes == 2
+    assert (config.data.train_files, config.data.val_files) == (GIVEN["TRAIN"], GIVEN["VAL"])
+
+
+def test_run_sh_says_which_recipe_or_which_variable_is_missing(tmp_path: Path) -> None:
+    unknown = launched(tmp_path, "ppo", **GIVEN)
+    assert unknown.returncode == 2 and f"NAME one of: {' '.join(RECIPES)}" in unknown.stderr
+    unset = launched(tmp_path, "dppo", MODEL="m", TRAIN="t")
+    assert unset.returncode != 0 and "VAL" in unset.stderr and not unset.stdout
+
+
+def test_the_readmes_rows_are_rows_that_the_channels_take() -> None:
+    rows = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
+    assert len(rows) == 2 and all(row["prompt"] and row["reward_model"] for row in rows)
+    hinted, paired = rows
+    assert hint_of(hinted) and len(pairs_of(paired)) == 1
+    for name, row in (("hint_sdpo", hinted), ("replay_dpo", paired)):
+        assert wanted_columns(channels(node_of(tree(name).algorithm))).keys() <= row.keys()
+
+
+@pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
+def test_hint_sdpo_trains_in_the_real_main_ppo_and_logs_what_the_readme_says(trained: Trained) -> None:
+    """With the file itself and the tests' overrides: tiny model, float32; dynamic batches as in the file."""
+    first, second = composers(finished(trained("--config-path", str(FOLDER), "--config-name", "hint_sdpo")))
+    told = set(re.findall(r"`actor/composer/(?!replay)([\w/]+)`", README))
+    assert told == {key.removeprefix("actor/composer/") for key in first}
+    assert first["actor/composer/hint_rows"] == 0.75
+    assert first["actor/composer/hint_loss"] != second["actor/composer/hint_loss"] > 0
+
+
+def test_the_yaml_of_the_readme_composes_and_lacks_nothing(tmp_path: Path) -> None:
+    section = (FOLDER.parents[1] / "README.md").read_text().partition("## In verl")[2]
+    (tmp_path / "my.yaml").write_text(section.partition("```yaml\n")[2].partition("```")[0])
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("my")
+    asked = channels(node_of(config.algorithm))
+    assert asked.hint and asked.replay
+    assert not list(faults(config, asked))
+    assert not list(names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.policy_loss.composer == node_of(config.algorithm)

@@ -1,0 +1,271 @@
+"""composer_sync before a worker is started: what it refuses, in which words. verl's own config and data."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from pandas import DataFrame, read_parquet
+
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from parity_tests.support import verl_cpu
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
+
+from composer_plugins.adapters.verl_parts.fields import plain, rows_of
+from composer_plugins.adapters.verl_plugin.dataset import check_rows
+from composer_plugins.adapters.verl_plugin.prompts import Prompts
+from composer_plugins.adapters.verl_plugin.trainer import ComposerTrainer
+from parity_tests.support.verl_cpu import tiny
+from parity_tests.support.verl_cpu.overrides import overrides
+
+# torchdata's loader calls it, and torch 2.13 warns.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+LIVE = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_teacher": "live"}
+LOSS = "actor_rollout_ref.actor.policy_loss"
+OURS = ["algorithm.adv_estimator=composer"]
+SENT = [
+    f"{LOSS}.loss_mode=composer",
+    f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+]
+SIMPO = {"replay_weight": 1.0, "replay_loss": "simpo"}
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and its data."""
+    made = tmp_path_factory.mktemp("tiny")
+    tiny.make(made)
+    return made
+
+
+@pytest.fixture
+def make(folder: Path, tmp_path: Path) -> Iterator[Make]:
+    """A trainer with this node and these overrides, on the data with these columns replaced."""
+
+    def made(node: dict[str, Any], *more: str, **columns: Any) -> Any:
+        data = read_parquet(folder / "train.parquet")
+        for name, values in columns.items():
+            if values is None:
+                data = data.drop(columns=name)
+            else:
+                data[name] = [values[i] if i < len(values) else None for i in range(len(data))]
+        DataFrame(data).to_parquet(tmp_path / "train.parquet")
+        files = [f"data.{which}_files={tmp_path}/train.parquet" for which in ("train", "val")]
+        lines = [*overrides(folder, 2), *files, "trainer.v1.trainer_mode=composer_sync", *more]
+        lines.append("trainer.v1.sampler.custom_sampler.path=null")  # verl's own
+        lines += [f"+algorithm.composer.{key}={value}" for key, value in node.items()]
+        with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+            return get_trainer_cls("composer_sync")(compose("ppo_trainer", lines))
+
+    yield made
+
+
+def checked(trainer: Any) -> Any:
+    """The trainer after it has read its data, as its `init` has it do before it starts workers."""
+    trainer._init_tokenizer()
+    trainer._init_dataloader()
+    return trainer
+
+
+def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
+    trainer = make({})
+    assert isinstance(trainer, ComposerTrainer) and trainer.trainer_mode == "sync"
+    assert type(trainer.replay_buffer).__name__ == "ReplayBuffer"  # and not ReplayBufferAsync
+    assert trainer.is_verls and not hasattr(checked(trainer), "columns")
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "columns", "message"),
+    [
+        (
+            {},
+            ["algorithm.adv_estimator=composr"],
+            {},
+            "unknown algorithm.adv_estimator 'composr': did you mean",
+        ),
+        (
+            {},
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=composer/cipso"],
+            {},
+            "unknown actor_rollout_ref.actor.policy_loss.loss_mode 'composer/cipso': did you mean",
+        ),
+        ({"hint_wight": 1.0}, [], {}, "algorithm.composer: unknown option 'hint_wight': did you mean"),
+        (LIVE, [], {"privileged_context": None}, "hint_weight > 0 needs the column 'privileged_context'"),
+        (
+            SIMPO,
+            [],
+            {"rejected": None},
+            "replay_weight > 0 needs the column 'rejected', and .*train.parquet has",
+        ),
+        (
+            LIVE | {"hint_teacher": "base"},
+            [],
+            {},
+            "use_kl_loss: hint_teacher 'base' asks the reference policy",
+        ),
+        (SIMPO | {"replay_loss": "dpo"}, [], {}, "use_kl_loss: replay_loss 'dpo' asks the reference policy"),
+        (SIMPO, ["actor_rollout_ref.actor.shuffle=True"], {}, "actor.shuffle: True mixes the replayed pairs"),
+        ({"policy": "clip_cov"}, SENT, {}, "policy 'clip_cov' is a statistic of the whole batch"),
+        ({"advantage": "gdpo"}, OURS, {}, "needs reward_components, which verl does not hand over"),
+        ({"advantage": "grpo"}, ["algorithm.adv_estimator=composer/rloo"], {}, "beside composer/rloo"),
+        ({}, [*SENT[:2], f"+{LOSS}.composer={{polisy: grpo}}"], {}, "unknown option 'polisy': did you mean"),
+        ({}, [*SENT[:2], f"+{LOSS}.composer=[1]"], {}, "composer is .1.; wanted a table of options"),
+    ],
+)
+def test_what_a_channel_lacks_is_said_by_the_constructor(
+    make: Make, node: dict[str, Any], more: list[str], columns: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(node, *more, **columns)
+
+
+@pytest.mark.parametrize(
+    ("node", "columns", "message"),
+    [
+        (LIVE, {"privileged_context": ["ok", " "]}, "row 1: privileged_context is empty: write None"),
+        (LIVE, {"privileged_context": [7.0]}, "row 0: privileged_context is 7.0; wanted a string"),
+        (
+            LIVE,
+            {"privileged_context": ["x" * 600]},
+            "row 0: prompt . hint . data.max_response_length are .* 512",
+        ),
+        (LIVE, {"prompt": ["1+1"] * 16}, "row 0: the prompt is '1.1'; wanted messages, each with role"),
+        (LIVE, {"prompt": [[{"role": "system", "content": "1+1"}]] * 16}, "row 1: .* without a user message"),
+        (SIMPO, {"rejected": [None, ["a"]]}, "row 1: 2 chosen and 1 rejected: pairs need one of each"),
+        (SIMPO, {"chosen": [None, ["", "b"]]}, "row 1: a pair whose chosen side is empty"),
+        (SIMPO, {"chosen": [None, ["y" * 600, "b"]]}, "row 1: prompt . completion are .* 512"),
+        (SIMPO, {"n_teachers_agreeing": [None, [1.0, -1.0]]}, "row 1: n_teachers_agreeing is -1.0"),
+    ],
+)
+def test_a_row_that_a_channel_cannot_use_is_named_before_a_worker_is_started(
+    make: Make, node: dict[str, Any], columns: dict[str, Any], message: str
+) -> None:
+    trainer = make(node, **columns)
+    with pytest.raises(DataError, match=f"^training data, {message}"):
+        checked(trainer)
+
+
+def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
+    trainer = checked(make(LIVE | SIMPO, privileged_context=[], chosen=[], rejected=[]))
+    assert {"chosen", "privileged_context"} < trainer.columns
+
+
+def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "jsd"}
+    with pytest.raises(ConfigError, match="hint_top_k is 261, and the vocabulary has 261 entries"):
+        checked(make(node | {"hint_top_k": 261}))
+    checked(make(node | {"hint_top_k": 260}))
+
+
+def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
+    trainer = make(node)
+    trainer.total_training_steps = 6
+    found = []
+    for trainer.global_steps in range(1, 8):
+        found.append(trainer.taid_t())
+    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
+    trainer.total_training_steps, trainer.global_steps = 1, 1
+    assert trainer.taid_t() == 0.4
+
+
+def test_a_model_with_a_processor_is_refused(make: Make) -> None:
+    trainer = make(LIVE)
+    trainer._init_tokenizer()
+    trainer.processor = object()
+    with pytest.raises(DataError, match="hint and replay are for text"):
+        check_rows(trainer)
+
+
+def test_the_chat_templates_options_are_the_datas(make: Make) -> None:
+    trainer = checked(
+        make(LIVE, "+data.apply_chat_template_kwargs.chat_template='hm {{ messages[0].content }}'")
+    )
+    assert trainer.tokenizer.decode(Prompts(trainer).ids([{"role": "user", "content": "1+1"}])) == "hm 1+1"
+
+
+def test_what_the_model_is_told_beside_its_files_counts(make: Make) -> None:
+    longer = "+actor_rollout_ref.model.override_config.max_position_embeddings=2048"
+    assert checked(make(LIVE, longer, privileged_context=["x" * 600])).positions == 2048
+
+
+def test_the_references_own_limit_counts_where_it_is_asked(make: Make) -> None:
+    frozen = [
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+    ]
+    limit = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=40"
+    with pytest.raises(DataError, match="max_response_length are [0-9]+ tokens, and the engine takes 40"):
+        checked(make(LIVE | {"hint_teacher": "base"}, *frozen, limit))
+    checked(make(LIVE, *frozen, limit))
+
+
+def test_a_loss_of_an_external_library_is_known(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.trainer.ppo.core_algos import register_policy_loss, POLICY_LOSS_REGISTRY\n"
+        "register_policy_loss('mine')(POLICY_LOSS_REGISTRY['vanilla'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = [f"{LOSS}.loss_mode=mine", "actor_rollout_ref.model.external_lib=of_mine"]
+    assert make({}, *mine).is_verls
+
+
+def test_the_rows_of_a_data_set_class_of_ones_own_are_not_judged_before_it_has_made_them(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.utils.dataset.rl_dataset import RLHFDataset\n"
+        "class Mine(RLHFDataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        row = super().__getitem__(i)\n"
+        "        return row | {'privileged_context': str(row['privileged_context'])}\n"
+    )
+    mine = [f"data.custom_cls.path={tmp_path}/of_mine.py", "data.custom_cls.name=Mine"]
+    assert "privileged_context" in checked(make(LIVE, *mine, privileged_context=[7.0])).columns
+
+
+def test_the_limit_is_the_smallest_of_the_models_and_the_batches(make: Make) -> None:
+    dynamic = [
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=40",
+    ]
+    with pytest.raises(
+        DataError, match="prompt . hint . data.max_response_length are [0-9]+ tokens, .* takes 40"
+    ):
+        checked(make(LIVE, *dynamic))
+
+
+def test_the_teachers_prompt_is_the_policys_with_the_hint_in_it(make: Make) -> None:
+    trainer = checked(make(LIVE, privileged_context=["It is 0."]))
+    made, messages = Prompts(trainer), [{"role": "user", "content": "0+0=?"}]
+    policys, response = torch.tensor(made.ids(messages)), torch.tensor([65, 66])
+    teachers = made.hinted(messages, "It is 0.", like=policys, response=response)
+    said = [trainer.tokenizer.decode(ids) for ids in (policys, teachers)]
+    assert said[1] == said[0].replace("0+0=?", "0+0=?\n\nIt is 0.")
+    with pytest.raises(DataError, match="a rollout's prompt is not its row's prompt in the chat template"):
+        made.hinted(messages, "It is 0.", like=policys[1:], response=response)
+    prompt, completion = made.completion(messages, "4")
+    assert torch.equal(prompt, policys) and trainer.tokenizer.decode(completion) == "4<|im_end|>\n"
+    with pytest.raises(ComposerError, match="a completion starts with the role 'user'"):
+        made.completion(messages, messages)
+
+
+def test_columns_come_back_as_they_were() -> None:
+    came = [torch.tensor(2.0), np.float64(3), None, "a", [1], np.array(["b", None], dtype=object)]
+    assert plain(came) == [2.0, 3.0, None, "a", [1], ["b", None]]
+    assert [row.tolist() for row in rows_of(torch.tensor([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]

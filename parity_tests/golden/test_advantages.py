@@ -1,0 +1,301 @@
+"""Advantages against verl, TRL and understand-r1-zero as recorded.
+
+Where an upstream rounds a count or pads it, its way is spelt out here, so that the rest is compared in
+float64; each such way has a test that fails once it is gone.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.dialects import VERL_LENGTH_EPS
+from parity_tests.support.golden import Case, claim
+
+TRL_EPS = 1e-4
+# To a group of one verl gives a deviation of 1 in float32, and adds its eps in float32.
+VERL_SINGLETON_ROUNDING = float(torch.tensor(1.0) + 1e-6) / (1 + 1e-6)
+
+
+def estimator(*names: str) -> Callable[[Case], bool]:
+    return lambda case: case["estimator"] in names
+
+
+def kernel(name: str) -> Callable[..., Tensor]:
+    return dialects.kernel("advantage", name)
+
+
+def verl_rewards(case: Case) -> tuple[Tensor, Tensor]:
+    """A reward per row and its group; verl's ids are strings, ours any integers."""
+    names = sorted(set(case["index"]), reverse=True)
+    ids = torch.tensor([7 * names.index(name) - 5 for name in case["index"]])
+    return golden.tensor(case["token_level_rewards"]).sum(-1), ids
+
+
+def mask_of(case: Case) -> Tensor:
+    return golden.tensor(case["response_mask"]).bool()
+
+
+def assert_rows_equal(
+    ours: Tensor, case: Case, *, divided: bool = False, dtype: torch.dtype = torch.float64, scale: float = 1.0
+) -> None:
+    """verl repeats a row's advantage over its live tokens."""
+    __tracebackhide__ = True
+    rewards, ids = verl_rewards(case)
+    assert_parity(
+        ours.unsqueeze(-1) * mask_of(case),
+        golden.tensor(case["advantages"]),
+        terms=len(rewards),
+        magnitude=scale * largest_term(rewards, ids, divided=divided),
+        dtype=dtype,
+    )
+
+
+def singletons(case: Case) -> Tensor:
+    return torch.tensor([case["index"].count(group) == 1 for group in case["index"]])
+
+
+def largest_term(rewards: Tensor, ids: Tensor, *, divided: bool) -> float:
+    """A mean is as precise as the largest reward; dividing by a small deviation magnifies that."""
+    stds = [float(rewards[ids == i].std()) for i in ids.unique() if (ids == i).sum() > 1]
+    smallest = min([std for std in stds if divided and std > 0], default=1.0)
+    return float(rewards.abs().max()) / min(1.0, smallest)
+
+
+def precision(case: Case) -> torch.dtype:
+    """Whatever the rewards, the vectorised GRPO takes means and deviations in float32."""
+    return torch.float32 if case["estimator"] == "grpo_vectorized" else torch.float64
+
+
+@claim("verl_advantages", estimator("grpo", "grpo_vectorized"))
+def test_grpo_equals_verl(case: Case) -> None:
+    name = "grpo@verl" if case["norm_by_std"] else "dr_grpo@verl"
+    ours = kernel(name)(*verl_rewards(case))
+    if case["norm_by_std"]:
+        ours = torch.where(singletons(case), ours / VERL_SINGLETON_ROUNDING, ours)
+    assert_rows_equal(ours, case, divided=case["norm_by_std"], dtype=precision(case))
+
+
+@claim("verl_advantages", estimator("rloo", "rloo_vectorized"))
+def test_rloo_equals_verl(case: Case) -> None:
+    option = {"singleton": "zero"} if case["estimator"] == "rloo_vectorized" else {}
+    assert_rows_equal(kernel("rloo@verl")(*verl_rewards(case), **option), case)
+
+
+@claim("verl_advantages", estimator("opo"))
+def test_opo_equals_verl(case: Case) -> None:
+    assert_rows_equal(kernel("opo@verl")(*verl_rewards(case), mask_of(case).sum(-1)), case)
+
+
+@claim("verl_advantages", estimator("gpg"))
+def test_gpg_equals_verl(case: Case) -> None:
+    rewards, ids = verl_rewards(case)
+    alpha, rounded = gpg_alpha(rewards)
+    ours = kernel("gpg@verl")(rewards, ids) * (rounded / alpha)
+    assert_rows_equal(ours, case, scale=alpha)
+
+
+def gpg_alpha(rewards: Tensor) -> tuple[float, float]:
+    """Rows over rewards that are not 0, and the same as verl divides integers: in float32."""
+    count = max(1, int(rewards.count_nonzero()))
+    return len(rewards) / count, float(torch.tensor(len(rewards)) / count)
+
+
+def test_verl_rounds_gpgs_alpha_to_float32_and_we_do_not() -> None:
+    alphas = [gpg_alpha(verl_rewards(c)[0]) for c in golden.load("verl_advantages") if estimator("gpg")(c)]
+    assert any(alpha != rounded for alpha, rounded in alphas), "compare gpg as it is"
+
+
+@claim("verl_advantages", estimator("grpo_passk"))
+def test_pass_at_k_equals_verl(case: Case) -> None:
+    option = {} if case["norm_by_std"] else {"scale": "none"}
+    ours = kernel("pass_at_k@verl")(*verl_rewards(case), **option)
+    assert_rows_equal(ours, case, divided=case["norm_by_std"])
+
+
+def as_verl_whitens(ours: Tensor, raw: Tensor, mask: Tensor) -> Tensor:
+    """`ours`, which whitens `raw`, with a mean and a variance over n + 1e-8 as verl has them, and not n."""
+    x, n = raw[mask], int(mask.sum())
+    mean = x.sum() / (n + VERL_LENGTH_EPS)
+    variance = (x - mean).square().sum() / (n + VERL_LENGTH_EPS) * n / (n - 1)
+    return (ours * (x.var() + 1e-8).sqrt() + x.mean() - mean) / (variance + 1e-8).sqrt()
+
+
+def assert_whitened_equal(ours: Tensor, raw: Tensor, case: Case, dtype: torch.dtype = torch.float64) -> None:
+    """Per token; a small variance magnifies the rounding of the largest term, at most by 1e4."""
+    __tracebackhide__ = True
+    mask, theirs = mask_of(case), golden.tensor(case["advantages"])
+    divisor = min(1.0, float((raw[mask].var() + 1e-8).sqrt()))
+    largest = float(golden.tensor(case["token_level_rewards"]).abs().max() + raw.abs().max()) / divisor**2
+    ours = torch.where(mask, as_verl_whitens(ours, raw, mask), 0.0)
+    assert_parity(ours, theirs, terms=2 * int(mask.sum()), magnitude=largest, dtype=dtype)
+
+
+@claim("verl_advantages", estimator("reinforce_plus_plus"))
+def test_reinforce_pp_equals_verl(case: Case) -> None:
+    rewards, mask = golden.tensor(case["token_level_rewards"]), mask_of(case)
+    option = {"gamma": case["gamma"]} if "gamma" in case else {}
+    ours = kernel("reinforce_pp@verl")(rewards, mask, **option)
+    raw = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        running = torch.where(mask[:, t], rewards[:, t] + option.get("gamma", 1.0) * running, running)
+        raw[:, t] = running
+    assert_whitened_equal(ours, raw, case)
+
+
+@claim("verl_advantages", estimator("reinforce_plus_plus_baseline"))
+def test_reinforce_pp_baseline_equals_verl(case: Case) -> None:
+    rewards, ids = verl_rewards(case)
+    ours = kernel("reinforce_pp_baseline@verl")(rewards, ids, mask_of(case).sum(-1))
+    raw = kernel("dr_grpo@verl")(rewards, ids)
+    assert_whitened_equal(per_token(ours, case), per_token(raw, case), case)
+
+
+@claim("verl_advantages", estimator("gdpo"))
+def test_gdpo_equals_verl(case: Case) -> None:
+    rewards, ids = verl_rewards(case)
+    ours = kernel("gdpo@verl")(rewards.unsqueeze(1), ids, lengths=mask_of(case).sum(-1))
+    raw = kernel("grpo@verl")(rewards, ids)
+    # A group of one is divided by 1 + eps in float32.
+    dtype = torch.float32 if singletons(case).any() else torch.float64
+    assert_whitened_equal(per_token(ours, case), per_token(raw, case), case, dtype)
+
+
+def per_token(rows: Tensor, case: Case) -> Tensor:
+    return rows.unsqueeze(-1).expand(mask_of(case).shape)
+
+
+def test_verl_whitens_over_n_plus_1e_8_and_we_do_not() -> None:
+    cases = [c for c in golden.load("verl_advantages") if c["estimator"] == "reinforce_plus_plus_baseline"]
+    off = []
+    for case in cases:
+        rewards, ids = verl_rewards(case)
+        ours = kernel("reinforce_pp_baseline@verl")(rewards, ids, mask_of(case).sum(-1))
+        theirs = golden.tensor(case["advantages"])
+        off.append(float((per_token(ours, case) * mask_of(case) - theirs).abs().max()))
+    assert 1e-11 < max(off) < 1e-8, "drop as_verl_whitens"
+
+
+def test_a_group_of_one_gets_zero_unless_asked_where_verl_passes_its_reward_through() -> None:
+    loops = {"grpo", "rloo", "opo", "gpg"}
+    alone = [c for c in golden.load("verl_advantages") if c["estimator"] in loops and singletons(c).any()]
+    assert alone
+    for case in alone:
+        rewards, ids = verl_rewards(case)
+        single = singletons(case)
+        scale = gpg_alpha(rewards)[0] if case["estimator"] == "gpg" else 1.0
+        theirs = golden.tensor(case["advantages"])[single].amax(-1)
+        least = golden.tensor(case["advantages"])[single].amin(-1)
+        raw = torch.where(theirs == 0, least, theirs)  # a row of one number and zeros
+        assert raw.tolist() == pytest.approx((scale * rewards[single]).tolist(), rel=1e-5)
+        for name in ("grpo", "dr_grpo", "rloo", "gpg"):
+            assert not kernel(name)(rewards, ids)[single].any()
+
+
+def test_verl_grpo_vectorized_is_rounded_to_float32_and_ours_is_not() -> None:
+    off = []
+    for case in filter(estimator("grpo_vectorized"), golden.load("verl_advantages")):
+        name = "grpo@verl" if case["norm_by_std"] else "dr_grpo@verl"
+        ours = per_token(kernel(name)(*verl_rewards(case)), case) * mask_of(case)
+        off.append(float((ours - golden.tensor(case["advantages"]))[~singletons(case)].abs().max()))
+    assert max(off) > 1e-10, "compare grpo_vectorized in float64"
+
+
+def trl_rewards(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """TRL's weighted sum over reward functions; a row is live if any of them could score it."""
+    per_function = golden.tensor(case["rewards_per_func"])
+    live = ~per_function.isnan().all(1)
+    total = (per_function * golden.tensor(case["reward_weights"])).nansum(1)
+    return torch.where(live, total, torch.nan), trl_ids(case), live
+
+
+def trl_ids(case: Case) -> Tensor:
+    return torch.arange(len(case["rewards_per_func"])) // case["num_generations"]
+
+
+def trl_bessel_rounding(live: Tensor, width: int) -> Tensor:
+    """By what factor TRL's std is off: it rounds n / (n - 1) to float32."""
+    n = live.view(-1, width).sum(1).repeat_interleave(width)
+    exact = n.to(torch.float64) / (n - 1)
+    return ((n / (n - 1)).to(torch.float64) / exact).sqrt().nan_to_num(1.0, 1.0)
+
+
+def trl_advantages(case: Case) -> Tensor:
+    return kernel("grpo@trl")(*trl_rewards(case), scale=case["scale_rewards"])
+
+
+def sums_first(case: Case) -> bool:
+    return case["multi_objective_aggregation"] == "sum_then_normalize"
+
+
+@claim("trl_grpo_advantages", sums_first)
+def test_advantages_equal_trl(case: Case) -> None:
+    rewards, ids, live = trl_rewards(case)
+    theirs = golden.tensor(case["advantages"])
+    if case["scale_rewards"] == "none":
+        assert torch.equal(trl_advantages(case), kernel("dr_grpo@trl")(rewards, ids, live))
+    else:
+        std = golden.tensor(case["std"]).nan_to_num(0.0)
+        width = len(live) if case["scale_rewards"] == "batch" else case["num_generations"]
+        unrounded = std / trl_bessel_rounding(live, width)
+        theirs = theirs * (std + TRL_EPS) / (unrounded + TRL_EPS)
+    # The rewards' own rounding, divided by the deviation: upstream subtracts means, we do not.
+    largest = float(rewards[live].abs().max()) * max(1.0, float(theirs.abs().max()))
+    assert_parity(trl_advantages(case), theirs, terms=len(rewards), magnitude=largest)
+
+
+@claim("trl_grpo_advantages", lambda case: not sums_first(case))
+def test_gdpo_equals_trl(case: Case) -> None:
+    """Whatever scale_rewards is: normalise_then_sum does not read it."""
+    components, ids = golden.tensor(case["rewards_per_func"]), trl_ids(case)
+    weights, scored = golden.tensor(case["reward_weights"]), ~components.isnan()
+    ours = kernel("gdpo@trl")(components, ids, component_weights=weights, component_mask=scored)
+    assert_parity(ours, golden.tensor(case["advantages"]), terms=len(ids), dtype=torch.float32)
+    # The float32 is that of TRL's n / (n - 1), as above: with exact counts it is float64.
+    assert_parity(
+        ours,
+        trl_unrounded(case),
+        terms=4 * len(ids),
+        magnitude=10 * float(components.nan_to_num().abs().max() + 1),
+    )
+
+
+def trl_unrounded(case: Case) -> Tensor:
+    """TRL's normalise_then_sum, spelt out with exact counts."""
+    components = golden.tensor(case["rewards_per_func"])
+    weights = golden.tensor(case["reward_weights"])
+    groups = components.view(-1, case["num_generations"], components.shape[1])
+
+    def nanstd(x: Tensor, dim: int) -> Tensor:
+        n = (~x.isnan()).sum(dim, keepdim=True).double()
+        squares = (x - x.nanmean(dim, keepdim=True)).square().nansum(dim, keepdim=True)
+        return torch.where(n > 1, (squares / (n - 1)).sqrt(), torch.nan)
+
+    normal = (groups - groups.nanmean(1, keepdim=True)) / (nanstd(groups, 1) + TRL_EPS)
+    total = (normal.view(components.shape) * weights).nansum(1)
+    total = total.masked_fill(components.isnan().all(1), torch.nan)
+    return ((total - total.nanmean()) / (nanstd(total, 0) + TRL_EPS)).nan_to_num(0.0)
+
+
+def test_trl_rounds_its_std_to_float32_and_we_do_not() -> None:
+    cases = [
+        c
+        for c in golden.load("trl_grpo_advantages")
+        if sums_first(c) and c["scale_rewards"] != "none" and c["num_generations"] > 2
+    ]
+    off = [(trl_advantages(c) - golden.tensor(c["advantages"])).abs().max() for c in cases]
+    assert 1e-10 < float(max(off)) < 1e-6, "drop trl_bessel_rounding"
+
+
+@claim("drgrpo_advantages")
+def test_advantages_equal_understand_r1_zero(case: Case) -> None:
+    rewards = golden.tensor(case["rewards"]).sum(-1)
+    ids = torch.arange(len(rewards)) // case["num_samples"]
+    scaled = case["critic_type"] == "grpo"
+    ours = kernel("grpo@r1-zero" if scaled else "dr_grpo@r1-zero")(rewards, ids)
+    theirs = golden.tensor(case["advantages"])
+    assert_parity(ours, theirs, terms=len(rewards), magnitude=largest_term(rewards, ids, divided=scaled))

@@ -1,0 +1,274 @@
+"""Divergences against six upstream repositories as recorded: value and gradient, through catalogue rows."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.divergences import summands
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.golden import Case, claim
+from parity_tests.support.oracles import largest_term
+
+LEAST_PROBABILITY = 1e-8  # what OPSD takes the logarithm of where it is given probabilities
+
+
+def kernel(name: str) -> Callable[..., Any]:
+    return dialects.kernel("divergence", name)
+
+
+def logits(case: Case) -> tuple[Tensor, Tensor]:
+    student = golden.tensor(case["student_logits"], golden.dtype(case)).requires_grad_()
+    teacher = golden.tensor(case.get("teacher_logits", case["student_logits"]), student.dtype)
+    return student, teacher
+
+
+def labels_mask(case: Case, key: str = "labels") -> Tensor:
+    """Where the labels are not -100; everywhere if the case has none."""
+    if case[key] is None:
+        return torch.ones(golden.tensor(case["student_logits"]).shape[:-1], dtype=torch.bool)
+    return torch.tensor(case[key]) != -100
+
+
+def assert_recorded(
+    loss: Tensor,
+    student: Tensor,
+    case: Case,
+    *,
+    gradient_key: str = "grad_student",
+    gradient_dtype: torch.dtype | None = None,
+) -> None:
+    """Value and gradient equal the recording; each number is one sum over tokens and vocabulary."""
+    __tracebackhide__ = True
+    (gradient,) = torch.autograd.grad(loss, student)
+    scale = {"terms": student.numel(), "magnitude": largest_term(student, logits(case)[1])}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale, dtype=student.dtype)
+    if gradient_key in case:
+        recorded = golden.tensor(case[gradient_key])
+        dtype = gradient_dtype or student.dtype
+        assert_parity(gradient, recorded, **scale, dtype=dtype, what="gradient")
+    else:
+        assert not loss and not gradient.any(), "only an empty batch is recorded without gradient"
+
+
+def is_nan(case: Case) -> bool:
+    return case["loss"] == "nan"
+
+
+def assert_finite_where_upstream_is_not(loss_of: Callable[[Case], tuple[Tensor, Tensor]], case: Case) -> None:
+    """An entry that is -inf on both sides might as well not be there; a batch without a live token is 0."""
+    loss, student = loss_of(case)
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert math.isnan(float(case["loss"]))
+    assert loss.isfinite() and gradient.isfinite().all()
+
+    allowed = golden.tensor(case["student_logits"]) > -torch.inf
+    shape = (*student.shape[:-1], -1)
+    s, t = (x.detach()[allowed].view(shape).tolist() for x in logits(case))
+    want, s = loss_of({**case, "student_logits": s, "teacher_logits": t})
+    (want_gradient,) = torch.autograd.grad(want, s)
+    scale = {"terms": s.numel(), "magnitude": 1.0}
+    assert_parity(loss, want, **scale)
+    assert_parity(gradient[allowed].view(shape), want_gradient, **scale, what="gradient")
+
+
+@claim("trl_gkd_jsd")
+def test_jsd_equals_trl_gkd(case: Case) -> None:
+    """`jsd@trl`."""
+    student, teacher = logits(case)
+    mask = labels_mask(case)
+    settings = dict(case["kwargs"])
+    num_items = settings.pop("num_items_in_batch", None)
+    num_tokens = None if num_items is None else float(num_items)
+    settings = {name: float(x) for name, x in settings.items()}
+    token_loss = kernel("jsd@trl")(student, teacher, mask, **{"temperature": 1.0} | settings).loss
+    loss = aggregate(token_loss, mask, "token-mean", num_tokens=num_tokens)
+    assert_recorded(loss, student, case)
+
+
+def opsd_loss(case: Case) -> tuple[Tensor, Tensor]:
+    """`jsd@opsd`, and at beta = 0 `forward_kl@opsd`; OPSD's three reductions are denominators of a mean."""
+    student, teacher = logits(case)
+    mask = labels_mask(case)
+    given = case["kwargs"]
+    settings = {"temperature": float(given.get("temperature", 1.0)), "top_k": given.get("top_k")}
+    settings["entry_clip"] = given.get("token_clip")
+    if given.get("logits_are_probs"):
+        s, t = (x.clamp(min=LEAST_PROBABILITY).log() for x in (student, teacher))
+        entries = summands.jsd(s, t, float(given["beta"]))
+        token_loss = torch.where(mask, summands.total(entries, settings["entry_clip"]), 0.0)
+    elif given["beta"] == 0:
+        token_loss = kernel("forward_kl@opsd")(student, teacher, mask, **settings).loss
+    else:
+        settings["beta"] = float(given["beta"])
+        token_loss = kernel("jsd@opsd")(student, teacher, mask, **settings).loss
+    vocab = settings["top_k"] or student.shape[-1]
+    denominator = {
+        "sum": 1.0,
+        "mean": float(mask.sum() * vocab),  # of tokens times vocabulary
+        "batchmean": float(mask.sum()) if case["labels"] else float(mask.shape[0]),  # of sequences!
+    }[given.get("reduction", "batchmean")]
+    return aggregate(token_loss, mask, "token-mean", num_tokens=denominator), student
+
+
+@claim("opsd_generalized_jsd", where=lambda case: not is_nan(case))
+def test_divergences_equal_opsd(case: Case) -> None:
+    assert_recorded(*opsd_loss(case), case)
+
+
+@claim("opsd_generalized_jsd", where=is_nan)
+def test_loss_is_finite_where_opsd_is_nan(case: Case) -> None:
+    assert_finite_where_upstream_is_not(opsd_loss, case)
+
+
+def token_logprobs(logits: Tensor, ids: list[list[int]]) -> Tensor:
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids)[..., None]).squeeze(-1)
+
+
+def sdpo_loss(case: Case) -> tuple[Tensor, Tensor]:
+    """`sdpo@sdpo` or `sampled_token@sdpo`, on the rows that have something to distil."""
+    config = case["config"]
+    student, teacher = logits(case)
+    mask = torch.tensor(case["response_mask"]).bool()
+    if case["self_distillation_mask"] is not None:
+        mask &= torch.tensor(case["self_distillation_mask"]).bool()[:, None]
+    s, t = (token_logprobs(x, case["sampled_ids"]) for x in (student, teacher))
+    settings: dict[str, Any] = {"ratio_cap": config["is_clip"]}
+    if config["is_clip"] is not None:
+        settings["old_logprobs"] = golden.tensor(case["old_log_probs"])
+
+    if config["full_logit_distillation"]:
+        settings |= {"alpha": float(config["alpha"]), "top_k": config["distillation_topk"]}
+        settings["rest"] = "tail" if config["distillation_add_tail"] else "renormalised"
+        token_loss = kernel("sdpo@sdpo")(student, teacher, mask, student_logprobs=s, **settings).loss
+    else:
+        token_loss = kernel("sampled_token@sdpo")(s, t, mask, **settings).loss
+    if case["rollout_is_weights"] is not None:
+        token_loss = token_loss * golden.tensor(case["rollout_is_weights"])
+    return dialects.verl(token_loss, mask, case["loss_agg_mode"]), student
+
+
+@claim("sdpo")
+def test_sdpo_equals_its_authors(case: Case) -> None:
+    if is_nan(case):  # a mean over sequences of which none is live
+        assert_finite_where_upstream_is_not(sdpo_loss, case)
+    else:
+        assert_recorded(*sdpo_loss(case), case, gradient_key="grad_student_logits")
+
+
+@claim("trl_sdpo_sdft")
+def test_sdpo_per_token_equals_trl_sdpo_and_sdft(case: Case) -> None:
+    """`sdpo@trl` in three modes, `sampled_token@trl` in the fourth."""
+    student, teacher = logits(case)
+    everywhere = torch.ones(student.shape[:-1], dtype=torch.bool)
+    modes = {
+        "full": {"top_k": None},
+        "topk_tail": {"top_k": case["topk"], "rest": "tail"},
+        "topk_renorm": {"top_k": case["topk"]},
+    }
+    if case["mode"] == "sampled":
+        s, t = (token_logprobs(x, case["completion_ids"]) for x in (student, teacher))
+        loss = kernel("sampled_token@trl")(s, t, everywhere).loss
+    else:
+        settings = {"alpha": float(case["alpha"]), **modes[case["mode"]]}
+        loss = kernel("sdpo@trl")(student, teacher, everywhere, **settings).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), student)
+    scale = {"terms": student.shape[-1], "magnitude": largest_term(student, teacher)}
+    assert_parity(loss, golden.tensor(case["per_token_loss"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
+
+
+# What each function of DistiLLM and each class of TAID's repository is here, and what their weight is.
+DISTILLM: dict[str, tuple[str, Callable[[float], dict[str, float]]]] = {
+    "forward_kl": ("forward_kl@distillm", lambda _: {}),
+    "reverse_kl": ("reverse_kl@distillm", lambda _: {}),
+    "symmetric_kl": ("symmetric_kl@distillm", lambda lam: {"reverse_weight": lam}),
+    "js_distance": ("jsd@distillm", lambda lam: {"beta": 1 - lam}),
+    "tv_distance": ("tv@distillm", lambda _: {}),
+    "skewed_forward_kl": ("skewed_forward_kl@distillm", lambda lam: {"skew": lam}),
+    "skewed_reverse_kl": ("skewed_reverse_kl@distillm", lambda lam: {"skew": lam}),
+}
+TAIDS_REPOSITORY: dict[str, tuple[str, dict[str, str]]] = {
+    "ForwardKL": ("forward_kl@taid", {}),
+    "ReverseKL": ("reverse_kl@taid", {}),
+    "JS": ("jsd@taid", {"teacher_weight": "beta"}),
+    "TVD": ("tv@taid", {}),
+    "SkewForwardKL": ("skewed_forward_kl@taid", {"target_weight": "skew"}),
+    "SkewReverseKL": ("skewed_reverse_kl@taid", {"target_weight": "skew"}),
+    "AdaptiveKL": ("adaptive_kl@taid", {"head_threshold": "head_mass"}),
+}
+
+
+@claim("distillm")
+def test_divergences_equal_distillm(case: Case) -> None:
+    name, settings = DISTILLM[case["fn"]]
+    student, teacher = logits(case)
+    mask = labels_mask(case, "label")
+    token_loss = kernel(name)(student, teacher, mask, **settings(case["lam"])).loss
+    assert_recorded(aggregate(token_loss, mask, "token-mean"), student, case)
+
+
+DISTILLM_LAM = {"js_distance": 0.9, "skewed_forward_kl": 0.1, "skewed_reverse_kl": 0.1}  # by default
+
+
+@pytest.mark.parametrize("function", DISTILLM_LAM)
+def test_a_row_alone_reproduces_the_recording_made_with_distillms_default(function: str) -> None:
+    wanted = {"fn": function, "lam": DISTILLM_LAM[function]}
+    cases = [case for case in golden.load("distillm") if wanted.items() <= case.items()]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        student, teacher = logits(case)
+        mask = labels_mask(case, "label")
+        token_loss = kernel(DISTILLM[function][0])(student, teacher, mask).loss
+        assert_recorded(aggregate(token_loss, mask, "token-mean"), student, case)
+
+
+@claim("taid_repo_divergences")
+def test_divergences_equal_taids_repository(case: Case) -> None:
+    name, names = TAIDS_REPOSITORY[case["cls"]]
+    student, teacher = logits(case)
+    mask = torch.tensor(case["mask"]).bool()
+    settings = {names[theirs]: x for theirs, x in case["kwargs"].items()}
+    token_loss = kernel(name)(student, teacher, mask, **settings).loss
+    # The gradient through AKL's weights passes a cast to float32 there.
+    rounded = torch.float32 if case["cls"] == "AdaptiveKL" else None
+    loss = aggregate(token_loss, mask, "token-mean")
+    assert_recorded(loss, student, case, gradient_dtype=rounded)
+
+
+@claim("tinker_sdft_reverse_kl")
+def test_reverse_kl_topk_equals_tinker(case: Case) -> None:
+    """`reverse_kl_topk@tinker`, whose server gives the student's k log-probabilities: the vocabulary here.
+
+    A weight of 0 marks an entry that neither side counts, and on all k entries a masked position.
+    """
+    student = golden.tensor(case["student_logprobs_topk"]).requires_grad_()
+    weights = golden.tensor(case["teacher_weights"])
+    counted, mask = weights > 0, (weights > 0).any(-1)
+    logits, teacher = student.masked_fill(~counted, -torch.inf), weights.log()
+    ids = torch.arange(student.shape[-1]).expand(student.shape)
+    loss = kernel("reverse_kl_topk@tinker")(logits, teacher, ids, mask).loss.sum()
+    (gradient,) = torch.autograd.grad(loss, student)
+    scale = {"terms": student.numel(), "magnitude": largest_term(student, teacher)}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad"]), **scale, what="gradient")
+
+
+@claim("verl_kl_penalty", where=lambda case: case["kl_penalty"] in {"k2", "k3", "low_var_kl"})
+def test_sampled_token_equals_verl(case: Case) -> None:
+    """`sampled_token@verl`, whose distillation losses are its estimators of a KL."""
+    student = golden.tensor(case["log_prob"]).requires_grad_()
+    teacher, mask = golden.tensor(case["ref_log_prob"]), torch.ones(student.shape, dtype=torch.bool)
+    estimator = "k2" if case["kl_penalty"] == "k2" else "k3"
+    loss = kernel("sampled_token@verl")(student, teacher, mask, estimator=estimator).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), student)
+    # exp(-d) - 1 + d is a difference of terms: the largest is the ratio or the logarithm itself.
+    d = (teacher - student.detach()).clamp(-20, 20)
+    scale = {"terms": 2, "magnitude": float(torch.maximum(d.exp(), d.square()).max().clamp(min=1))}
+    assert_parity(loss, golden.tensor(case["kl"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")

@@ -1,0 +1,238 @@
+"""Every recorded number is claimed, and the claims run on another directory of the same layout."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity_tests.support import golden
+from parity_tests.support.golden import Case
+from parity_tests.support.paths import GOLDEN, ROOT, TESTS
+
+FILES = [*sorted(GOLDEN.glob("test_*.py")), *sorted((TESTS / "kernels").glob("test_*.py"))]
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in FILES
+    if "\n@claim(" in path.read_text()
+}
+Keys = tuple[str, ...]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_claim() -> None:
+    for module in MODULES:
+        import_module(module)
+
+
+@pytest.mark.golden
+def test_every_case_of_every_file_is_claimed() -> None:
+    found = sorted(golden.names(golden.directory))
+    unread = [f"{golden.directory / name}.json" for name in found if name not in golden.CLAIMS]
+    if unread:
+        pytest.fail(f"read by no claim: {', '.join(unread)}", pytrace=False)
+    left = {name: [golden.case_id(case) for case in golden.unclaimed(name)] for name in found}
+    lines = [
+        f"{golden.directory / name}.json: no claim reads the cases {', '.join(cases)}"
+        for name, cases in left.items()
+        if cases
+    ]
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+def test_every_claim_has_its_file() -> None:
+    assert set(golden.CLAIMS) == golden.names(golden.GOLDEN)
+
+
+def numbers(record: Any, at: Keys = ()) -> Iterator[Keys]:
+    """The paths of a case's keys that hold floats; a list of objects is one of them many times."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            yield from numbers(value, (*at, key))
+    elif isinstance(record, list) and record and isinstance(record[0], dict):
+        for entry in record:
+            yield from numbers(entry, at)
+    elif holds_float(record):
+        yield at
+
+
+def holds_float(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(holds_float, value))
+    return isinstance(value, float) or value in ("nan", "inf", "-inf")
+
+
+def moved(record: Any, at: Keys, move: Callable[[float], float]) -> Any:
+    """The record with every number at this path moved."""
+    if isinstance(record, list):
+        return [moved(entry, at, move) for entry in record]
+    if at:
+        return record | {at[0]: moved(record[at[0]], at[1:], move)} if at[0] in record else record
+    is_number = isinstance(record, int | float) and not isinstance(record, bool)
+    return move(record) if is_number else record
+
+
+def arguments(test: Callable[..., Any]) -> list[dict[str, Any]]:
+    """What the test is parametrised with besides its case."""
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    columns = [[{mark.args[0]: value} for value in mark.args[1]] for mark in marks]
+    return [{k: v for cell in row for k, v in cell.items()} for row in product(*columns)]
+
+
+def is_noticed(name: str, case: Case) -> bool:
+    """Whether a claim on kernels fails of this case."""
+    for claim in golden.CLAIMS[name]:
+        if claim.test.__module__ not in MODULES:
+            continue  # an adapter's
+        if golden.reads(claim.where, case):
+            for given in arguments(claim.test):
+                try:
+                    claim.test(case=case, **given)
+                except Exception:
+                    return True
+    return False
+
+
+MOVES = ((lambda x: x + 0.125 * (1 + abs(x))), (lambda x: x / 64 - 0.125), (lambda x: 4 * x + 1))
+PARAMETERS = {"kwargs", "config", "hp"}
+
+
+def unread(name: str) -> set[str]:
+    """The keys of a file whose numbers may be moved in every case, and no claim fails.
+
+    A result is moved in one way, and a parameter, which may be a bound far from any token, in three.
+    """
+    holders: dict[Keys, list[Case]] = {}
+    for case in golden.load(name):
+        for at in set(numbers(case)):
+            holders.setdefault(at, []).append(case)
+    return {
+        ".".join(at)
+        for at, cases in holders.items()
+        if not any(
+            is_noticed(name, moved(case, at, move))
+            for move in MOVES[: len(MOVES) if at[0] in PARAMETERS else 1]
+            for case in cases
+        )
+    }
+
+
+def test_every_recorded_number_is_read_or_declared_not_to_be() -> None:
+    found = {name: keys for name in golden.CLAIMS if (keys := unread(name))}
+    declared = {name: set(keys) for name, keys in golden.NOT_COMPARED.items()}
+    for name, keys in declared.items():
+        if keys == {"*"}:
+            declared[name] = found.get(name, set())
+    assert found == declared
+    assert all(reason for keys in golden.NOT_COMPARED.values() for reason in keys.values())
+
+
+def copied(tmp_path: Path, *names: str) -> Path:
+    """A golden directory that holds these files only."""
+    where = tmp_path / "golden"
+    for name in names:
+        (where / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(golden.GOLDEN / f"{name}.json", where / f"{name}.json")
+    return where
+
+
+def run(where: Path, *paths: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "golden", "--golden-dir", str(where)]
+    options = ["-p", "no:cacheprovider", "-rf", "--tb=short", *map(str, paths or MODULES.values())]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=ROOT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_claims_pass_on_a_copied_directory_and_say_what_it_leaves_out(tmp_path: Path) -> None:
+    where = copied(tmp_path, "verl_policy_gspo", "simpo")
+    status, output = run(where, TESTS)
+    assert status == 0, output[-3000:]
+    cases = sum(len(golden.load(name)) for name in ("verl_policy_gspo", "simpo"))
+    assert f"{cases + 1} passed" in output or int(output.split(" passed")[0].split()[-1]) > cases
+    absent = golden.names(golden.GOLDEN) - {"verl_policy_gspo", "simpo"}
+    line = f"golden: {len(absent)} files not in {where}, so not checked: {', '.join(sorted(absent))}"
+    assert line in output
+
+
+def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None:
+    """A number that is wrong, and one that is not there."""
+    where = copied(tmp_path, "verl_policy_gspo", "simpo", "taid_loss")
+    path, wrong = where / "verl_policy_gspo.json", json.loads((where / "verl_policy_gspo.json").read_text())
+    wrong["cases"][3]["loss"] += 0.125
+    path.write_text(json.dumps(wrong))
+    path, short = where / "taid_loss.json", json.loads((where / "taid_loss.json").read_text())
+    del short["cases"][1]["loss"]
+    path.write_text(json.dumps(short))
+    status, output = run(where)
+    assert status == 1
+    failures = [line for line in output.splitlines() if line.startswith("FAILED")]
+    of_gspo, *of_taid = sorted(failures, key=lambda line: "taid_loss" in line)
+    assert of_taid and all("taid_loss" in line for line in of_taid)
+    case = golden.case_id(wrong["cases"][3])
+    assert f"verl_policy_gspo-{case}" in of_gspo
+    assert f"{where}/verl_policy_gspo.json, case {case}: loss: 1 of 1 differ" in output
+    assert "max error 0.125" in output
+    case = golden.case_id(short["cases"][1])
+    assert f"{where}/taid_loss.json, case {case}: not recorded; max error inf: no key 'loss'" in output
+
+
+def test_a_file_that_no_claim_reads_fails_and_nothing_else_does(tmp_path: Path) -> None:
+    """Nor are the claims dumped."""
+    where = copied(tmp_path, "simpo")
+    shutil.copy(where / "simpo.json", where / "new_upstream.json")
+    status, output = run(where, GOLDEN / "test_preference.py", Path(__file__))
+    assert status == 1
+    assert f"read by no claim: {where}/new_upstream.json" in output
+    assert "function" not in output and output.count("\nFAILED") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{not json", "JSONDecodeError: Expecting property name"),
+        ("[]", "it must be an object"),
+        ('{"doc": ""}', "cases must be a list of objects"),
+        ('{"cases": {}}', "cases must be a list of objects"),
+        ('{"cases": {"a": 1}}', "cases must be a list of objects"),
+        ('{"cases": [1]}', "cases must be a list of objects"),
+        ('{"cases": []}', "it has no cases"),
+        ('{"cases": [{"loss": 1.0}]}', "each case must have an id"),
+        ('{"per_sequence": [], "packed": []}', "it has no cases"),
+        ('{"per_sequence": [{}], "packed": []}', "per_sequence or packed: KeyError: 'case'"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "simpo.json"
+    path.write_text(text)
+    with pytest.raises(pytest.UsageError) as error:
+        golden.read(path)
+    assert str(error.value).startswith(f"{path} is no golden file: {message}")
+
+
+def test_a_directory_without_our_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "directory", golden.GOLDEN)
+    with pytest.raises(pytest.UsageError, match="nowhere is no directory"):
+        golden.use(tmp_path / "nowhere")
+    with pytest.raises(pytest.UsageError, match=r"holds none of the files of .* \(no .json at all\)"):
+        golden.use(tmp_path)
+    (tmp_path / "new_upstream.json").write_text("{}")
+    with pytest.raises(pytest.UsageError, match=r"\(new_upstream\): nothing would be checked"):
+        golden.use(tmp_path)
+    assert golden.directory == golden.GOLDEN and not golden.not_checked()
+
+
+def test_a_run_on_files_that_cannot_be_read_fails(tmp_path: Path) -> None:
+    (where := tmp_path / "golden").mkdir()
+    (where / "simpo.json").write_text('{"cases": []}')
+    status, output = run(where)
+    assert status != 0 and "simpo.json is no golden file: it has no cases" in output
+    (where / "simpo.json").unlink()
+    status, output = run(where)
+    assert status != 0 and "holds none of the files" in output

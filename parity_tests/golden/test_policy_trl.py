@@ -1,0 +1,195 @@
+"""Policy losses against TRL's `GRPOTrainer._compute_loss` as recorded: value and gradient.
+
+TRL's switches are compositions here: a kernel per `loss_type`, through its catalogue row, then factors
+and terms on its loss per token.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels import kl, policy
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_loss_parity, assert_parity
+from parity_tests.support.golden import Case, claim
+
+DEFAULTS: dict[str, Any] = {
+    "beta": 0.0,
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.2,
+    "delta": None,
+    "importance_sampling_level": "token",
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "use_vllm": False,
+    "use_bias_correction_kl": False,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+    "_entropy_bonus_enabled": False,
+    "entropy_coef": 0.0,
+}
+
+CLIPPED = {"grpo": "grpo@trl", "bnpo": "grpo@trl", "dapo": "dapo@trl", "dr_grpo": "dr_grpo@trl"}
+LOG_WEIGHT_MIN = float(torch.tensor(1e-8, dtype=torch.float64).log())
+
+
+def float32(x: float) -> float:
+    """A number as TRL's torch.where of two Python floats has it."""
+    return float(torch.tensor(x, dtype=torch.float32))
+
+
+def options(case: Case) -> dict[str, Any]:
+    unknown = set(case["kwargs"]) - set(DEFAULTS) - {"loss_type", "max_completion_length"}
+    assert not unknown, f"the comparison would ignore {unknown}"
+    return DEFAULTS | case["kwargs"]
+
+
+def vespo_log_weights(case: Case, mask: Tensor) -> Tensor | None:
+    """TRL multiplies the corrections of masked tokens into w too: here the live ones share all of them."""
+    if case["importance_sampling_ratio"] is None:
+        return None
+    logs = golden.tensor(case["importance_sampling_ratio"]).log().clamp(LOG_WEIGHT_MIN, 20.0)
+    share = logs.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return share.expand(mask.shape)
+
+
+def surrogate(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The loss per token of a `loss_type` and an importance sampling level."""
+    given = options(case)
+    loss_type, level = given["loss_type"], given["importance_sampling_level"]
+    if loss_type == "cispo":
+        assert level == "token"
+        loss = dialects.kernel("policy", "cispo@trl")
+        return loss(*inputs, clip_high=given["epsilon_high"] - 1).loss
+    if loss_type == "sapo":
+        assert level == "token"
+        taus = {f"tau_{sign}": float32(given[f"sapo_temperature_{sign}"]) for sign in ("pos", "neg")}
+        return dialects.kernel("policy", "sapo@trl")(*inputs, **taus).loss
+    if loss_type == "vespo":
+        # Rounded as above; its smallest w, e^-18.4 for ours of e^-20, is beyond float64 here.
+        shape = {
+            name: float32(given[f"vespo_{name}"]) for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")
+        }
+        weights = vespo_log_weights(case, inputs[3])
+        return dialects.kernel("policy", "vespo@trl")(*inputs, **shape, log_weights=weights).loss
+    clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
+    if level == "sequence":
+        loss = dialects.kernel("policy", "luspo@trl" if loss_type == "luspo" else "gspo@trl")
+        return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
+    # With a ratio per token, TRL's luspo is its grpo summed.
+    loss = dialects.kernel("policy", CLIPPED.get(loss_type, "grpo@trl"))
+    return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
+
+
+def high_entropy(case: Case, mask: Tensor) -> Tensor:
+    """TRL's `top_entropy_quantile`: its threshold is a float32."""
+    entropies = golden.tensor(case["entropies"])
+    quantile = options(case)["top_entropy_quantile"]
+    if quantile == 1:
+        return mask
+    return mask & (entropies >= torch.quantile(entropies[mask].float(), 1 - quantile))
+
+
+def token_loss(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
+    logprobs, old, advantages, mask = inputs
+    given, loss = options(case), surrogate(case, inputs)
+    if given["off_policy_mask_threshold"] is not None:
+        drift = sequence_drift(logprobs, golden.tensor(case["sampling_per_token_logps"]), mask)
+        near = off_policy_sequence_mask(drift, advantages, threshold=given["off_policy_mask_threshold"])
+        loss = loss * near
+    loss = loss * high_entropy(case, mask)
+    if given["use_vllm"] and given["loss_type"] != "vespo":
+        loss = loss * golden.tensor(case["importance_sampling_ratio"])
+    if given["beta"]:
+        ref, level = golden.tensor(case["ref_per_token_logps"]), given["importance_sampling_level"]
+        penalty = kl.k3(logprobs, ref, mask)
+        if given["use_bias_correction_kl"]:
+            penalty = kl.k3_corrected(logprobs, old, ref, mask, level=level)
+        loss = loss + given["beta"] * penalty
+    return loss
+
+
+def trl_batch(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """logprobs, old log-probabilities, advantages [B, 1], mask."""
+    logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
+    advantages = golden.tensor(case["advantages"]).unsqueeze(-1)
+    mask = golden.tensor(case["completion_mask"]).bool()
+    old = case["old_per_token_logps"]  # None on-policy, where TRL takes logprobs.detach()
+    return logprobs, logprobs if old is None else golden.tensor(old), advantages, mask
+
+
+def assert_equals_trl(case: Case, loss: Tensor, per_token: Tensor, logprobs: Tensor) -> None:
+    theirs, gradient = golden.tensor(case["loss"]), golden.tensor(case["grad"])
+    assert_loss_parity(loss, per_token, logprobs, theirs=theirs, their_gradient=gradient)
+
+
+@claim("trl_grpo_loss")
+def test_policy_losses_equal_trl(case: Case) -> None:
+    inputs = trl_batch(case)
+    logprobs, _, _, mask = inputs
+    per_token = token_loss(case, inputs)
+    loss, given = dialects.trl(per_token, mask, case), options(case)
+    if given["_entropy_bonus_enabled"]:
+        acts_on = high_entropy(case, mask)
+        entropy = golden.tensor(case["entropies"])[acts_on].sum() / acts_on.sum().clamp(min=1)
+        loss = loss - given["entropy_coef"] * entropy
+    assert_equals_trl(case, loss, per_token, logprobs)
+
+
+@claim("trl_gmpo_loss")
+def test_gmpo_equals_trl(case: Case) -> None:
+    unknown = set(case["kwargs"]) - {"epsilon_low", "epsilon_high", "beta"}
+    assert not unknown, f"the comparison would ignore {unknown}"
+    given, inputs = case["kwargs"], trl_batch(case)
+    logprobs, _, _, mask = inputs
+    clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
+    per_token = dialects.kernel("policy", "gmpo@trl")(*inputs, **clips).loss
+    if given["beta"]:
+        ref = golden.tensor(case["ref_per_token_logps"])
+        per_token = per_token + given["beta"] * kl.k3(logprobs, ref, mask)
+    rows = mask.shape[0]
+    loss = aggregate(per_token, mask, "seq-mean-token-mean", num_sequences=rows)
+    assert_equals_trl(case, loss, per_token, logprobs)
+
+
+BY_DEFAULT = [
+    c for c in golden.load("trl_grpo_loss") if c["kwargs"].keys() == {"loss_type", "max_completion_length"}
+]
+
+
+@pytest.mark.parametrize("name", [*CLIPPED, "cispo", "vespo"])
+def test_a_dialect_alone_reproduces_the_recordings_made_by_default(name: str) -> None:
+    cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == name]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = trl_batch(case)
+        per_token = dialects.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
+        assert_equals_trl(case, dialects.trl(per_token, inputs[3], case), per_token, inputs[0])
+
+
+def test_trl_cispo_epsilon_is_the_cap_and_not_its_distance_from_one() -> None:
+    cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == "cispo"]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = trl_batch(case)
+        by_name = dialects.trl(policy.cispo(*inputs, clip_high=0.2).loss, inputs[3], case)
+        assert float(by_name.detach()) != pytest.approx(case["loss"], rel=0.1)
+
+
+def test_trl_rounds_the_temperature_of_sapo_to_float32_and_we_do_not() -> None:
+    cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == "sapo" and min(c["advantages"]) < 0]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = trl_batch(case)
+        exact = dialects.trl(dialects.kernel("policy", "sapo@trl")(*inputs).loss, inputs[3], case)
+        assert float(exact.detach()) == pytest.approx(case["loss"], rel=1e-6)
+        with pytest.raises(AssertionError, match="value"):
+            assert_parity(exact, golden.tensor(case["loss"]), terms=inputs[3].numel())

@@ -1,0 +1,239 @@
+"""Preference losses and their scores against the recordings of five upstream functions, by catalogue row."""
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import choose
+from composer_plugins.kernels.contract import PairLoss
+from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighted, wpo_weights
+from composer_plugins.plugins import losses
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_parity, tolerance
+from parity_tests.support.golden import Case, claim
+
+SIDES = ("chosen", "rejected")
+
+
+def scores(case: Case, name: str) -> list[Tensor]:
+    """The two sides of `name`, in which {} stands for the side."""
+    return [golden.tensor(case[name.format(side)]).requires_grad_() for side in SIDES]
+
+
+def assert_recorded(ours: PairLoss, policy: list[Tensor], case: Case, *, mean: bool = True) -> None:
+    """Losses, their mean unless it is not recorded, and its gradients in the policy's scores."""
+    theirs = golden.tensor(case["losses"])
+    assert_parity(ours.loss, theirs, terms=4)
+    if mean:
+        scale = {"terms": len(theirs), "magnitude": float(theirs.abs().max())}
+        assert_parity(ours.loss.mean(), golden.tensor(case["loss"]), **scale, what="mean loss")
+    slopes = torch.autograd.grad(ours.loss.mean(), policy)
+    for slope, want in zip(slopes, scores(case, "grad_{}"), strict=True):
+        assert_parity(slope, want, terms=4, what="gradient")
+
+
+def assert_rewards(ours: PairLoss, chosen: Tensor, rejected: Tensor) -> None:
+    """The four metrics, from the two rewards; they are detached and count for every pair."""
+    want = {
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margins": chosen - rejected,
+        "rewards/accuracies": (chosen > rejected).to(chosen),
+    }
+    assert ours.metrics.keys() == want.keys()
+    magnitude = max(float(x.detach().abs().max()) for x in (chosen, rejected))
+    for name, metric in ours.metrics.items():
+        assert not metric.value.requires_grad and metric.where.all()
+        assert_parity(metric.value, want[name], terms=4, magnitude=magnitude, what=name)
+
+
+def is_ipo(case: Case) -> bool:
+    return bool(case["kwargs"].get("ipo"))
+
+
+def is_smoothed(case: Case) -> bool:
+    return not is_ipo(case) and case["kwargs"].get("label_smoothing", 0) > 0
+
+
+@claim("dpo_eric_mitchell", where=lambda case: not is_ipo(case))
+def test_dpo_equals_its_authors(case: Case) -> None:
+    """Without a reference its scores are 0: but upstream's rewards subtract the reference even then."""
+    settings = {name: x for name, x in case["kwargs"].items() if name in {"beta", "label_smoothing"}}
+    policy, used, left_out = with_reference(case)
+    ours = dialects.kernel("preference", "dpo@eric-mitchell")(*policy, *used, **settings)
+    assert_recorded(ours, policy, case)
+    rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
+    assert_rewards(ours, *(reward + settings["beta"] * x for reward, x in rewards))
+
+
+@claim("dpo_eric_mitchell", where=is_smoothed)
+def test_cdpo_is_the_dpo_of_its_authors_with_smoothing(case: Case) -> None:
+    policy, used, _ = with_reference(case)
+    kwargs = case["kwargs"]
+    assert_recorded(
+        cdpo(*policy, *used, beta=kwargs["beta"], label_smoothing=kwargs["label_smoothing"]), policy, case
+    )
+
+
+@claim("dpo_eric_mitchell", where=is_ipo)
+def test_ipo_equals_eric_mitchell_on_sums(case: Case) -> None:
+    """Its label_smoothing is of no effect here."""
+    policy, used, left_out = with_reference(case)
+    beta = case["kwargs"]["beta"]
+    ours = dialects.kernel("preference", "ipo@eric-mitchell")(*policy, *used, beta=beta)
+    assert_recorded(ours, policy, case)
+    rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
+    assert_rewards(ours, *(reward + beta * x for reward, x in rewards))
+    assert not choose(losses(), "preference", "ipo@eric-mitchell").average
+
+
+def with_reference(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Scores of the policy, of the reference as the loss uses it, and what its rewards subtract besides."""
+    policy, reference = scores(case, "policy_{}_logps"), scores(case, "reference_{}_logps")
+    nothing = [torch.zeros_like(x) for x in reference]
+    if case["kwargs"].get("reference_free"):
+        return policy, nothing, reference
+    return policy, reference, nothing
+
+
+@claim("simpo")
+def test_simpo_equals_its_authors(case: Case) -> None:
+    settings = dict(case["kwargs"])
+    policy = scores(case, "policy_{}_logps_avg")
+    simpo = dialects.kernel("preference", "simpo@official")
+    ours = simpo(*policy, link=settings.pop("loss_type"), **settings)
+    assert_recorded(ours, policy, case)
+    assert_rewards(ours, *scores(case, "{}_rewards"))
+
+
+def of_trl_cpo(case: Case) -> dict[str, float]:
+    kwargs = case["kwargs"]
+    assert kwargs["loss_type"] == "simpo"
+    ratio = kwargs["simpo_gamma"] / kwargs["beta"]
+    return {
+        "beta": kwargs["beta"],
+        "label_smoothing": kwargs["label_smoothing"],
+        "gamma_beta_ratio": ratio,
+    }
+
+
+@claim("trl_cpo_simpo", where=lambda case: case["kwargs"]["alpha"] == 0)
+def test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio(case: Case) -> None:
+    policy = scores(case, "policy_{}_logps_avg")
+    ours = dialects.kernel("preference", "simpo@trl")(*policy, **of_trl_cpo(case))
+    assert_recorded(ours, policy, case, mean=False)
+    assert_rewards(ours, *scores(case, "{}_rewards"))
+
+
+@claim("trl_cpo_simpo")
+def test_alpha_po_equals_trl_cpo(case: Case) -> None:
+    """Of which `alpha` = 0 is SimPO."""
+    policy = scores(case, "policy_{}_logps_avg")
+    settings = of_trl_cpo(case) | {"alpha": case["kwargs"]["alpha"]}
+    ours = dialects.kernel("preference", "alpha_po@trl")(*policy, **settings)
+    assert_recorded(ours, policy, case, mean=False)
+    assert_rewards(ours, *scores(case, "{}_rewards"))
+
+
+def test_trl_takes_gamma_itself_and_a_small_beta() -> None:
+    """Its default margin of 0.5 / 0.1 is 20 times that of SimPO's authors."""
+    theirs, official = (choose(losses(), "preference", f"simpo@{who}") for who in ("trl", "official"))
+    assert theirs.params["gamma_beta_ratio"] == 0.5 / 0.1 == 20 * official.params["gamma_beta_ratio"]
+
+
+DIVERGENCES = {
+    "reverse_kl": "reverse_kl",
+    "forward_kl": "forward_kl",
+    "js_divergence": "js",
+    "alpha_divergence": "alpha",
+}
+ROWS = {"sigmoid": "dpo"}  # the others have TRL's names
+SMOOTHED = {"robust", "exo_pair", "aot", "aot_unpaired"}  # the others ignore label_smoothing
+
+
+def of_trl(case: Case) -> tuple[PairLoss, Tensor, Tensor]:
+    """The catalogue's dialect on a recorded batch, its log-probabilities and their mask.
+
+    Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
+    """
+    loss_type, divergence = case["loss_type"], DIVERGENCES[case["f_divergence_type"]]
+    choice = choose(losses(), "preference", f"{ROWS.get(loss_type, loss_type)}@trl")
+    settings = {"beta": case["beta"]}
+    if loss_type in SMOOTHED:
+        settings["label_smoothing"] = case["label_smoothing"]
+    if divergence != "reverse_kl":
+        settings["divergence"] = divergence
+
+    logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
+    mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
+    policy, reference = (
+        sequence_logprobs(x, mask, average=choice.average).chunk(2)
+        for x in (logprobs, golden.tensor(case["ref_per_token_logps"]))
+    )
+    pair = choice.loss.kernel()(*policy, *reference, **(choice.params | settings))
+    if case["use_weighting"]:
+        weights = wpo_weights(logprobs, golden.tensor(case["log_sum_sq_probs"]), mask)
+        chosen, rejected = weights.chunk(2)
+        pair = weighted(pair, chosen * rejected)
+    return pair, logprobs, mask
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] != "sft")
+def test_dpo_family_equals_trl(case: Case) -> None:
+    """The gradient too, where something is completed; TRL's EXO takes the logarithms of eps in float32."""
+    pair, logprobs, mask = of_trl(case)
+    (slope,) = torch.autograd.grad(pair.loss.mean(), logprobs)
+    dtype = torch.float32 if case["loss_type"] == "exo_pair" else torch.float64
+    assert_parity(pair.loss.mean(), golden.tensor(case["loss"]), terms=mask.numel(), dtype=dtype)
+    want = torch.where(mask, golden.tensor(case["grad_per_token_logps"]), 0.0)
+    assert_parity(slope, want, terms=mask.numel(), dtype=dtype, what="gradient")
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "sigmoid")
+def test_trl_need_not_mask_what_its_model_leaves_at_0_and_we_do(case: Case) -> None:
+    pair, logprobs, mask = of_trl(case)
+    (slope,) = torch.autograd.grad(pair.loss.mean(), logprobs)
+    theirs = golden.tensor(case["grad_per_token_logps"])
+    assert (theirs[~mask] != 0).all() and not slope[~mask].any()
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "exo_pair")
+def test_trl_takes_the_logarithms_of_exo_in_float32_and_we_do_not(case: Case) -> None:
+    pair, _, mask = of_trl(case)
+    theirs = golden.tensor(case["loss"])
+    assert (pair.loss.mean() - theirs).abs() > tolerance(torch.float64, mask.numel(), float(theirs))
+
+
+@claim("trl_dpo_family", where=lambda case: case["loss_type"] == "sft")
+def test_sft_equals_trl_once_pairs_weigh_their_lengths(case: Case) -> None:
+    """TRL's is one mean over the tokens of the batch, ours one per pair, whose mean is the caller's."""
+    logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
+    mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
+    chosen, chosen_mask = logprobs.chunk(2)[0], mask.chunk(2)[0]
+    pair = dialects.kernel("preference", "sft@trl")(-sequence_logprobs(chosen, chosen_mask, average=True))
+    lengths = chosen_mask.sum(-1).double()
+    loss = weighted(pair, lengths / lengths.mean()).loss.mean()
+    (slope,) = torch.autograd.grad(loss, logprobs)
+    theirs = golden.tensor(case["loss"])
+    assert_parity(loss, theirs, terms=mask.numel())
+    assert_parity(slope, golden.tensor(case["grad_per_token_logps"]), terms=mask.numel(), what="gradient")
+    if lengths.unique().numel() > 1:
+        assert (pair.loss.mean() - theirs).abs() > tolerance(torch.float64, mask.numel(), float(theirs))
+
+
+@claim("sequence_logps")
+def test_sequence_logprobs_equal_upstream(case: Case) -> None:
+    """The average of an empty row is 0, without gradient, where upstream has NaN."""
+    logits = golden.tensor(case["logits"]).requires_grad_()
+    labels = torch.tensor(case["labels"])[:, 1:]
+    mask = labels != -100
+    tokens = labels.clamp(min=0)[..., None]
+    logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, tokens).squeeze(-1)
+    ours = sequence_logprobs(logprobs, mask, average=case["average_log_prob"])
+    (slope,) = torch.autograd.grad(ours.sum(), logits)
+
+    want, want_slope = golden.tensor(case["logps"]), golden.tensor(case["grad_of_sum_non_nan"])
+    empty = ~mask.any(-1)
+    assert torch.equal(want.isnan(), empty & case["average_log_prob"])
+    assert not ours[empty].any() and not slope[empty].any()
+    assert_parity(ours[~empty], want[~empty], terms=logits[0].numel())
+    assert_parity(slope[~empty], want_slope[~empty], terms=logits.shape[-1], what="gradient")

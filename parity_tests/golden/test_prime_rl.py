@@ -1,0 +1,312 @@
+"""PRIME-RL's losses as recorded, v0.4.0 to @559b447: value, gradient, and the fractions it logs as masked.
+
+PRIME-RL sums a sequence's tokens and divides by a scale that its trainer counts. One record is out of
+reach of a comparison: a log ratio of 95 in float32 (`noise_kind` overflow), see `divergences.md`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import of_kind
+from composer_plugins.kernels import policy
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.contract import TokenLoss
+from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.plugins import losses
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.golden import Case, claim
+
+INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
+PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}
+WEIGHTED = {"v0.8.0"}  # where a loss per token has a weight
+TRAINED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+
+# What an upstream option is called here; "ipo_threshold" is both bounds.
+OURS = {
+    "dppo_mask_low": "tv_low",
+    "dppo_mask_high": "tv_high",
+    "ipo_mask_low": "tv_low",
+    "ipo_mask_high": "tv_high",
+    "token_mask_low": "token_low",
+    "token_mask_high": "token_high",
+    "geo_mask_low": "geo_low",
+    "geo_mask_high": "geo_high",
+    "sequence_mask_low": "sequence_low",
+    "sequence_mask_high": "sequence_high",
+    "ratio_type": "level",
+    "adv_tau": "adv_tau",
+    "kl_tau": "kl_tau",
+}
+
+# By version and function: the dialect that is meant to be it.
+DIALECTS = {
+    "v0.4.0": {"default": "masked_is@prime-rl<0.5"},
+    "v0.5.0": {"default": "ipo@prime-rl<0.6"},
+    "v0.6.0": {"default": "dppo_tv@prime-rl", "ipo": "ipo@prime-rl", "opd": "ref_kl@prime-rl<0.7"},
+    "v0.8.0": {"default": "dppo_tv@prime-rl", "ipo": "ipo@prime-rl", "ref_kl": "ref_kl@prime-rl"},
+}
+
+
+def dtype_of(inputs: Case) -> torch.dtype:
+    return getattr(torch, inputs["dtype"]) if "dtype" in inputs else torch.float64
+
+
+def options(hp: dict[str, Any]) -> dict[str, Any]:
+    """Upstream's options under our names; its teacher term is part of the advantage."""
+    ours = {OURS[k]: v for k, v in hp.items() if k in OURS}
+    unknown = hp.keys() - OURS.keys() - {"ipo_threshold", "teacher_tau", "sequence_clip_high"}
+    assert not unknown, f"the comparison would ignore {unknown}"
+    if "ipo_threshold" in hp:
+        ours |= {"tv_low": hp["ipo_threshold"], "tv_high": hp["ipo_threshold"]}
+    if hp.get("ratio_type") == "sequence":
+        ours["ratio_cap"] = hp.get("sequence_clip_high", 10.0)
+    return ours
+
+
+def run(version: str, function: str, hp: dict[str, Any], inputs: Case) -> tuple[TokenLoss, Tensor]:
+    """Our loss per token of one recorded sequence, and the log-probabilities it is a function of."""
+    dtype = dtype_of(inputs)
+    logprobs, rollout, advantages = (golden.tensor(inputs[k], dtype) for k in TRAINED[:3])
+    logprobs.requires_grad_()
+    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
+    teacher = None if inputs["ref_logprobs"] is None else golden.tensor(inputs["ref_logprobs"], dtype)
+    if function in {"ce", "sft"}:  # REINFORCE with an advantage of 1
+        return policy.reinforce(logprobs, torch.ones_like(logprobs), mask), logprobs
+    kernel = dialects.kernel("policy", DIALECTS[version][function])
+    if function == "opd":  # its task advantages choose a side of the region
+        return kernel(logprobs, rollout, teacher, mask, advantages=advantages), logprobs
+    if function == "ref_kl":
+        return kernel(logprobs, rollout, teacher, mask), logprobs
+    ours = options(hp)
+    if hp.get("teacher_tau") and teacher is not None:  # only where the region does not ask for a sign
+        assert not DIALECTS[version][function].startswith("dppo")
+        scale = ours.pop("adv_tau", 1.0)
+        advantages = scale * advantages + hp["teacher_tau"] * (teacher - logprobs.detach())
+    return kernel(logprobs, rollout, advantages, mask, **ours), logprobs
+
+
+def reduced(token: TokenLoss, inputs: Case, hp: dict[str, Any]) -> Tensor:
+    """The sum over a sequence; v0.4.0 with a ratio per sequence, its mean."""
+    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
+    if hp.get("ratio_type") == "sequence":
+        return aggregate(token.loss, mask, "seq-mean-token-mean")
+    return aggregate(token.loss, mask, "token-sum")
+
+
+def weighted(token: TokenLoss, weights: list[float] | None) -> TokenLoss:
+    """The loss per token times `loss_weights`."""
+    return (
+        token
+        if weights is None
+        else token._replace(loss=token.loss * golden.tensor(weights, token.loss.dtype))
+    )
+
+
+def assert_equals(loss: Tensor, token_loss: Tensor, logprobs: Tensor, theirs: Any, gradient: Any) -> None:
+    """A loss and its gradient equal upstream's, in the precision of the record."""
+    n, dtype, largest = logprobs.numel(), logprobs.dtype, float(token_loss.detach().abs().max())
+    ours = torch.autograd.grad(loss, logprobs)[0]
+    recorded = golden.tensor(theirs)
+    assert_parity(loss, recorded, terms=n, dtype=dtype, magnitude=largest, what="loss")
+    assert_parity(ours, golden.tensor(gradient), terms=n, dtype=dtype, what="gradient")
+
+
+def assert_logs(token: TokenLoss, inputs: Case, metrics: dict[str, Any]) -> None:
+    """What upstream logs: means over the live tokens, the masked ones and the others."""
+    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
+    advantages = golden.tensor(inputs["advantages"])
+    low, high = (token.metrics[name].value for name in ("masked_low", "masked_high"))
+
+    def mean(value: Tensor, where: Tensor = mask) -> Tensor:
+        return aggregate(value.to(torch.float64), where, "token-mean")
+
+    logged = {name.removeprefix("ref_kl/"): value for name, value in metrics.items()}
+    ours = {"is_masked": mean(low + high)}
+    if isinstance(logged["is_masked"], list):  # v0.4.0: by token; its low and high are the tokens' alone
+        values = logged["is_masked"]
+        logged["is_masked"] = sum(values) / max(len(values), 1)
+    else:
+        ours |= {"is_masked_low": mean(low), "is_masked_high": mean(high)}
+    if "masked_advantage_negative" in logged:  # a token of no advantage is masked on neither side
+        dropped = mask & (low + high > 0)
+        ours["is_masked_low"] = mean(low * (advantages < 0))
+        ours["masked_advantage_positive"] = mean(advantages > 0, dropped)
+        ours["masked_advantage_negative"] = mean(advantages < 0, dropped)
+    for name in ours.keys() & logged.keys():
+        recorded = golden.tensor(logged[name])
+        assert_parity(ours[name], recorded, terms=1, dtype=torch.float32, magnitude=1.0, what=name)
+    assert_drifts(inputs, logged, mask & (low + high > 0), mask)
+
+
+def drift(inputs: Case, mask: Tensor, anchor: str = "inference_logprobs") -> Tensor:
+    """The log ratio of a sequence's live tokens."""
+    ours, theirs = (golden.tensor(inputs[k], dtype_of(inputs)) for k in ("trainer_logprobs", anchor))
+    return log_ratio(ours, theirs, mask)
+
+
+def assert_drifts(inputs: Case, logged: dict[str, Any], dropped: Tensor, mask: Tensor) -> None:
+    """Its KL to the rollout policy, r - log r - 1, by whether a token is masked; and to the reference."""
+    log_r = drift(inputs, mask)
+    k3 = log_r.expm1() - log_r
+    ours = {
+        "mismatch_kl": aggregate(k3, mask, "token-mean"),
+        "masked_mismatch_kl": aggregate(k3, dropped, "token-mean"),
+        "unmasked_mismatch_kl": aggregate(k3, mask & ~dropped, "token-mean"),
+    }
+    largest = float(log_r.abs().exp().max()) if mask.any() else 1.0
+    if inputs["ref_logprobs"] is not None:
+        to_ref = drift(inputs, mask, "ref_logprobs")
+        ours |= dict.fromkeys(("ref_kl", "teacher_kl"), -aggregate(to_ref, mask, "token-mean"))
+        largest = max(largest, float(to_ref.abs().max()))
+    for name in ours.keys() & logged.keys():
+        recorded = golden.tensor(logged[name])
+        scale = {"terms": len(mask), "dtype": log_r.dtype, "magnitude": largest}
+        assert_parity(ours[name], recorded, **scale, what=name)
+
+
+def assert_nll(inputs: Case, metrics: dict[str, Any]) -> None:
+    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
+    logprobs = golden.tensor(inputs["trainer_logprobs"], dtype_of(inputs))
+    recorded = golden.tensor(metrics["nll"])
+    scale = {"terms": len(mask), "dtype": logprobs.dtype}
+    assert_parity(-aggregate(logprobs, mask, "token-mean"), recorded, **scale, what="nll")
+
+
+def assert_logs_of_v0_4(inputs: Case, hp: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Which of its three bounds a token or a sequence is beyond; at a masked token too."""
+    bounds = dialects.kernel("policy", DIALECTS["v0.4.0"]["default"]).keywords | options(hp)
+    mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
+    log_r = drift(inputs, torch.ones_like(mask))
+    live = log_r[mask].exp()
+    mean = aggregate(keep(log_r, mask), mask, "token-mean").exp()
+    recorded = golden.tensor(metrics["geo_seq_ratio"])
+    assert_parity(mean, recorded, terms=len(mask), dtype=mean.dtype, what="geo_seq_ratio")
+    ours = {
+        "is_masked_low": log_r.exp() < bounds["token_low"],
+        "is_masked_high": log_r.exp() > bounds["token_high"],
+        "geo_masked_low": mean < bounds["geo_low"],
+        "geo_masked_high": mean > bounds["geo_high"],
+        "sequence_masked_low": (live < bounds["sequence_low"]).any(),
+        "sequence_masked_high": (live > bounds["sequence_high"]).any(),
+    }
+    for name, value in ours.items():
+        theirs = golden.tensor(metrics[name])
+        value = value[mask] if value.dim() else value
+        assert_parity(value, theirs, terms=1, what=name)
+
+
+def check(version: str, case: Case) -> None:
+    assert INPUTS, "prime_rl/inputs.json, where the inputs of this file are, is not there"
+    if "pack" in case:
+        return check_pack(version, case)
+    inputs, function = INPUTS[case["case"]], case["fn"].removesuffix("_loss_fn")
+    if "raises" in case:  # it takes a teacher, and there is none: here that is an input by position
+        row = DIALECTS[version][function].partition("@")[0]
+        assert inputs["ref_logprobs"] is None
+        assert "teacher_logprobs" in of_kind(losses(), "policy")[row].needs
+        return None
+    token, logprobs = run(version, function, case["hp"], inputs)
+    token = weighted(token, inputs["loss_weights"] if version in WEIGHTED else None)
+    loss = reduced(token, inputs, case["hp"])
+    if not (golden.tensor(case["loss"]).isfinite() and golden.tensor(case["grad"]).isfinite().all()):
+        assert inputs["noise_kind"] == "overflow"
+        assert loss.isfinite() and torch.autograd.grad(loss, logprobs)[0].isfinite().all()
+        return None
+    assert_equals(loss, token.loss, logprobs, case["loss"], case["grad"])
+    if function not in {"ce", "sft"}:
+        assert_logs(token, inputs, case["metrics"])
+    else:
+        assert_nll(inputs, case["metrics"])
+    if version == "v0.4.0":
+        assert_logs_of_v0_4(inputs, case["hp"], case["metrics"])
+    return None
+
+
+def check_pack(version: str, case: Case) -> None:
+    """Several sequences, one division; from v0.7 on a sum of three losses over weights of their own."""
+    pack = PACKS[case["pack"]]
+    sequences = [INPUTS[i] for i in pack["cases"]]
+    parts: list[tuple[str, str, list[Case], Any]] = [(case["mode"], "loss_scale", sequences, None)]
+    if version in WEIGHTED:
+        parts = [
+            (function, f"{stream}_scale", sequences, pack[f"{stream}_weights"])
+            for function, stream in (("default", "rl"), ("ce", "ce"), ("ref_kl", "ref_kl"))
+            if stream == "rl" or pack[f"{stream}_weights"] is not None
+        ]
+    total, leaves, terms = torch.zeros((), dtype=torch.float64), [], []
+    gradients = [torch.zeros(len(s["loss_mask"]), dtype=torch.float64) for s in sequences]
+    for function, scale, members, streams in parts:
+        for i, inputs in enumerate(members):
+            weights = None if streams is None else streams[i]
+            chosen = inputs
+            if weights is not None:  # a weight of 0 takes a token out; the rl loss has a mask besides
+                of_rl = inputs["loss_mask"] if function == "default" else [True] * len(weights)
+                chosen = inputs | {"loss_mask": [w != 0 and m for w, m in zip(weights, of_rl, strict=True)]}
+            token, logprobs = run(version, {"rl": "default"}.get(function, function), {}, chosen)
+            token = weighted(token, weights)
+            loss = reduced(token, chosen, {}) / case["scales"][scale]
+            total = total + loss.detach().double()
+            gradients[i] += torch.autograd.grad(loss, logprobs)[0].double()
+            terms.append(token.loss.detach().abs().max() / case["scales"][scale])
+            leaves.append(logprobs)
+    n, dtype = sum(x.numel() for x in leaves), leaves[0].dtype
+    magnitude = float(torch.stack(terms).max())
+    assert_parity(total, golden.tensor(case["loss"]), terms=n, dtype=dtype, magnitude=magnitude, what="loss")
+    for i, gradient in enumerate(case["grad"]):
+        assert_parity(gradients[i], golden.tensor(gradient), terms=n, dtype=dtype, what=f"gradient {i}")
+
+
+@claim("prime_rl/v0.4.0")
+def test_losses_equal_prime_rl_v0_4(case: Case) -> None:
+    check("v0.4.0", case)
+
+
+@claim("prime_rl/v0.5.0")
+def test_losses_equal_prime_rl_v0_5(case: Case) -> None:
+    check("v0.5.0", case)
+
+
+@claim("prime_rl/v0.6.0")
+def test_losses_equal_prime_rl_v0_6(case: Case) -> None:
+    check("v0.6.0", case)
+
+
+@claim("prime_rl/v0.8.0")
+def test_losses_equal_prime_rl_v0_8(case: Case) -> None:
+    check("v0.8.0", case)
+
+
+@claim("prime_rl_losses")
+def test_losses_equal_prime_rl(case: Case) -> None:
+    token, logprobs = run("v0.8.0", case["loss_fn"], case["kwargs"], case)
+    token = weighted(token, case["loss_weights"])
+    loss = reduced(token, case, {})
+    assert_equals(loss, token.loss, logprobs, case["loss"], case["grad_trainer_logprobs"])
+    if case["loss_fn"] != "ce":
+        assert_logs(token, case, case["metrics"])
+    else:
+        assert_nll(case, case["metrics"])
+
+
+@claim("prime_rl/inputs")
+def test_every_loss_of_prime_rl_is_finite_and_only_where_there_is_a_mask(case: Case) -> None:
+    inputs = case | {"ref_logprobs": case["ref_logprobs"] or case["inference_logprobs"]}
+    mask = torch.tensor(case["loss_mask"], dtype=torch.bool)
+    for version, functions in DIALECTS.items():
+        for function in functions:
+            token, logprobs = run(version, function, {}, inputs)
+            gradient = torch.autograd.grad(token.loss.sum(), logprobs)[0]
+            assert token.loss.isfinite().all() and gradient.isfinite().all()
+            assert not token.loss[~mask].any() and not gradient[~mask].any()
+
+
+def test_prime_rl_overflows_where_ours_saturates() -> None:
+    """Holds a row of divergences.md; ours is held finite on the same records by the claims above."""
+    for version in ("v0.5.0", "v0.6.0", "v0.8.0"):
+        records = [c for c in golden.load(f"prime_rl/{version}") if c.get("fn") == "default_loss_fn"]
+        stale = [c for c in records if INPUTS[c["case"]]["noise_kind"] == "overflow"]
+        assert stale and not any(golden.tensor(c["loss"]).isfinite() for c in stale)

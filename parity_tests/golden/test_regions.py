@@ -1,0 +1,169 @@
+"""Policy losses that hold tokens back against verl, Stable-RL and TRL as recorded: value and gradient."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels.contract import TokenLoss
+from composer_plugins.kernels.trust_regions import rest_bucket_kl, rest_bucket_tv
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_loss_parity, assert_parity
+from parity_tests.support.golden import Case, claim
+from parity_tests.support.recorded import assert_equals, assert_equals_verl, batch
+
+
+def from_verl(case: Case, region: str) -> dict[str, Any]:
+    theirs = case["kwargs"]
+    return {
+        f"{region}_low": theirs["clip_ratio_low"],
+        f"{region}_high": theirs["clip_ratio_high"],
+        "ratio_cap": theirs["clip_ratio_c"],
+    }
+
+
+def capped(case: Case, ours: TokenLoss) -> Tensor:
+    """Where the cap bounds the ratio of a token that is kept: what verl logs as clipped below."""
+    ratio, low, high = (ours.metrics[name].value for name in ("ratio", "masked_low", "masked_high"))
+    return (ratio > case["kwargs"]["clip_ratio_c"]) & ~(low | high)
+
+
+@claim("verl_policy_dppo_tv")
+def test_dppo_tv_equals_verl(case: Case) -> None:
+    inputs = batch(case)
+    ours = dialects.kernel("policy", "dppo_tv@verl")(*inputs, **from_verl(case, "tv"))
+    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high", lower=capped(case, ours))
+
+
+@claim("verl_policy_dppo_kl")
+def test_dppo_kl_equals_verl(case: Case) -> None:
+    inputs = batch(case)
+    ours = dialects.kernel("policy", "dppo_kl@verl")(*inputs, **from_verl(case, "kl"))
+    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high", lower=capped(case, ours))
+
+
+def stable_rl(case: Case, *, region: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss per token of one of its modes, what it is a function of, and the mask.
+
+    Its ratio is always the rollout policy's; a mode ending in `_recompute` measures the region from the
+    old policy. It clamps the log ratio at 20 from above, beyond what any of its caps leaves of a ratio.
+    """
+    mode, recomputes = case["loss_mode"].removesuffix("_recompute"), "_recompute" in case["loss_mode"]
+    inputs = logprobs, rollout, advantages, mask = batch(case, "rollout_log_prob")
+    cap, low, high = case["clip_ratio_c"], case["clip_low"], case["clip_high"]
+    assert cap < 1e8
+    if region is None:
+        region = golden.tensor(case["old_log_prob"]) if recomputes else rollout
+    if mode == "pg_no_mask":
+        return dialects.kernel("policy", "cispo")(*inputs, clip_high=cap - 1).loss, logprobs, mask
+    if mode == "ppo":
+        kernel = dialects.kernel("policy", "minirl@stable-rl")
+        ours = {"clip_low": low, "clip_high": high, "ratio_cap": cap}
+        return kernel(logprobs, region, rollout, advantages, mask, **ours).loss, logprobs, mask
+    name = {"dppo_binary_tv": "tv", "dppo_binary_kl": "kl"}[mode]
+    ours = {f"{name}_low": low, f"{name}_high": high, "ratio_cap": cap, "region_logprobs": region}
+    return dialects.kernel("policy", f"dppo_{name}@stable-rl")(*inputs, **ours).loss, logprobs, mask
+
+
+@claim("dppo_stable_rl")
+def test_losses_equal_stable_rl(case: Case) -> None:
+    token_loss, logprobs, mask = stable_rl(case)
+    loss = dialects.stable_rl(token_loss, mask, case["loss_agg_mode"])
+    assert_equals(case, loss, token_loss, logprobs)
+
+
+def test_a_row_reproduces_the_recordings_made_with_stable_rls_numbers() -> None:
+    """Recorded with the cap of its function; that of the row is its ActorConfig's."""
+    row = dialects.kernel("policy", "dppo_tv@stable-rl")
+    recorded = {"loss_mode": "dppo_binary_tv", "clip_low": 0.2, "clip_high": 0.2, "clip_ratio_c": 10.0}
+    cases = [case for case in golden.load("dppo_stable_rl") if recorded.items() <= case.items()]
+    assert cases or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = batch(case, "rollout_log_prob")
+        token_loss = row(*inputs, ratio_cap=10.0).loss
+        loss = dialects.stable_rl(token_loss, inputs[3], case["loss_agg_mode"])
+        assert_equals(case, loss, token_loss, inputs[0])
+
+
+@pytest.mark.parametrize("mode", ["dppo_binary_tv", "dppo_binary_kl", "ppo"])
+def test_a_region_centred_on_the_wrong_policy_is_noticed(mode: str) -> None:
+    """Hardly a recorded `_recompute` case can tell: old and rollout policy mask the same tokens there."""
+    noticed = []
+    for case in golden.load("dppo_stable_rl"):
+        if case["loss_mode"] != f"{mode}_recompute":
+            continue
+        logprobs, rollout, advantages, _ = batch(case, "rollout_log_prob")
+        # An old policy so far off that every token is beyond its region, and a region that is not tiny.
+        away = torch.where(advantages > 0, torch.full_like(rollout, -9.0), -1e-3)
+        moved, _, mask = stable_rl(case | {"clip_low": 0.01, "clip_high": 0.01}, region=away)
+        at_the_rollout, _, _ = stable_rl(case | {"clip_low": 0.01, "clip_high": 0.01}, region=rollout)
+        beyond = mask & torch.where(advantages > 0, logprobs > -4, logprobs < -0.5)
+        assert not moved[beyond].any()
+        noticed.append(bool(at_the_rollout[beyond].any()))
+    assert any(noticed)
+
+
+def test_stable_rl_does_not_divide_its_norm_by_sequences_and_verl_does() -> None:
+    cases = [c for c in golden.load("dppo_stable_rl") if c["loss_agg_mode"] == "seq-mean-token-sum-norm"]
+    for case in cases:
+        token_loss, _, mask = stable_rl(case)
+        loss = dialects.verl(token_loss, mask, case["loss_agg_mode"])
+        rows = int(mask.any(-1).sum())
+        assert float(loss.detach()) * rows == pytest.approx(case["loss"], rel=1e-9) != 0
+        assert rows > 1
+
+
+@claim("dppo_topk_divergence")
+def test_the_rest_bucket_equals_stable_rl(case: Case) -> None:
+    """The distances of dppo_topk_tv@stable-rl and dppo_topk_kl@stable-rl, in the record's precision."""
+    dtype = golden.dtype(case)
+    logits, rollout = (golden.tensor(case[k], dtype) for k in ("logits", "rollout_topk_logprobs"))
+    logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(case["rollout_topk_ids"]))
+    terms = case["k"] + 1
+    for name, distance in (("topk_kl", rest_bucket_kl), ("topk_tv", rest_bucket_tv)):
+        recorded = golden.tensor(case[name])
+        # A term of the KL is a probability times a difference of logarithms, each down to log 1e-12.
+        magnitude = max(1.0, float(recorded.max()))
+        assert_parity(
+            distance(logprobs, rollout), recorded, terms=terms, dtype=dtype, magnitude=magnitude, what=name
+        )
+
+
+def masks_sequences(case: Case) -> bool:
+    given = case["kwargs"]
+    simple = {
+        "loss_type",
+        "off_policy_mask_threshold",
+        "max_completion_length",
+        "epsilon_low",
+        "epsilon_high",
+    }
+    return given.get("off_policy_mask_threshold") is not None and given.keys() <= simple
+
+
+@claim("trl_grpo_loss", where=lambda case: masks_sequences(case) and case["kwargs"]["loss_type"] != "cispo")
+def test_opsm_equals_trl(case: Case) -> None:
+    given = case["kwargs"]
+    logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
+    old = case["old_per_token_logps"]
+    old = logprobs.detach() if old is None else golden.tensor(old)
+    advantages = golden.tensor(case["advantages"]).unsqueeze(-1)
+    mask = golden.tensor(case["completion_mask"]).bool()
+    token_loss = dialects.kernel("policy", "opsm@trl")(
+        logprobs,
+        old,
+        golden.tensor(case["sampling_per_token_logps"]),
+        advantages,
+        mask,
+        threshold=given["off_policy_mask_threshold"],
+        clip_low=given.get("epsilon_low", 0.2),
+        clip_high=given.get("epsilon_high", 0.2),
+    ).loss
+    assert_loss_parity(
+        dialects.trl(token_loss, mask, case),
+        token_loss,
+        logprobs,
+        theirs=golden.tensor(case["loss"]),
+        their_gradient=golden.tensor(case["grad"]),
+    )

@@ -1,0 +1,334 @@
+"""Group-relative advantages: loops, and what they promise of equal rewards, offsets and masks."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from composer_plugins.catalogue import Loss
+from composer_plugins.kernels.advantages import (
+    dr_grpo,
+    gdpo,
+    gpg,
+    grpo,
+    maxrl,
+    opo,
+    pass_at_k,
+    reinforce_pp_baseline,
+    rloo,
+)
+from composer_plugins.plugins import losses
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import grouped_rewards
+
+Estimator = Callable[..., Tensor]
+
+
+def opo_of_equal_lengths(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return opo(rewards, ids, torch.full_like(ids, 7), mask)
+
+
+def gdpo_of_one(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return gdpo(rewards.unsqueeze(1), ids, mask)
+
+
+def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    return reinforce_pp_baseline(rewards, ids, None, mask)
+
+
+WITHIN_GROUPS = [grpo, dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
+every_estimator = pytest.mark.parametrize("estimator", [*WITHIN_GROUPS, gdpo_of_one, whitened])
+within_groups = pytest.mark.parametrize("estimator", WITHIN_GROUPS)
+
+
+def mean(xs: list[float]) -> float:
+    return math.fsum(xs) / len(xs)
+
+
+def std(xs: list[float], ddof: int) -> float:
+    squares = math.fsum((x - mean(xs)) ** 2 for x in xs)
+    return math.sqrt(squares / (len(xs) - ddof)) if len(xs) > ddof else 0.0
+
+
+def loop(rewards: Tensor, ids: Tensor, live: Tensor, one: Callable[..., float]) -> Tensor:
+    """`one(reward, rewards of its group, rewards of the batch)` of every live row, 0 elsewhere."""
+    rows = list(zip(rewards.tolist(), ids.tolist(), live.tolist(), strict=True))
+    batch = [r for r, _, is_live in rows if is_live]
+    return rewards.new_tensor(
+        [
+            one(r, [s for s, j, is_live in rows if is_live and j == i], batch) if mine else 0.0
+            for r, i, mine in rows
+        ]
+    )
+
+
+def scaled(xs: list[float], r: float, deviation: float, eps: float) -> float:
+    return (r - mean(xs)) / (deviation + eps) if max(xs) > min(xs) else 0.0
+
+
+def lengths(rewards: Tensor) -> Tensor:
+    """A length that depends on the reward, so that a loop over rewards alone can find it; up to 5."""
+    return 1 + (10 * rewards.nan_to_num()).round().long() % 5
+
+
+def weighted_mean(xs: list[float]) -> float:
+    weights = [1 + round(10 * x) % 5 for x in xs]
+    return math.fsum(w * x for w, x in zip(weights, xs, strict=True)) / sum(weights)
+
+
+def lead(r: float, xs: list[float]) -> float:
+    if len(xs) == 1 or r < max(xs):
+        return 0.0
+    return r - sorted(xs)[-2]
+
+
+def whitened_loop(centred: Tensor, live: Tensor) -> Tensor:
+    xs = centred[live].tolist()
+    deviation = std(xs, 1) if len(xs) > 1 else 0.0
+    scale = 0.0 if deviation < 1e-12 else 1 / math.sqrt(deviation**2 + 0.01)
+    return torch.where(live, (centred - (mean(xs) if xs else 0.0)) * scale, 0.0)
+
+
+ORACLES: list[tuple[Callable[..., Tensor], Callable[..., float] | None]] = [
+    (grpo, lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6)),
+    (
+        lambda *rows: grpo(*rows, ddof=0, eps=1e-4),
+        lambda r, xs, _: scaled(xs, r, std(xs, 0), 1e-4),
+    ),
+    (
+        lambda *rows: grpo(*rows, scale="batch"),
+        lambda r, xs, batch: scaled(xs, r, std(batch, 1), 1e-6),
+    ),
+    (
+        lambda *rows: grpo(*rows, singleton="raw"),
+        lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6) if len(xs) > 1 else r / (1 + 1e-6),
+    ),
+    (dr_grpo, lambda r, xs, _: r - mean(xs)),
+    (rloo, lambda r, xs, _: r - (math.fsum(xs) - r) / (len(xs) - 1) if len(xs) > 1 else 0.0),
+    (
+        lambda *rows: rloo(*rows, singleton="raw"),
+        lambda r, xs, _: r - (math.fsum(xs) - r) / (len(xs) - 1) if len(xs) > 1 else r,
+    ),
+    (maxrl, lambda r, xs, _: (r - mean(xs)) / mean(xs) if mean(xs) > 1e-12 else 0.0),
+    (lambda *rows: opo(*rows[:2], lengths(rows[0]), rows[2]), lambda r, xs, _: r - weighted_mean(xs)),
+    (
+        lambda *rows: gpg(*rows, f_norm=2.0),
+        lambda r, xs, batch: (r - mean(xs)) * len(batch) / max(1, sum(x != 0 for x in batch)) / 2,
+    ),
+    (pass_at_k, lambda r, xs, _: lead(r, xs)),
+    (
+        lambda *rows: pass_at_k(*rows, scale="group"),
+        lambda r, xs, _: lead(r, xs) / (std(xs, 1) + 1e-6) if lead(r, xs) else 0.0,
+    ),
+    (
+        lambda *rows: reinforce_pp_baseline(*rows[:2], None, rows[2], variance_eps=0.01),
+        None,  # of the whole batch: below
+    ),
+]
+NAMES = ["grpo", "grpo-ddof0", "grpo-batch", "grpo-raw", "dr_grpo", "rloo", "rloo-raw"]
+NAMES += ["maxrl", "opo", "gpg", "pass_at_k", "pass_at_k-group", "reinforce_pp_baseline"]
+
+
+@pytest.mark.parametrize("kernel, oracle", ORACLES, ids=NAMES)
+@given(grouped=grouped_rewards(), seed=st.integers(0, 99), masked=st.sampled_from([0.0, 0.3, 1.0]))
+def test_advantages_equal_loops(
+    kernel: Estimator,
+    oracle: Callable[..., float] | None,
+    grouped: tuple[Tensor, Tensor],
+    seed: int,
+    masked: float,
+) -> None:
+    rewards, ids = grouped
+    live = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed)) >= masked
+    # Rewards are tenths: deviations of at least 0.02 divide the rounding of the largest reward.
+    largest = 50 * max(1.0, float(rewards.abs().max()))
+    unscorable = torch.where(live, rewards, torch.nan)
+    if oracle is None:
+        expected = whitened_loop(loop(rewards, ids, live, lambda r, xs, _: r - mean(xs)), live)
+    else:
+        expected = loop(rewards, ids, live, oracle)
+    assert_parity(kernel(unscorable, ids, live), expected, terms=len(ids), magnitude=largest)
+
+
+@every_estimator
+@settings(max_examples=30)
+@given(grouped=grouped_rewards(), seed=st.integers(0, 99))
+def test_order_of_rows_and_names_of_groups_do_not_matter(
+    estimator: Estimator, grouped: tuple[Tensor, Tensor], seed: int
+) -> None:
+    rewards, ids = grouped
+    expected = estimator(rewards, ids)
+    largest = 50 * max(1.0, float(rewards.abs().max()))
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+    shuffled = estimator(rewards[order], ids[order])
+    assert_parity(shuffled, expected[order], terms=len(ids), magnitude=largest)
+    for renamed in (-ids, ids * 1_000_003, (ids - ids.min()).to(torch.int32)):
+        assert torch.equal(estimator(rewards, renamed), expected)
+
+
+@every_estimator
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.1, -0.7, 1.0, 1e6 + 0.1, 1e-30])
+@pytest.mark.parametrize("rows", [2, 3, 8, 1000])
+def test_equal_rewards_get_exactly_zero(
+    estimator: Estimator, dtype: torch.dtype, reward: float, rows: int
+) -> None:
+    rewards, ids = torch.full((rows,), reward, dtype=dtype), torch.zeros(rows, dtype=torch.long)
+    assert not estimator(rewards, ids).any()
+
+
+def test_equal_rewards_do_not_get_zero_by_upstream_arithmetic() -> None:
+    rewards = torch.full((8,), 0.1)
+    upstream = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # verl, slime, miles
+    assert upstream.abs().max() > 1e-3, "torch's mean has become exact"
+
+
+def test_rewards_equal_up_to_rounding_get_zero() -> None:
+    rewards = torch.tensor([0.1 + 0.2, 0.3, 0.3], dtype=torch.float64)
+    ids = torch.zeros(3, dtype=torch.long)
+    assert rewards.unique().numel() == 2
+    assert not any(estimator(rewards, ids).any() for estimator in (grpo, dr_grpo, rloo))
+
+
+def test_close_but_different_rewards_keep_their_advantages() -> None:
+    # verl's vectorised estimator lost these to a floor under its variance (its pull request 6348).
+    rewards = torch.tensor([1.00000, 1.00001, 2.00000, 2.00001])
+    ours = grpo(rewards, torch.tensor([0, 0, 1, 1]))
+    exact = [-0.6196, 0.6196, -0.6196, 0.6196]
+    assert ours.tolist() == pytest.approx(exact, rel=0.02)  # a reward is known to 1e-7 of 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [1e6, -1e6])
+def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: float) -> None:
+    base = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0], dtype=dtype)
+    ids = torch.tensor([5, 5, 5, 2, 2])
+    for estimator in (grpo, dr_grpo, rloo):
+        ours = estimator(base + offset, ids)
+        assert_parity(ours, estimator(base, ids), terms=5, dtype=dtype, magnitude=2.0)
+
+
+@every_estimator
+def test_masked_rows_count_nowhere_and_get_zero(estimator: Estimator) -> None:
+    rewards = torch.tensor([1.0, torch.nan, 0.0, torch.inf, 5.0, -torch.inf])
+    ids = torch.tensor([0, 0, 0, 1, 1, 2])
+    live = torch.tensor([True, False, True, False, True, False])
+    ours = estimator(rewards, ids, live)
+    alone = estimator(rewards[live], ids[live])
+    assert torch.equal(ours[live], alone) and not ours[~live].any()
+    assert alone.tolist()[2] == 0  # a group that the mask left with one row
+    assert not estimator(rewards, ids, torch.zeros_like(live)).any()
+
+
+@within_groups
+def test_nan_reward_of_a_live_row_poisons_its_own_group_only(estimator: Estimator) -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    assert estimator(rewards, ids).isnan().tolist() == [True, True, False, False]
+
+
+@every_estimator
+def test_advantages_are_float32_at_least_and_carry_no_gradient(estimator: Estimator) -> None:
+    rewards = torch.tensor([0.0, 1.0, 1.0], dtype=torch.bfloat16, requires_grad=True)
+    ours = estimator(rewards, torch.zeros(3, dtype=torch.long))
+    assert ours.dtype == torch.float32 and not ours.requires_grad
+    single = estimator(rewards.float(), torch.zeros(3, dtype=torch.long))
+    assert torch.equal(ours, single)
+
+
+@pytest.fixture
+def without_annotation_checks() -> Iterator[None]:
+    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_unknown_choices_are_errors_that_list_the_known() -> None:
+    rewards, ids = torch.ones(2), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match="'group', 'batch', 'none'"):
+        grpo(rewards, ids, scale="rows")
+    with pytest.raises(ValueError, match="'group', 'none'"):
+        pass_at_k(rewards, ids, scale="batch")
+    for estimator in (grpo, rloo):
+        with pytest.raises(ValueError, match="'zero', 'raw'"):
+            estimator(rewards, ids, singleton="nan")
+
+
+@every_estimator
+def test_no_rows_give_no_advantages(estimator: Estimator) -> None:
+    assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+@pytest.mark.parametrize("estimator", [gdpo_of_one, whitened])
+def test_nan_reward_of_a_live_row_poisons_the_whole_batch_where_the_batch_is_whitened(
+    estimator: Estimator,
+) -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    assert estimator(rewards, ids).isnan().all()
+
+
+def test_opo_of_a_group_without_a_live_token_takes_the_plain_mean() -> None:
+    rewards = torch.tensor([1.0, 2.0, 6.0])
+    ours = opo(rewards, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long))
+    assert ours.tolist() == [-2.0, -1.0, 3.0]
+
+
+def test_maxrl_of_a_group_without_a_success_is_zero() -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    assert maxrl(torch.tensor([0.0, 0.0, -1.0, 0.5]), ids).tolist() == [0.0] * 4
+    assert maxrl(torch.tensor([0.0, 1.0, 1.0, 1.0]), ids).tolist() == [-1.0, 1.0, 0.0, 0.0]
+
+
+@every_estimator
+def test_half_precision_rewards_get_what_their_float32_values_do(estimator: Estimator) -> None:
+    rewards, ids = torch.tensor([0.1, 0.7, 0.7, 0.3, 0.2]), torch.tensor([3, 3, 3, -1, -1])
+    for dtype in (torch.float16, torch.bfloat16):
+        half = rewards.to(dtype)
+        assert torch.equal(estimator(half, ids), estimator(half.float(), ids))
+
+
+NUMBERED = [row for row in losses() if row.kind == "advantage" and "num_groups" in row.optional]
+
+
+@pytest.mark.parametrize("row", NUMBERED, ids=lambda row: row.name)
+@settings(max_examples=25)
+@given(grouped_rewards(), st.integers(0, 3))
+def test_ids_that_are_numbered_already_give_the_same_without_a_sort(
+    row: Loss, batch: tuple[Tensor, Tensor], unused: int
+) -> None:
+    rewards, ids = batch
+    number = torch.unique(ids, return_inverse=True)[1]
+    lengths = (rewards.abs() * 10).long() % 5 + 1
+    components = torch.stack([rewards, rewards.square()], 1)
+    given = {"rewards": rewards, "group_ids": number, "lengths": lengths, "reward_components": components}
+    inputs = [given[name] for name in row.needs]
+    count = int(number.max()) + 1 + unused
+    sorted_ids = row.kernel()(*inputs)
+    assert_parity(row.kernel()(*inputs, num_groups=count), sorted_ids, terms=len(rewards))
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-8, 1.0, 1e8, 1e15])
+def test_rewards_of_these_magnitudes_keep_their_advantages_in_float32(unit: float) -> None:
+    """Beyond, the square of a difference overflows or underflows: that is the limit the README names."""
+    ids = torch.tensor([0, 0, 0, 1, 1, 1])
+    rewards = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.0, 2.0])
+    wanted = torch.tensor([-1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    for scale in ("group", "batch", "none"):
+        ours = grpo(rewards * unit, ids, eps=0.0, scale=scale)
+        divisor = {"group": 1.0, "batch": float(rewards.std()), "none": 1 / unit}[scale]
+        assert_parity(ours, wanted / divisor, terms=6, dtype=torch.float32, magnitude=1 / divisor)
+    beyond = [unit for unit in (1e-25, 1e20) if grpo(rewards * unit, ids, eps=0.0).any()]
+    assert not beyond, "the README may promise more"
+
+
+def test_a_nan_reward_makes_every_row_nan_where_the_batch_is_the_scale() -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
+    assert grpo(rewards, ids, scale="batch").isnan().all()
+    for scale in ("group", "none"):
+        assert grpo(rewards, ids, scale=scale).isnan().tolist() == [True, True, False, False]

@@ -1,0 +1,147 @@
+"""Advantages per token and of several rewards, against plain loops."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from composer_plugins.kernels.advantages import discounted_returns, gae, gdpo, reinforce_pp, remax
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import grouped_rewards, token_batches, with_junk
+
+Batch = dict[str, Tensor]
+GAMMAS = st.sampled_from([0.0, 0.9, 1.0])  # 0.5 would hide a gamma in float32
+VARIANCE_EPS = 0.01
+
+
+def backwards(mask: Tensor, step: Callable[[int, int, int | None], float]) -> Tensor:
+    """`step(row, token, next live token)` of the live tokens of every row, from the last to the first."""
+    result = torch.zeros(mask.shape, dtype=torch.float64)
+    for i, lives in enumerate(mask.tolist()):
+        following = None
+        for t in reversed(range(len(lives))):
+            if lives[t]:
+                result[i, t] = step(i, t, following)
+                following = t
+    return result
+
+
+def returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    out: dict[tuple[int, int | None], float] = {}
+
+    def step(i: int, t: int, following: int | None) -> float:
+        out[i, t] = float(rewards[i, t]) + gamma * out.get((i, following), 0.0)
+        return out[i, t]
+
+    return backwards(mask, step)
+
+
+def whitened(x: Tensor, mask: Tensor) -> Tensor:
+    live = x[mask].tolist()
+    if len(live) < 2:
+        return torch.zeros_like(x)
+    mean = math.fsum(live) / len(live)
+    variance = math.fsum((v - mean) ** 2 for v in live) / (len(live) - 1)
+    return torch.where(mask, (x - mean) / math.sqrt(variance + VARIANCE_EPS), 0.0)
+
+
+def scale(batch: Batch) -> dict[str, float]:
+    rewards = (
+        batch["advantages"].abs().max() + batch["logprobs"].abs().max() + batch["old_logprobs"].abs().max()
+    )
+    tokens = batch["mask"].shape[-1]
+    return {"terms": batch["mask"].numel(), "magnitude": float(rewards) * tokens / VARIANCE_EPS}
+
+
+@given(batch=token_batches(), gamma=GAMMAS)
+def test_reinforce_pp_equals_loops(batch: Batch, gamma: float) -> None:
+    rewards, mask = batch["logprobs"], batch["mask"]
+    expected = returns(rewards, mask, gamma)
+    junk = with_junk(rewards, mask)
+    assert_parity(discounted_returns(junk, mask, gamma=gamma), expected, **scale(batch))
+    ours = reinforce_pp(junk, mask, gamma=gamma, variance_eps=VARIANCE_EPS)
+    assert_parity(ours, whitened(expected, mask), **scale(batch))
+
+
+@given(batch=token_batches())
+def test_remax_equals_loops(batch: Batch) -> None:
+    rewards, mask, baselines = batch["logprobs"], batch["mask"], batch["advantages"].squeeze(-1)
+    expected = torch.where(mask, returns(rewards, mask, 1.0) - baselines.unsqueeze(-1), 0.0)
+    assert_parity(remax(with_junk(rewards, mask), baselines, mask), expected, **scale(batch))
+
+
+@given(batch=token_batches(), gamma=GAMMAS, lam=GAMMAS)
+def test_gae_equals_loops(batch: Batch, gamma: float, lam: float) -> None:
+    rewards, values, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
+    out: dict[tuple[int, int | None], float] = {}
+
+    def step(i: int, t: int, following: int | None) -> float:
+        ahead = 0.0 if following is None else float(values[i, following])
+        delta = float(rewards[i, t]) + gamma * ahead - float(values[i, t])
+        out[i, t] = delta + gamma * lam * out.get((i, following), 0.0)
+        return out[i, t]
+
+    expected = backwards(mask, step)
+    inputs = with_junk(rewards, mask), with_junk(values, mask), mask
+    assert_parity(gae(*inputs, gamma=gamma, lam=lam, whiten=False), expected, **scale(batch))
+    ours = gae(*inputs, gamma=gamma, lam=lam, variance_eps=VARIANCE_EPS)
+    assert_parity(ours, whitened(expected, mask), **scale(batch))
+
+
+def test_a_long_sequence_is_discounted_without_underflow() -> None:
+    """A ratio of cumulative products would divide by 0.9 ** 4000, which is 0."""
+    rewards, mask = torch.ones(1, 4000), torch.ones(1, 4000, dtype=torch.bool)
+    ours = discounted_returns(rewards, mask, gamma=0.9)
+    assert_parity(ours[:, :3000], torch.full((1, 3000), 10.0), terms=200, dtype=torch.float32)
+
+
+def test_a_single_token_or_equal_returns_are_whitened_to_zero() -> None:
+    for rewards in (torch.tensor([[0.1]]), torch.tensor([[0.0, 0.1], [0.1, 0.1]])[:, 1:]):
+        assert not reinforce_pp(rewards, torch.ones_like(rewards, dtype=torch.bool)).any()
+
+
+@given(
+    grouped=grouped_rewards(),
+    seed=st.integers(0, 99),
+    missing=st.sampled_from([0.0, 0.3, 1.0]),
+    by_length=st.booleans(),
+)
+def test_gdpo_equals_loops(
+    grouped: tuple[Tensor, Tensor], seed: int, missing: float, by_length: bool
+) -> None:
+    rewards, ids = grouped
+    g = torch.Generator().manual_seed(seed)
+    components = torch.stack([rewards, torch.randint(0, 3, rewards.shape, generator=g).double()], 1)
+    scored = torch.rand(components.shape, generator=g) >= missing
+    live = torch.rand(len(ids), generator=g) >= missing / 2
+    weights = torch.tensor([1.0, 0.25], dtype=torch.float64)
+    lengths = torch.randint(1, 6, ids.shape, generator=g) if by_length else torch.ones_like(ids)
+    counted = scored & live.unsqueeze(1)
+    total = torch.zeros(len(ids), dtype=torch.float64)
+    for k in range(2):
+        for i in ids.unique():
+            rows = (ids == i) & counted[:, k]
+            x = components[rows, k]
+            if len(x) > 1 and x.max() > x.min():
+                total[rows] += weights[k] * (x - x.mean()) / (x.std() + 0.1)
+    rows = counted.any(1)
+    repeated = total[rows].repeat_interleave(lengths[rows])
+    expected = torch.zeros_like(total)
+    if len(repeated) > 1 and repeated.max() > repeated.min():
+        expected[rows] = (total[rows] - repeated.mean()) / ((repeated.var() + 0.01).sqrt() + 0.1)
+    ours = gdpo(
+        torch.where(counted, components, torch.nan),
+        ids,
+        live,
+        lengths=lengths if by_length else None,
+        component_weights=weights,
+        component_mask=scored,
+        eps=0.1,
+        batch_eps=0.1,
+        variance_eps=0.01,
+    )
+    largest = 1000 * max(1.0, float(rewards.abs().max()))
+    assert_parity(ours, expected, terms=5 * len(ids), magnitude=largest)

@@ -1,0 +1,236 @@
+"""Aggregation: verl's modes as recorded, plain loops, and the cut of a batch into micro-batches."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from composer_plugins.catalogue import of_kind
+from composer_plugins.kernels.aggregation import (
+    Mode,
+    aggregate,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    token_mean,
+    token_sum,
+)
+from composer_plugins.plugins import losses
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_loss_parity, assert_parity
+from parity_tests.support.golden import Case, claim
+from parity_tests.support.strategies import token_batches, with_junk
+
+MODES = Mode.__args__
+LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row
+
+
+def verl_inputs(case: Case) -> tuple[Tensor, Tensor]:
+    return golden.tensor(case["loss_mat"]).requires_grad_(), golden.tensor(case["loss_mask"]).bool()
+
+
+@claim("verl_agg_loss", lambda case: case["loss"] != "nan")
+def test_aggregate_equals_verl(case: Case) -> None:
+    x, mask = verl_inputs(case)
+    # An empty batch is recorded without a gradient: there was nothing to differentiate.
+    gradient = golden.tensor(case["grad"]) if "grad" in case else torch.zeros_like(x)
+    token_loss = x * 1
+    loss = by_row(f"{case['mode']}@verl", token_loss, mask, case["kwargs"])
+    theirs = golden.tensor(case["loss"])
+    assert_loss_parity(loss, token_loss, x, theirs=theirs, their_gradient=gradient)
+
+
+@claim("verl_agg_loss", lambda case: case["loss"] == "nan")
+def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
+    x, mask = verl_inputs(case)
+    loss = dialects.verl(x, mask, case["mode"], **case["kwargs"])
+    assert not mask.any() and loss == 0
+    loss.backward()
+    assert not x.grad.any()
+
+
+def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int]) -> Tensor:
+    """A dialect's row, with the counts that upstream takes from the batch, and verl's length of n + 1e-8."""
+    row = of_kind(losses(), "aggregation")[name.partition("@")[0]]
+    dialect = row.dialect(name.partition("@")[2])
+    facts = {"rows": mask.shape[0], "width": mask.shape[-1]}
+    params = dict(dialect.params) | {n: facts[fact] for n, fact in dialect.counts.items()}
+    passed = {
+        "num_tokens": kwargs.get("batch_num_tokens"),
+        "num_sequences": kwargs.get("global_batch_size"),
+        "max_length": kwargs.get("loss_scale_factor"),
+    }
+    params |= {n: count for n, count in passed.items() if count is not None and n in row.parameters}
+    if name == "seq-mean-token-mean@verl":
+        lengths = mask.sum(-1, keepdim=True).to(torch.float64)
+        token_loss = token_loss * (lengths / (lengths + dialects.VERL_LENGTH_EPS))
+    return kwargs.get("dp_size", 1) * row.kernel()(token_loss, mask, **params)
+
+
+@given(batch=token_batches())
+def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
+    """TRL's `_compute_loss` as written; rows without a live token count as sequences."""
+    x, mask = batch["logprobs"], batch["mask"]
+    size, total = len(x), (x * mask).sum()
+    written = {
+        "token-mean": total / mask.sum().clamp(min=1.0),  # bnpo; dapo with the whole batch's count
+        "seq-mean-token-mean": ((x * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(),
+        "seq-mean-token-sum": (x * mask).sum(-1).mean(),
+        "seq-mean-token-sum-norm": total / (size * 512),
+    }
+    for mode, theirs in written.items():
+        ours = by_row(f"{mode}@trl", with_junk(x, mask), mask, {})
+        assert_parity(ours, theirs, terms=x.numel(), magnitude=float(x.abs().max()))
+    dapo = by_row("token-mean@trl", x, mask, {"batch_num_tokens": 40})
+    assert_parity(dapo, total / 40, terms=x.numel(), magnitude=float(x.abs().max()))
+
+
+@given(batch=token_batches())
+def test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences(batch: dict[str, Tensor]) -> None:
+    """verl's agg_loss of 2026-01 as written: the sum over rows, over the padded width."""
+    x, mask = batch["logprobs"], batch["mask"]
+    older = by_row("seq-mean-token-sum-norm@verl<0.7.1", with_junk(x, mask), mask, {})
+    assert_parity(older, (x * mask).sum() / x.shape[-1], terms=x.numel(), magnitude=float(x.abs().max()))
+    now = by_row("seq-mean-token-sum-norm@verl", x, mask, {})
+    live = max(1, int(mask.any(-1).sum()))
+    assert_parity(older, now * live, terms=x.numel(), magnitude=live * float(x.abs().max()))
+
+
+@given(batch=token_batches())
+def test_a_mode_by_its_own_name_is_that_of_aggregate(batch: dict[str, Tensor]) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    rows = of_kind(losses(), "aggregation")
+    assert tuple(sorted(rows)) == tuple(sorted(MODES))
+    for mode, row in rows.items():
+        length = {"max_length": LENGTH} if "max_length" in row.parameters else {}
+        kernel = row.kernel()
+        assert kernel in {
+            token_mean,
+            token_sum,
+            seq_mean_token_mean,
+            seq_mean_token_sum,
+            seq_mean_token_sum_norm,
+        }
+        assert torch.equal(kernel(x, mask, **length), aggregate(x, mask, mode, max_length=LENGTH))
+
+
+def test_verl_adds_1e_8_to_a_row_length_and_we_do_not() -> None:
+    cases = [
+        c
+        for c in golden.load("verl_agg_loss")
+        if c["loss"] != "nan" and c["mode"] == "seq-mean-token-mean" and not c["kwargs"]
+    ]
+    for case in cases:
+        ours = aggregate(*verl_inputs(case), case["mode"]).detach()
+        relative = float(abs(ours / golden.tensor(case["loss"]) - 1))
+        assert relative > 1e-12, "drop VERL_LENGTH_EPS from dialects.py"
+
+
+def loop(x: Tensor, mask: Tensor, mode: str, num_tokens: float, num_sequences: float) -> float:
+    """The docstring of `aggregate`, as loops."""
+    rows = [
+        [v for v, live in zip(values, lives, strict=True) if live]
+        for values, lives in zip(x.tolist(), mask.tolist(), strict=True)
+    ]
+    if mode == "token-sum":
+        return math.fsum(map(math.fsum, rows))
+    if mode == "token-mean":
+        return math.fsum(map(math.fsum, rows)) / num_tokens
+    per_row = {
+        "seq-mean-token-sum": lambda row: math.fsum(row),
+        "seq-mean-token-mean": lambda row: math.fsum(row) / max(len(row), 1),
+        "seq-mean-token-sum-norm": lambda row: math.fsum(row) / LENGTH,
+    }[mode]
+    return math.fsum(map(per_row, rows)) / num_sequences
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=token_batches())
+def test_aggregate_equals_loops(mode: Mode, batch: dict[str, Tensor]) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    scale = {"terms": x.numel(), "magnitude": float(x.abs().max())}
+    live = {"num_tokens": int(mask.sum()), "num_sequences": int(mask.any(-1).sum())}
+    expected = loop(x, mask, mode, **{name: max(count, 1) for name, count in live.items()})
+    inferred = aggregate(with_junk(x, mask), mask, mode, max_length=LENGTH)
+    assert_parity(inferred, x.new_tensor(expected), **scale)
+    counts = {"num_tokens": 40, "num_sequences": torch.tensor(7)}
+    explicit = aggregate(x, mask, mode, max_length=LENGTH, **counts)
+    assert_parity(explicit, x.new_tensor(loop(x, mask, mode, 40, 7)), **scale)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=token_batches(), parts=st.sampled_from([1, 2, 4]))
+def test_cut_into_micro_batches_leaves_the_gradient_alone(
+    mode: Mode, batch: dict[str, Tensor], parts: int
+) -> None:
+    x, mask = batch["logprobs"].requires_grad_(), batch["mask"]
+    whole = {
+        "num_tokens": mask.sum(),
+        "num_sequences": mask.any(-1).sum(),
+        "max_length": LENGTH,
+    }
+    loss = aggregate(x.square(), mask, mode, max_length=LENGTH)
+    (expected,) = torch.autograd.grad(loss, x)
+    for rows in torch.arange(len(x)).chunk(parts):
+        aggregate(x[rows].square(), mask[rows], mode, **whole).backward()
+    assert_parity(x.grad, expected, terms=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(batch=token_batches(max_rows=1))
+def test_packed_sequence_equals_a_padded_row(mode: Mode, batch: dict[str, Tensor]) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    packed = aggregate(x[0], mask[0], mode, max_length=LENGTH)
+    assert torch.equal(packed, aggregate(x, mask, mode, max_length=LENGTH))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_empty_batch_is_zero_whatever_count_is_passed(mode: Mode) -> None:
+    x = torch.full((2, 3), torch.nan, requires_grad=True)
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    for zero in (None, 0, 0.0, torch.tensor(0)):
+        counts = {"num_tokens": zero, "num_sequences": zero, "max_length": LENGTH}
+        loss = aggregate(x, mask, mode, **counts)
+        assert loss == 0
+        loss.backward()
+        assert not x.grad.any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_half_precision_is_reduced_in_float32(mode: Mode) -> None:
+    x = torch.full((3, 500), 0.1, dtype=torch.bfloat16)
+    mask = torch.ones(3, 500, dtype=torch.bool)
+    loss = aggregate(x, mask, mode, max_length=LENGTH)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, aggregate(x.float(), mask, mode, max_length=LENGTH))
+
+
+def test_missing_constant_and_unknown_mode_are_errors_that_name_the_remedy() -> None:
+    x, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="pass max_length"):
+        aggregate(x, mask, "seq-mean-token-sum-norm")
+    unchecked = inspect.unwrap(aggregate)  # as users call it: without the annotations' own check
+    with pytest.raises(ValueError, match="known: token-mean, token-sum"):
+        unchecked(x, mask, "sequence-mean")
+
+
+def test_rows_without_a_live_token_count_only_if_asked() -> None:
+    x = torch.ones(3, 2, dtype=torch.float64)
+    mask = torch.tensor([[True, True], [False, False], [True, False]])
+    assert aggregate(x, mask, "seq-mean-token-mean") == 1  # verl
+    assert aggregate(x, mask, "seq-mean-token-mean", num_sequences=3) == 2 / 3  # TRL
+
+
+def test_a_length_below_one_counts_as_one() -> None:
+    """As every denominator: 0 would make the loss infinite, and -3 turn its sign."""
+    x, mask = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
+    for length in (1, 0, 0.5, -3, -math.inf):
+        assert aggregate(x, mask, "seq-mean-token-sum-norm", max_length=length) == 3
+        assert seq_mean_token_sum_norm(x, mask, max_length=length) == 3
+    for count in (0, -2, 0.5):
+        assert aggregate(x, mask, "token-mean", num_tokens=count) == 6
+        assert aggregate(x, mask, "seq-mean-token-sum", num_sequences=count) == 6

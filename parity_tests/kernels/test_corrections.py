@@ -1,0 +1,196 @@
+"""Rollout corrections: plain loops, verl and TRL as they write them, and what the weights promise."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from composer_plugins.kernels.contract import Metric, TokenLoss
+from composer_plugins.kernels.corrections import corrected, icepop, mis, tis
+from parity_tests.support import dialects
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import token_batches, with_junk
+
+LEVELS = ("token", "sequence", "geometric")
+Batch = dict[str, Tensor]
+
+
+def kernel(name: str) -> Callable[..., Tensor]:
+    return dialects.kernel("correction", name)
+
+
+def inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Old and rollout log-probabilities, with junk where the mask is False."""
+    mask = batch["mask"]
+    return with_junk(batch["logprobs"], mask), with_junk(batch["old_logprobs"], mask), mask
+
+
+def log_weights(batch: Batch, level: str) -> list[list[float | None]]:
+    """Of every token the log of its weight, None where it is masked."""
+    d = (batch["logprobs"] - batch["old_logprobs"]).tolist()
+    rows = []
+    for values, lives in zip(d, batch["mask"].tolist(), strict=True):
+        live = [v for v, is_live in zip(values, lives, strict=True) if is_live]
+        whole = math.fsum(live) / (max(len(live), 1) if level == "geometric" else 1)
+        each = values if level == "token" else [whole] * len(values)
+        rows.append([v if is_live else None for v, is_live in zip(each, lives, strict=True)])
+    return rows
+
+
+def loop(batch: Batch, level: str, weight: Callable[[float], float]) -> Tensor:
+    rows = [[0.0 if v is None else weight(math.exp(v)) for v in row] for row in log_weights(batch, level)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@given(batch=token_batches(), low=st.sampled_from([None, 0.5, 0.9]), high=st.sampled_from([1.1, 2.0, 5.0]))
+def test_weights_equal_loops(level: str, batch: Batch, low: float | None, high: float) -> None:
+    floor = 0.0 if low is None else low
+    banded = loop(batch, level, lambda w: w if floor <= w <= high else 0.0)
+    capped = loop(batch, level, lambda w: min(max(w, floor), high))
+    terms = batch["mask"].shape[-1]
+    scale = {"terms": terms, "magnitude": high * 40}  # exp of a sum of log-ratios
+    assert_parity(mis(*inputs(batch), high=high, low=low, level=level), banded, **scale)
+    assert_parity(tis(*inputs(batch), cap=high, floor=low, level=level), capped, **scale)
+    if level == "token" and low is not None:
+        assert torch.equal(
+            icepop(*inputs(batch), low=low, high=high), mis(*inputs(batch), low=low, high=high, level=level)
+        )
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@given(batch=token_batches(), low=st.sampled_from([None, 0.5]), high=st.sampled_from([2.0, 5.0]))
+def test_weights_equal_verl_as_written(level: str, batch: Batch, low: float | None, high: float) -> None:
+    mask, d = batch["mask"], batch["logprobs"] - batch["old_logprobs"]
+    log_w = d if level == "token" else (d * mask).sum(-1, keepdim=True).expand(d.shape)
+    for normalise in (False, True):
+        theirs = torch.exp(log_w.clamp(-20, 20)) * mask
+        if low is None:
+            theirs = theirs.clamp(max=high)
+            ours = kernel("tis@verl")(*inputs(batch), cap=high, level=level, normalise=normalise)
+        else:
+            theirs = torch.where((theirs >= low) & (theirs <= high), theirs, 0.0)
+            options = {"low": low, "high": high, "normalise": normalise, "log_ratio_clamp": 20.0}
+            row = (
+                kernel("icepop@verl") if level == "token" else lambda *x, **o: mis(*x, level="sequence", **o)
+            )
+            ours = row(*inputs(batch), **options)
+        mean = verl_mean(theirs, mask, level)
+        theirs = theirs / mean if normalise and mean > 1e-8 else theirs
+        magnitude = 40 * max(high, float(theirs.max()))
+        # verl divides a mean by n + 1e-8.
+        dtype = torch.float32 if normalise else torch.float64
+        assert_parity(ours, theirs, terms=mask.numel(), magnitude=magnitude, dtype=dtype)
+
+
+def verl_mean(w: Tensor, mask: Tensor, level: str) -> Tensor:
+    if level == "token":
+        return (w * mask).sum() / (mask.sum() + 1e-8)
+    per_row = (w * mask).sum(-1) / (mask.sum(-1) + 1e-8)
+    live = mask.any(-1)
+    return (per_row * live).sum() / live.sum().clamp(min=1e-8)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@given(batch=token_batches(), low=st.sampled_from([None, 0.5]), high=st.sampled_from([2.0, 3.0]))
+def test_weights_equal_trl_as_written(level: str, batch: Batch, low: float | None, high: float) -> None:
+    """TRL keeps a row's weight at masked tokens, where its loss is 0 anyway; ours is 0 there."""
+    mask, d = batch["mask"], (batch["logprobs"] - batch["old_logprobs"]) * batch["mask"]
+    ratio = torch.exp(d.sum(-1, keepdim=True) if level == "sequence" else d).expand(d.shape)
+    truncated = torch.where(mask, ratio.clamp(min=low, max=high), 0.0)
+    outside = (ratio < (-math.inf if low is None else low)) | (ratio > high)
+    masked = torch.where(mask, ratio.masked_fill(outside, 0.0), 0.0)
+    scale = {"terms": mask.shape[-1], "magnitude": 40 * high}
+    ours = kernel("tis@trl")(*inputs(batch), cap=high, floor=low, level=level)
+    assert_parity(ours, truncated, **scale)
+    ours = kernel("mis@trl")(*inputs(batch), high=high, low=low, level=level)
+    assert_parity(ours, masked, **scale)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_unknown_rollout_probability_is_nan_here_and_a_weight_of_one_in_trl(level: str) -> None:
+    old, mask = torch.full((2, 2), -1.0), torch.tensor([[True, True], [True, False]])
+    rollout = torch.tensor([[torch.nan, -1.0], [-1.0, torch.nan]])
+    for weights in (tis(old, rollout, mask, level=level), mis(old, rollout, mask, high=3.0, level=level)):
+        wanted = [[True, level != "token"], [False, False]]
+        assert weights.isnan().tolist() == wanted
+        assert weights[1].tolist() == [1.0, 0.0]
+    assert torch.nan_to_num(old - rollout, nan=0.0).exp()[0, 0] == 1  # TRL: as if on-policy
+
+
+@given(batch=token_batches(), level=st.sampled_from(LEVELS))
+def test_normalised_weights_have_a_mean_of_one(batch: Batch, level: str) -> None:
+    w = tis(*inputs(batch), level=level, normalise=True)
+    mask = batch["mask"]
+    if not mask.any():
+        assert not w.any()
+        return
+    each = w[mask] if level == "token" else w.sum(-1)[mask.any(-1)] / mask.sum(-1)[mask.any(-1)]
+    assert float(each.mean()) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_weights_that_all_are_zero_stay_zero_when_normalised() -> None:
+    old, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    assert not mis(old, old - 9, mask, high=2.0, normalise=True).any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("gap", [1e4, -1e4])
+def test_weights_are_finite_at_any_log_ratio_and_carry_no_gradient(level: str, gap: float) -> None:
+    old = torch.full((1, 3), gap, requires_grad=True)
+    w = tis(old, torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), level=level)
+    assert w.isfinite().all() and not w.requires_grad
+
+
+def test_a_corrected_loss_is_the_loss_times_its_weight_where_there_is_a_mask() -> None:
+    mask = torch.tensor([[True, True, False]])
+    x = torch.tensor([[1.0, -2.0, 3.0]], requires_grad=True)
+    weights = torch.tensor([[0.5, 2.0, torch.nan]])
+    token = corrected(TokenLoss(x.where(mask, 0.0), {"clipped": Metric(mask.float(), mask)}), weights, mask)
+    assert token.loss.tolist() == [[0.5, -4.0, 0.0]] and set(token.metrics) == {"clipped", "correction"}
+    token.loss.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[0.5, 2.0, 0.0]]
+
+
+@pytest.fixture
+def without_annotation_checks() -> Iterator[None]:
+    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_unknown_level_is_an_error_that_lists_the_known() -> None:
+    x = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="'token', 'sequence', 'geometric'"):
+        tis(x, x, x == 0, level="row")
+
+
+def test_a_weight_on_a_bound_is_kept() -> None:
+    """A log ratio of 0 is a weight of exactly 1."""
+    old, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.bool)
+    for bounds in ({"low": 1.0, "high": 9.0}, {"low": 0.1, "high": 1.0}, {"low": 1.0, "high": 1.0}):
+        assert icepop(old, old, mask, **bounds).all()
+        for level in LEVELS:
+            assert mis(old, old, mask, level=level, **bounds).all()
+    beyond = math.nextafter(1.0, 2.0), math.nextafter(1.0, 0.0)
+    old = old.double()
+    for bounds in ({"low": beyond[0], "high": 9.0}, {"low": 0.1, "high": beyond[1]}):
+        assert not icepop(old, old, mask, **bounds).any() and not mis(old, old, mask, **bounds).any()
+
+
+def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
+    """Of torch's clamp the upper bound would win, and a mask would leave no token."""
+    x, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="floor 3 is above cap 2"):
+        tis(x, x, mask, floor=3.0, cap=2.0)
+    with pytest.raises(ValueError, match="low 3 is above high 2"):
+        mis(x, x, mask, low=3.0, high=2.0)
+    with pytest.raises(ValueError, match=r"low 0.5 is above high 0.25"):
+        icepop(x, x, mask, high=0.25)

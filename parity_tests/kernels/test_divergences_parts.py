@@ -1,0 +1,334 @@
+"""Mixtures, supports, gates and weights of the divergences, each against plain Python loops."""
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from composer_plugins.kernels.divergences import (
+    adaptive_kl,
+    entropy_gated_kl,
+    forward_kl,
+    forward_kl_topk,
+    jsd,
+    reverse_kl,
+    reverse_kl_topk,
+    sampled_token,
+    sdpo,
+    skewed_forward_kl,
+    skewed_reverse_kl,
+    symmetric_kl,
+    tv,
+)
+from composer_plugins.kernels.taid import interpolated_logits
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.oracles import cross_entropy, generalized_jsd, kl, largest_term, per_token
+from parity_tests.support.strategies import logit_pairs
+
+Pair = dict[str, Tensor]
+Probs = Sequence[float]
+
+examples = settings(max_examples=40)
+weights = st.sampled_from([0.1, 0.5, 0.9])
+betas = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+finite_pairs = logit_pairs(forbid=False)
+
+
+def scale(pair: Pair, lost: float = 1.0) -> dict[str, float]:
+    """What the sum over the vocabulary is made of; `lost` is what a difference before it magnifies."""
+    student, teacher = pair["student_logits"], pair["teacher_logits"]
+    return {"terms": student.shape[-1], "magnitude": lost * largest_term(student, teacher)}
+
+
+def live(pair: Pair, want: Tensor) -> Tensor:
+    return torch.where(pair["mask"], want, 0.0)
+
+
+def over(pair: Pair, function: Any) -> Tensor:
+    return live(pair, per_token(function, pair["student_logits"], pair["teacher_logits"]))
+
+
+def mixed(p: Probs, q: Probs, weight: float) -> list[float]:
+    return [weight * a + (1 - weight) * b for a, b in zip(p, q, strict=True)]
+
+
+@examples
+@given(logit_pairs(), weights)
+def test_mixing_divergences_equal_plain_loops(pair: Pair, weight: float) -> None:
+    def symmetric(s: Probs, t: Probs) -> float:
+        return (1 - weight) * kl(t, s) + weight * kl(s, t)
+
+    for ours, want in (
+        (skewed_forward_kl(**pair, skew=weight), lambda s, t: kl(t, mixed(t, s, weight))),
+        (skewed_reverse_kl(**pair, skew=weight), lambda s, t: kl(s, mixed(s, t, weight))),
+        (symmetric_kl(**pair, reverse_weight=weight), symmetric),
+        (tv(**pair), lambda s, t: math.fsum(abs(a - b) for a, b in zip(s, t, strict=True)) / 2),
+    ):
+        assert_parity(ours.loss, over(pair, want), **scale(pair))
+
+
+@examples
+@given(logit_pairs(), weights)
+def test_as_a_cross_entropy_a_forward_kl_is_larger_by_the_entropy_of_the_teacher(
+    pair: Pair, weight: float
+) -> None:
+    entropy = over(pair, lambda _, t: cross_entropy(t, t))
+    student = pair["student_logits"].requires_grad_()
+    for divergence, share in (
+        (forward_kl, 1.0),
+        (lambda **x: skewed_forward_kl(**x, skew=weight), 1.0),
+        (lambda **x: symmetric_kl(**x, reverse_weight=weight), 1 - weight),
+    ):
+        as_kl, as_ce = divergence(**pair).loss, divergence(**pair, value="cross-entropy").loss
+        assert_parity(as_ce, as_kl + share * entropy, **scale(pair))
+        slopes = [torch.autograd.grad(x.sum(), student)[0] for x in (as_kl, as_ce)]
+        assert_parity(*slopes, **scale(pair), what="gradient")
+
+
+def head_of(teacher: Probs, mass: float) -> set[int]:
+    order = sorted(range(len(teacher)), key=lambda v: -teacher[v])
+    inside = [v for i, v in enumerate(order) if sum(teacher[w] for w in order[: i + 1]) <= mass]
+    return {order[0], *inside}
+
+
+@examples
+@given(finite_pairs, st.sampled_from([0.0, 0.5, 0.9]))
+def test_adaptive_kl_equals_plain_loops(pair: Pair, mass: float) -> None:
+    def want(s: Probs, t: Probs) -> float:
+        gap = [abs(a - b) for a, b in zip(s, t, strict=True)]
+        on_head = math.fsum(gap[v] for v in head_of(t, mass))
+        w = on_head / math.fsum(gap) if any(gap) else 0.5
+        return w * kl(t, s) + (1 - w) * kl(s, t)
+
+    # Of two distributions that nearly agree, the weight is a ratio of roundings.
+    assert_parity(adaptive_kl(**pair, head_mass=mass).loss, over(pair, want), **scale(pair, 100.0))
+
+
+@examples
+@given(finite_pairs)
+def test_the_weight_of_adaptive_kl_is_a_constant_to_its_gradient(pair: Pair) -> None:
+    student = pair["student_logits"].requires_grad_()
+    ours = adaptive_kl(**pair)
+    w = ours.metrics["forward_weight"].value.detach()
+    fixed = w * forward_kl(**pair).loss + (1 - w) * reverse_kl(**pair).loss
+    slopes = [torch.autograd.grad(x.sum(), student)[0] for x in (ours.loss, fixed)]
+    assert_parity(*slopes, **scale(pair), what="gradient")
+
+
+def test_taids_port_of_akl_weighs_by_other_entries_and_differentiates_the_weight() -> None:
+    """Where the teacher's entries stand in order matters to the port and not to the paper."""
+    g = torch.Generator().manual_seed(1)
+    student, teacher = torch.randn(2, 3, 7, generator=g, dtype=torch.float64)
+    mask = torch.ones(3, dtype=torch.bool)
+    for weights, keeps in (("paper", True), ("taid", False)):
+        straight = adaptive_kl(student, teacher, mask, weights=weights).loss
+        flipped = adaptive_kl(student.flip(-1), teacher.flip(-1), mask, weights=weights).loss
+        assert torch.allclose(straight, flipped) == keeps
+
+
+def supported(s: Probs, t: Probs, k: int, of: str, rest: str) -> tuple[Probs, Probs]:
+    chooser = t if of == "teacher" else s
+    ids = sorted(range(len(s)), key=lambda v: -chooser[v])[:k]
+    pair = [[p[v] for v in ids] for p in (s, t)]
+    if rest == "renormalised":
+        pair = [[x / math.fsum(p) for x in p] for p in pair]
+    elif rest == "tail":
+        pair = [[*p, max(1 - math.fsum(p), -math.expm1(-1e-7))] for p in pair]
+    return pair[0], pair[1]
+
+
+@examples
+@given(
+    finite_pairs,
+    st.integers(1, 9),
+    st.sampled_from(["teacher", "student"]),
+    st.sampled_from(["renormalised", "raw", "tail"]),
+    betas,
+)
+def test_a_support_is_the_top_k_of_one_side_with_the_rest_dealt_with(
+    pair: Pair, k: int, of: str, rest: str, beta: float
+) -> None:
+    k = min(k, pair["student_logits"].shape[-1])
+    ours = jsd(**pair, beta=beta, top_k=k, top_k_of=of, rest=rest).loss
+    want = over(pair, lambda s, t: generalized_jsd(*supported(s, t, k, of, rest), beta))
+    # A tail is a difference from 1, cut at 1e-7: what it loses, its logarithm has lost.
+    assert_parity(ours, want, **scale(pair, 1e7 if rest == "tail" else 1.0))
+
+
+@examples
+@given(finite_pairs, st.integers(1, 9), st.sampled_from(["renormalised", "raw", "tail"]))
+def test_given_top_k_equals_that_of_the_logits(pair: Pair, k: int, rest: str) -> None:
+    student = pair["student_logits"].requires_grad_()
+    k = min(k, student.shape[-1])
+    top = pair["teacher_logits"].log_softmax(-1).topk(k)
+    ids = torch.where(pair["mask"].unsqueeze(-1), top.indices, -7)  # padding
+    for given_, whole in ((forward_kl_topk, forward_kl), (reverse_kl_topk, reverse_kl)):
+        ours = given_(student, top.values, ids, pair["mask"], rest=rest)
+        want = whole(**pair, top_k=k, rest=rest)
+        assert_parity(ours.loss, want.loss, **scale(pair, 1e7 if rest == "tail" else 1.0))
+        slopes = [torch.autograd.grad(x.loss.sum(), student, retain_graph=True)[0] for x in (ours, want)]
+        assert_parity(*slopes, **scale(pair, 1e7 if rest == "tail" else 1.0), what="gradient")
+        mass = live(pair, ours.metrics["teacher_mass"].value)
+        assert_parity(mass, live(pair, top.values.exp().sum(-1)), terms=k)
+
+
+@examples
+@given(finite_pairs, st.sampled_from([None, 1]), betas)
+def test_no_gradient_reaches_the_teacher_on_any_support(pair: Pair, k: int | None, beta: float) -> None:
+    teacher = pair["teacher_logits"].requires_grad_()
+    pair["student_logits"].requires_grad_()
+    for loss in (
+        jsd(**pair, beta=beta, top_k=k, rest="tail").loss,
+        skewed_forward_kl(**pair, top_k=k, rest="tail").loss,
+        adaptive_kl(**pair, top_k=k, rest="tail").loss,
+        tv(**pair, top_k=k, rest="tail").loss,
+    ):
+        assert torch.autograd.grad(loss.sum(), teacher, allow_unused=True) == (None,)
+
+
+def test_a_floor_bounds_the_log_probabilities_of_both_sides() -> None:
+    student = torch.tensor([[0.0, -9.0, 1.0]], dtype=torch.float64)
+    log_t, ids = torch.tensor([[-0.5, -7.0]], dtype=torch.float64), torch.tensor([[0, 1]])
+    log_s = student.log_softmax(-1)[0, 0].item()
+    mask = torch.ones(1, dtype=torch.bool)
+    ours = forward_kl_topk(student, log_t, ids, mask, rest="raw", logprob_floor=-4.0)
+    # Of the second entry both are below the floor, and so equal.
+    assert ours.loss.item() == pytest.approx(math.exp(-0.5) * (-0.5 - log_s))
+
+
+def test_a_raw_sum_may_be_negative_and_cut_at_zero_it_has_no_gradient() -> None:
+    student = torch.tensor([[3.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    log_t, ids = torch.tensor([[0.5]], dtype=torch.float64).log(), torch.tensor([[0]])
+    mask = torch.ones(1, dtype=torch.bool)
+    raw = forward_kl_topk(student, log_t, ids, mask, rest="raw").loss
+    cut = forward_kl_topk(student, log_t, ids, mask, rest="raw", non_negative=True).loss
+    assert raw.item() < 0 and cut.item() == 0
+    assert torch.autograd.grad(raw, student)[0].any() and not torch.autograd.grad(cut, student)[0].any()
+    low = forward_kl_topk(-student, log_t, ids, mask, rest="raw", value_cap=0.1, logprob_floor=-2.0).loss
+    assert low.item() == 0.1
+    floored = forward_kl_topk(-student, log_t, ids, mask, rest="raw", logprob_floor=-2.0).loss
+    assert floored.item() == pytest.approx(0.5 * (math.log(0.5) + 2))
+
+
+@examples
+@given(finite_pairs, betas, st.sampled_from([0.0, 0.05, 1.0]))
+def test_an_entry_clip_bounds_each_summand_and_not_the_sum(pair: Pair, beta: float, clip: float) -> None:
+    def want(s: Probs, t: Probs) -> float:
+        m = mixed(t, s, beta)
+        entries = [
+            b * math.log(b / a)
+            if beta == 0
+            else a * math.log(a / b)
+            if beta == 1
+            else beta * b * math.log(b / c) + (1 - beta) * a * math.log(a / c)
+            for a, b, c in zip(s, t, m, strict=True)
+        ]
+        return math.fsum(min(x, clip) for x in entries)
+
+    assert_parity(jsd(**pair, beta=beta, entry_clip=clip).loss, over(pair, want), **scale(pair))
+
+
+@examples
+@given(logit_pairs(), st.sampled_from([0.0, 0.5, 1.0, 5.0]))
+def test_the_gate_is_the_entropy_of_the_teacher(pair: Pair, threshold: float) -> None:
+    loss, metrics = entropy_gated_kl(**pair, min_entropy=threshold)
+    entropy = over(pair, lambda _, t: cross_entropy(t, t))
+    close = (entropy - threshold).abs() <= 1e-9  # rounding decides
+    want = torch.where(entropy > threshold, forward_kl(**pair).loss, 0.0)
+    assert_parity(torch.where(close, 0.0, loss), torch.where(close, 0.0, want), terms=1)
+    assert_parity(metrics["teacher_entropy"].value, entropy, **scale(pair))
+    assert torch.equal(metrics["open"].value.bool() | close, (entropy > threshold) & pair["mask"] | close)
+
+
+@examples
+@given(finite_pairs, st.sampled_from([None, 0.5, 2.0]))
+def test_sdpo_is_a_jsd_times_a_detached_capped_ratio(pair: Pair, cap: float | None) -> None:
+    student = pair["student_logits"].requires_grad_()
+    s = student.log_softmax(-1)[..., 0]
+    old = s.detach() - torch.linspace(-30, 30, s.numel(), dtype=s.dtype).view(s.shape)
+    settings = {"top_k": 1, "ratio_cap": cap, "student_logprobs": s}
+    loss, metrics = sdpo(**pair, **settings, old_logprobs=old)
+    want = (s - old).detach().clamp(-20, 20).exp()
+    want = want if cap is None else want.clamp(max=cap)
+    assert_parity(torch.where(pair["mask"], metrics["ratio"].value, want), want, terms=30)
+    plain = sdpo(**pair, **settings).loss
+    assert_parity(loss, plain * metrics["ratio"].value, terms=1)
+    slopes = [torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (loss, plain)]
+    # The ratio scales the first rounding of a gradient that is itself a difference of larger terms.
+    largest = {"terms": student.shape[-1], "magnitude": float(metrics["ratio"].value.max())}
+    want = slopes[1] * metrics["ratio"].value.unsqueeze(-1)
+    assert_parity(slopes[0], want, **largest, what="gradient")
+
+
+def test_a_ratio_needs_both_of_its_sides() -> None:
+    logits, mask = torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="pass student_logprobs"):
+        sdpo(logits, logits, mask, top_k=1, old_logprobs=torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("estimator", ["score", "k2", "k3"])
+def test_sampled_estimators_by_their_formulas(estimator: str) -> None:
+    s = torch.tensor([-1.0, -2.5, -0.1], dtype=torch.float64, requires_grad=True)
+    t = torch.tensor([-2.0, -0.5, -0.1], dtype=torch.float64)
+    mask = torch.ones(3, dtype=torch.bool)
+    d = (s - t).detach()
+    values = {"score": d * s.detach(), "k2": d**2 / 2, "k3": (-d).exp() + d - 1}
+    slopes = {"score": d, "k2": d, "k3": 1 - (-d).exp()}
+    loss = sampled_token(s, t, mask, estimator=estimator).loss
+    assert_parity(loss, values[estimator], terms=1, magnitude=5.0)
+    assert_parity(torch.autograd.grad(loss.sum(), s)[0], slopes[estimator], terms=1, magnitude=5.0)
+    weighted = sampled_token(s, t, mask, estimator=estimator, old_logprobs=s.detach() - 1, ratio_cap=2.0)
+    assert_parity(weighted.loss, 2 * values[estimator], terms=1, magnitude=10.0)
+
+
+def test_interpolated_logits_start_and_end_and_a_side_without_weight_forbids_nothing() -> None:
+    start, end = torch.tensor([[0.0, -math.inf, 2.0]]), torch.tensor([[-math.inf, 1.0, 4.0]])
+    assert torch.equal(interpolated_logits(start, end, 0.0), start)
+    assert torch.equal(interpolated_logits(start, end, 1.0), end)
+    assert torch.equal(interpolated_logits(start, end, 0.25)[0, 2], torch.tensor(2.5))
+
+
+WRONG = [
+    (jsd, {"top_k": 4}, r"top_k is 4; it lies in \[1, 3\]"),
+    (forward_kl, {"top_k": 0}, r"top_k is 0"),
+    (tv, {"top_k_of": "both"}, "known: teacher, student"),
+    (skewed_reverse_kl, {"rest": "none"}, "known: renormalised, raw, tail"),
+    (forward_kl, {"value": "ce"}, "known: kl, cross-entropy"),
+    (symmetric_kl, {"value": "ce"}, "known: kl, cross-entropy"),
+    (adaptive_kl, {"weights": "port"}, "known: paper, taid"),
+    (skewed_forward_kl, {"skew": 1.0}, r"in \(0, 1\)"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "options", "message"), WRONG)
+def test_what_there_is_not_is_refused_with_what_there_is(
+    kernel: Any, options: dict[str, Any], message: str
+) -> None:
+    unchecked = inspect.unwrap(kernel)  # as users call it: without the annotations' own check
+    logits, mask = torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=message):
+        unchecked(logits, logits, mask, **options)
+
+
+def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
+    x, mask = torch.zeros(2), torch.ones(2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="known: score, k2, k3"):
+        inspect.unwrap(sampled_token)(x, x, mask, estimator="k1")
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_no_gate_hides_a_model_that_is_not_a_number(top_k: int | None) -> None:
+    """The gradient would be NaN all the same, of a loss of 0."""
+    sound = torch.zeros(3, 3, dtype=torch.float64)
+    hole = torch.tensor([[torch.nan, 0, 0], [0, 0, 0], [torch.nan, 0, 0]], dtype=torch.float64)
+    mask = torch.tensor([True, True, False])
+    for threshold in (0.0, 0.5, 5.0):
+        for student, teacher in ((sound, hole), (hole, sound)):
+            loss = entropy_gated_kl(student, teacher, mask, min_entropy=threshold, top_k=top_k).loss
+            assert loss.isnan().tolist() == [True, False, False]

@@ -1,0 +1,198 @@
+"""KL estimators: verl's as recorded, TRL's as written, and what they promise."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from composer_plugins.kernels.kl import absolute, k1, k1_plus, k2, k3, k3_plus, rewards_less_kl, squared
+from parity_tests.support import dialects, golden
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.golden import Case, claim
+from parity_tests.support.strategies import token_batches, with_junk
+
+ROWS = {
+    **dict.fromkeys(("k1", "kl"), "k1"),
+    **dict.fromkeys(("k1+", "kl+"), "k1_plus"),
+    **dict.fromkeys(("k2", "mse", "k2+", "mse+"), "k2"),
+    **dict.fromkeys(("k3", "low_var_kl"), "k3"),
+    **dict.fromkeys(("k3+", "low_var_kl+"), "k3_plus"),
+    "abs": "abs",
+}
+VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
+ALL = (k1, k2, k3, k1_plus, k3_plus, absolute, squared)
+OWN_GRADIENT = (k1, k2, k3, squared)
+
+
+def of_verl(name: str) -> Callable[..., Tensor]:
+    """The estimator that verl's kl_penalty of that name is."""
+    row = ROWS[name]
+    return dialects.kernel("kl", f"{row}@verl")
+
+
+@claim("verl_kl_penalty")
+def test_estimator_equals_verl(case: Case) -> None:
+    logprobs = golden.tensor(case["log_prob"]).requires_grad_()
+    ref = golden.tensor(case["ref_log_prob"])
+    ours = of_verl(case["kl_penalty"])(logprobs, ref, torch.ones_like(ref, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(ours.sum(), logprobs)
+    # Of k3 the terms are exp(-d), d and 1: where d is small it is their difference that is recorded.
+    theirs = golden.tensor(case["kl"])
+    largest = max(1.0, float(theirs.abs().max()))
+    assert_parity(ours, theirs, terms=3, magnitude=largest)
+    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), terms=2, magnitude=largest)
+
+
+@given(batch=token_batches())
+def test_k3_equals_trl_as_written(batch: dict[str, Tensor]) -> None:
+    logprobs, ref = batch["logprobs"].requires_grad_(), batch["old_logprobs"]
+    theirs = torch.exp(ref - logprobs) - (ref - logprobs) - 1
+    ours = dialects.kernel("kl", "k3@trl")(logprobs, ref, torch.ones_like(batch["mask"]))
+    assert_same(ours, theirs, logprobs)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@given(batch=token_batches(), seed=st.integers(0, 99))
+def test_k3_corrected_equals_trl_as_written(level: str, batch: dict[str, Tensor], seed: int) -> None:
+    logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+    ref = logprobs.detach() + torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    log_ratio = logprobs - old
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+    theirs = (torch.exp(ref - logprobs) - (ref - logprobs) - 1) * log_ratio.exp()
+    kernel = dialects.kernel("kl", "k3_corrected@trl")
+    inputs = (with_junk(x, mask) for x in (old, ref))
+    assert_same(kernel(logprobs, *inputs, mask, level=level), torch.where(mask, theirs, 0.0), logprobs)
+
+
+def assert_same(ours: Tensor, theirs: Tensor, logprobs: Tensor) -> None:
+    __tracebackhide__ = True
+    (gradient,) = torch.autograd.grad(ours.sum(), logprobs)
+    (their_gradient,) = torch.autograd.grad(theirs.sum(), logprobs)
+    largest = max(1.0, float(theirs.detach().abs().max()), float(their_gradient.abs().max()))
+    assert_parity(ours, theirs, terms=logprobs.numel(), magnitude=largest)
+    assert_parity(gradient, their_gradient, terms=logprobs.numel(), magnitude=largest, what="gradient")
+
+
+@given(batch=token_batches())
+def test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2(batch: dict[str, Tensor]) -> None:
+    x, ref, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+    (wanted,) = torch.autograd.grad(k2(x, ref, mask).sum(), x)
+    clamps = {"log_ratio_clamp": 1.0, "value_clamp": 0.5}
+    for plus, plain, options in ((k1_plus, k1, {}), (k3_plus, k3, {}), (k3_plus, k3, clamps)):
+        value = plus(x, ref, mask, **options)
+        assert torch.equal(value, plain(x, ref, mask, **options))
+        assert torch.equal(torch.autograd.grad(value.sum(), x)[0], wanted)
+
+
+@given(batch=token_batches(), weight=st.sampled_from([0.0, 0.001, 2.0]))
+def test_rewards_less_kl_takes_the_log_ratio_off_live_tokens(batch: dict[str, Tensor], weight: float) -> None:
+    x, ref, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+    rewards = batch["advantages"].expand(mask.shape)
+    ours = rewards_less_kl(with_junk(rewards, mask), x, with_junk(ref, mask), mask, kl_weight=weight)
+    assert not ours.requires_grad
+    assert_parity(ours, torch.where(mask, rewards - weight * (x - ref), 0.0).detach(), terms=2)
+
+
+@given(batch=token_batches())
+def test_estimators_equal_the_definition(batch: dict[str, Tensor]) -> None:
+    logprobs, ref, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
+    for estimator, value, slope in (
+        (k1, lambda d: d, lambda d: 1.0),
+        (k2, lambda d: d * d / 2, lambda d: d),
+        (k3, lambda d: math.expm1(-d) + d, lambda d: -math.expm1(-d)),
+        (absolute, abs, lambda d: (d > 0) - (d < 0)),
+        (dialects.kernel("kl", "squared@prime-rl"), lambda d: d * d, lambda d: 2 * d),
+    ):
+        x = with_junk(logprobs, mask).requires_grad_()
+        ours = estimator(x, with_junk(ref, mask), mask)
+        (gradient,) = torch.autograd.grad(ours.sum(), x)
+        for got, function in ((ours, value), (gradient, slope)):
+            d = (logprobs - ref).flatten().tolist()
+            wanted = [function(a) * live for a, live in zip(d, mask.flatten().tolist(), strict=True)]
+            largest = max(1.0, max(map(abs, wanted)))
+            expected = ref.new_tensor(wanted).view(ref.shape)
+            assert_parity(got, expected, terms=3, magnitude=largest)
+
+
+@given(seed=st.integers(0, 10_000), spread=st.sampled_from([1e-5, 1e-3, 0.1, 3.0, 200.0]))
+def test_k2_and_k3_are_never_negative_in_float32(seed: int, spread: float) -> None:
+    # exp(-d) - 1 + d, as verl and TRL write it, is rounding noise of either sign below d = 1e-3.
+    d = torch.randn(500, generator=torch.Generator().manual_seed(seed)) * spread
+    live = torch.ones(500, dtype=torch.bool)
+    assert (k2(d, torch.zeros(500), live) >= 0).all()
+    assert (k3(d, torch.zeros(500), live) >= 0).all()
+    if spread == 1e-3:
+        assert (d.neg().exp() - 1 + d < 0).any()
+
+
+@given(d=st.floats(1e-6, 1.0))
+def test_k3_keeps_its_precision_near_zero_in_float32(d: float) -> None:
+    live = torch.ones(1, dtype=torch.bool)
+    ours = k3(torch.tensor([d]), torch.zeros(1), live)
+    exact = torch.tensor([math.expm1(-float(torch.tensor(d))) + float(torch.tensor(d))])
+    # expm1 and d differ by half of d squared: the rounding is that of d.
+    assert_parity(ours, exact, terms=2, dtype=torch.float32, magnitude=d)
+
+
+@pytest.mark.parametrize("d", [-3.0, -1.5, -0.5, 0.5, 1.5, 3.0])
+def test_k3_clamps_are_flat_beyond_their_limit(d: float) -> None:
+    # With verl's 20 and 10 the second hides the first, so the recordings cannot tell them apart.
+    def k3_and_slope(**clamps: float) -> tuple[float, float]:
+        x = torch.tensor([d], dtype=torch.float64, requires_grad=True)
+        value = k3(x, torch.zeros(1, dtype=torch.float64), torch.tensor([True]), **clamps)
+        return float(value.detach()), float(torch.autograd.grad(value.sum(), x)[0])
+
+    inner = min(max(d, -1.0), 1.0)
+    wanted = math.expm1(-inner) + inner, -math.expm1(-d) * (abs(d) < 1)
+    assert k3_and_slope(log_ratio_clamp=1.0) == pytest.approx(wanted, rel=1e-12)
+    value = math.expm1(-d) + d
+    wanted = min(value, 0.5), -math.expm1(-d) * (value < 0.5)
+    assert k3_and_slope(value_clamp=0.5) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1e4, -1e4, 100.0, -100.0])
+def test_k3_and_its_gradient_are_finite_at_any_log_ratio(dtype: torch.dtype, d: float) -> None:
+    logprobs = torch.tensor([min(d, 0.0)], dtype=dtype, requires_grad=True)
+    ref = torch.tensor([min(-d, 0.0)], dtype=dtype)
+    for clamps in ({}, VERL_K3):
+        value = k3(logprobs, ref, torch.tensor([True]), **clamps)
+        (gradient,) = torch.autograd.grad(value.sum(), logprobs)
+        assert value.isfinite().all() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", OWN_GRADIENT)
+def test_estimator_gradient_is_that_of_its_value(estimator: type(k1)) -> None:
+    g = torch.Generator().manual_seed(1)
+    logprobs = -torch.rand(3, 4, generator=g, dtype=torch.float64).requires_grad_()
+    ref = -torch.rand(3, 4, generator=g, dtype=torch.float64)
+    mask = torch.rand(3, 4, generator=g) < 0.7
+    assert torch.autograd.gradcheck(lambda x: estimator(x, ref, mask), logprobs)
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_estimator_sends_no_gradient_to_the_reference(estimator: type(k1)) -> None:
+    logprobs, ref = torch.zeros(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    estimator(logprobs, ref, torch.ones(2, dtype=torch.bool)).sum().backward()
+    assert logprobs.grad is not None and ref.grad is None
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_nan_in_a_live_token_stays_nan(estimator: type(k1)) -> None:
+    x, mask = torch.tensor([torch.nan, 0.0, torch.nan]), torch.tensor([True, True, False])
+    for pair in ((x, torch.zeros(3)), (torch.zeros(3), x)):
+        assert estimator(*pair, mask).isnan().tolist() == [True, False, False]
+
+
+def test_beyond_saturation_k3_stops_pulling_instead_of_pushing() -> None:
+    """exp saturates there with gradient 0; left alone, +d would push the policy away from the reference."""
+    logprobs = torch.tensor([-100.0, -1e38], requires_grad=True)
+    value = k3(logprobs, torch.zeros(2), torch.tensor([True, True]))
+    assert (value > 0).all() and value.isfinite().all()
+    value.sum().backward()
+    assert not logprobs.grad.any()

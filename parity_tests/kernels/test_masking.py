@@ -1,0 +1,110 @@
+"""Masking: what is masked has no influence, whatever it holds; saturation instead of overflow."""
+
+import inspect
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from composer_plugins.kernels.masking import (
+    at_least_float32,
+    below_overflow,
+    keep,
+    masked_mean,
+    masked_sum,
+    safe_exp,
+)
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import token_batches, with_junk
+
+
+@pytest.mark.parametrize("reduce", [keep, masked_sum, masked_mean])
+@given(batch=token_batches())
+def test_masked_entries_have_no_influence_whatever_they_hold(
+    reduce: Callable[[Tensor, Tensor], Tensor], batch: dict[str, Tensor]
+) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    clean = torch.where(mask, x, 0.0).requires_grad_()
+    dirty = with_junk(x, mask).requires_grad_()
+    assert torch.equal(reduce(clean, mask), reduce(dirty, mask))
+    for y in (clean, dirty):
+        reduce(y, mask).sum().backward()
+    assert torch.equal(clean.grad, dirty.grad)
+    assert not dirty.grad[~mask].any()
+
+
+@given(batch=token_batches())
+def test_masked_sum_and_mean_equal_loops(batch: dict[str, Tensor]) -> None:
+    x, mask = batch["logprobs"], batch["mask"]
+    rows = [
+        [value for value, live in zip(values, lives, strict=True) if live]
+        for values, lives in zip(x.tolist(), mask.tolist(), strict=True)
+    ]
+    sums = x.new_tensor([math.fsum(row) for row in rows])
+    means = x.new_tensor([math.fsum(row) / max(len(row), 1) for row in rows])
+    scale = {"terms": x.shape[-1], "magnitude": float(x.abs().max())}
+    assert_parity(masked_sum(x, mask), sums, **scale)
+    assert_parity(masked_mean(x, mask), means, **scale)
+    assert_parity(masked_mean(x, mask, keepdim=True), means.unsqueeze(-1), **scale)
+
+
+def test_mean_of_an_empty_row_is_zero_and_attached_to_the_graph() -> None:
+    x = torch.full((2, 3), torch.nan, requires_grad=True)
+    mean = masked_mean(x, torch.zeros(2, 3, dtype=torch.bool))
+    assert not mean.any()
+    mean.sum().backward()
+    assert not x.grad.any()
+
+
+def test_nan_in_a_live_entry_survives() -> None:
+    x = torch.tensor([[torch.nan, 1.0], [2.0, 3.0]])
+    mask = torch.tensor([[True, False], [True, True]])
+    assert masked_mean(x, mask).isnan().tolist() == [True, False]
+    assert safe_exp(x).isnan().tolist() == x.isnan().tolist()
+
+
+@pytest.mark.parametrize(
+    "given_dtype, wanted",
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_only_half_precision_is_upcast(given_dtype: torch.dtype, wanted: torch.dtype) -> None:
+    assert at_least_float32(torch.ones(1, dtype=given_dtype)).dtype == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exp_saturates_below_overflow_with_no_gradient_there(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e4, torch.inf, -1e4], dtype=dtype, requires_grad=True)
+    y = safe_exp(x)
+    assert (y * 1e4).isfinite().all()
+    y.sum().backward()
+    assert not x.grad.any()
+
+
+def test_exp_is_exact_up_to_its_limit() -> None:
+    values = [-700.0, -20.0, -1e-9, 0.0, 1e-9, 1.0, 20.0, 650.0]
+    ours = safe_exp(torch.tensor(values, dtype=torch.float64))
+    for one, value in zip(ours, values, strict=True):
+        assert_parity(one, ours.new_tensor(math.exp(value)), terms=1)
+
+
+@pytest.mark.parametrize("function", [at_least_float32, below_overflow])
+def test_what_reads_a_dtype_is_one_node_of_a_traced_graph(function: Callable[[Tensor], Tensor]) -> None:
+    unchecked = inspect.unwrap(function)  # as users call it: jaxtyping would refuse fx's proxy
+    graph = torch.fx.symbolic_trace(lambda x: unchecked(x))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x = torch.tensor([1.0, 80.0, 1e4], dtype=dtype)
+        assert torch.equal(graph(x), function(x))
+
+
+def test_rows_without_any_token_have_mean_zero() -> None:
+    x = torch.zeros(2, 0, requires_grad=True)
+    assert masked_mean(x, torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0.0, 0.0]

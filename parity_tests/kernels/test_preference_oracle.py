@@ -1,0 +1,426 @@
+"""Every preference loss against its formula as a paper prints it, on Python floats, and what each promises.
+
+The formulas here know no tensor, no stable branch and no shared link: only log, exp and a sorted list.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from composer_plugins.catalogue import REQUIRED, Loss, of_kind
+from composer_plugins.kernels import preference
+from composer_plugins.kernels.contract import PairLoss
+from composer_plugins.kernels.preference import links
+from composer_plugins.plugins import losses
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import seeds, token_batches, with_junk
+
+ROWS = of_kind(losses(), "preference")
+SETTINGS: dict[str, float | str] = {  # none a default, none neutral
+    "beta": 0.7,
+    "label_smoothing": 0.2,
+    "gamma_beta_ratio": 0.3,
+    "nll_weight": 0.6,
+    "desirable_weight": 1.3,
+    "undesirable_weight": 0.4,
+    "tau": 0.25,
+}
+FIXED: dict[str, dict[str, Any]] = {"alpha_po": {"alpha": 0.4}}
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def log_loss(h: float, eps: float = 0.0) -> float:
+    return -(1 - eps) * math.log(sigmoid(h)) - eps * math.log(sigmoid(-h))
+
+
+def odds(s: float) -> float:
+    return math.exp(s) / (1 - math.exp(s))
+
+
+def mean_reward(s: float, alpha: float) -> float:
+    return (1 - math.exp(s) ** -alpha) / alpha
+
+
+Pair = dict[str, float]
+Oracle = Callable[..., float]
+# Each takes one pair by the names of the catalogue, and the parameters: b is beta, e is label_smoothing.
+PAIRWISE: dict[str, Oracle] = {
+    "dpo": lambda u, v, p, b, e, **_: log_loss(b * (u - v), e),
+    "cdpo": lambda u, v, p, b, e, **_: log_loss(b * (u - v), e),
+    "sigmoid_norm": lambda u, v, p, b, **_: log_loss(b * (u - v)),
+    "robust": lambda u, v, p, b, e, **_: (
+        ((1 - e) * log_loss(b * (u - v)) - e * log_loss(b * (v - u))) / (1 - 2 * e)
+    ),
+    "hinge": lambda u, v, p, b, **_: max(0.0, 1 - b * (u - v)),
+    "ipo": lambda u, v, p, b, **_: (u - v - 1 / (2 * b)) ** 2,
+    "exo_pair": lambda u, v, p, b, e, **_: sum(
+        q * math.log(q / label) for q, label in ((sigmoid(b * (u - v)), 1 - e), (sigmoid(b * (v - u)), e))
+    ),
+    "discopop": lambda u, v, p, b, tau, **_: (
+        (1 - sigmoid(b * (u - v) / tau)) * log_loss(b * (u - v))
+        + sigmoid(b * (u - v) / tau) * math.exp(-b * (u - v))
+    ),
+    "nca_pair": lambda u, v, p, b, **_: log_loss(b * u) + 0.5 * log_loss(-b * u) + 0.5 * log_loss(-b * v),
+    "bco_pair": lambda u, v, p, b, **_: log_loss(b * u) + log_loss(-b * v),
+    "sppo_hard": lambda u, v, p, b, **_: (u - 1 / (2 * b)) ** 2 + (v + 1 / (2 * b)) ** 2,
+    "apo_zero": lambda u, v, p, b, **_: 1 - sigmoid(b * u) + sigmoid(b * v),
+    "apo_down": lambda u, v, p, b, **_: sigmoid(b * u) + 1 - sigmoid(b * (u - v)),
+    "simpo": lambda u, v, p, b, e, g, **_: log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e),
+    "cpo_simpo": lambda u, v, p, b, e, g, w, **_: (
+        log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e) + w * p["chosen_nll"]
+    ),
+    "alpha_po": lambda u, v, p, b, e, g, **_: log_loss(
+        b * (mean_reward(p["chosen"], 0.4) - mean_reward(p["rejected"], 0.4)) - b * g, e
+    ),
+    "cpo": lambda u, v, p, b, e, w, **_: log_loss(b * (p["chosen"] - p["rejected"]), e) + w * p["chosen_nll"],
+    "orpo": lambda u, v, p, b, **_: (
+        p["chosen_nll"] + b * log_loss(math.log(odds(p["chosen"]) / odds(p["rejected"])))
+    ),
+    "tpo": lambda u, v, p, b, e, w, **_: log_loss(b * (p["chosen"] - p["rejected"]), e) + w * p["gold_nll"],
+    "tpo_l": lambda u, v, p, b, e, g, w, **_: (
+        log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e) + w * p["gold_nll"]
+    ),
+    "sft": lambda u, v, p, **_: p["chosen_nll"],
+}
+UNPAIRED: dict[str, Callable[[float, float, bool], float]] = {  # of r, the anchor, and the label
+    "kto": lambda r, z, good: 1.3 * (1 - sigmoid(r - 0.7 * z)) if good else 0.4 * (1 - sigmoid(0.7 * z - r)),
+    "apo_zero_unpaired": lambda r, z, good: 1.3 * (1 - sigmoid(r)) if good else 0.4 * sigmoid(r),
+    "bco": lambda r, z, good: 1.3 * log_loss(r - z) if good else 0.4 * log_loss(z - r),
+}
+SORTED = {"aot", "aot_unpaired"}
+
+over_rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+CARRIERS = {"chosen", "rejected", "chosen_nll", "gold_nll", "scores"}
+
+
+def drawn(row: Loss, seed: int = 0, rows: int = 4, scale: float = 2.0) -> dict[str, Tensor]:
+    """An input for each that the row needs: log-probabilities below 0, the rest above."""
+    g = torch.Generator().manual_seed(seed)
+    inputs = {}
+    for name in row.needs:
+        x = scale * torch.rand(rows, generator=g, dtype=torch.float64) + 0.01
+        if name == "desirable":
+            x = x > scale / 2
+        elif name in {"reference_kl", "reward_shift"}:
+            x = x[0]
+        elif not name.endswith("_nll"):
+            x = -x
+        inputs[name] = x.requires_grad_() if name in CARRIERS else x
+    return inputs
+
+
+def settings(row: Loss) -> dict[str, Any]:
+    return {n: x for n, x in SETTINGS.items() if n in row.parameters} | FIXED.get(row.name, {})
+
+
+def defaults(row: Loss) -> dict[str, Any]:
+    return {n: p.example for n, p in row.parameters.items() if p.default is REQUIRED}
+
+
+def call(row: Loss, inputs: dict[str, Tensor], **params: Any) -> PairLoss:
+    result: PairLoss = row.kernel()(*inputs.values(), **params)
+    return result
+
+
+def by_formula(row: Loss, inputs: dict[str, Tensor]) -> list[float]:
+    """What the paper's formula gives for every pair."""
+    lists = {name: x.tolist() for name, x in inputs.items()}
+    b, e = SETTINGS["beta"], SETTINGS["label_smoothing"]
+    if row.name in UNPAIRED:
+        ratios = zip(lists["scores"], lists["ref_scores"], lists["desirable"], strict=True)
+        anchor = lists.get("reference_kl", lists.get("reward_shift", 0.0))
+        return [UNPAIRED[row.name](b * (s - r), anchor, good) for s, r, good in ratios]
+    if row.name in SORTED:
+        first, second = ("rejected", "ref_chosen") if row.name == "aot" else ("ref_chosen", "rejected")
+        x = sorted(a - c for a, c in zip(lists["chosen"], lists[first], strict=True))
+        y = sorted(a - c for a, c in zip(lists[second], lists["ref_rejected"], strict=True))
+        return [log_loss(b * (i - j), e) for i, j in zip(x, y, strict=True)]
+    return [one_pair(row, pair) for pair in pairs_of(lists)]
+
+
+def pairs_of(lists: dict[str, list[float]]) -> Iterator[Pair]:
+    for values in zip(*lists.values(), strict=True):
+        yield dict(zip(lists, values, strict=True))
+
+
+def one_pair(row: Loss, pair: Pair) -> float:
+    u = v = 0.0
+    if "ref_chosen" in pair:
+        u, v = pair["chosen"] - pair["ref_chosen"], pair["rejected"] - pair["ref_rejected"]
+    return PAIRWISE[row.name](
+        u,
+        v,
+        pair,
+        b=SETTINGS["beta"],
+        e=SETTINGS["label_smoothing"],
+        g=SETTINGS["gamma_beta_ratio"],
+        w=SETTINGS["nll_weight"],
+        tau=SETTINGS["tau"],
+    )
+
+
+@over_rows
+@given(seed=seeds, scale=st.sampled_from([0.1, 2.0, 8.0]))
+def test_each_loss_is_its_published_formula(row: Loss, seed: int, scale: float) -> None:
+    inputs = drawn(row, seed, scale=scale)
+    ours = call(row, inputs, **settings(row)).loss
+    want = torch.tensor(by_formula(row, inputs), dtype=torch.float64)
+    # The formulas lose digits that the kernels keep: 1 - sigmoid(x), 1 - exp(s), and large terms that cancel.
+    assert_parity(ours, want, terms=16, magnitude=max(1.0, 10 * scale, float(want.abs().max())))
+
+
+@over_rows
+def test_each_gradient_is_that_of_finite_differences(row: Loss) -> None:
+    inputs = drawn(row, seed=3)
+    carriers = [name for name in inputs if name in CARRIERS]
+
+    def loss(*values: Tensor) -> Tensor:
+        return call(row, inputs | dict(zip(carriers, values, strict=True)), **settings(row)).loss
+
+    assert torch.autograd.gradcheck(loss, [inputs[name] for name in carriers])
+
+
+@over_rows
+def test_only_the_policy_gets_a_gradient_even_from_inputs_that_ask_for_one(row: Loss) -> None:
+    inputs = drawn(row)
+    others = [x.requires_grad_() for n, x in inputs.items() if n not in CARRIERS and x.is_floating_point()]
+    pair = call(row, inputs, **settings(row))
+    slopes = torch.autograd.grad(pair.loss.sum(), others, allow_unused=True) if others else ()
+    assert all(slope is None for slope in slopes)
+    assert not any(metric.value.requires_grad for metric in pair.metrics.values())
+
+
+@over_rows
+def test_one_pair_is_as_good_as_many_unless_a_loss_sorts_them(row: Loss) -> None:
+    inputs = drawn(row, rows=3)
+    whole = call(row, inputs, **settings(row)).loss
+    alone = call(row, {n: x[1:2] if x.dim() else x for n, x in inputs.items()}, **settings(row)).loss
+    assert alone.equal(whole[1:2]) == (row.name not in SORTED)
+
+
+@over_rows
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_scores_are_computed_in_float32(row: Loss, half: torch.dtype) -> None:
+    inputs = {n: x.detach().to(half) if x.is_floating_point() else x for n, x in drawn(row).items()}
+    upcast = {n: x.float() if x.is_floating_point() else x for n, x in inputs.items()}
+    ours, want = call(row, inputs, **defaults(row)), call(row, upcast, **defaults(row))
+    assert ours.loss.dtype == torch.float32 and ours.loss.equal(want.loss)
+
+
+@over_rows
+def test_a_score_that_is_nan_gives_a_loss_that_is(row: Loss) -> None:
+    """In its own pair only; where the batch is sorted, in the last place."""
+    for name in set(row.needs) & CARRIERS:
+        inputs = {n: x.detach() for n, x in drawn(row).items()}
+        inputs[name][1] = math.nan
+        broken = call(row, inputs, **defaults(row)).loss.isnan().tolist()
+        assert broken == ([False] * 3 + [True] if row.name in SORTED else [False, True, False, False])
+
+
+@over_rows
+@pytest.mark.parametrize("far", [-1e4, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_far_from_their_reference_leave_loss_and_gradient_finite(
+    row: Loss, far: float, dtype: torch.dtype
+) -> None:
+    inputs = {n: x.detach().to(dtype) if x.is_floating_point() else x for n, x in drawn(row).items()}
+    for name in {"rejected", "scores"} & inputs.keys():
+        inputs[name] += far if row.name != "orpo" else -abs(far)  # whose scores are below 0
+    for divergence in ("reverse_kl", "forward_kl", "js", "alpha"):
+        params = defaults(row) | ({"divergence": divergence} if "divergence" in row.parameters else {})
+        carriers = [x.requires_grad_() for n, x in inputs.items() if n in CARRIERS]
+        loss = call(row, inputs, **params).loss
+        slopes = torch.autograd.grad(loss.sum(), carriers)
+        assert loss.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS) - SORTED - {"sft"} - set(UNPAIRED)))
+def test_a_rejected_completion_that_cannot_be_written_costs_nothing_that_is_nan(name: str) -> None:
+    inputs = {n: x.detach() for n, x in drawn(ROWS[name]).items()}
+    inputs["rejected"][:] = -math.inf
+    loss = call(ROWS[name], inputs, **defaults(ROWS[name])).loss
+    assert not loss.isnan().any()
+
+
+def one(*values: float) -> list[Tensor]:
+    return [torch.tensor([value], dtype=torch.float64) for value in values]
+
+
+def test_tied_margins_share_a_sorted_loss_in_the_order_of_their_pairs() -> None:
+    chosen, rejected = torch.zeros(2, 3, dtype=torch.float64).unbind()
+    reference = torch.tensor([-1.0, 2.0, 0.5], dtype=torch.float64)
+    chosen.requires_grad_()
+    pair = preference.aot(chosen, rejected, reference, rejected, beta=1.0)
+    (slope,) = torch.autograd.grad(pair.loss.sum(), chosen)
+    want = [-sigmoid(-h) for h in (1.0, -0.5, -2.0)]
+    assert slope.tolist() == pytest.approx(want, rel=1e-14)
+
+
+def test_a_sorted_loss_is_not_that_of_its_parts() -> None:
+    inputs = drawn(ROWS["aot"])
+    halves = [
+        call(ROWS["aot"], {n: x[part] for n, x in inputs.items()}).loss for part in (slice(2), slice(2, 4))
+    ]
+    assert not torch.cat(halves).sort().values.allclose(call(ROWS["aot"], inputs).loss.sort().values)
+
+
+@given(seeds, st.sampled_from([0.0, 0.1, 0.3]))
+def test_over_flipped_labels_robust_is_dpo_without_noise(seed: int, eps: float) -> None:
+    chosen, rejected, *reference = drawn(ROWS["robust"], seed).values()
+    straight = preference.robust(chosen, rejected, *reference, label_smoothing=eps).loss
+    flipped = preference.robust(rejected, chosen, *reversed(reference), label_smoothing=eps).loss
+    clean = preference.dpo(chosen, rejected, *reference).loss
+    assert_parity((1 - eps) * straight + eps * flipped, clean, terms=8, magnitude=4.0)
+
+
+@given(seeds)
+def test_the_alpha_divergence_is_reverse_kl_at_1_and_forward_kl_at_0(seed: int) -> None:
+    inputs = drawn(ROWS["dpo"], seed)
+    for alpha, name in ((1.0, "reverse_kl"), (0.0, "forward_kl")):
+        ours = call(ROWS["dpo"], inputs, divergence="alpha", alpha=alpha).loss
+        assert ours.equal(call(ROWS["dpo"], inputs, divergence=name).loss)
+    near = call(ROWS["dpo"], inputs, divergence="alpha", alpha=1 + 1e-5).loss
+    assert near.allclose(call(ROWS["dpo"], inputs).loss, atol=1e-4)
+
+
+F_PRIMES: dict[str, Callable[[float], float]] = {  # f'(t), less the constant that cancels in a pair
+    "reverse_kl": math.log,
+    "forward_kl": lambda t: -1 / t,
+    "js": lambda t: math.log(2 * t / (t + 1)),
+    "alpha": lambda t: t ** (0.3 - 1) / (0.3 - 1),
+}
+
+
+@pytest.mark.parametrize("name", F_PRIMES)
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS.values() if "divergence" in r.parameters], ids=lambda r: r.name
+)
+def test_an_f_divergence_replaces_the_log_ratio_by_its_derivative(row: Loss, name: str) -> None:
+    """The loss of f-DPO is that of DPO on a pair whose log-ratios are f'(pi / pi_ref)."""
+    u, v = 0.8, -0.3
+    transformed = one(*(F_PRIMES[name](math.exp(x)) for x in (u, v)), 0.0, 0.0)
+    ours = row.kernel()(*one(u - 1, v - 2, -1.0, -2.0), divergence=name, alpha=0.3)
+    assert_parity(ours.loss, row.kernel()(*transformed).loss, terms=8, magnitude=2.0)
+
+
+def test_an_unknown_divergence_or_link_is_an_error_that_names_the_known_ones() -> None:
+    """As users call them: without the annotations' own check."""
+    score, nll = torch.zeros(1), torch.ones(1)
+    with pytest.raises(ValueError, match="known: 'reverse_kl', 'forward_kl', 'js', 'alpha'"):
+        inspect.unwrap(links.divergence_reward)(score, "tv", 0.5)
+    with pytest.raises(ValueError, match="known: 'sigmoid', 'hinge', 'square'"):
+        inspect.unwrap(preference.cpo)(score, score, nll, link="exp")
+    with pytest.raises(ValueError, match="known: 'sigmoid', 'hinge'"):
+        inspect.unwrap(preference.simpo)(score, score, link="square")
+
+
+@pytest.mark.parametrize(
+    ("link", "want"), [("sigmoid", log_loss(0.25)), ("hinge", 0.75), ("square", (0.5 - 1.0) ** 2)]
+)
+def test_cpo_has_three_links(link: str, want: float) -> None:
+    ours = preference.cpo(*one(-1.0, -1.5, 2.0), beta=0.5, nll_weight=3.0, link=link)
+    assert ours.loss.item() == pytest.approx(want + 6.0, rel=1e-14)
+
+
+def test_a_likelihood_term_of_weight_0_is_left_out_even_if_infinite() -> None:
+    ours = preference.cpo(*one(-1.0, -1.5, math.inf), nll_weight=0.0)
+    assert ours.loss.isfinite().all() and ours.metrics["nll"].value.isinf().all()
+
+
+def test_alpha_po_at_0_is_simpo() -> None:
+    pair = one(-0.4, -1.0)
+    assert preference.alpha_po(*pair, alpha=0.0).loss.equal(preference.simpo(*pair).loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_odds_of_a_certain_completion_are_large_and_its_gradient_is_finite(dtype: torch.dtype) -> None:
+    """An empty completion scores 0: upstream's odds are infinite, and the gradient NaN."""
+    chosen, rejected = (torch.zeros(1, dtype=dtype, requires_grad=True) for _ in range(2))
+    nothing = torch.zeros(1, dtype=dtype)
+    for pair in ((chosen, rejected - 1), (chosen - 1, rejected), (chosen, rejected)):
+        loss = preference.orpo(*pair, nothing).loss
+        slopes = torch.autograd.grad(loss.sum(), [chosen, rejected])
+        assert loss.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
+    by_definition = -torch.nn.functional.logsigmoid(chosen - torch.log(-torch.expm1(chosen)))
+    assert torch.autograd.grad(by_definition.sum(), chosen)[0].isnan().all()
+
+
+def test_log_odds_keep_their_digits_at_both_ends() -> None:
+    scores = torch.tensor([-1e-6, -0.69, -0.7, -50.0])
+    exact = [s - math.log(-math.expm1(s)) for s in scores.tolist()]
+    assert_parity(links.log_odds(scores), torch.tensor(exact), terms=1, dtype=torch.float32)
+
+
+def test_bco_counts_rewards_from_their_running_mean() -> None:
+    pair, shift = one(-1.0, -3.0, -2.0, -2.5), torch.tensor(0.3, dtype=torch.float64)
+    ours = preference.bco_pair(*pair, beta=0.5, reward_shift=shift)
+    assert ours.loss.item() == pytest.approx(log_loss(0.5 - 0.3) + log_loss(0.3 + 0.25), rel=1e-14)
+
+
+def test_kto_is_anchored_at_the_mean_kl_of_mismatched_completions_which_is_not_negative() -> None:
+    mismatched = torch.tensor([-1.0, -2.0], requires_grad=True)
+    above = preference.kto_reference_point(mismatched, torch.tensor([-2.0, -2.5]))
+    below = preference.kto_reference_point(mismatched, torch.tensor([-0.5, -1.0]))
+    assert above.item() == 0.75 and below.item() == 0 and not above.requires_grad
+
+
+def test_kto_logs_the_rewards_of_good_and_bad_completions_apart() -> None:
+    scores, reference = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-2.0, -2.0, -1.0])
+    good = torch.tensor([True, False, True])
+    logged = preference.kto(scores, reference, good, torch.tensor(0.0), beta=0.5).metrics
+    chosen, rejected = logged["rewards/chosen"], logged["rewards/rejected"]
+    assert chosen.value[chosen.where].tolist() == [0.5, -1.0]
+    assert rejected.value[rejected.where].tolist() == [0.0]
+
+
+@given(token_batches(), st.sampled_from([0.0, 0.3, 1.0]))
+def test_ld_scores_discount_tokens_beyond_the_other_completion(
+    batch: dict[str, Tensor], alpha: float
+) -> None:
+    """Live tokens count, wherever they stand and whatever the others hold."""
+    logprobs, mask = batch["logprobs"], batch["mask"]
+    other = mask.roll(1, 0)[:, : max(1, mask.shape[1] - 1)]
+    want = []
+    for row, live, others in zip(logprobs, mask, other, strict=True):
+        values, shared = row[live].tolist(), int(others.sum())
+        want.append(math.fsum(values[:shared]) + alpha * math.fsum(values[shared:]))
+    poisoned = with_junk(logprobs, mask).requires_grad_()
+    ours = preference.ld_logprobs(poisoned, mask, other, ld_alpha=alpha)
+    assert_parity(ours, torch.tensor(want, dtype=torch.float64), terms=logprobs.shape[-1], magnitude=4.0)
+    (slope,) = torch.autograd.grad(ours.sum(), poisoned)
+    assert slope.isfinite().all() and not slope[~mask].any()
+    if alpha == 1:
+        assert_parity(ours, preference.sequence_logprobs(poisoned, mask), terms=logprobs.shape[-1])
+
+
+def test_wpo_weighs_a_completion_by_how_the_policy_would_sample_it() -> None:
+    """Against its own expected probability: a policy that is certain weighs 1, an empty row too."""
+    logits = torch.tensor([[[2.0, 0.0, -1.0], [50.0, 0.0, 0.0]], [[0.0, 0.0, 0.0], [math.nan] * 3]])
+    logprobs = logits.log_softmax(-1)
+    mask = torch.tensor([[True, True], [False, False]])
+    weights = preference.wpo_weights(logprobs[..., 0].requires_grad_(), (2 * logprobs).logsumexp(-1), mask)
+    p = logits[0, 0].softmax(-1)
+    assert weights.tolist() == pytest.approx([math.sqrt(p[0] / (p**2).sum()), 1.0])
+    assert not weights.requires_grad
+
+
+def test_a_weighted_pair_counts_so_often_and_one_of_weight_0_not_at_all() -> None:
+    chosen = torch.tensor([-1.0, -1.0, -torch.inf], requires_grad=True)
+    rejected, weights = torch.full((3,), -2.0), torch.tensor([3.0, 1.0, 0.0], requires_grad=True)
+    plain = preference.simpo(chosen, rejected)
+    ours = preference.weighted(plain, weights)
+    (slope,) = torch.autograd.grad(ours.loss.sum(), chosen)
+    assert ours.loss.tolist() == [3 * plain.loss[0], plain.loss[1], 0.0]
+    assert slope[2] == 0 and slope[0] == 3 * slope[1] != 0
+    assert ours.metrics["weights"].value.tolist() == [3.0, 1.0, 0.0]
+    assert not ours.metrics["weights"].value.requires_grad

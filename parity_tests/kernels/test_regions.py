@@ -1,0 +1,315 @@
+"""Trust regions and off-policy masks against loops over tokens; the two value forms; the drift term."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from composer_plugins.kernels import policy
+from composer_plugins.kernels.policy.masked import off_policy_sequence_mask
+from composer_plugins.kernels.trust_regions import binary_kl, distance_mask, ratio_mask, tv_mask
+from parity_tests.support.assertions import assert_parity
+from parity_tests.support.strategies import token_batches
+
+Batch = dict[str, Tensor]
+few = settings(max_examples=30)
+
+
+def rollout(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch["logprobs"], batch["old_logprobs"], batch["advantages"], batch["mask"]
+
+
+def by_token(batch: Batch, loss: Callable[[float, float, float], float]) -> Tensor:
+    """`loss(log p, log q, A)` at each live token, 0 elsewhere."""
+    wanted = torch.zeros_like(batch["logprobs"])
+    for i in map(tuple, batch["mask"].nonzero().tolist()):
+        row = float(batch["advantages"][i[0], 0])
+        wanted[i] = loss(float(batch["logprobs"][i]), float(batch["old_logprobs"][i]), row)
+    return wanted
+
+
+def assert_is(ours: Tensor, wanted: Tensor) -> None:
+    assert_parity(ours, wanted, terms=4)
+
+
+@few
+@given(batch=token_batches())
+def test_a_region_by_probability_keeps_what_the_paper_keeps(batch: Batch) -> None:
+    def loss(lp: float, lq: float, a: float) -> float:
+        shift = math.exp(lp) - math.exp(lq)
+        inside = shift <= 0.1 if a > 0 else shift >= -0.05
+        return -min(math.exp(lp - lq), 1.5) * a * lp if inside else 0.0
+
+    ours = policy.dppo_tv(*rollout(batch), tv_low=0.05, tv_high=0.1, ratio_cap=1.5)
+    assert_is(ours.loss, by_token(batch, loss))
+
+
+@few
+@given(batch=token_batches())
+def test_a_region_by_binary_kl_keeps_what_the_paper_keeps(batch: Batch) -> None:
+    def loss(lp: float, lq: float, a: float) -> float:
+        p, q, eps = math.exp(lp), math.exp(lq), 1e-8
+        kl = q * (lq - lp) + (1 - q) * math.log((1 - q + eps) / (1 - p + eps))
+        leaves = p > q if a > 0 else p < q
+        return 0.0 if leaves and kl > (0.03 if a > 0 else 0.01) else -math.exp(lp - lq) * a * lp
+
+    assert_is(policy.dppo_kl(*rollout(batch), kl_low=0.01, kl_high=0.03).loss, by_token(batch, loss))
+
+
+@pytest.mark.parametrize("measure", ["tv", "kl"])
+@few
+@given(batch=token_batches())
+def test_a_region_over_k_buckets_keeps_what_the_paper_keeps(batch: Batch, measure: str) -> None:
+    """Two entries and the rest, shared by all tokens: P is (0.5, 0.3, 0.2), Q is (0.6, 0.1, 0.3)."""
+    p, q = (0.5, 0.3), (0.6, 0.1)
+    pairs = [(0.5, 0.6), (0.3, 0.1), (0.2, 0.3)]
+    distance = {
+        "tv": sum(abs(a - b) for a, b in pairs) / 2,
+        "kl": sum(b * math.log(b / a) for a, b in pairs),
+    }[measure]
+    shape = (*batch["mask"].shape, 2)
+    top_p, top_q = (torch.tensor(x, dtype=torch.float64).log().expand(shape) for x in (p, q))
+
+    def loss(low: float, high: float) -> Callable[[float, float, float], float]:
+        def of(lp: float, lq: float, a: float) -> float:
+            leaves = math.exp(lp) > math.exp(lq) if a > 0 else math.exp(lp) < math.exp(lq)
+            beyond = leaves and distance > (high if a > 0 else low)
+            return 0.0 if beyond else -math.exp(lp - lq) * a * lp
+
+        return of
+
+    kernel = {"tv": policy.dppo_topk_tv, "kl": policy.dppo_topk_kl}[measure]
+    for low, high in ((0.9, 0.9), (0.9, 0.01), (0.01, 0.9), (distance * 0.999, distance * 1.001)):
+        given = {f"{measure}_low": low, f"{measure}_high": high}
+        ours = kernel(*rollout(batch), top_p, top_q, **given)
+        assert_is(ours.loss, by_token(batch, loss(low, high)))
+
+
+def test_a_distance_nobody_could_measure_is_a_nan_loss() -> None:
+    lp = torch.zeros(1, 1, dtype=torch.float64) - 1
+    mask, advantages = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
+    top = torch.full((1, 1, 2), -1.0, dtype=torch.float64)
+    for kernel in (policy.dppo_topk_tv, policy.dppo_topk_kl):
+        hole = top.clone()
+        hole[0, 0, 1] = torch.nan
+        assert kernel(lp, lp, advantages, mask, hole, top).loss.isnan().all()
+        assert kernel(lp, lp, advantages, mask, top, hole).loss.isnan().all()
+        assert kernel(lp, lp, advantages, mask, top, torch.full_like(top, -torch.inf)).loss.isfinite().all()
+
+
+@few
+@given(batch=token_batches())
+def test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts(batch: Batch) -> None:
+    sampler = batch["old_logprobs"] - 0.3
+    logprobs, old, advantages, mask = rollout(batch)
+
+    def loss(lp: float, lo: float, a: float) -> float:
+        r = math.exp(lp - lo)
+        inside = r <= 1.27 if a > 0 else r >= 0.8
+        return -min(math.exp(lp - lo + 0.3), 2.0) * a * lp if inside else 0.0
+
+    ours = policy.minirl(
+        logprobs, old, sampler, advantages, mask, clip_low=0.2, clip_high=0.27, ratio_cap=2.0
+    )
+    assert_is(ours.loss, by_token(batch, loss))
+
+
+FORMS: dict[str, Callable[..., Any]] = {
+    "dppo_tv": policy.dppo_tv,
+    "dppo_kl": policy.dppo_kl,
+    "ipo": policy.ipo,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@few
+@given(batch=token_batches())
+def test_both_value_forms_have_one_gradient(name: str, batch: Batch) -> None:
+    gradients = []
+    for form in ("score", "ratio"):
+        x = batch["logprobs"].detach().requires_grad_()
+        loss = FORMS[name](x, *rollout(batch)[1:], form=form).loss
+        gradients.append(torch.autograd.grad(loss.sum(), x)[0])
+    assert_parity(*gradients, terms=2)
+
+
+def test_the_ratio_form_is_minus_the_ratio_times_the_advantage() -> None:
+    lp = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
+    ours = policy.dppo_tv(lp, lp - 0.25, torch.tensor([[2.0]], dtype=torch.float64), lp < 0, form="ratio")
+    assert_is(ours.loss, torch.full_like(lp, -2 * math.exp(0.25)))
+    capped = policy.dppo_tv(
+        lp, lp - 0.25, torch.tensor([[2.0]], dtype=torch.float64), lp < 0, form="ratio", ratio_cap=1.0
+    )
+    assert_is(capped.loss, torch.full_like(lp, -2.0))
+
+
+@pytest.fixture
+def without_annotation_checks() -> Iterator[None]:
+    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_an_unknown_form_or_level_is_an_error_that_lists_the_known_ones() -> None:
+    lp, a = torch.zeros(1, 2), torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="unknown form 'value'; known: score, ratio"):
+        policy.dppo_tv(lp, lp, a, lp == 0, form="value")
+    with pytest.raises(ValueError, match="unknown level 'row'; known: token, sequence"):
+        policy.masked_is(lp, lp, a, lp == 0, level="row")
+
+
+@few
+@given(batch=token_batches())
+def test_the_drift_term_stands_at_every_live_token_inside_the_region_or_not(batch: Batch) -> None:
+    given = {"tv_low": 0.01, "tv_high": 0.01}
+    drift = by_token(batch, lambda lp, lq, a: 0.5 * (lp - lq) ** 2)
+    without = policy.dppo_tv(*rollout(batch), **given).loss
+    assert_is(policy.dppo_tv(*rollout(batch), **given, kl_tau=0.5).loss, without + drift)
+    halved = policy.dppo_tv(*rollout(batch), **given, adv_tau=0.5, kl_tau=0.5).loss
+    assert_is(halved, 0.5 * without + drift)
+
+
+@few
+@given(batch=token_batches())
+def test_ipo_does_not_look_at_the_advantage(batch: Batch) -> None:
+    def loss(lp: float, lq: float, a: float) -> float:
+        inside = -0.02 <= math.exp(lp) - math.exp(lq) <= 0.05
+        return -math.exp(lp - lq) * a * inside + 0.1 * (lp - lq) ** 2
+
+    assert_is(policy.ipo(*rollout(batch), tv_low=0.02, tv_high=0.05, kl_tau=0.1).loss, by_token(batch, loss))
+
+
+@few
+@given(batch=token_batches())
+def test_masked_is_without_bounds_is_reinforce_by_the_ratio(batch: Batch) -> None:
+    ours = policy.masked_is(*rollout(batch), token_low=0.0, token_high=1e30, kl_tau=0.2)
+    assert_is(ours.loss, by_token(batch, lambda lp, lq, a: -math.exp(lp - lq) * (a - 0.2 * (lp - lq)) * lp))
+
+
+@pytest.mark.parametrize("what", ["token", "geo", "sequence"])
+@few
+@given(batch=token_batches())
+def test_masked_is_drops_a_token_or_its_whole_sequence(what: str, batch: Batch) -> None:
+    drift = torch.where(batch["mask"], batch["logprobs"] - batch["old_logprobs"], 0.0)
+    bounds = {"token_low": 0.0, "token_high": 1e30} | {f"{what}_low": 0.9, f"{what}_high": 1.2}
+    free = policy.masked_is(*rollout(batch), token_low=0.0, token_high=1e30).loss
+    ours = policy.masked_is(*rollout(batch), **bounds).loss
+    for i, row in enumerate(batch["mask"]):
+        ratios = drift[i][row].exp().tolist()
+        if what == "geo" and ratios:
+            ratios = [math.exp(math.fsum(map(math.log, ratios)) / len(ratios))]
+        kept = [0.9 <= r <= 1.2 for r in ratios]
+        if what == "token":
+            assert torch.equal(ours[i][row], free[i][row] * torch.tensor(kept))
+        else:
+            assert torch.equal(ours[i], free[i] if all(kept) else torch.zeros_like(free[i]))
+
+
+@few
+@given(batch=token_batches())
+def test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else(batch: Batch) -> None:
+    logprobs, old, advantages, mask = rollout(batch)
+    ours = policy.opsm(logprobs, old, old + 0.05, advantages, mask, threshold=0.1).loss
+    grpo = policy.grpo(logprobs, old, advantages, mask).loss
+    for i, row in enumerate(mask):
+        drift = (old + 0.05 - logprobs)[i][row]
+        gone = bool(row.any()) and float(advantages[i]) < 0 and float(drift.mean()) > 0.1
+        assert torch.equal(ours[i], torch.zeros_like(grpo[i]) if gone else grpo[i])
+
+
+def test_a_rollout_logprob_of_nan_is_no_drift_in_trl_and_a_nan_loss_here() -> None:
+    lp = torch.full((1, 2), -1.0, dtype=torch.float64)
+    sampler = torch.tensor([[torch.nan, -1.0]], dtype=torch.float64)
+    advantages, mask = -torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    assert policy.opsm(lp, lp, sampler, advantages, mask, threshold=0.1).loss.isnan().all()
+    drift = (sampler - lp).nan_to_num(nan=0.0)  # get_off_policy_mask of TRL 1.16
+    assert float(drift.mean()) <= 0.1
+
+
+def one(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_a_binary_kl_from_what_the_sampler_thought_impossible_is_small_where_the_policy_does_too() -> None:
+    """q = 0: KL = -log(1 - p), as 0 log 0 = 0. Upstream's arithmetic gives NaN, which drops the token."""
+    lp, never, live = one(math.log(1e-3), math.log(0.5)), one(-math.inf, -math.inf), one(1.0, 1.0) > 0
+    ours = policy.dppo_kl(lp, never, one(1.0), live, ratio_cap=3.0)
+    assert_is(ours.loss, one(-3 * math.log(1e-3), 0.0))  # a KL of 0.001 and one of 0.69
+    assert torch.equal(ours.loss[:, :1], policy.dppo_tv(lp, never, one(1.0), live, ratio_cap=3.0).loss[:, :1])
+    assert ours.metrics["masked_high"].value.tolist() == [[False, True]]
+    p, q = lp.exp(), never.exp()
+    written = q * (never - lp) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))  # verl 0.9.1
+    assert written.isnan().all() and not (written <= 0.05).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_logprob_above_zero_by_rounding_counts_as_certain(dtype: torch.dtype, sign: float) -> None:
+    live, a = torch.ones(1, 1, dtype=torch.bool), one(sign).to(dtype)
+    certain, above, likely, unlikely = (one(x).to(dtype) for x in (0.0, 1e-6, math.log(0.999), -1.0))
+    for anchor in (likely, unlikely, certain):
+        ours, want = (policy.dppo_kl(x, anchor, a, live, form="ratio") for x in (above, certain))
+        assert torch.allclose(ours.loss, want.loss, rtol=1e-5) and ours.loss.isfinite().all()
+        back, want = (policy.dppo_kl(anchor, x, a, live, form="ratio") for x in (above, certain))
+        assert torch.allclose(back.loss, want.loss, rtol=1e-5) and back.loss.isfinite().all()
+    assert policy.dppo_kl(above, unlikely, a.abs(), live).metrics["masked_high"].value.all()
+    assert binary_kl(unlikely, above).isfinite().all()
+
+
+def test_a_binary_kl_that_is_not_a_number_is_a_nan_loss() -> None:
+    lp, hole, live = one(-1.0), one(math.nan), one(1.0) > 0
+    assert binary_kl(lp, hole).isnan().all() and binary_kl(hole, lp).isnan().all()
+    for advantages in (one(1.0), one(-1.0)):
+        assert policy.dppo_kl(lp, hole, advantages, live).loss.isnan().all()
+        assert policy.dppo_kl(hole, lp, advantages, live).loss.isnan().all()
+        assert policy.dppo_kl(lp, lp, advantages, live, region_logprobs=hole).loss.isnan().all()
+
+
+def test_a_token_on_the_border_of_a_region_is_inside_of_it() -> None:
+    """Probabilities of a half and a quarter are exact, and so is how far they are apart."""
+    half, quarter, up, down = one(0.5), one(0.25), one(1.0), one(-1.0)
+    for at, inside in ((0.25, True), (0.25 - 1e-9, False)):
+        assert tv_mask(half, quarter, up, low=0.0, high=at).item() is inside
+        assert tv_mask(quarter, half, down, low=at, high=0.0).item() is inside
+        assert distance_mask(quarter, half, quarter, up, low=0.0, high=at).item() is inside
+        assert distance_mask(quarter, quarter, half, down, low=at, high=0.0).item() is inside
+        assert ratio_mask(1 + quarter, up, low=0.0, high=at).item() is inside
+        assert ratio_mask(1 - quarter, down, low=at, high=0.0).item() is inside
+
+
+def test_a_sequence_on_the_threshold_of_its_drift_is_kept() -> None:
+    for threshold, kept in ((0.5, True), (0.5 - 1e-9, False)):
+        assert off_policy_sequence_mask(one(0.5), one(-1.0), threshold=threshold).item() is kept
+
+
+def test_masked_is_without_a_penalty_gives_nothing_to_a_token_its_sampler_thought_impossible() -> None:
+    """A tau of 0 is no penalty, and not 0 times an infinite log ratio."""
+    never, live = one(-math.inf, -1.0), one(1.0, 1.0) > 0
+    assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), live).loss.tolist() == [[0.0, 1.0]]
+    kept = policy.masked_is(one(-1.0, -1.0), never, one(1.0), live, token_high=math.inf, ratio_cap=3.0)
+    assert kept.loss.tolist() == [[3.0, 1.0]]
+    assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), live, kl_tau=0.1).loss.isnan()[0, 0]
+
+
+def test_the_drift_term_is_not_clamped_with_the_weight() -> None:
+    lp, live = one(-1.0, -2.0), one(1.0, 1.0) > 0
+    given = {"tv_low": 1.0, "tv_high": 1.0, "log_ratio_clamp": 0.5}
+    ours = policy.dppo_tv(lp, lp - 3, one(2.0), live, **given, kl_tau=0.1)
+    assert_is(ours.loss, -math.exp(0.5) * 2 * lp + 0.1 * 9)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0,), (0, 3), (0, 0)])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_masked_is_of_no_tokens_is_no_loss(shape: tuple[int, ...], level: str) -> None:
+    lp = torch.zeros(shape, requires_grad=True)
+    bounds = {"geo_low": 0.5, "geo_high": 2.0, "sequence_low": 0.1, "sequence_high": 9.0}
+    loss = policy.masked_is(lp, lp, lp.detach(), lp == 0, level=level, **bounds).loss
+    assert loss.shape == shape
+    loss.sum().backward()

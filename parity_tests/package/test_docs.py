@@ -1,0 +1,59 @@
+"""What the documents say of the code: that it exists, and how much of it there is."""
+
+import re
+
+from composer_plugins.listing import PLURALS
+from composer_plugins.plugins import losses
+from parity_tests.support.paths import ROOT, TESTS
+from parity_tests.support.planted_bugs import bugs
+
+
+def test_every_known_divergence_is_held_by_a_test_that_exists() -> None:
+    rows = [line for line in (TESTS / "divergences.md").read_text().splitlines() if line.startswith("| ")]
+    missing = []
+    for row in rows:
+        claims = row.split(" | ")[0].removeprefix("| ")
+        for claim in re.findall(r"([\w./]+): `(\w+)`|`(test_\w+)`", claims):
+            file, name = claim[0], claim[1] or claim[2]
+            path = TESTS / file
+            if not name.startswith("test_") or (path.exists() and f"def {name}(" in path.read_text()):
+                continue
+            missing.append(f"{claims}: no {name} in {path.name}")
+    assert len(rows) > 40
+    assert not missing, "\n".join(missing)
+
+
+def test_every_divergence_cites_its_upstream_and_a_reason() -> None:
+    for line in (TESTS / "divergences.md").read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| test |"):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            assert len(cells) >= 4 and all(cells[:4]), f"a cell is empty: {line[:80]}"
+
+
+def test_the_contract_lists_every_kernel_file() -> None:
+    text = (ROOT / "kernels" / "README.md").read_text()
+    for path in (ROOT / "kernels").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert f"{path.name}`" in text, f"kernels/README.md does not mention {path.name}"
+
+
+def test_no_kernel_file_is_longer_than_a_paper_section() -> None:
+    for path in (ROOT / "kernels").rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 250, path
+
+
+def test_the_readme_counts_the_catalogue_right() -> None:
+    rows = losses()
+    counts = {title: sum(row.kind == kind for row in rows) for kind, title in PLURALS.items()}
+    counts["dialects"] = sum(len(row.dialects) for row in rows)
+    proofs = [proof for row in rows for proof in (row.proof, *(d.proof for d in row.dialects))]
+    unproven = sum(proof.startswith("no reference obtainable") for proof in proofs)
+    text = (ROOT / "README.md").read_text()
+    assert f'{unproven} say "no reference' in text
+    for title, count in counts.items():
+        assert f"{count} {title}" in text, f"README.md does not say {count} {title}"
+
+
+def test_every_planted_bug_can_be_planted() -> None:
+    for bug in bugs():
+        assert (ROOT / bug.file).read_text().count(bug.right) == 1, f"{bug.name}: {bug.right!r} in {bug.file}"

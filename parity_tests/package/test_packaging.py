@@ -1,0 +1,69 @@
+"""The checkout and the wheel claim one import name, composer_plugins, and no other."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from parity_tests.support.paths import ROOT
+
+FOLDERS = ("kernels", "adapters", "recipes")
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Paths inside a wheel built from this checkout by way of its sdist, as a release is."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
+    build = subprocess.run(command, cwd=out, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr[-2000:]
+    (wheel,) = out.glob("*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
+    top = {name.split("/")[0] for name in wheel_names}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"composer_plugins"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> None:
+    suffixes = {".py", ".toml", ".yaml", ".md"}
+    sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    expected = {f"composer_plugins/{path.relative_to(ROOT).as_posix()}" for path in sources}
+    assert expected, f"{folder}/ has no source file"
+    assert not expected - wheel_names, "list the folder in both setuptools tables of pyproject.toml"
+
+
+def test_wheel_carries_the_licence_and_the_typing_marker(wheel_names: set[str]) -> None:
+    assert "composer_plugins/py.typed" in wheel_names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_link_points_at_the_folder(folder: str) -> None:
+    link = ROOT / "composer_plugins" / folder
+    remedy = "git config core.symlinks true && git checkout -- composer_plugins"
+    assert link.is_symlink() and link.resolve() == ROOT / folder, f"run: {remedy}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_yields_its_name_to_an_installed_package(folder: str, tmp_path: Path) -> None:
+    """Hugging Face's `kernels` and AdapterHub's `adapters` stay importable from the checkout.
+
+    Python puts the current directory first, but a folder without __init__.py gives way to any
+    package that has one. With it, transformers' own probe for `kernels` crashes here.
+    """
+    installed = tmp_path / folder / "__init__.py"
+    installed.parent.mkdir()
+    installed.touch()
+    found = subprocess.check_output(
+        [sys.executable, "-c", f"import {folder}; print({folder}.__file__)"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        text=True,
+    )
+    assert Path(found.strip()) == installed, f"remove {folder}/__init__.py"

@@ -1,0 +1,138 @@
+"""PRIME-RL's loss contract by generation: doubles of what a custom loss is called with, and for what.
+
+Written from the contract that its releases document: the fields of `LossInputs`, how a packed micro-batch is
+cut and summed, what it is divided by. `adapters/prime_rl/test_live.py` calls the real ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Loss = Callable[[Any], Any]
+Tensors = Sequence[Tensor]
+
+
+@dataclass
+class WithTeacher:
+    """v0.4 to v0.6."""
+
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    teacher_logprobs: Tensor | None
+    advantages: Tensor
+    loss_mask: Tensor
+
+
+@dataclass
+class WithWeights:
+    """v0.7 and later."""
+
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    ref_logprobs: Tensor | None
+    advantages: Tensor
+    loss_mask: Tensor
+    loss_weights: Tensor | None = None
+
+
+@dataclass
+class Pack:
+    """A micro-batch: sequences one after the other, the padding in the last one's tail."""
+
+    trainer_logprobs: list[Tensor]
+    inference_logprobs: list[Tensor]
+    reference: list[Tensor] | None
+    advantages: list[Tensor]
+    loss_mask: list[Tensor]
+    weights: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How one run of releases calls a custom loss."""
+
+    name: str
+    inputs: type[WithTeacher] | type[WithWeights]
+    divides_by: str  # "micro-batches", "own tokens" of the rank, "tokens" of the global batch
+    weighs: bool = False
+    same_keys: bool = False  # metrics are gathered key by key, in each rank's own order
+
+
+GENERATIONS = {
+    "v0.4.0": Generation("v0.4.0", WithTeacher, "micro-batches", same_keys=True),
+    "v0.5.0": Generation("v0.5.0", WithTeacher, "own tokens", same_keys=True),
+    "v0.6.0": Generation("v0.6.0", WithTeacher, "tokens"),
+    "v0.8.0": Generation("v0.8.0", WithWeights, "tokens", weighs=True),
+}
+
+
+def compute_loss(
+    generation: Generation, pack: Pack, loss_fn: Loss, scale: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One micro-batch: the function once per sequence, summed and divided; its metrics stacked by key."""
+    total = pack.trainer_logprobs[0].sum() * 0.0 if generation.weighs else torch.zeros(())
+    gathered: dict[str, list[Tensor]] = {}
+    for i in range(len(pack.trainer_logprobs)):
+        inputs = inputs_of(generation, pack, i)
+        if generation.weighs and pack.weights is not None and not inputs.loss_mask.any():
+            continue  # a stream that selects nothing: the function is not called
+        out = loss_fn(inputs)
+        total = total + out.loss
+        for key, value in out.metrics.items():
+            assert value.dim() == 0 and value.is_floating_point(), key  # anything else dies in a mean()
+            gathered.setdefault(key, []).append(value.detach())
+    return total / scale, {key: torch.stack(values) for key, values in gathered.items()}
+
+
+def inputs_of(generation: Generation, pack: Pack, i: int) -> Any:
+    """What the function is given for sequence i."""
+    mask = pack.loss_mask[i]
+    given = (pack.trainer_logprobs[i], pack.inference_logprobs[i])
+    given += (None if pack.reference is None else pack.reference[i], pack.advantages[i])
+    if not generation.weighs:
+        return generation.inputs(*given, mask)
+    if pack.weights is None:
+        return generation.inputs(*given, mask, None)
+    return generation.inputs(*given, mask & (pack.weights[i] != 0), pack.weights[i])
+
+
+def scale(generation: Generation, packs: Sequence[Pack]) -> int:
+    """What every micro-batch of a step on one rank is divided by."""
+    if generation.divides_by == "micro-batches":
+        return len(packs)
+    return max(sum(int(live.sum()) for pack in packs for live in members(generation, pack)), 1)
+
+
+def members(generation: Generation, pack: Pack) -> list[Tensor]:
+    """The tokens that belong to the loss."""
+    if not generation.weighs or pack.weights is None:
+        return pack.loss_mask
+    return [m & (w != 0) for m, w in zip(pack.loss_mask, pack.weights, strict=True)]
+
+
+def packed(samples: Sequence[dict[str, Tensor]], padding: int = 0) -> Pack:
+    """Samples as one micro-batch: absent streams filled as upstream does, padding at the end of the last."""
+
+    def stream(name: str, fill: float) -> list[Tensor] | None:
+        if all(name not in sample for sample in samples):
+            return None
+        return [
+            sample.get(name, torch.full_like(sample["trainer_logprobs"], fill).detach()) for sample in samples
+        ]
+
+    streams = {
+        "trainer_logprobs": [s["trainer_logprobs"] for s in samples],
+        "inference_logprobs": [s["inference_logprobs"] for s in samples],
+        "reference": stream("reference", 0.0),
+        "advantages": [s["advantages"] for s in samples],
+        "loss_mask": [s["loss_mask"] for s in samples],
+        "weights": stream("weights", 1.0),
+    }
+    if padding:
+        for values in streams.values():
+            if values is not None:
+                values[-1] = torch.cat([values[-1], values[-1].new_zeros(padding)])
+    return Pack(**streams)  # type: ignore[arg-type]

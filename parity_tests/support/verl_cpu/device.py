@@ -1,0 +1,102 @@
+"""The CPU as verl's platform, and its FSDP engine on it."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import verl.utils.distributed as distributed
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from parity_tests.support.verl_cpu import PLATFORM
+
+NOTHING = (
+    "empty_cache",
+    "ipc_collect",
+    "manual_seed",
+    "manual_seed_all",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_per_process_memory_fraction",
+)
+ZERO = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
+
+
+def always(value: Any) -> Callable[..., Any]:
+    """A function of anything that returns the value."""
+    return lambda *_, **__: value
+
+
+nothing = always(None)
+
+
+def device_module() -> ModuleType:
+    """torch.cpu with what verl calls of torch.cuda."""
+    module = ModuleType("cpu_as_a_device")
+    module.__dict__.update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"})
+    module.__dict__.update(dict.fromkeys(NOTHING, nothing))
+    module.__dict__.update(dict.fromkeys(ZERO, always(0)))
+    module.__dict__.update(
+        is_available=always(False),  # so that nothing counts a GPU's memory
+        get_device_name=always("CPU"),
+        mem_get_info=always((1, 1)),
+        get_rng_state=torch.get_rng_state,
+        set_rng_state=torch.set_rng_state,
+    )
+    return module
+
+
+@PlatformRegistry.register(platform=PLATFORM)
+class CPU(PlatformBase):
+    """One device, which Ray is told to call a GPU: a worker asks Ray for one."""
+
+    device_name = "cpu"
+    vendor_name = PLATFORM
+    device_module = device_module()
+    is_available = always(True)
+    is_ipc_supported = always(False)
+    current_device = always(torch.device("cpu"))
+    device_count = always(1)
+    get_device_capability = always((None, None))
+    communication_backend_name = always("gloo")
+    ray_resource_name = always("GPU")
+    ray_noset_envvars = always([])
+    visible_devices_envvar = always("CUDA_VISIBLE_DEVICES")
+    set_device = synchronize = set_allocator_settings = empty_cache = nothing
+    profiler_start = profiler_stop = cudart = nothing
+
+    def manual_seed(self, seed: int) -> None:
+        """Of the one device, and of all."""
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Only by VERL_PLATFORM."""
+        return os.environ.get("VERL_PLATFORM") == PLATFORM
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        """A range that no profiler sees."""
+        yield
+
+
+# Before the engine is imported, which takes the function by its name.
+distributed.initialize_global_process_group_ray = partial(
+    distributed.initialize_global_process_group_ray, backend="gloo"
+)
+
+import verl.workers.engine.fsdp.transformer_impl as fsdp  # noqa: E402
+from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead  # noqa: E402
+
+# A reference policy's, which verl wants in pinned memory: there is no GPU to pin it for.
+fsdp.CPUOffloadPolicy = always(fsdp.CPUOffloadPolicy(pin_memory=False))
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+class Engine(FSDPEngineWithLMHead):
+    """verl's own, which is registered for GPUs alone."""

@@ -1,0 +1,172 @@
+"""One run of `python -m verl.trainer.main_ppo` in a process of its own, and the end of all it started."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+
+from parity_tests.support.paths import TESTS
+from parity_tests.support.verl_cpu import PLATFORM, tiny
+from parity_tests.support.verl_cpu.overrides import overrides
+
+MARK = "COMPOSER_VERL_RUN"  # in the environment of every process of a run
+TIMEOUT = 900.0
+
+
+class Run(NamedTuple):
+    """What a run left behind."""
+
+    code: int | None  # 0: it finished; None: it was cut off
+    log: str
+    metrics: list[dict[str, Any]]  # of each step
+    parameters: list[dict[str, Tensor]]  # before the first step, and after each
+    seconds: float
+    survivors: list[str]  # processes of the run that lived when main_ppo had ended or timed out
+    left: list[str]  # those that live still, after they were killed
+
+
+def run(
+    out: Path,
+    *more: str,
+    steps: int = 2,
+    timeout: float = TIMEOUT,
+    until: str | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> Run:
+    """Train with these overrides, `main_ppo.log` in the folder; every process of the run is then gone.
+
+    `until` cuts the run off as soon as the log says that. `watch` is called a few times a second.
+    """
+    token = prepared(out)
+    sessions = Path(tempfile.mkdtemp(prefix="ray"))  # a socket's path must be short
+    options = [*overrides(out, steps), f"+ray_kwargs.ray_init._temp_dir={sessions}", *more]
+    start = time.monotonic()
+    with (out / "main_ppo.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "verl.trainer.main_ppo", *options],
+            cwd=out,
+            env=environment(out, token),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code = None
+        try:
+            code = wait(process, out / "main_ppo.log", timeout, until, watch)
+        finally:
+            seconds = time.monotonic() - start
+            survivors, left = end(token, 0.0 if code is None else 10.0, process.pid)
+            process.wait()
+            shutil.rmtree(sessions, ignore_errors=True)
+    return Run(
+        code,
+        (out / "main_ppo.log").read_text(errors="replace"),
+        metrics(out / "metrics.jsonl"),
+        [torch.load(path) for path in sorted(out.glob("step_*.pt"), key=lambda p: int(p.stem[5:]))],
+        seconds,
+        survivors,
+        left,
+    )
+
+
+def prepared(out: Path) -> str:
+    """Put what a run trains with into the folder; the mark of its processes."""
+    tiny.make(out)
+    (out / "imports").mkdir()
+    (out / "imports" / "parity_tests").symlink_to(TESTS)  # not the library: that is the installed one
+    return uuid.uuid4().hex
+
+
+def wait(
+    process: subprocess.Popen[bytes], log: Path, timeout: float, until: str | None, watch: Callable[[], None]
+) -> int | None:
+    """The exit code; None after the timeout, or at once when the log has the words."""
+    end = time.monotonic() + timeout
+    while (code := process.poll()) is None and time.monotonic() < end:
+        if until and until in log.read_text(errors="replace"):
+            return None
+        watch()
+        time.sleep(0.2)
+    return code
+
+
+def environment(out: Path, token: str) -> dict[str, str]:
+    """This process's, without what would lead Ray to another cluster."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return kept | {
+        MARK: token,
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(out / "imports"),
+        "RAY_AUTH_TOKEN": token,  # or Ray writes one into the home folder
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_CPU_OUT": str(out),
+        "VERL_FILE_LOGGER_PATH": str(out / "metrics.jsonl"),
+        "VERL_PLATFORM": PLATFORM,
+        "VERL_USE_EXTERNAL_MODULES": "parity_tests.support.verl_cpu",
+    }
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """What verl's file logger wrote, a line a step."""
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["data"] for line in sorted(lines, key=lambda line: line["step"])]
+
+
+def marked(token: str, session: int | None) -> list[psutil.Process]:
+    """The processes of a run, by its session, or by the environment if they have one of their own.
+
+    Both, for Ray's agents overwrite their environment with a title.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = os.getsid(process.pid) == session or process.environ().get(MARK) == token
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, ProcessLookupError):
+            continue  # gone, or another user's
+    return found
+
+
+def end(token: str, grace: float, session: int | None = None) -> tuple[list[str], list[str]]:
+    """Kill what is left of a run; what lived after the grace, and what lives still."""
+    until = time.monotonic() + grace
+    while (alive := marked(token, session)) and time.monotonic() < until:
+        time.sleep(0.2)  # Ray's own processes end a moment after the driver
+    survivors = [named(process) for process in alive]
+    for _ in range(25):
+        if not alive:
+            break
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(alive, timeout=1)
+        alive = marked(token, session)
+    return survivors, [named(process) for process in alive]
+
+
+def named(process: psutil.Process) -> str:
+    """For a message."""
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:80]}"
+    except psutil.Error:
+        return str(process.pid)

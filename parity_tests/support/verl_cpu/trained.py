@@ -1,0 +1,50 @@
+"""What the tests of main_ppo share: the runs, each once, and what must hold of one that ended well."""
+
+from collections.abc import Callable
+
+import torch
+
+from parity_tests.support.verl_cpu.runner import Run
+
+STEPS = 2
+LOSS = "actor_rollout_ref.actor.policy_loss"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+OURS = (
+    "algorithm.adv_estimator=composer",
+    "+algorithm.composer.advantage=grpo@verl",
+    "+algorithm.composer.policy=grpo@verl",
+    "+algorithm.composer.policy_params={clip_low: 0.1, clip_high: 0.15, dual_clip: 1.2}",
+    f"{LOSS}.loss_mode=composer/grpo",
+    f"{LOSS}._target_={TARGET}",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+)
+THEIRS = (
+    "algorithm.adv_estimator=grpo",
+    f"{LOSS}.loss_mode=vanilla",
+    "actor_rollout_ref.actor.clip_ratio_low=0.1",
+    "actor_rollout_ref.actor.clip_ratio_high=0.15",
+    "actor_rollout_ref.actor.clip_ratio_c=1.2",
+)
+Trained = Callable[..., Run]
+
+
+def finished(done: Run) -> Run:
+    """The run, which must have ended well and have moved the parameters."""
+    assert done.code == 0, done.log[-6000:]
+    assert len(done.metrics) == STEPS and len(done.parameters) == STEPS + 1
+    assert apart(done.parameters[-1], done.parameters[0]) > 1e-3, "steps that move nothing prove nothing"
+    return done
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of an entry."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in b)
+
+
+def composers(done: Run) -> list[dict[str, float]]:
+    """What we logged, of each step."""
+    return [
+        {name: value for name, value in step.items() if name.startswith("actor/composer/")}
+        for step in done.metrics
+    ]
