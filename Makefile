@@ -1,22 +1,34 @@
-# Each target makes the environment it needs, pinned by constraints*.txt; it needs Python 3.11 or
-# newer, make and git. To choose the Python: make test PYTHON=/usr/bin/python3.12
+# Each target makes the environment that it needs, pinned by constraints*.txt. Needed beforehand: Python 3.11
+# or newer, make and git. To choose the Python: make test PYTHON=/usr/bin/python3.12
+# Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
-NOX := .nox/.venv/bin/nox
+NOX := .nox/.venv/bin/python -m nox
+SESSIONS := kernels trl verl
 
-.PHONY: demo demo-verl test lint bench clean
+.PHONY: demo demo-verl test test-all test-kernels test-frameworks lint bench clean
 
 demo: .venv/installed
-	.venv/bin/composer-plugins demo
+	.venv/bin/python -m composer_plugins demo
 
-# In the environment of verl's tests, which nox installs here and runs nothing in.
+# Runs in the environment of verl's tests, which nox installs first if necessary.
 demo-verl: .nox/.venv/installed
 	@$(NOX) -s verl --install-only 2> .nox/demo-verl.log || { cat .nox/demo-verl.log >&2; exit 1; }
 	@.nox/verl/bin/python -m parity_tests.support.verl_cpu.demo
 
-# Nox writes its own log to stderr: kept aside unless something fails, so that the last lines
-# printed are pytest's summary. One call runs all of them, the next even if one fails.
-test: .nox/.venv/installed
-	@$(NOX) -s kernels trl verl 2> .nox/test.log || { cat .nox/test.log >&2; exit 1; }
+# `test` leaves out the tests marked slow. Both install first and then run the sessions on two cores, each
+# group's output whole when it ends. Nox's own log goes to a file and is printed if something fails, so that
+# the last lines printed are pytest's summary.
+test-all: ALL := -- --all
+test test-all: .nox/.venv/installed
+	@$(NOX) --install-only -s $(SESSIONS) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
+	@echo "running the sessions $(SESSIONS); each prints its output when it ends"
+	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" test-kernels test-frameworks
+
+test-kernels:
+	@$(NOX) -s kernels $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
+
+test-frameworks:
+	@$(NOX) -s trl verl $(ALL) 2> .nox/frameworks.log || { cat .nox/frameworks.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types
@@ -38,10 +50,10 @@ endef
 .venv/installed: constraints.txt pyproject.toml
 	$(venv)
 	@echo "demo: installing PyTorch and TRL into .venv, minutes the first time"
-	@.venv/bin/pip install -qq -c constraints.txt -e '.[demo]'
+	@.venv/bin/python -m pip install -qq -c constraints.txt -e '.[demo]'
 	@touch $@
 
 .nox/.venv/installed: constraints.txt
 	$(venv)
-	@$(@D)/bin/pip install -qq -c constraints.txt nox
+	@$(@D)/bin/python -m pip install -qq -c constraints.txt nox
 	@touch $@

@@ -1,7 +1,7 @@
 """Every check of this repository, each in an environment of its own, pinned by constraints*.txt.
 
-`make test` and `make lint` run these. One alone, with arguments of its own:
-`.nox/.venv/bin/nox -s kernels -- -k ppo`.
+`make test` and `make lint` run these. To run one of them, with arguments of its own:
+`.nox/.venv/bin/nox -s kernels -- -k ppo`. With `-- --all` the tests marked slow run too.
 """
 
 import hashlib
@@ -46,14 +46,14 @@ def install(session: nox.Session, *requirements: str, constraints: str = "constr
     stamp.write_text(state.hexdigest())
 
 
-def folders(*names: str) -> list[str]:
-    """The folders of tests that a session runs."""
-    return [str(Path("parity_tests", name)) for name in names]
+def pytest(session: nox.Session, *folders: str) -> None:
+    """Run the tests in these folders, with the arguments of the session."""
+    session.run("python", "-m", "pytest", *(f"parity_tests/{name}" for name in folders), *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and formatting as ruff would write it (`.nox/lint/bin/ruff format` writes it)."""
+    """Check style and formatting (`.nox/lint/bin/ruff format` formats)."""
     install(session, "ruff")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
@@ -61,70 +61,67 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Mypy: strict for the package and the kernels, looser where a framework's types come in."""
-    install(session, "mypy", "-e", ".")
-    session.run("mypy", *session.posargs)
+    """Run mypy: strict for the package and the kernels, less so where a framework's types are used."""
+    install(session, "mypy", "hypothesis", "-e", ".")
+    session.run("python", "-m", "mypy", *session.posargs)
 
 
 @nox.session
 def kernels(session: nox.Session) -> None:
-    """All tests that need no framework, where none is installed."""
+    """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test]")
-    session.run(
-        "pytest",
-        *folders("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config"),
-        *session.posargs,
-    )
+    names = ("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config")
+    pytest(session, *names)
 
 
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
-    """Proof of power: every bug of parity_tests/support/planted_bugs.json, in a copy, must fail its tests."""
+    """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
     install(session, "-e", ".[test]")
     session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Only the tests that need TRL (and peft, which TRL's users add to it)."""
+    """Run the tests that need TRL (and peft, which users of TRL install beside it)."""
     install(session, "-e", ".[test,trl,demo]", "peft")
-    session.run("pytest", *folders("adapters/trl", "live/trl"), *session.posargs)
+    pytest(session, "adapters/trl", "live/trl")
 
 
 @nox.session
 def verl(session: nox.Session) -> None:
-    """Only the tests that need verl, which will not have the transformers that TRL's tests run with."""
+    """Run the tests that need verl, which does not work with the transformers of TRL's tests."""
     install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
     wheels = Path(session.virtualenv.location, "wheels").resolve()
     for version in OLDER_VERLS:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():
             session.install("--no-deps", "--target", str(wheels / version), f"verl=={version}")
     session.env["VERL_WHEELS"] = str(wheels)
-    session.run("pytest", *folders("adapters/verl", "live/verl"), *session.posargs)
+    pytest(session, "adapters/verl", "live/verl")
 
 
 @nox.session
 def prime_rl(session: nox.Session) -> None:
-    """The tests of PRIME-RL's adapter on a checkout of it: `nox -s prime_rl -- --source DIR [pytest's]`.
+    """Test PRIME-RL's adapter on a checkout of it: `nox -s prime_rl -- --source DIR [arguments of pytest]`.
 
-    PRIME-RL is on no package index. Its loss and its trainer run here on a CPU, the GPU's packages stubbed.
+    PRIME-RL is on no package index. Its loss and its trainer run on a CPU, with stubs of the GPU's packages.
     """
     args = list(session.posargs)
     source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
     if not source or not Path(source, "src", "prime_rl").is_dir():
         session.error(
-            f"--source {source or '(none)'} is no checkout of PRIME-RL: nox -s prime_rl -- --source DIR"
+            f"--source {source or '(none)'} is not a checkout of PRIME-RL: nox -s prime_rl -- --source DIR"
         )
     args.remove("--source")
-    install(session, "-e", ".[test,prime-rl]", *PRIME_RL, constraints="constraints-prime-rl.txt")
+    install(session, "-e", ".[test]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
-    session.run("pytest", *folders("adapters/prime_rl"), *args)
+    session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl", *args)
     session.run("python", "-m", "parity_tests.support.prime_rl_table")
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Speed and memory beside the losses of verl and TRL, which are called here and train nothing."""
+    """Measure speed and memory beside the losses of verl and TRL."""
     install(session, "-e", ".[trl,verl]", constraints="constraints-verl.txt")
     session.run("python", "-m", "benchmarks.run", *session.posargs)

@@ -1,4 +1,4 @@
-"""PRIME-RL's default loss and ours behind the same compute_loss of a checkout: 64 sequences x 2048 tokens.
+"""Time PRIME-RL's default loss and ours through compute_loss of one checkout: 64 sequences x 2048 tokens.
 
 Forward and backward of a micro-batch, its metrics included, on one thread and on two. Run where the
 checkout's loss can be imported: `nox -s prime_rl -- --source DIR` prints it after its tests.
@@ -22,7 +22,7 @@ SEQUENCES, TOKENS, ROUNDS = 64, 2048, 15
 
 
 def pack() -> Pack:
-    """Float32, four fifths of the tokens live, no reference and no weights: PRIME-RL's usual run."""
+    """Float32, four fifths of the tokens unmasked, no reference and no weights: PRIME-RL's usual run."""
     g = torch.Generator().manual_seed(0)
     logprobs = [-3 * torch.rand(TOKENS, generator=g) for _ in range(SEQUENCES)]
     rollout = [(x + 0.05 * torch.randn(TOKENS, generator=g)).clamp(max=0) for x in logprobs]

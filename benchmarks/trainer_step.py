@@ -1,7 +1,7 @@
-"""What a channel costs beside plain TRL: seconds per optimizer step, as ratios within this one run.
+"""The cost of each channel: seconds per optimizer step beside plain TRL, as ratios within one run.
 
-A three-layer Qwen3 of random weights, scripted rollouts, so that only the loss is timed;
-the trainers take turns, and the median over the turns is compared. CPU, 2 threads.
+A three-layer Qwen3 with random weights and scripted rollouts, so that only the loss is timed. The trainers
+run in turns, and the medians over the turns are compared. CPU, 2 threads.
 """
 
 import statistics
@@ -107,7 +107,7 @@ def import_seconds(statement: str) -> float:
 
 
 def imports() -> Table:
-    """What importing us costs beside torch."""
+    """The time of our imports beside that of torch."""
     made = Table("import", "seconds", title="Imports, above an empty interpreter")
     for statement in ("import composer_plugins", "import composer_plugins.cli", "import torch"):
         made.add_row(statement, f"{import_seconds(statement):.3f}")
@@ -116,7 +116,7 @@ def imports() -> Table:
 
 def table() -> Table:
     """Milliseconds per optimizer step of each trainer, and how many times plain TRL's they are."""
-    # transformers renamed it; TRL 1.16 sets it by the old name.
+    # transformers renamed the option; TRL 1.16 uses the old name.
     warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing", category=FutureWarning)
     tokenizer = make_tokenizer()
     trainers = {name: trainer(options, tokenizer) for name, options in RUNS.items()}

@@ -1,16 +1,18 @@
-"""The losses by name: which kernel, from which paper, with which parameters, fed with what.
+"""The losses by name: which kernel, from which paper, with which parameters, called with which inputs.
 
-A row is data and loads nothing: `Loss.kernel()` imports torch. The bundled rows come in through the
-same pluggy hook as a third party's would (`hookspecs.py`).
+A row is data and loads nothing: `Loss.kernel()` and `Loss.defaults` import torch. The bundled rows are
+registered through the same pluggy hook as a third party's (`hookspecs.py`).
 """
 
+import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from composer_plugins.errors import ConfigError, unknown
 
@@ -28,32 +30,42 @@ NOUNS: dict[str, str] = {  # by kind, what one loss of it is called
     "correction": "a rollout correction",
     "aggregation": "an aggregation mode",
 }
+MODULES: dict[str, str] = {  # by kind, the module of composer_plugins.kernels with its functions
+    "policy": "policy",
+    "advantage": "advantages",
+    "divergence": "divergences",
+    "preference": "preference",
+    "kl": "kl",
+    "correction": "corrections",
+    "aggregation": "aggregation",
+}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A keyword of a kernel: a number in a range (None only where it is the default), or a choice.
+    """A keyword parameter of a kernel: a number in a range, or one of several choices.
 
-    `default=REQUIRED` has none: whoever names the loss must give it.
+    The default is the one in the kernel's signature (`Loss.defaults`). None is accepted only where it is
+    the default.
     """
 
-    default: Any
     help: str
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str | bool, ...] = ()
     integer: bool = False
-    example: Any = None  # a value for `explain`, where there is no default
+    example: Any = None  # a value for `explain`, where the kernel has no default
+    unchecked: bool = False  # of a loss named by import path: its range is not known
 
-    def check(self, where: str, value: Any) -> None:
+    def check(self, key: str, value: Any, default: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""
-        if value is None and self.default is None:
+        if self.unchecked or (value is None and default is None):
             return
         if self.choices:
             if not any(
                 value is choice or (value == choice and type(value) is str) for choice in self.choices
             ):
-                raise unknown(where, str(value), map(str, self.choices))
+                raise unknown(key, str(value), map(str, self.choices), noun="value")
             return
         numbers = int if self.integer else int | float
         is_number = isinstance(value, numbers) and not isinstance(value, bool)
@@ -61,7 +73,7 @@ class Parameter:
         if not is_number or not max(self.low, -MAX) <= value <= min(self.high, MAX):
             noun = "integer" if self.integer else "finite number"
             article = "an" if self.integer else "a"
-            raise ConfigError(f"{where} is {value!r}; wanted {article} {noun} in {self.interval}")
+            raise ConfigError(key, f"it is {value!r}", f"set {article} {noun} in {self.interval}")
 
     @property
     def low_open(self) -> bool:
@@ -82,16 +94,17 @@ REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
 class Dialect:
     """The parameters with which a loss reproduces one upstream: `cispo@trl` is the loss cispo as TRL has it.
 
-    `upstream` is a framework, with a version where it changed its mind: "trl", "verl<0.7.1".
+    `upstream` is a framework, with a version where it changed: "trl", "verl<0.7.1".
     """
 
     upstream: str
     params: Mapping[str, Value] = field(default_factory=dict)
     source: str  # file and function of the upstream, with its version or commit
-    proof: str  # "test_file.py::test_name", or "no reference obtainable: the reason"
+    proof: str  # "folder/test_file.py::test_name", or "no reference obtainable: the reason"
     note: str = ""  # what the upstream calls the parameters; what it does differently around the loss
-    takes: tuple[str, ...] = ()  # of the loss's optional inputs those that this upstream feeds it with
+    takes: tuple[str, ...] = ()  # the optional inputs of the loss that this upstream passes to it
     average: bool | None = None  # preference: whether its scores are averages, where not as the row's
+    mode: str = ""  # policy: the upstream's own default aggregation mode, where not the paper's
     # aggregation: a denominator that the upstream takes from the batch: all rows, or the padded width
     counts: Mapping[str, Literal["rows", "width"]] = field(default_factory=dict)
 
@@ -107,11 +120,11 @@ class Loss:
 
     name: str
     kind: Kind
-    path: str  # "module:function"
     summary: str
     paper: str
-    proof: str  # "test_file.py::test_name", or "no reference obtainable: the reason"
+    proof: str  # "folder/test_file.py::test_name", or "no reference obtainable: the reason"
     needs: tuple[str, ...]  # the inputs it is called with, in order (`inputs.INPUTS` describes each)
+    path: str = ""  # "module:function"; "" is the function of this name in the kind's module of kernels
     optional: tuple[str, ...] = ()  # inputs it takes by keyword
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     dialects: tuple[Dialect, ...] = ()
@@ -119,47 +132,111 @@ class Loss:
     mode: str = ""  # policy: the paper's aggregation mode
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
 
+    def __post_init__(self) -> None:
+        if self.path == "" and self.kind in MODULES and isinstance(self.name, str):
+            path = f"composer_plugins.kernels.{MODULES[self.kind]}:{self.name.replace('-', '_')}"
+            object.__setattr__(self, "path", path)
+
     def kernel(self) -> Callable[..., Any]:
         """The function itself."""
         module, _, function = self.path.partition(":")
         kernel: Callable[..., Any] = getattr(import_module(module), function)
         return kernel
 
-    def check(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params` as given, once each is known to be a parameter of this loss and in its range."""
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The default of each parameter in the kernel's signature; REQUIRED where it has none."""
+        signature = inspect.signature(self.kernel()).parameters
+        found = {name: signature[name].default for name in self.parameters if name in signature}
+        return {name: REQUIRED if d is inspect.Parameter.empty else d for name, d in found.items()}
+
+    def check(self, params: Mapping[str, Any], key: str = "") -> dict[str, Any]:
+        """`params`, once each is known to be a parameter of this loss and in its range.
+
+        `key` is the option that holds them ("policy_params"), for the error.
+        """
         for name, value in params.items():
+            where = f"{key}.{name}" if key else name
             if name not in self.parameters:
-                raise unknown(f"parameter of {self.name!r}", name, self.parameters)
-            self.parameters[name].check(f"{self.name}'s parameter {name!r}", value)
+                raise unknown(where, name, self.parameters, noun=f"{self.name} parameter")
+            self.parameters[name].check(where, value, self.defaults.get(name, REQUIRED))
         return dict(params)
 
-    def dialect(self, upstream: str) -> Dialect:
-        """The dialect of that upstream, or a ConfigError that lists those there are."""
+    def dialect(self, upstream: str, key: str = "") -> Dialect:
+        """The dialect of that upstream; ConfigError with those there are."""
         for dialect in self.dialects:
             if dialect.upstream == upstream:
                 return dialect
         known, alone = [d.upstream for d in self.dialects], f"{self.name!r} alone is the paper's"
-        raise unknown("dialect", upstream, known, stem=f"{self.name}@", more=alone)
+        raise unknown(key or self.kind, upstream, known, noun="dialect", stem=f"{self.name}@", more=alone)
 
 
-def check_kind(kind: str) -> None:
-    """Raise ConfigError for a kind there is not."""
+def check_kind(kind: str, key: str) -> None:
+    """Raise ConfigError at `key` for an unknown kind."""
     if kind not in get_args(Kind):
-        raise unknown("kind", kind, get_args(Kind))
+        raise unknown(key, kind, get_args(Kind), noun="kind")
 
 
 def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
-    """The rows of one kind by name; of two kinds, two may share one (grpo is a policy and an advantage)."""
+    """The rows of one kind by name. Two kinds may share a name: grpo is a policy and an advantage."""
     return {loss.name: loss for loss in losses if loss.kind == kind}
 
 
-class Choice(NamedTuple):
-    """A loss as a user named it: the row, and the parameters it will be called with."""
+@dataclass(frozen=True)
+class Choice:
+    """A loss as a user named it: the row, the parameters it is called with, and the option that names it."""
 
     loss: Loss
-    params: dict[str, Any]
-    average: bool
-    takes: tuple[str, ...] = ()  # optional inputs that the dialect is fed with
+    params: Mapping[str, Any]
+    option: str = ""  # "policy", "hint_divergence" ...: the key of errors about this choice
+    upstream: str = ""  # of a dialect: "trl"
+    takes: tuple[str, ...] = ()  # the optional inputs that are passed to it
+
+    @property
+    def name(self) -> str:
+        """The name with its dialect: "cispo@trl"."""
+        return f"{self.loss.name}@{self.upstream}" if self.upstream else self.loss.name
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """The row of the dialect, if one was named."""
+        return self.loss.dialect(self.upstream) if self.upstream else None
+
+    @property
+    def average(self) -> bool:
+        """Preference: whether scores are averages over tokens, and not sums."""
+        dialect = self.dialect
+        return self.loss.average if dialect is None or dialect.average is None else dialect.average
+
+    @property
+    def mode(self) -> str:
+        """Policy: the aggregation mode of the paper, or of the upstream whose dialect was named."""
+        dialect = self.dialect
+        return dialect.mode if dialect is not None and dialect.mode else self.loss.mode
+
+    def value(self, parameter: str) -> Any:
+        """What a parameter will be: as it was set, or the kernel's default; None where it is no parameter."""
+        return self.params[parameter] if parameter in self.params else self.loss.defaults.get(parameter)
+
+    def taking(self, *names: str) -> "Choice":
+        """This choice, called with these optional inputs too, as far as its loss has them."""
+        added = [name for name in names if name in self.loss.optional and name not in self.takes]
+        return replace(self, takes=(*self.takes, *added))
+
+    def call(self, tensors: Mapping[str, Any], *, check: bool = False, **params: Any) -> Any:
+        """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
+
+        Every needed input goes in by position, and every taken one that `tensors` has by keyword.
+        `params` replace the chosen ones. With `check` the tensors are looked at first (`check_inputs`),
+        which waits for the device: an adapter does so on its first batch.
+        """
+        if check:
+            from composer_plugins.checks import check_inputs  # loads torch
+
+            check_inputs(self, tensors)
+        taken = {name: tensors[name] for name in self.takes if name in tensors}
+        needed = (tensors[name] for name in self.loss.needs)
+        return self.loss.kernel()(*needed, **taken, **{**self.params, **params})
 
 
 def choose(
@@ -168,43 +245,50 @@ def choose(
     name: str,
     params: Mapping[str, Any] | None = None,
     *,
-    what: str | None = None,
+    option: str = "",
     beside: Iterable[str] = (),
 ) -> Choice:
-    """The loss called `name` ("cispo") or a dialect of it ("cispo@trl"), with `params` over the dialect's.
+    """The loss that `name` names, with `params` over those of its dialect.
 
-    `what` is the option that holds the name and `beside` what else that option takes: for the error.
-    Raises ConfigError for an unknown name, dialect or parameter, a value out of its range, and a
+    `name` is a loss ("cispo"), a dialect of one ("cispo@trl"), or the import path of a function of the
+    user's ("my_package.losses:my_loss"). `option` is the option that holds the name, and `beside` what
+    else that option accepts, for the error.
+    Raises ConfigError for an unknown name, dialect or parameter, for a value out of its range, and for a
     required parameter that is missing.
     """
-    losses = tuple(losses)
-    rows = of_kind(losses, kind)
-    base, at, upstream = name.partition("@")
-    if base not in rows:
-        raise unknown_loss(losses, base, kind, what=what, beside=beside)
-    loss = rows[base]
-    dialect = loss.dialect(upstream) if at else None
-    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})})
+    losses, option = tuple(losses), option or kind
+    if ":" in name:
+        from composer_plugins.rows import row_of_import_path
+
+        loss, upstream = row_of_import_path(name, kind, option, losses), ""
+    else:
+        base, at, upstream = name.partition("@")
+        rows = of_kind(losses, kind)
+        if base not in rows:
+            raise unknown_loss(losses, base, kind, option=option, beside=beside)
+        loss = rows[base]
+        if at and not upstream:
+            loss.dialect(upstream, option)
+    dialect = loss.dialect(upstream, option) if upstream else None
+    key = f"{option.removesuffix('_divergence').removesuffix('_loss')}_params"
+    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key)
     given = {*merged, *(dialect.counts if dialect else {})}
-    missing = [n for n, p in loss.parameters.items() if p.default is REQUIRED and n not in given]
-    if missing:
-        raise ConfigError(
-            f"{base} has no default for {', '.join(missing)} (no published value could be checked): set "
-            + ", ".join(f"{n} ({loss.parameters[n].help})" for n in missing)
-        )
-    average = loss.average if dialect is None or dialect.average is None else dialect.average
-    return Choice(loss, merged, average, dialect.takes if dialect else ())
+    for parameter, default in loss.defaults.items():
+        if default is REQUIRED and parameter not in given:
+            what = f"{loss.name!r} has no default for it: {loss.parameters[parameter].help}"
+            raise ConfigError(f"{key}.{parameter}", what, "set it")
+    return Choice(loss, merged, option, upstream, dialect.takes if dialect else ())
 
 
 def unknown_loss(
-    losses: Iterable[Loss], name: str, kind: str, *, what: str | None = None, beside: Iterable[str] = ()
+    losses: Iterable[Loss], name: str, kind: str, *, option: str = "", beside: Iterable[str] = ()
 ) -> ConfigError:
-    """The error for a name that no loss of this kind has: it may be another kind's."""
+    """The error for a name that no loss of this kind has; it may be another kind's."""
     losses = tuple(losses)
+    listed = f"composer-plugins list --kind {kind} shows all"
     if others := [NOUNS[loss.kind] for loss in losses if loss.name == name]:
-        named = f"{what} {name!r}" if what else repr(name)
-        return ConfigError(f"{named} is {' and '.join(others)}, not {NOUNS[kind]}")
+        problem = f"{name!r} is {' and '.join(others)}, not {NOUNS[kind]}"
+        return ConfigError(option or kind, problem, f"choose another: {listed}")
     names = [loss.name for loss in losses if loss.kind == kind]
-    return unknown(
-        what or kind, name, [*names, *beside], more=f"composer-plugins list --kind {kind} shows all"
-    )
+    noun = NOUNS[kind].partition(" ")[2]
+    return unknown(option or kind, name, [*names, *beside], noun=noun, more=listed)

@@ -1,4 +1,4 @@
-"""The data-set columns of the hint and replay channels: what a row may hold, checked before training.
+"""The data-set columns of the hint and replay channels: what a row may contain, checked before training.
 
 privileged_context   the hint: a string or messages; None for a row without one
 chosen, rejected     one pair, or equal-length lists of pairs; a side is a string or messages
@@ -34,7 +34,7 @@ def content_text(content: Any) -> str:
         return content
     if isinstance(content, list) and all(isinstance(b, Mapping) and b.get("type") == "text" for b in content):
         return "".join(block["text"] for block in content)
-    raise DataError(f"a message's content is {_short(content)}; wanted a string or blocks of text")
+    raise DataError("message content", f"it is {_short(content)}", "write a string or blocks of text")
 
 
 def text_of(side: Side) -> str:
@@ -46,7 +46,7 @@ def prompt_of(row: Row) -> Any:
     """The row's prompt: a string that is not empty, or messages."""
     prompt = row.get("prompt")
     if not _is_side(prompt) or prompt == "":
-        raise DataError(f"prompt is {_short(prompt)}; wanted a string that is not empty, or messages")
+        raise DataError("prompt", f"it is {_short(prompt)}", "write a string that is not empty, or messages")
     return prompt
 
 
@@ -58,7 +58,9 @@ def hinted_prompt(prompt: Prompt, hint: str | None, template: str) -> Prompt:
         return template.format(prompt=prompt, privileged_context=hint)
     last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
     if last is None:
-        raise DataError("a conversational prompt without a user message has no place for a hint")
+        raise DataError(
+            "prompt", "it has no user message, which a hint is written into", "add a user message"
+        )
     content = template.format(prompt=content_text(prompt[last]["content"]), privileged_context=hint)
     return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
 
@@ -69,10 +71,10 @@ def hint_of(row: Row) -> str | None:
     if value is None:
         return None
     if not _is_side(value):
-        raise DataError(f"{HINT} is {_short(value)}; wanted a string, messages, or None")
+        raise DataError(HINT, f"it is {_short(value)}", "write a string, messages, or None")
     text = text_of(value)
     if not text.strip():
-        raise DataError(f"{HINT} is empty: write None for a row without a hint")
+        raise DataError(HINT, "it is empty", "write None for a row without a hint")
     return text
 
 
@@ -80,10 +82,11 @@ def pairs_of(row: Row) -> list[Pair]:
     """The row's pairs, in order; none is legal."""
     chosen, rejected = _sides(row, CHOSEN), _sides(row, REJECTED)
     if len(chosen) != len(rejected):
-        raise DataError(f"{len(chosen)} chosen and {len(rejected)} rejected: pairs need one of each")
+        problem = f"it has {len(chosen)} completions, and {REJECTED} has {len(rejected)}"
+        raise DataError(CHOSEN, problem, "write as many of each")
     for name, sides in ((CHOSEN, chosen), (REJECTED, rejected)):
         if any(not text_of(side).strip() for side in sides):
-            raise DataError(f"a pair whose {name} side is empty: drop the pair, or write None for both")
+            raise DataError(name, "it is empty", "remove the pair, or write None for both sides")
     weights = _weights(row.get(AGREEING), len(chosen))
     return [Pair(*pair) for pair in zip(chosen, rejected, weights, strict=True)]
 
@@ -92,34 +95,34 @@ def answer_of(side: Side) -> list[dict[str, Any]]:
     """A completion in a chat as messages, of which the assistant's is the first."""
     answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
     if answer[0].get("role") != "assistant":
-        raise DataError(f"a completion starts with the role {answer[0].get('role')!r}; wanted 'assistant'")
+        problem = f"a completion starts with the role {answer[0].get('role')!r}"
+        raise DataError("role", problem, "start it with the role 'assistant'")
     return answer
 
 
 def after_prompt(whole: list[int], prompt: list[int]) -> list[int]:
     """The token ids of a chat that a completion adds to those of its prompt."""
     if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
-        raise DataError(
-            "the chat template renders prompt + completion differently from the prompt alone, so the "
-            "completion's tokens cannot be told apart: use a prefix-preserving chat template"
-        )
+        problem = "it renders prompt + completion differently from the prompt alone, so the tokens of the "
+        problem += "completion are not known"
+        raise DataError("chat template", problem, "use a prefix-preserving chat template")
     return whole[len(prompt) :]
 
 
 def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> Iterator[tuple[str, Row]]:
-    """Every row with a label for its errors, once the columns that `weight` needs are known to exist.
+    """Every row with a label for its errors, after a check that it has the columns that `weight` needs.
 
-    A streamed data set is not read ahead: only its first row is yielded here.
+    Of a streamed data set only the first row is yielded.
     """
     rows = iter(dataset)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{name} is empty")
+        raise DataError(name, "it has no rows", "add rows to it")
     for column in columns:
         if column not in first:
+            problem = f"it needs the column {column!r}, and {name} has {', '.join(sorted(first))}"
             raise ConfigError(
-                f"{weight} > 0 needs the column {column!r}, and {name} has {', '.join(sorted(first))}: "
-                f"add it (None in rows without one), or set {weight}=0"
+                weight, problem, f"add the column (None in rows without one), or set {weight}=0"
             )
     yield f"{name} row 0", first
     if not is_streamed(dataset):
@@ -127,7 +130,7 @@ def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> I
 
 
 def is_streamed(dataset: Any) -> bool:
-    """Whether the data set cannot be read ahead."""
+    """Whether the data set is streamed, so that rows cannot be checked before training."""
     return not hasattr(dataset, "__len__")
 
 
@@ -146,17 +149,18 @@ def _sides(row: Row, column: str) -> list[Side]:
         return [value]
     if isinstance(value, list) and all(_is_side(side) for side in value):
         return value
-    raise DataError(f"{column} is {_short(value)}; wanted a string, messages, a list of either, or None")
+    remedy = "write a string, messages, a list of either, or None"
+    raise DataError(column, f"it is {_short(value)}", remedy)
 
 
 def _weights(value: Any, count: int) -> list[float]:
     weights = value if isinstance(value, list) else [value] * count
     if len(weights) != count:
-        raise DataError(f"{len(weights)} values of {AGREEING} for {count} pairs")
+        raise DataError(AGREEING, f"it has {len(weights)} values for {count} pairs", "write one per pair")
     weights = [1.0 if w is None else w for w in weights]
     for w in weights:
         if not isinstance(w, int | float) or isinstance(w, bool) or not 0 <= w <= MAX_AGREEING:
-            raise DataError(f"{AGREEING} is {w!r}; wanted a finite number >= 0, at most {MAX_AGREEING:g}")
+            raise DataError(AGREEING, f"it is {w!r}", f"write a number from 0 to {MAX_AGREEING:g}")
     return [float(w) for w in weights]
 
 

@@ -1,4 +1,4 @@
-"""The one config model. TRL's dataclass fields, PRIME-RL's kwargs and verl's node parse into it."""
+"""`ComposerConfig`: the one config model, which the options of TRL, PRIME-RL and verl are parsed into."""
 
 from collections.abc import Mapping
 from string import Formatter
@@ -57,35 +57,35 @@ class ComposerConfig(BaseModel):
         if config.policy != untouched:
             config.choose_policy(untouched)
         elif config.policy_params:
-            raise ConfigError(
-                f"policy_params {sorted(config.policy_params)} belong to a kernel of ours, and "
-                f"policy={untouched!r} runs none: name one, or set the framework's own options"
-            )
+            given = ", ".join(sorted(config.policy_params))
+            problem = f"policy={untouched!r} is the framework's own loss, and {given} would not reach it"
+            raise ConfigError("policy_params", problem, "name a policy, or set the framework's own options")
         config.choose_advantage()
         config.choose_mismatch()
         config.choose_hint()
         config.choose_replay()
-        _check_walk(config)
+        _check_t_start(config)
         _check_template(config.teacher_prompt_template)
         return config
 
     def choose_policy(self, untouched: str | None = None) -> Choice:
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
         beside = [untouched] if untouched else []
-        return choose(losses(), "policy", self.policy, self.policy_params, beside=beside)
+        return choose(losses(), "policy", self.policy, self.policy_params, option="policy", beside=beside)
 
     def choose_advantage(self) -> Choice:
         """The advantage estimator, which may be a dialect ("grpo@verl")."""
-        return choose(losses(), "advantage", self.advantage, self.advantage_params, what="advantage")
+        return choose(losses(), "advantage", self.advantage, self.advantage_params, option="advantage")
 
     def choose_mismatch(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
         if self.mismatch is not None:
-            chosen = choose(losses(), "correction", self.mismatch, self.mismatch_params, what="mismatch")
+            chosen = choose(losses(), "correction", self.mismatch, self.mismatch_params, option="mismatch")
             _check_bounds(chosen)
             return chosen
         if self.mismatch_params:
-            raise ConfigError(f"mismatch_params {sorted(self.mismatch_params)} without a mismatch: name one")
+            problem = "they are set, and mismatch is not"
+            raise ConfigError("mismatch_params", problem, "set mismatch, or remove them")
         return None
 
     def choose_hint(self) -> Choice:
@@ -93,51 +93,50 @@ class ComposerConfig(BaseModel):
         params = dict(self.hint_params)
         if self.hint_estimator is not None:
             if "estimator" in params:
-                raise ConfigError("hint_estimator and hint_params.estimator are one option: set one of them")
+                problem = "hint_params.estimator is set too, and they are one option"
+                raise ConfigError("hint_estimator", problem, "set one of them")
             if self.hint_estimator != "advantage":
                 params["estimator"] = self.hint_estimator
-        return choose(losses(), "divergence", self.hint_divergence, params, what="hint_divergence")
+        return choose(losses(), "divergence", self.hint_divergence, params, option="hint_divergence")
 
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""
-        return choose(losses(), "preference", self.replay_loss, self.replay_params, what="replay_loss")
+        return choose(losses(), "preference", self.replay_loss, self.replay_params, option="replay_loss")
 
 
 def _first(error: ValidationError) -> ConfigError:
-    """Pydantic's first complaint, in a sentence."""
+    """Pydantic's first complaint as an error of ours."""
     complaint = error.errors()[0]
     key = ".".join(map(str, complaint["loc"]))
     if complaint["type"] == "extra_forbidden":
-        return unknown("option", key, ComposerConfig.model_fields)
+        return unknown(key, key, ComposerConfig.model_fields, noun="option")
     if complaint["type"] == "literal_error":
         choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        return unknown(key, str(complaint["input"]), choices)
-    message = complaint["msg"][0].lower() + complaint["msg"][1:]
-    return ConfigError(f"{key} is {complaint['input']!r}: {message}")
+        return unknown(key, str(complaint["input"]), choices, noun="value")
+    wanted = complaint["msg"].replace("Input should be ", "set a number " if "ctx" in complaint else "set ")
+    return ConfigError(key, f"it is {complaint['input']!r}", wanted)
 
 
 def _check_bounds(correction: Choice) -> None:
-    """Raise ConfigError for a lower bound above its upper one, which each alone is in its range."""
-    values = {name: p.default for name, p in correction.loss.parameters.items()} | correction.params
+    """Raise ConfigError for a lower bound above its upper one; each alone may be in its range."""
     for lower, upper in (("low", "high"), ("floor", "cap")):
-        low, high = values.get(lower), values.get(upper)
+        low, high = correction.value(lower), correction.value(upper)
         if low is not None and high is not None and low > high:
-            raise ConfigError(
-                f"mismatch_params: {lower} {low:g} is above {upper} {high:g}: no weight is between"
-            )
+            problem = f"{low:g} is above {upper}, {high:g}, so no weight is between them"
+            raise ConfigError(f"mismatch_params.{lower}", problem, f"set it to at most {high:g}")
 
 
-def _check_walk(config: ComposerConfig) -> None:
-    """Raise ConfigError for a schedule of t where there is no t, and for one that walks backwards."""
+def _check_t_start(config: ComposerConfig) -> None:
+    """Raise ConfigError for a start of t where the divergence has no t, and for one above its end."""
     if config.hint_t_start is None:
         return
     hint = config.choose_hint()
     if "t" not in hint.params:
-        raise ConfigError(f"hint_t_start is TAID's, and hint_divergence is {hint.loss.name!r}: remove it")
+        problem = f"only TAID has a t, and hint_divergence is {hint.name!r}"
+        raise ConfigError("hint_t_start", problem, "remove it")
     if config.hint_t_start > hint.params["t"]:
-        raise ConfigError(
-            f"hint_t_start {config.hint_t_start:g} is above t {hint.params['t']:g}, where the walk ends"
-        )
+        problem = f"{config.hint_t_start:g} is above hint_params.t, {hint.params['t']:g}, and t only grows"
+        raise ConfigError("hint_t_start", problem, f"set it to at most {hint.params['t']:g}")
 
 
 def _check_template(template: str) -> None:
@@ -145,9 +144,9 @@ def _check_template(template: str) -> None:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
         template.format_map(dict.fromkeys(names, "x"))
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"teacher_prompt_template {template!r}: {error}; write {{{{ for a brace") from None
+        problem = f"{template!r} is not a template: {error}"
+        raise ConfigError("teacher_prompt_template", problem, "write {{ for a brace") from None
     if "privileged_context" not in names or names - {"prompt", "privileged_context"}:
-        raise ConfigError(
-            f"teacher_prompt_template {template!r} has the fields {sorted(names)}; wanted "
-            "{privileged_context}, and {prompt} unless the hint holds the prompt already"
-        )
+        problem = f"{template!r} has the fields {sorted(names)}"
+        remedy = "write {privileged_context}, and {prompt} unless the hint contains the prompt"
+        raise ConfigError("teacher_prompt_template", problem, remedy)

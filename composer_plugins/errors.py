@@ -1,37 +1,55 @@
-"""What can go wrong on the user's side. Each message says what came, what was wanted, what to do."""
+"""The two errors that a user can cause, and the search for the name that a user meant."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
-LISTED_WHOLE = 20  # so many known names are listed as they are; of more, the nearest
-NEAREST = 8
-BEGUN = 4  # so many names that begin with what was typed are offered
+MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
+MAX_NEAREST = 8
+MAX_COMPLETIONS = 4  # of the names that begin with what was typed
 
 
 class ComposerError(Exception):
-    """An error of this library's own; the command line prints it without a traceback."""
+    """An error with three parts: the key that is wrong, the problem, and the remedy.
+
+    `str(error)` is "key: problem; remedy". The command line prints it without a traceback.
+    """
+
+    def __init__(self, key: str, problem: str, remedy: str) -> None:
+        super().__init__(key, problem, remedy)  # these arguments make it picklable: Ray sends errors
+        self.key, self.problem, self.remedy = key, problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.problem}; {self.remedy}"
+
+    def under(self, prefix: str, separator: str = ".") -> Self:
+        """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
+        return type(self)(f"{prefix}{separator}{self.key}", self.problem, self.remedy)
 
 
 class ConfigError(ComposerError, ValueError):
-    """An option that means nothing, or that this framework cannot deliver."""
+    """A wrong option. The key is the option as the user writes it."""
 
 
 class DataError(ComposerError, ValueError):
-    """A data set that a channel cannot be fed from."""
+    """Wrong data. The key says where: a column, an input of a loss, a file."""
 
 
-def unknown(what: str, name: str, known: Iterable[str], *, stem: str = "", more: str = "") -> ConfigError:
-    """The error for a name nobody knows: with those it may stand for, or else with what there is.
+def unknown(
+    key: str, name: str, known: Iterable[str], *, noun: str = "", stem: str = "", more: str = ""
+) -> ConfigError:
+    """The error for an unknown name: it offers the nearest known names, or lists the known ones.
 
-    `stem` is what every known name begins with and the comparison leaves out ("cispo@"); `more` says
-    where a reader finds them all.
+    `noun` is what the name should have been, if not `key`. `stem` is what every known name begins with
+    ("cispo@"). `more` says where the reader finds the whole list.
     """
-    known = sorted(set(known))
+    known, noun = sorted(set(known)), noun or key
+    listed = _listed(name, known, stem, more)
     if not name.strip():
-        return ConfigError(f"{what}: no name given{_listed(name, known, stem, more)}")
-    if nearest := near(name, known):
-        return ConfigError(f"unknown {what} {stem + name!r}{did_you_mean(nearest, stem)}")
-    return ConfigError(f"unknown {what} {stem + name!r}{_listed(name, known, stem, more)}")
+        return ConfigError(key, f"no {noun} is given", listed)
+    problem = f"unknown {noun} {stem + name!r}"
+    nearest = near(name, known)
+    return ConfigError(key, problem, did_you_mean(nearest, stem) if nearest else listed)
 
 
 def spelling(name: str) -> str:
@@ -40,36 +58,36 @@ def spelling(name: str) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """What `name` may stand for: the same written otherwise, else what begins so, else the most alike."""
+    """The known names that `name` may stand for: another spelling, else a completion, else the most alike."""
     wanted, keys = spelling(name), {one: spelling(one) for one in known}
     if not wanted:
         return []
     same = [one for one, key in keys.items() if key == wanted]
-    begun = [one for one, key in keys.items() if key.startswith(wanted)]
+    completions = [one for one, key in keys.items() if key.startswith(wanted)]
     alike = difflib.get_close_matches(wanted, keys.values(), n=1)
-    shortest_first = sorted(begun, key=lambda one: (len(one), one))
-    return same or shortest_first[:BEGUN] or [one for one, key in keys.items() if key in alike][:1]
+    shortest_first = sorted(completions, key=lambda one: (len(one), one))
+    return same or shortest_first[:MAX_COMPLETIONS] or [one for one, key in keys.items() if key in alike][:1]
 
 
 def did_you_mean(nearest: list[str], stem: str = "") -> str:
-    """The end of a sentence that offers these names."""
+    """A question that offers these names."""
     *others, last = [repr(stem + one) for one in nearest]
-    return f": did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
+    return f"did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception of somebody else's code, whose text may have several lines."""
+    """An exception of somebody else's code, whose text may have several lines, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _listed(name: str, known: list[str], stem: str, more: str) -> str:
     left_out = 0
-    if len(known) > LISTED_WHOLE:
-        left_out = len(known) - NEAREST
-        known = sorted(known, key=lambda one: -_likeness(one, name))[:NEAREST]
+    if len(known) > MAX_LISTED:
+        left_out = len(known) - MAX_NEAREST
+        known = sorted(known, key=lambda one: -_likeness(one, name))[:MAX_NEAREST]
     text = ", ".join(stem + one for one in known) or "none"
     text += f" and {left_out} more" if left_out else ""
-    return f"; known: {text}" + (f" ({more})" if more else "")
+    return f"known: {text}" + (f" ({more})" if more else "")
 
 
 def _likeness(one: str, other: str) -> float:

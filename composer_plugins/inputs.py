@@ -1,14 +1,14 @@
-"""What a kernel can be fed with, by name; a loss that needs anything else cannot be run by anyone.
+"""The inputs of losses by name. A loss that needs any other input cannot be run by an adapter.
 
-Adapters say which of these they provide, so that a loss a framework cannot feed is refused when it is
-configured. Shapes are in the words of `kernels/README.md`.
+Adapters declare which of these they provide, so a loss that a framework has no inputs for is refused when it
+is configured. Shapes are written as in `kernels/README.md`.
 """
 
 from typing import NamedTuple
 
 
 class Input(NamedTuple):
-    """One tensor (or, where the shape says so, something else) that a kernel asks for by name."""
+    """One input that a kernel takes by name: a tensor, unless the shape says otherwise."""
 
     shape: str
     help: str
@@ -32,8 +32,10 @@ INPUTS: dict[str, Input] = {
     "mask": Input(TOKENS, "boolean; True on the tokens (of an advantage: the rollouts, [rows]) that count"),
     "log_weights": Input(TOKENS, "logs of rollout corrections, old over rollout, in nats"),
     "entropies": Input(TOKENS, "entropy of the policy at each token, in nats"),
-    "generator": Input("a torch.Generator", "where a loss draws its random numbers from"),
-    "uniform": Input(TOKENS, "numbers in [0, 1), in place of a generator where none can be traced"),
+    "generator": Input("a torch.Generator", "the source of a loss's random numbers"),
+    "uniform": Input(
+        TOKENS, "random numbers in [0, 1), in place of a generator, which torch.compile cannot trace"
+    ),
     "topk_logprobs": Input(TOP_K, "log pi of k given vocabulary entries under the policy"),
     "rollout_topk_logprobs": Input(TOP_K, "the same under the engine that sampled"),
     "student_logits": Input(VOCAB, "unnormalised, of the student; carries the gradient"),
@@ -51,18 +53,21 @@ INPUTS: dict[str, Input] = {
     "scores": Input(ROWS, "score of a completion under the policy; carries the gradient"),
     "ref_scores": Input(ROWS, "the same under the reference"),
     "desirable": Input(ROWS, "boolean; True where a completion is good"),
-    "reference_kl": Input("[]", "KTO's anchor: mean log-ratio of mismatched completions, at least 0"),
+    "reference_kl": Input(
+        "[]", "KTO's reference point: mean log-ratio of mismatched completions, at least 0"
+    ),
     "reward_shift": Input("[]", "BCO's delta: running mean of the rewards, in nats"),
     "rewards": Input(ROWS, "one per rollout"),
     "group_ids": Input(ROWS, "integer; rollouts of one prompt share an id, in any order"),
     "num_groups": Input("an int", "the ids are 0 .. num_groups - 1 already, and need no sort"),
-    "lengths": Input(ROWS, "live tokens of each rollout"),
+    "lengths": Input(ROWS, "unmasked tokens of each rollout"),
+    "prompt_tokens": Input(ROWS, "unmasked tokens of all rollouts of the same prompt, for each rollout"),
     "baselines": Input("[*batch]", "reward of the greedy completion of the same prompt, one per rollout"),
     "reward_components": Input("[rows, components]", "several rewards of each rollout"),
     "token_rewards": Input(TOKENS, "reward of each token, most often 0 but at the last one"),
-    "values": Input(TOKENS, "what a critic expects to be earned from each token on"),
+    "values": Input(TOKENS, "a critic's estimate of the return from each token on"),
     "component_mask": Input("[rows, components]", "boolean; False where a reward could not be given"),
     "component_weights": Input("[components]", "weight of each reward; all 1 where not given"),
     "logits": Input(VOCAB, "unnormalised, of the policy; carries the gradient"),
-    "token_loss": Input(TOKENS, "what a kernel returned"),
+    "token_loss": Input(TOKENS, "the loss per token that a kernel returned"),
 }

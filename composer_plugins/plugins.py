@@ -1,8 +1,8 @@
-"""The plugin manager, and what it collects: our losses, and those of any distribution that brings more.
+"""The plugin manager: it collects our losses and adapters, and those of every installed plugin.
 
-A distribution joins by an entry point in the group `composer_plugins` that names a module or an object
-with our hooks (`hookspecs.py`). What is wrong with one plugin is kept as a `Problem` that names its
-distribution; the others load.
+A plugin is a distribution with an entry point in the group `composer_plugins`, which names a module or an
+object with our hooks (`hookspecs.py`). A fault in one plugin is kept as a `Problem` that names its
+distribution, and the other plugins load.
 """
 
 import inspect
@@ -25,7 +25,7 @@ OURS = "composer-plugins"
 
 
 class Problem(NamedTuple):
-    """What is wrong with a plugin, and whose it is."""
+    """A fault of a plugin, and the distribution that brought it."""
 
     distribution: str
     message: str
@@ -35,11 +35,11 @@ class Problem(NamedTuple):
 
 
 class PluginWarning(UserWarning):
-    """A plugin that did not load, or not whole."""
+    """A plugin that did not load, or only in part."""
 
 
 class Registry(NamedTuple):
-    """Everything that was registered and is sound, and what was not."""
+    """Everything that was registered, and the problems of what could not be."""
 
     losses: tuple[Loss, ...]
     adapters: tuple[Adapter, ...]
@@ -48,7 +48,7 @@ class Registry(NamedTuple):
 
 
 class PluginManager(pluggy.PluginManager):
-    """Pluggy's manager, and the plugins it could not take."""
+    """Pluggy's manager, which keeps the problems of plugins that could not be registered."""
 
     def __init__(self) -> None:
         super().__init__(GROUP)
@@ -56,7 +56,7 @@ class PluginManager(pluggy.PluginManager):
 
 
 def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
-    """A new manager with our hooks, the bundled losses and, unless told otherwise, every installed plugin."""
+    """A new manager with our hooks, the bundled losses and, with `entry_points`, every installed plugin."""
     manager = PluginManager()
     manager.add_hookspecs(hookspecs)
     manager.register(bundled, name=OURS)
@@ -71,13 +71,15 @@ def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
 
 
 def add_plugin(manager: PluginManager, plugin: object, distribution: str) -> None:
-    """Register a module or an object with our hooks; one that cannot be is kept as a problem."""
+    """Register a module or an object with our hooks; if that fails, keep the problem."""
     name = f"{distribution} ({getattr(plugin, '__name__', type(plugin).__name__)})"
     try:
         manager.register(plugin, name=name)
         manager.check_pending()  # a misspelt hook would otherwise be ignored
         if not manager.get_hookcallers(plugin):
-            raise ConfigError(f"it implements none of our hooks: {', '.join(_hooks())}, each with @hookimpl")
+            raise ConfigError(
+                "hooks", "it implements none", f"implement {' or '.join(_hooks())} with @hookimpl"
+            )
     except pluggy.PluginValidationError as error:
         manager.problems.append(Problem(distribution, _misspelt(plugin) or str(error)))
     except (ConfigError, ValueError) as error:
@@ -89,7 +91,7 @@ def add_plugin(manager: PluginManager, plugin: object, distribution: str) -> Non
 
 
 def collect(manager: PluginManager) -> Registry:
-    """Call every plugin's hooks, one plugin at a time, and keep what is sound."""
+    """Call the hooks of every plugin, one plugin at a time, and keep the rows that pass `check_row`."""
     losses: dict[tuple[str, str], Loss] = {}
     adapters: dict[str, Adapter] = {}
     origins: dict[tuple[str, str], str] = {}
@@ -111,23 +113,28 @@ def collect(manager: PluginManager) -> Registry:
             except ConfigError as error:
                 problems.append(Problem(distribution, str(error)))
             except Exception as error:  # a row that holds anything at all
-                problems.append(Problem(distribution, f"its row {_name(loss)} breaks: {in_a_line(error)}"))
+                problems.append(
+                    Problem(distribution, f"the check of its row {_name(loss)} fails: {in_a_line(error)}")
+                )
             else:
                 losses[loss.kind, loss.name], origins[loss.kind, loss.name] = loss, distribution
         for adapter in found_adapters:
-            if not isinstance(adapter, Adapter) or adapter.framework in adapters:
-                what = getattr(adapter, "framework", adapter)
-                problems.append(
-                    Problem(distribution, f"adapter {what!r} is no Adapter, or registered already")
+            if not isinstance(adapter, Adapter):
+                wrong = ConfigError(
+                    "register", f"it got {adapter!r}", "pass a composer_plugins.adapter.Adapter"
                 )
+            elif (name := adapter.framework) in adapters:
+                wrong = ConfigError(f"adapter {name!r}", "there is one already", "rename its framework")
             else:
-                adapters[adapter.framework] = adapter
+                adapters[name] = adapter
+                continue
+            problems.append(Problem(distribution, str(wrong)))
     return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
 
 
 @cache
 def registry() -> Registry:
-    """What is installed here, collected once; a problem is warned of."""
+    """Everything installed here, collected once, with a warning for each problem."""
     found = collect(get_plugin_manager())
     for problem in found.problems:
         warnings.warn(str(problem), PluginWarning, stacklevel=2)
@@ -154,10 +161,8 @@ def _refuse_a_duplicate(
 ) -> None:
     key = (loss.kind, loss.name)
     if key in losses:
-        raise ConfigError(
-            f"{loss.kind} {loss.name!r} ({loss.path}) is registered already by {origins[key]} "
-            f"({losses[key].path}): rename it"
-        )
+        problem = f"{loss.path} has the name of {losses[key].path}, which {origins[key]} registered"
+        raise ConfigError(f"{loss.kind} {loss.name!r}", problem, "rename the loss")
 
 
 def _name(loss: object) -> str:
@@ -187,7 +192,7 @@ def _misspelt(plugin: object) -> str | None:
         if not hasattr(member, f"{GROUP}_impl"):
             continue
         if name not in _hooks():
-            return str(unknown("hook", name, _hooks()))
-        if [argument for argument in inspect.signature(member).parameters if argument != "register"]:
-            return f"the argument of {name} must be called `register`"
+            return str(unknown(name, name, _hooks(), noun="hook"))
+        if other := [argument for argument in inspect.signature(member).parameters if argument != "register"]:
+            return f"{name}: its argument is named {other[0]!r}; name it 'register'"
     return None

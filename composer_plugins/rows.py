@@ -1,43 +1,93 @@
-"""Whether a catalogue row is sound: its own data, and the signature of its kernel held against it.
+"""Check that a catalogue row fits its kernel's signature, and derive a row from a signature.
 
-A plugin's rows are held to this when they are registered, which imports their kernels; the bundled rows
-by the tests, with the same function.
+A plugin's rows are checked when they are registered, which imports their kernels. The tests check the
+bundled rows with the same function.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, get_args
 
 from composer_plugins.bundled import reduction
-from composer_plugins.catalogue import REQUIRED, Dialect, Kind, Loss, Parameter
+from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.inputs import INPUTS
 
 MODES = [loss.name for loss in reduction.LOSSES if loss.kind == "aggregation"]
-STRINGS = {Loss: ("path", "summary", "paper", "proof", "mode"), Dialect: ("source", "proof", "note")}
+STRINGS = {Loss: ("path", "summary", "paper", "proof", "mode"), Dialect: ("source", "proof", "note", "mode")}
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+MEND = "correct the row, a composer_plugins.catalogue.Loss"
 
 
 def check_row(loss: object) -> None:
     """Raise ConfigError for a row that nobody could run: its data, its kernel, its kernel's signature."""
     if not isinstance(loss, Loss):
-        raise ConfigError(f"register() got {loss!r}; wanted a composer_plugins.catalogue.Loss")
+        raise ConfigError("register", f"it got {loss!r}", "pass a composer_plugins.catalogue.Loss")
     if loss.kind not in get_args(Kind):
-        raise ConfigError(f"loss {loss.name!r} has kind {loss.kind!r}; known: {', '.join(get_args(Kind))}")
+        raise unknown(f"loss {loss.name!r}", str(loss.kind), get_args(Kind), noun="kind")
+    where, name = f"{loss.kind} {loss.name!r}", loss.name
+    if not isinstance(name, str) or not name or {"@", ":"} & {*name} or name != name.strip():
+        problem = "the name is empty, has a blank at an end, or has '@' or ':' in it"
+        raise ConfigError(where, problem, "rename the loss")
     try:
-        _check_name(loss.name)
         _check_data(loss)
+        signature = inspect.signature(_kernel(loss.path)).parameters
+        _check_signature(loss, signature)
+        loss.check({name: d for name, d in loss.defaults.items() if d is not REQUIRED}, "its defaults")
         for dialect in loss.dialects:
             _check_dialect(loss, dialect)
-        _check_signature(loss, inspect.signature(_kernel(loss.path)).parameters)
     except ConfigError as error:
-        raise ConfigError(f"{loss.kind} {loss.name!r}: {error}") from None
+        raise error.under(where, ", ") from None
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name or "@" in name or name != name.strip():
-        raise ConfigError("a name is not empty and has no '@' (that is a dialect)")
+def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss]) -> Loss:
+    """The row of a function that a user names by import path, derived from its signature.
+
+    Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
+    parameters otherwise. The function may declare `mode`, its aggregation mode, and
+    `average`, whether a preference loss takes length-averaged scores, as attributes.
+    Raises ConfigError at `option` for a path that cannot be imported, and for what is not such a signature.
+    """
+    try:
+        signature = inspect.signature(function := _kernel(path)).parameters
+    except ConfigError as error:
+        raise ConfigError(option, error.problem, error.remedy) from None
+    except ValueError:  # of some functions that are written in C
+        raise ConfigError(option, f"{path!r} has no signature", "name a function written in Python") from None
+    takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    inputs = sorted({name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)})
+    needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
+    for name in needs:
+        if name not in INPUTS:
+            nearest = near(name, inputs)
+            hint = f"{did_you_mean(nearest)} " if nearest else ""
+            problem = f"{path!r} takes {name!r} by position, which is not an input of {NOUNS[kind]}"
+            remedy = f"take {', '.join(inputs)}, and parameters by keyword only"
+            raise ConfigError(option, problem, hint + remedy)
+    optional = tuple(name for name in takes if name in INPUTS and name not in needs)
+    for name in optional:
+        if takes[name].default is not None:
+            problem = f"{path!r} takes the input {name!r} by keyword, and its default is not None"
+            raise ConfigError(option, problem, "take it by position, or give it the default None")
+    keywords = [name for name in takes if name not in (*needs, *optional)]
+    unranged = {name: Parameter(f"a parameter of {path}", unchecked=True) for name in keywords}
+    mode = getattr(function, "mode", "")
+    if mode and mode not in MODES:
+        raise unknown(option, str(mode), MODES, noun=f"mode of {path}")
+    return Loss(
+        name=path,
+        kind=kind,
+        path=path,
+        summary=(inspect.getdoc(function) or path).partition("\n")[0],
+        paper="",
+        proof="",
+        needs=needs,
+        optional=optional,
+        parameters=unranged,
+        average=bool(getattr(function, "average", False)),
+        mode=mode,
+    )
 
 
 def _check_data(loss: Loss) -> None:
@@ -47,56 +97,64 @@ def _check_data(loss: Loss) -> None:
     _check_tuple("dialects", loss.dialects, Dialect)
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
-            raise ConfigError(f"it needs {_unknown_input(name)}")
+            raise _unknown_input(name)
     if not isinstance(loss.parameters, Mapping):
-        raise ConfigError(f"parameters is {loss.parameters!r}; wanted a mapping of names to Parameter(...)")
+        raise ConfigError(
+            "parameters", f"it is {loss.parameters!r}", "set a mapping of names to Parameter(...)"
+        )
     for name, parameter in loss.parameters.items():
         if not isinstance(parameter, Parameter):
-            raise ConfigError(f"parameter {name!r} is {parameter!r}; wanted a Parameter({parameter!r}, help)")
+            raise ConfigError(f"parameter {name!r}", f"it is {parameter!r}", "set a Parameter(help, ...)")
     listed = [*loss.needs, *loss.optional, *loss.parameters]
     if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
-        raise ConfigError(f"its row names {twice[0]!r} twice in needs, optional, parameters")
-    _in("its defaults", lambda: loss.check(_defaults(loss)))
+        raise ConfigError(twice[0], "the row names it twice in needs, optional and parameters", MEND)
     if loss.kind == "policy" and not loss.mode:
-        raise ConfigError(f"a policy loss has a mode, its paper's denominator: one of {', '.join(MODES)}")
-    if loss.mode and loss.mode not in MODES:
-        raise unknown("mode", loss.mode, MODES)
+        raise ConfigError(
+            "mode", "a policy loss has one, the denominator of its paper", f"set one of {', '.join(MODES)}"
+        )
+    for mode in (loss.mode, *(dialect.mode for dialect in loss.dialects)):
+        if mode and mode not in MODES:
+            raise unknown("mode", mode, MODES)
 
 
 def _check_dialect(loss: Loss, dialect: Dialect) -> None:
     upstream = dialect.upstream
     if not isinstance(upstream, str) or not upstream or upstream != upstream.strip():
-        raise ConfigError(f"the upstream of a dialect is {upstream!r}; wanted a name")
-    where = f"its dialect '{loss.name}@{upstream}'"
+        raise ConfigError("dialect", f"its upstream is {upstream!r}", "set the upstream's name")
+    where = f"dialect '{loss.name}@{upstream}'"
     if [other.upstream for other in loss.dialects].count(upstream) > 1:
-        raise ConfigError(f"{where} is there twice: an upstream has one; write a version into it (verl<0.9)")
-    _in(where, lambda: _check_strings(dialect))
-    _in(where, lambda: loss.check(dialect.params))
+        raise ConfigError(where, "the row has it twice", "write a version into one of them (verl<0.9)")
+    try:
+        _check_strings(dialect)
+        loss.check(dialect.params)
+    except ConfigError as error:
+        raise error.under(where, ", ") from None
     for name, fact in dialect.counts.items():
         if name not in loss.parameters or fact not in ("rows", "width"):
             raise ConfigError(
-                f"{where}: counts has {name!r}: {fact!r}; wanted a parameter: 'rows' or 'width'"
+                f"{where}, counts", f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
             )
     for name in dialect.takes:
         if name not in loss.optional:
-            raise ConfigError(f"{where} takes {name!r}, which is not among the row's optional inputs")
+            raise ConfigError(f"{where}, takes", f"{name!r} is not among the row's optional inputs", MEND)
 
 
 def _kernel(path: str) -> Callable[..., Any]:
-    """The function that `path` names; Loss.kernel would tell no mistake from another."""
+    """The function that `path` names; each mistake in the path has an error of its own."""
     module, _, function = path.partition(":")
     if not module or not function.isidentifier():
-        raise ConfigError(f"path is {path!r}; wanted module:function")
+        raise ConfigError("path", f"{path!r} is not an import path", "write module:function")
     try:
         found = import_module(module)
     except Exception as error:  # the plugin's own module
-        raise ConfigError(f"its kernel {path!r} fails on import: {in_a_line(error)}") from None
+        problem = f"{path!r} cannot be imported: {in_a_line(error)}"
+        raise ConfigError("path", problem, f"make `import {module}` work where this runs") from None
     kernel: Any = getattr(found, function, None)
     if not callable(kernel):
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]
         nearest = near(function, functions)
-        hint = did_you_mean(nearest) if nearest else ""
-        raise ConfigError(f"its kernel {path!r} is not there: {module} has no function {function!r}{hint}")
+        problem = f"{path!r} does not exist: {module} has no function {function!r}"
+        raise ConfigError("path", problem, did_you_mean(nearest) if nearest else "correct the path")
     return kernel  # type: ignore[no-any-return]
 
 
@@ -106,63 +164,48 @@ def _check_signature(loss: Loss, signature: Mapping[str, inspect.Parameter]) -> 
         if name in loss.needs or name in loss.optional or name in loss.parameters:
             continue
         if name not in INPUTS and parameter.default is parameter.empty:
-            raise ConfigError(f"its kernel {loss.path} takes {_unknown_input(name)}")
-        raise ConfigError(
-            f"its kernel {loss.path} takes {name!r}, "
-            "which its row lists in none of needs, optional, parameters"
+            raise _unknown_input(name)
+        problem = (
+            f"the kernel {loss.path} takes it, and the row names it in none of needs, optional, parameters"
         )
+        raise ConfigError(name, problem, MEND)
     for name in (*loss.needs, *loss.optional, *loss.parameters):
         if name not in takes:
-            raise ConfigError(f"its row names {name!r}, which {loss.path} does not take")
+            raise ConfigError(name, f"the row names it, and {loss.path} does not take it", MEND)
     positional = [name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY]
     if positional[: len(loss.needs)] != [*loss.needs]:
-        raise ConfigError(
-            f"its needs are {', '.join(loss.needs)}, and its kernel {loss.path} takes by position "
-            f"{', '.join(positional) or 'nothing'}: needs are the first of these, in their order"
+        problem = (
+            f"they are {', '.join(loss.needs)}, and {loss.path} takes by position {', '.join(positional)}"
         )
+        raise ConfigError("needs", problem, "name the first positional parameters, in their order")
     for name in loss.optional:
-        _check_default(name, None, takes[name])
-    for name, row in loss.parameters.items():
-        _check_default(name, row.default, takes[name])
-
-
-def _check_default(name: str, in_row: object, parameter: inspect.Parameter) -> None:
-    in_kernel = REQUIRED if parameter.default is parameter.empty else parameter.default
-    if isinstance(in_row, bool) != isinstance(in_kernel, bool) or in_row != in_kernel:
-        raise ConfigError(f"the default of {name!r} is {in_row!r} in its row and {in_kernel!r} in its kernel")
-
-
-def _defaults(loss: Loss) -> dict[str, Any]:
-    return {name: p.default for name, p in loss.parameters.items() if p.default is not REQUIRED}
+        if takes[name].default is not None:
+            problem = f"its default in {loss.path} is not None, as an optional input's is"
+            raise ConfigError(name, problem, "give it the default None, or name it in needs")
 
 
 def _check_strings(row: Loss | Dialect) -> None:
     for name in STRINGS[type(row)]:
         if not isinstance(value := getattr(row, name), str):
-            raise ConfigError(f"{name} is {value!r}; wanted a string")
+            raise ConfigError(name, f"it is {value!r}", "set a string")
 
 
 def _check_tuple(name: str, value: object, of: type) -> None:
-    """A tuple of these; ("logprobs") without its comma is a string."""
+    """Raise ConfigError unless `value` is a tuple of these; ("logprobs") without its comma is a string."""
     noun = "string" if of is str else of.__name__
     if isinstance(value, of):
         shown = repr(value) if of is str else f"{noun}(...)"
-        raise ConfigError(f"{name} is a {noun}; wanted a tuple: ({shown},)")
+        raise ConfigError(name, f"it is a {noun}", f"set a tuple: ({shown},)")
     if not isinstance(value, tuple | list):
-        raise ConfigError(f"{name} is {value!r}; wanted a tuple, each of it a {noun}")
+        raise ConfigError(name, f"it is {value!r}", f"set a tuple, each of it a {noun}")
     for one in value:
         if not isinstance(one, of):
-            raise ConfigError(f"{name} holds {one!r}; wanted a {noun}")
+            raise ConfigError(name, f"it holds {one!r}", f"write a {noun}")
 
 
-def _in(where: str, check: Callable[[], object]) -> None:
-    try:
-        check()
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _unknown_input(name: str) -> str:
+def _unknown_input(name: str) -> ConfigError:
     nearest = near(name, INPUTS)
-    hint = did_you_mean(nearest) if nearest else ";"
-    return f"{name!r}, an input that nobody provides{hint} composer_plugins/inputs.py lists all"
+    hint = did_you_mean(nearest) + " " if nearest else ""
+    return ConfigError(
+        name, "it is not an input that any framework provides", f"{hint}composer_plugins/inputs.py lists all"
+    )

@@ -1,9 +1,6 @@
-"""The composer loss: reinforcement, a hint and a replay, added."""
+"""The composer loss: the sum of a policy, a hint and a replay channel."""
 
-from jaxtyping import Float
-from torch import Tensor
-
-Scalar = Float[Tensor, ""]
+from composer_plugins.kernels.types import Scalar
 
 
 def composer(
@@ -22,10 +19,9 @@ def composer(
       on the same completion (`divergences`, `taid`). The teacher carries no gradient.
     - replay: a preference loss over replayed traces (`preference`).
 
-    A channel that is None is absent. A channel of weight 1 is added as it is, not multiplied, so that
-    `composer(policy)` is `policy` itself. A channel of weight 0 stays in the graph, and its NaN is not
-    hidden: pass None for what should not count.
-    Additive, where SDPO mixes convexly: (1 - w) policy + w hint.
+    A channel that is None is absent. A channel of weight 1 is not multiplied, so that `composer(policy)`
+    is `policy` itself. A channel of weight 0 stays in the graph, and its NaN stays NaN: pass None for a
+    channel that should not count. SDPO mixes convexly instead: (1 - w) policy + w hint.
     Source: Cursor, Composer 2.5 (targeted self-distillation beside RL); arXiv 2601.20802 (SDPO).
     """
     total = _weighted(policy, policy_weight)

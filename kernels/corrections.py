@@ -8,24 +8,21 @@ older weights. Such a weight w = old / rollout multiplies any token loss (`corre
     level "sequence"    w = exp(sum_t d_t)      one per row: unbiased, of high variance
     level "geometric"   w = exp(mean_t d_t)     one per row, independent of length
 
-With `normalise` weights are divided by their mean: over live tokens, or with one weight per row over rows
-with a live token. That takes the whole batch.
+With `normalise` weights are divided by their mean: over unmasked tokens, or with one weight per row over the
+rows that have an unmasked token. The mean is that of the whole batch.
 Raises ValueError for an unknown level, and for a lower bound above the upper one.
-NaN in `rollout_logprobs` at a live token gives NaN: mask the tokens whose probability is not known.
+NaN in `rollout_logprobs` at an unmasked token gives NaN: mask tokens of unknown probability.
 """
 
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import keep, masked_sum, safe_exp
+from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
+from composer_plugins.kernels.types import Mask, Metric, TokenLoss, Tokens
 
-Tokens = Float[Tensor, "*batch tokens"]
-Mask = Bool[Tensor, "*batch tokens"]
 Level = Literal["token", "sequence", "geometric"]
 
 
@@ -74,29 +71,24 @@ def mis(
     return _finished(torch.where(outside, 0.0, w), mask, level, normalise)
 
 
-def icepop(
-    old_logprobs: Tokens,
-    rollout_logprobs: Tokens,
-    mask: Mask,
-    *,
-    low: float = 0.5,
-    high: float = 5.0,
-    log_ratio_clamp: float | None = None,
-    normalise: bool = False,
-) -> Tokens:
-    """IcePop: `mis` per token with a bound on either side.
+icepop = preset(
+    mis,
+    "icepop",
+    """IcePop: masked importance sampling per token, with a lower and an upper bound.
 
     The bounds are those of verl's preset; those of the paper could not be checked.
     Source: arXiv 2510.18855 (Ring-1T); verl 0.9.1 rollout_corr_helper.py ("low_high") and
     trainer/config/algorithm.py decoupled_token_icepop.
-    """
-    _check_order("low", low, "high", high)
-    w = _weights(old_logprobs, rollout_logprobs, mask, "token", log_ratio_clamp)
-    return _finished(torch.where((w < low) | (w > high), 0.0, w), mask, "token", normalise)
+    """,
+    without=("level",),
+    level="token",
+    low=0.5,
+    high=5.0,
+)
 
 
 def corrected(token: TokenLoss, weights: Tokens, mask: Mask) -> TokenLoss:
-    """A loss per token times its correction; "correction" joins the metrics."""
+    """A loss per token times its correction, with the metric "correction"."""
     loss = keep(token.loss * weights.detach(), mask)
     return TokenLoss(loss, {**token.metrics, "correction": Metric(weights.detach(), mask)})
 

@@ -1,18 +1,13 @@
-"""Entropy as a part of a policy loss: of the full vocabulary per token, as a bonus, and as a token mask."""
+"""Entropy in a policy loss: per token over the vocabulary, as a bonus, and as a token mask."""
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep
-
-Tokens = Float[Tensor, "*batch tokens"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss, Tokens
 
 
-def entropy(logits: Float[Tensor, "*batch tokens vocab"], mask: Mask) -> Tokens:
+def entropy(logits: Logits, mask: Mask) -> Tokens:
     """H_t = -sum_v p_v log p_v, in nats, with its gradient; an entry of -inf adds 0."""
     x = torch.where(mask.unsqueeze(-1), at_least_float32(logits), 0.0)
     log_p = x.log_softmax(-1)
@@ -21,25 +16,25 @@ def entropy(logits: Float[Tensor, "*batch tokens vocab"], mask: Mask) -> Tokens:
 
 
 def entropy_bonus(entropies: Tokens, mask: Mask, *, weight: float) -> TokenLoss:
-    """-weight H_t, to be added to a policy loss: it rewards staying random.
+    """-weight H_t, to be added to a policy loss: it rewards a higher entropy.
 
     Upstreams reduce it differently: verl by the policy's own mode, TRL always as a token mean.
     Source: arXiv 1602.01783 section 4; TRL 1.16 grpo_trainer.py _compute_loss (entropy_coef); verl 0.9.1
     actor.entropy_coeff.
     """
-    live = keep(at_least_float32(entropies), mask)
-    return TokenLoss(-weight * live, {"entropy": Metric(live.detach(), mask)})
+    h = keep(at_least_float32(entropies), mask)
+    return TokenLoss(-weight * h, {"entropy": Metric(h.detach(), mask)})
 
 
 def high_entropy_mask(entropies: Tokens, mask: Mask, *, fraction: float = 0.2) -> Mask:
-    """The live tokens whose entropy is at or above the batch's (1 - fraction) quantile.
+    """The unmasked tokens whose entropy is at or above the batch's (1 - fraction) quantile.
 
-    The quantile lies between order statistics, as `torch.quantile` has it by default. It is that of the
-    tensors passed: gather the ranks' entropies first. NaN at a live token leaves no token.
+    The quantile is interpolated as in `torch.quantile`. It is that of the tensors passed: gather the
+    entropies of all ranks first. NaN at an unmasked token leaves no token.
     Source: arXiv 2506.01939; TRL 1.16 grpo_trainer.py get_high_entropy_mask (top_entropy_quantile).
     """
     h = at_least_float32(entropies).detach()
-    # One entry more: a batch may have no token at all, and so no least entry.
+    # With one entry more, because a batch without tokens has no minimum.
     ranked = F.pad(torch.where(mask, h, torch.inf).flatten().sort().values, (0, 1), value=torch.inf)
     position = (1 - fraction) * (mask.sum() - 1).clamp(min=0).to(h.dtype)
     below, above = ranked[position.floor().long()], ranked[position.ceil().long()]

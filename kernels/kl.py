@@ -17,14 +17,10 @@ clamps k3: d to +-20, then the value to +-10); TRL 1.16 grpo_trainer.py (no clam
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from composer_plugins.kernels.masking import at_least_float32, below_overflow, keep, safe_exp
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
-
-Tokens = Float[Tensor, "*batch tokens"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Mask, Tokens
 
 
 def k1(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
@@ -47,7 +43,7 @@ def k3(
 ) -> Tokens:
     """ref/pi - 1 - log(ref/pi). verl's is `log_ratio_clamp=20, value_clamp=10`; TRL's has neither."""
     d = log_ratio(logprobs, ref_logprobs, mask, clamp=log_ratio_clamp)
-    x = below_overflow(-d)  # both terms: exp alone would leave the gradient of d, away from ref
+    x = below_overflow(-d)  # in both terms, or beyond saturation the gradient would point away from ref
     value = x.expm1() - x
     return value if value_clamp is None else torch.clamp(value, -value_clamp, value_clamp)
 
@@ -105,12 +101,12 @@ def k3_corrected(
     return keep(safe_exp(log_r) * k3(logprobs, ref_logprobs, mask), mask)
 
 
-def rewards_less_kl(
+def subtract_kl(
     token_rewards: Tokens, logprobs: Tokens, ref_logprobs: Tokens, mask: Mask, *, kl_weight: float
 ) -> Tokens:
-    """r_t - kl_weight (log pi - log ref), detached: the KL in the reward, as PPO for language models has it.
+    """r_t - kl_weight (log pi - log ref), detached: the KL penalty in the reward, as in RLHF's PPO.
 
-    `logprobs` are those of the policy that sampled. What comes out goes into an estimator of advantages.
+    `logprobs` are those of the policy that sampled. The result is the input of an advantage estimator.
     Source: arXiv 2203.02155; verl 0.9.1 core_algos.py compute_rewards (kl_ratio).
     """
     rewards = keep(at_least_float32(token_rewards), mask)

@@ -1,10 +1,10 @@
-"""The one home of masking: what is masked contributes exactly 0, value and gradient, whatever it holds.
+"""Masking: a masked entry contributes exactly 0, value and gradient, whatever number it holds.
 
 Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradient), so every function
 here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
 
-Only here does a kernel look at a dtype. `torch.fx.symbolic_trace` has none to show, so the two functions
-that ask for it become one node each of the traced graph.
+Only here does a kernel look at a dtype. Under `torch.fx.symbolic_trace` there is none, so the two
+functions that look at it become one node each of the traced graph.
 """
 
 import math
@@ -15,15 +15,17 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.overrides import handle_torch_function
 
+from composer_plugins.kernels.types import Mask, Tokens
+
 # exp() stays this many nats below overflow, so that a saturated ratio times an advantage, summed over
 # a batch, is still finite: exp(78.7) in float32, exp(699.7) in float64.
 EXP_HEADROOM = 10.0
-SINGLE, DOUBLE = torch.float32, torch.float64  # what is computed in
+SINGLE, DOUBLE = torch.float32, torch.float64  # the dtypes of every computation
 OVERFLOWS = {d: math.log(torch.finfo(d).max) for d in (SINGLE, DOUBLE, torch.bfloat16, torch.float16)}
 
 
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`x` in float32, or in float64 where it already is: half precision is for storage, not for sums."""
+    """`x` in float32, or in float64 where it already is: half precision is too coarse for sums."""
     if isinstance(x, Proxy):
         return handle_torch_function(at_least_float32, (x,), x)
     return x if x.dtype in (SINGLE, DOUBLE) else x.float()
@@ -34,16 +36,12 @@ def keep(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."]) -> Float[Tensor, ".
     return torch.where(mask, x, 0.0)
 
 
-def masked_sum(
-    x: Float[Tensor, "*batch tokens"], mask: Bool[Tensor, "*batch tokens"], *, keepdim: bool = False
-) -> Float[Tensor, "..."]:
+def masked_sum(x: Tokens, mask: Mask, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     """Sum over tokens (the last axis) where `mask`."""
     return keep(x, mask).sum(-1, keepdim=keepdim)
 
 
-def masked_mean(
-    x: Float[Tensor, "*batch tokens"], mask: Bool[Tensor, "*batch tokens"], *, keepdim: bool = False
-) -> Float[Tensor, "..."]:
+def masked_mean(x: Tokens, mask: Mask, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     """Mean over tokens (the last axis) where `mask`; 0, still attached to the graph, for an empty row."""
     return masked_sum(x, mask, keepdim=keepdim) / mask.sum(-1, keepdim=keepdim).clamp(min=1)
 
@@ -57,7 +55,7 @@ def safe_exp(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`log_x`, held `EXP_HEADROOM` nats below where exp() overflows."""
+    """`log_x`, at most `EXP_HEADROOM` nats below where exp() overflows."""
     if isinstance(log_x, Proxy):
         return handle_torch_function(below_overflow, (log_x,), log_x)
     return log_x.clamp(max=OVERFLOWS[log_x.dtype] - EXP_HEADROOM)

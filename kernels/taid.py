@@ -9,25 +9,22 @@ Source: arXiv 2501.16937; SakanaAI/TAID src/distil_losses/taid.py@a062892.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences import forward_kl
 from composer_plugins.kernels.divergences.fused import entropy
 from composer_plugins.kernels.divergences.supports import check_shapes
 from composer_plugins.kernels.masking import at_least_float32
+from composer_plugins.kernels.types import Logits, Mask, Metric, Scalar, TokenLoss
 
-Logits = Float[Tensor, "*batch tokens vocab"]
-Scalar = float | Float[Tensor, ""]
+Number = float | Scalar
 
 
 def taid(
     student_logits: Logits,
     teacher_logits: Logits,
-    mask: Bool[Tensor, "*batch tokens"],
+    mask: Mask,
     *,
-    t: Scalar,
+    t: Number,
 ) -> TokenLoss:
     """Cross-entropy of the student against the intermediate teacher, per token, in nats.
 
@@ -46,7 +43,7 @@ def taid(
     return TokenLoss(loss, {"kl": Metric(kl.detach(), mask)})
 
 
-def interpolated_logits(start: Logits, end: Logits, weight: Scalar) -> Logits:
+def interpolated_logits(start: Logits, end: Logits, weight: Number) -> Logits:
     """(1 - weight) start + weight end, in float32 at least, without gradient: a teacher between two models.
 
     TAID's starts at the student. SDPO's trust-region teacher starts at the reference and ends at the
@@ -57,7 +54,7 @@ def interpolated_logits(start: Logits, end: Logits, weight: Scalar) -> Logits:
     return first + second
 
 
-def _weighted(logits: Logits, weight: Scalar) -> Logits:
+def _weighted(logits: Logits, weight: Number) -> Logits:
     """weight * logits, with 0 * -inf = 0. NaN stays NaN."""
     w = torch.as_tensor(weight, dtype=logits.dtype, device=logits.device)
     return torch.where((w == 0) & torch.isneginf(logits), 0.0, w * logits)
@@ -66,9 +63,9 @@ def _weighted(logits: Logits, weight: Scalar) -> Logits:
 class TaidState(NamedTuple):
     """Where the walk is; 0-dimensional tensors. Save it with the checkpoint."""
 
-    t: Float[Tensor, ""]
-    momentum: Float[Tensor, ""]
-    previous_loss: Float[Tensor, ""]
+    t: Scalar
+    momentum: Scalar
+    previous_loss: Scalar
 
 
 def start(
@@ -86,9 +83,9 @@ def start(
 
 def step(
     state: TaidState,
-    loss: Float[Tensor, ""],
+    loss: Scalar,
     *,
-    progress: Scalar,
+    progress: Number,
     t_start: float = 0.4,
     t_end: float = 1.0,
     alpha: float = 5e-4,

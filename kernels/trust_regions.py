@@ -1,34 +1,35 @@
-"""How far a policy may move from its anchor before a token stops pushing: clips and masks.
+"""Clips and masks that bound how far the policy moves from the old or the rollout policy.
 
-All of them work per token and know nothing of padding: the caller masks. A mask here answers "does
-this token still push", as a detached boolean; a positive advantage is bounded above, any other below.
+All of them work per token and ignore padding: the caller masks. A mask here is a detached boolean, True
+where a token keeps its gradient; the bound is an upper one where A > 0 and a lower one elsewhere.
 """
 
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from composer_plugins.kernels.masking import safe_exp
+from composer_plugins.kernels.types import Advantages, LogProbs, Mask, Tokens
 
 # Inside the logarithm of 1 - p, which is exactly 0 in float32 for p above 1 - 6e-8 (verl, Stable-RL).
 COMPLEMENT_EPS = 1e-8
 # VESPO takes w^k of no smaller a w than this (its authors and TRL), so that k alone cannot underflow it.
 LOG_WEIGHT_MIN = math.log(1e-8)
-# What lies beyond the top k of a distribution; rounding makes it 0 or less (Stable-RL).
+# Least probability beyond the top k; rounding would make it 0 or less (Stable-RL).
 REST_MIN = 1e-12
 
 
 def clipped_surrogate(
     ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    advantages: Advantages,
     *,
     clip_low: float,
     clip_high: float,
     ratio_cap: float | None = None,
     dual_clip: float | None = None,
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """PPO's pessimistic bound, as a loss: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)).
 
     `ratio_cap` bounds r in the unclipped branch only (TRL's `delta`, INTELLECT-2's two-sided clip);
@@ -42,23 +43,23 @@ def clipped_surrogate(
 
 
 def log_clip(
-    log_ratio: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    log_ratio: Tokens,
+    advantages: Advantages,
     *,
     low: float,
     high: float,
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """GMPO's pessimistic clip, in nats: log r is at most high (A > 0), or at least -low (otherwise)."""
     return torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
 
 
 def soft_gate(
-    ratio: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    ratio: Tokens,
+    advantages: Advantages,
     *,
     tau_pos: float,
     tau_neg: float,
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """SAPO: (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A; its slope is 1 where r = 1."""
     rises = advantages > 0
     tau = torch.where(rises, torch.full_like(advantages, tau_pos), tau_neg)
@@ -67,11 +68,11 @@ def soft_gate(
 
 def gamma_weight(
     log_ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    advantages: Advantages,
     *,
     pos: tuple[float, float],
     neg: tuple[float, float],
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """VESPO: phi(w) = w^k exp(lambda (1 - w)), detached, with (k, lambda) `pos` where A >= 0, else `neg`."""
     log_w = log_ratio.detach()
     floored, w = log_w.clamp(min=LOG_WEIGHT_MIN), safe_exp(log_w)
@@ -80,28 +81,26 @@ def gamma_weight(
 
 
 def tv_mask(
-    probs: Float[Tensor, "*batch tokens"],
-    anchor_probs: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    probs: Tokens,
+    rollout_probs: Tokens,
+    advantages: Advantages,
     *,
     low: float,
     high: float,
-) -> Bool[Tensor, "*batch tokens"]:
+) -> Mask:
     """DPPO-Binary-TV: keep a token while p - q <= high (A > 0) or p - q >= -low (otherwise)."""
-    shift = (probs - anchor_probs).detach()
+    shift = (probs - rollout_probs).detach()
     return torch.where(advantages > 0, shift <= high, shift >= -low)
 
 
-def binary_kl(
-    logprobs: Float[Tensor, "*batch tokens"], anchor_logprobs: Float[Tensor, "*batch tokens"]
-) -> Float[Tensor, "*batch tokens"]:
-    """DPPO-Binary-KL's distance, KL(Bernoulli(q) || Bernoulli(p)) in nats, q being the anchor's.
+def binary_kl(logprobs: Tokens, rollout_logprobs: Tokens) -> Tokens:
+    """DPPO-Binary-KL's distance, KL(Bernoulli(q) || Bernoulli(p)) in nats; q is the rollout's.
 
         KL = q (log q - log p) + (1 - q) log((1 - q) / (1 - p))
 
-    0 log 0 = 0, and a probability that rounding made larger than 1 leaves a complement of 0.
+    0 log 0 = 0. A probability above 1 by rounding has a complement of 0.
     """
-    log_p, log_q = logprobs.detach(), anchor_logprobs.detach()
+    log_p, log_q = logprobs.detach(), rollout_logprobs.detach()
     q = log_q.exp()
     rest_p, rest_q = (1 - log_p.exp()).clamp(min=0), (1 - q).clamp(min=0)
     complement = torch.log((rest_q + COMPLEMENT_EPS) / (rest_p + COMPLEMENT_EPS))
@@ -109,48 +108,44 @@ def binary_kl(
 
 
 def distance_mask(
-    distance: Float[Tensor, "*batch tokens"],
-    probs: Float[Tensor, "*batch tokens"],
-    anchor_probs: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    distance: Tokens,
+    probs: Tokens,
+    rollout_probs: Tokens,
+    advantages: Advantages,
     *,
     low: float,
     high: float,
-) -> Bool[Tensor, "*batch tokens"]:
-    """Keep a token while an unsigned distance is small, or while its probability moves back.
+) -> Mask:
+    """Keep a token while an unsigned distance is small, or while its probability moves back towards q.
 
-    That is: distance <= high or p <= q (A > 0), distance <= low or p >= q (otherwise).
+    distance <= high or p <= q where A > 0, distance <= low or p >= q otherwise.
     """
-    p, q = probs.detach(), anchor_probs.detach()
+    p, q = probs.detach(), rollout_probs.detach()
     upwards, downwards = (distance <= high) | (p <= q), (distance <= low) | (p >= q)
     return torch.where(advantages > 0, upwards, downwards)
 
 
 def ratio_mask(
-    ratio: Float[Tensor, "*batch tokens"],
-    advantages: Float[Tensor, "*#batch #tokens"],
+    ratio: Tokens,
+    advantages: Advantages,
     *,
     low: float,
     high: float,
-) -> Bool[Tensor, "*batch tokens"]:
+) -> Mask:
     """PPO's clip as a mask: keep a token while r <= 1 + high (A > 0) or r >= 1 - low (otherwise)."""
     r = ratio.detach()
     return torch.where(advantages > 0, r <= 1 + high, r >= 1 - low)
 
 
-def rest_bucket_tv(
-    logprobs: Float[Tensor, "*batch tokens k"], anchor_logprobs: Float[Tensor, "*batch tokens k"]
-) -> Float[Tensor, "*batch tokens"]:
-    """Total variation of two distributions known at k entries: the rest of each is one bucket more."""
-    p, q = logprobs.detach().exp(), anchor_logprobs.detach().exp()
+def rest_bucket_tv(logprobs: LogProbs, rollout_logprobs: LogProbs) -> Tokens:
+    """Total variation of two distributions known at k entries: the rest of each is one more bucket."""
+    p, q = logprobs.detach().exp(), rollout_logprobs.detach().exp()
     return ((p - q).abs().sum(-1) + (rest(p) - rest(q)).abs()) / 2
 
 
-def rest_bucket_kl(
-    logprobs: Float[Tensor, "*batch tokens k"], anchor_logprobs: Float[Tensor, "*batch tokens k"]
-) -> Float[Tensor, "*batch tokens"]:
-    """KL(Q || P) in nats over the same k + 1 buckets, Q being the anchor."""
-    log_p, log_q = logprobs.detach(), anchor_logprobs.detach()
+def rest_bucket_kl(logprobs: LogProbs, rollout_logprobs: LogProbs) -> Tokens:
+    """KL(Q || P) in nats over the same k + 1 buckets; Q is the rollout policy."""
+    log_p, log_q = logprobs.detach(), rollout_logprobs.detach()
     p, q = log_p.exp(), log_q.exp()
     explicit = torch.where(q > 0, q * (log_q - log_p), 0.0).sum(-1)  # 0 log 0 = 0
     return explicit + rest(q) * (rest(q).log() - rest(p).log())

@@ -1,4 +1,4 @@
-"""What every test shares: Hypothesis' profiles, one thread, and which files need TRL."""
+"""Pytest options, Hypothesis profiles and fixtures that all tests share."""
 
 import os
 from collections.abc import Callable
@@ -13,37 +13,52 @@ from hypothesis import settings
 
 from parity_tests.support import golden
 
-# No deadline: the first call into torch outlasts Hypothesis' 200 ms, and a slower second machine
-# would make a test flaky. CI draws the same examples each time, and prints how to repeat one.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# Hypothesis draws this many examples for each test by default, and with --all.
+EXAMPLES, ALL_EXAMPLES = 25, 100
 
-# The tensors here are tiny: a second thread costs more than it saves, and sums in another order.
+# The tensors here are tiny: a second thread costs more than it saves, and changes the order of sums.
 torch.set_num_threads(1)
 
-# Nothing here reaches a hub. TRL warns of rollout_func, with which the tests script their rollouts.
+# No test may reach the Hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
-# What the tests of a framework import, beside it: without it, its folders are not collected.
+# The modules that the tests of a framework import. Without one of them its folders are not collected.
 FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
 collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--golden-dir`: run the golden claims on other recordings."""
+    """Add `--golden-dir` and `--all`."""
     parser.addoption("--golden-dir", type=Path, help="read golden numbers from here (with -m golden)")
+    parser.addoption("--all", action="store_true", help="also run tests marked slow, and draw more examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test module is imported: a claim reads its cases then."""
+    """Set the golden directory, which a test module reads when it is imported, and Hypothesis' profile.
+
+    There is no deadline, because the first call into torch is slow and so is a busy machine. With CI set,
+    each run draws the same examples, and a failure prints how to repeat it.
+    """
     if (where := config.getoption("--golden-dir")) is not None:
         golden.use(where)
+    examples = ALL_EXAMPLES if config.getoption("--all") else EXAMPLES
+    same = {"derandomize": True, "print_blob": True} if os.environ.get("CI") else {}
+    settings.register_profile("composer", deadline=None, max_examples=examples, **same)
+    settings.load_profile("composer")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked slow, unless there is `--all`, `-m slow` or the id of a test."""
+    if config.getoption("--all") or "slow" in config.option.markexpr or any("::" in x for x in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Of another golden directory: what it leaves unchecked."""
+    """List the golden files that another golden directory does not have."""
     if absent := golden.not_checked():
         terminalreporter.write_line(
             f"golden: {len(absent)} files not in {golden.directory}, so not checked: {', '.join(absent)}"
@@ -63,7 +78,7 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """A run of verl's main_ppo with these overrides; each once, and no process of it lives after it."""
+    """Run verl's main_ppo with the given overrides, once for each; no process outlives the run."""
     from parity_tests.support.verl_cpu.runner import run
     from parity_tests.support.verl_cpu.trained import STEPS
 

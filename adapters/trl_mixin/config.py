@@ -1,18 +1,19 @@
-"""`ComposerGRPOConfig`: TRL's GRPOConfig with the three channels, and a parser that knows typos."""
+"""`ComposerGRPOConfig`: TRL's GRPOConfig with the three channels; a parser that finds misspelt options."""
 
 import inspect
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trl import GRPOConfig, TrlParser
 
-from composer_plugins.adapters.trl_mixin.trl_facts import CLIPPED_LIKE_TRL, LOSS_TYPES, UNTOUCHED
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.bundled.adapters import TRL as ADAPTER
-from composer_plugins.catalogue import Choice, Loss
+from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
 
+UNTOUCHED = "trl"  # the value of `policy` that keeps TRL's own term
 PARAMS = ("policy_params", "hint_params", "replay_params")
 
 
@@ -23,51 +24,57 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass
 class ComposerGRPOConfig(GRPOConfig):
-    """GRPOConfig, and what each channel is: total = policy + hint_weight * hint + replay_weight * replay.
+    """GRPOConfig, and the options of the three channels of the composer loss.
 
-    With its defaults the loss is TRL's own, bit for bit. Everything is checked when the config is made:
-    an unknown name or key, a parameter out of range, a combination that TRL cannot deliver.
+    With its defaults the loss is TRL's own, bit for bit. The config is checked when it is made: unknown
+    names and keys, parameters out of range, and combinations that do not work in TRL are a ConfigError.
     """
 
     policy: str = option(
         UNTOUCHED,
-        "Policy loss: 'trl' leaves TRL's own term (loss_type, epsilon ...) untouched; any other name of "
-        "the catalogue (grpo, dapo, gspo, cispo, dppo_tv ...) replaces it, and loss_type then chooses "
-        "only the denominator.",
+        "Policy loss. 'trl' keeps TRL's own (loss_type, epsilon ...). Any other replaces it: a loss of the "
+        "catalogue (gspo), a dialect (cispo@trl), an import path (my_package.losses:my_loss).",
+    )
+    loss_type: str | None = option(
+        None,
+        "With policy='trl', TRL's loss_type. Beside a policy of ours it chooses only the denominator: grpo, "
+        "bnpo, dr_grpo, dapo or luspo. Not set, the default: TRL's own default with policy='trl', and "
+        "otherwise the denominator of the loss's paper, or of the upstream whose dialect is named.",
     )
     policy_params: dict[str, Any] | str | None = option(
-        None, "Keyword parameters of the policy kernel, as a dict or as JSON."
+        None, "Parameters of the policy loss, as a dict or as JSON, e.g. {'clip_high': 0.28}."
     )
     policy_weight: float = option(
         1.0,
-        "Weight of TRL's whole loss: the policy term, its KL, its entropy bonus, MoE's aux loss.",
+        "Weight of TRL's whole loss: the policy term, its KL, its entropy bonus, MoE's auxiliary loss.",
     )
-    hint_weight: float = option(0.0, "Weight of hint self-distillation; needs the column privileged_context.")
-    hint_divergence: str = option("jsd", "Divergence from the teacher: jsd, forward_kl, ..., sampled_token.")
+    hint_weight: float = option(0.0, "Weight of hint self-distillation. Needs the column privileged_context.")
+    hint_divergence: str = option(
+        "jsd",
+        "Divergence from the teacher to the policy: jsd, forward_kl, sampled_token ..., or an import path.",
+    )
     hint_params: dict[str, Any] | str | None = option(
-        None, "Keyword parameters of the divergence, as a dict or as JSON, e.g. {'beta': 0.5}."
+        None, "Parameters of the divergence, as a dict or as JSON, e.g. {'beta': 0.5}."
     )
     hint_teacher: str = option(
         "base",
-        "Who sees the hint: 'base', the weights that the trainer was constructed with, frozen (to resume, "
-        "construct it with the original model, not with the checkpoint); 'ema', a moving average of the "
-        "policy; 'live', the policy itself (measured to collapse).",
+        "Who sees the hint. 'base': the weights that the trainer was constructed with, frozen (to resume, "
+        "construct the trainer with the original model, not with the checkpoint). 'ema': a moving average of "
+        "the policy. 'live': the policy itself, which collapsed in every measured run.",
     )
     hint_ema_rate: float = option(
         0.05,
-        "How far the ema teacher moves to the policy at each step. 0.05 is SDPO's; at the codebook recipe's "
-        "learning rate of 1e-3 it collapsed, and 0.002 learned.",
+        "How far the ema teacher moves to the policy at each step. 0.05 is SDPO's rate. At the codebook "
+        "recipe's learning rate of 1e-3 it collapsed, and 0.002 learned.",
     )
     teacher_prompt_template: str = option(
         "{prompt}\n\n{privileged_context}",
         "The teacher's prompt. For conversational prompts {prompt} is the last user message.",
     )
-    replay_weight: float = option(
-        0.0, "Weight of replayed preferences; needs the columns chosen and rejected."
-    )
-    replay_loss: str = option("dpo", "Preference loss: dpo or simpo.")
+    replay_weight: float = option(0.0, "Weight of replayed pairs. Needs the columns chosen and rejected.")
+    replay_loss: str = option("dpo", "Preference loss: dpo, simpo, ipo ..., or an import path.")
     replay_params: dict[str, Any] | str | None = option(
-        None, "Keyword parameters of the preference loss, as a dict or as JSON, e.g. {'beta': 0.1}."
+        None, "Parameters of the preference loss, as a dict or as JSON, e.g. {'beta': 0.1}."
     )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
@@ -77,7 +84,7 @@ class ComposerGRPOConfig(GRPOConfig):
             return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
             if name not in accepted:
-                raise unknown("option", name, accepted)
+                raise unknown(name, name, accepted, noun="option")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -86,26 +93,28 @@ class ComposerGRPOConfig(GRPOConfig):
                 try:
                     setattr(self, name, json.loads(value))
                 except json.JSONDecodeError as error:
-                    raise ConfigError(f"{name} is {value!r}, which is no JSON: {error}") from None
+                    problem = f"{value!r} is not JSON: {error}"
+                    raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
+        if self.loss_type is None and self.policy == UNTOUCHED:
+            self.loss_type = upstream.DEFAULTS["loss_type"]
         super().__post_init__()
-        config = self.composer
-        policy = self.policy_choice()
-        if policy is not None:
-            self._check_policy_route(policy.loss)
+        config, policy = self.composer, self.policy_choice()
         for choice in (policy, config.choose_hint(), config.choose_replay()):
-            _refuse_what_trl_cannot_feed(choice)
+            if choice is not None:
+                ADAPTER.require(choice)
+        if policy is not None:
+            self._check_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             raise ConfigError(
-                "remove_unused_columns=True drops the columns that the hint and replay channels read: "
-                "leave it False, TRL's default for GRPO"
+                "remove_unused_columns",
+                "it is True, which drops the columns that the hint and replay channels read",
+                "leave it False, TRL's default for GRPO",
             )
 
     @property
     def composer(self) -> ComposerConfig:
         """These fields as the library's one config model."""
-        names = [
-            name for name in ComposerConfig.model_fields if hasattr(self, name)
-        ]  # TRL corrects by itself
+        names = [name for name in ComposerConfig.model_fields if hasattr(self, name)]
         values = {name: getattr(self, name) for name in names}
         return ComposerConfig.parse(
             {name: {} if value is None and name in PARAMS else value for name, value in values.items()},
@@ -113,70 +122,67 @@ class ComposerGRPOConfig(GRPOConfig):
         )
 
     def policy_choice(self) -> Choice | None:
-        """Our policy loss, with `policy_params` and TRL's own clip options where they are set; None: TRL's.
+        """Our policy loss with `policy_params` and TRL's clip options where they are set; None: TRL's own.
 
-        TRL's epsilon, epsilon_high and delta keep their meaning for losses that clip as TRL's GRPO does;
-        for any other loss, setting one of them is an error rather than an option that does nothing. An
-        epsilon at TRL's default counts as not set, so that gspo keeps its own.
+        TRL's epsilon, epsilon_high and delta have their meaning for losses that clip as TRL's GRPO does. For
+        any other loss, setting one of them is an error. An epsilon at TRL's default counts as not set, so
+        that gspo keeps its own clip range.
         """
         config = self.composer
         if config.policy == UNTOUCHED:
             return None
         chosen = config.choose_policy(UNTOUCHED)
-        default_epsilon = next(f.default for f in fields(GRPOConfig) if f.name == "epsilon")
-        trl: dict[str, Any] = {}
-        if self.epsilon != default_epsilon:
-            trl |= {"clip_low": self.epsilon, "clip_high": self.epsilon}
+        trl: dict[str, tuple[str, Any]] = {}  # by our parameter: TRL's option and its value
+        if self.epsilon != upstream.DEFAULTS["epsilon"]:
+            trl |= dict.fromkeys(("clip_low", "clip_high"), ("epsilon", self.epsilon))
         if self.epsilon_high is not None:
-            trl["clip_high"] = self.epsilon_high
+            trl["clip_high"] = ("epsilon_high", self.epsilon_high)
         if self.delta is not None:
-            trl["ratio_cap"] = self.delta
-        if trl and chosen.loss.name not in CLIPPED_LIKE_TRL.get("ratio_cap" in trl, ()):
-            raise ConfigError(
-                f"epsilon, epsilon_high and delta are not parameters of policy={config.policy!r}: leave "
-                "them at TRL's defaults and set policy_params"
-            )
-        for name, value in config.policy_params.items():
-            if name in trl and trl[name] != value:
-                raise ConfigError(
-                    f"policy_params sets {name}={value} and TRL's own option asks for {trl[name]}: set one"
-                )
-        return chosen._replace(params=chosen.loss.check({**chosen.params, **trl}))
+            trl["ratio_cap"] = ("delta", self.delta)
+        for name, (key, value) in trl.items():
+            if chosen.loss.name not in upstream.CLIP_OPTIONS[name]:
+                problem = f"it is not a parameter of policy={config.policy!r}"
+                raise ConfigError(key, problem, "leave it at TRL's default, and set policy_params")
+            if name in config.policy_params and config.policy_params[name] != value:
+                problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
+                raise ConfigError(key, problem, "set one of them")
+            chosen.loss.parameters[name].check(key, value, chosen.loss.defaults[name])
+        return replace(chosen, params={**chosen.params, **{name: value for name, (_, value) in trl.items()}})
 
-    def _check_policy_route(self, loss: Loss) -> None:
-        policy = loss.name
-        if self.loss_type not in LOSS_TYPES:
-            raise ConfigError(
-                f"loss_type={self.loss_type!r} beside policy={policy!r}: a policy of ours takes only its "
-                f"denominator from loss_type, one of {', '.join(LOSS_TYPES)}"
-            )
+    def policy_mode(self, choice: Choice) -> tuple[str, str]:
+        """How our policy loss is reduced, a key of `upstream.DENOMINATORS`, and where that comes from."""
+        if self.loss_type is not None:
+            return upstream.MODES[self.loss_type], f"set by loss_type={self.loss_type}"
+        if not choice.mode:
+            default = upstream.DEFAULTS["loss_type"]
+            return upstream.MODES[default], f"TRL's default, {default}: the loss names no reduction"
+        source = choice.upstream or ("the paper" if choice.loss.paper else choice.name)
+        return choice.mode, f"as in {source}: loss_type is not set"
+
+    def _check_beside(self, policy: Choice) -> None:
+        """Raise ConfigError for options of TRL that do not work beside a policy of ours."""
+        denominators = ", ".join(upstream.MODES)
+        if self.loss_type not in (None, *upstream.MODES, *upstream.OTHER_LOSSES):
+            raise unknown("loss_type", str(self.loss_type), upstream.MODES)
+        if self.loss_type in upstream.OTHER_LOSSES:
+            problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
+            remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
+            raise ConfigError("loss_type", problem, remedy)
+        mode, _ = self.policy_mode(policy)
+        if mode not in upstream.DENOMINATORS:
+            problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
+            raise ConfigError("loss_type", problem, f"set one of {denominators}")
+        if mode == "token-sum" and self.beta != 0:
+            problem = f"TRL's KL is a mean, and {policy.name!r} is a sum over tokens"
+            raise ConfigError("beta", problem, f"set beta to 0, or loss_type to one of {denominators}")
         if self.importance_sampling_level != "token":
-            raise ConfigError(
-                f"importance_sampling_level={self.importance_sampling_level!r} beside policy={policy!r}: "
-                "the level belongs to the policy; for a sequence-level ratio use policy='gspo'"
-            )
+            problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
+            remedy = "remove it; for a sequence-level ratio set policy='gspo'"
+            raise ConfigError("importance_sampling_level", problem, remedy)
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        if corrected and "rollout_logprobs" in loss.needs:
-            raise ConfigError(
-                f"policy={policy!r} measures its ratio from vLLM's log-probabilities already, and TRL's "
-                "correction would weigh the mismatch twice: vllm_importance_sampling_correction=False"
-            )
-
-
-def _refuse_what_trl_cannot_feed(choice: Choice | None) -> None:
-    if choice is None:
-        return
-    if choice.loss.over_batch:
-        raise ConfigError(
-            f"{choice.loss.kind} {choice.loss.name!r} is a statistic of the whole batch, which TRL cuts into "
-            "micro-batches: the loss would depend on per_device_train_batch_size"
-        )
-    if not (missing := ADAPTER.missing(choice.loss)):
-        return
-    raise ConfigError(
-        f"{choice.loss.kind} {choice.loss.name!r} needs {', '.join(missing)}, which TRL's trainer does not "
-        "have: composer-plugins list --framework trl shows what it can run"
-    )
+        if corrected and "rollout_logprobs" in policy.loss.needs:
+            problem = f"{policy.name!r} has its ratio to vLLM already, and would be corrected twice"
+            raise ConfigError("vllm_importance_sampling_correction", problem, "set it to False")
 
 
 class ComposerParser(TrlParser):
@@ -196,6 +202,7 @@ class ComposerParser(TrlParser):
         for word in words:
             if word.startswith("--"):
                 name = word.removeprefix("--").split("=")[0]
-                raise unknown("option", name, {action.dest for action in self._actions})
+                known = {one.name for options in self.dataclass_types for one in fields(options)}
+                raise unknown(name, name, known, noun="option")
         if words:
-            raise ConfigError(f"arguments without an option: {' '.join(words)}")
+            raise ConfigError("arguments", f"{' '.join(words)!r} belongs to no option", "remove it")

@@ -1,42 +1,30 @@
-"""From prompts and replayed completions to token ids, and their padding."""
-
-from typing import Any
+"""Token ids of replayed completions, and padding."""
 
 import torch
 from torch import Tensor
+from trl import GRPOTrainer
 
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.columns import Prompt, Side, after_prompt, answer_of
 from composer_plugins.errors import DataError
 
 
-def encode_prompts(trainer: Any, prompts: list[Prompt]) -> list[list[int]]:
-    """Token ids as TRL itself makes them of prompts: same chat template, tools and special tokens."""
-    return trainer._tokenize_prompts(prompts)[0] if prompts else []
-
-
-def encode_completion(trainer: Any, prompt: Prompt, side: Side) -> list[int]:
-    """Token ids of a completion of `prompt`, ending where a completion ends."""
+def encode_completion(trainer: GRPOTrainer, prompt: Prompt, side: Side) -> list[int]:
+    """Token ids of a completion of `prompt`, with the end of sequence."""
     if isinstance(prompt, str):
         if not isinstance(side, str):
-            raise DataError("the completion is messages and the prompt a string: write both one way")
-        ids = trainer._tokenizer(side, add_special_tokens=False)["input_ids"]
+            raise DataError("prompt", "it is a string, and a completion is messages", "write both one way")
+        tokenizer = upstream.tokenizer(trainer)
+        ids = tokenizer(side, add_special_tokens=False)["input_ids"]
         ends = bool(ids) and ids[-1] in trainer.eos_token_ids
-        return ids if ends else [*ids, trainer._tokenizer.eos_token_id]
-    rendered = trainer.processing_class.apply_chat_template(
-        conversation=[[*prompt, *answer_of(side)]],
-        tools=trainer.tools or None,
-        chat_template=trainer.chat_template,
-        tokenize=True,
-        return_dict=True,
-        **trainer.chat_template_kwargs,
-    )
-    (whole,) = rendered["input_ids"]
-    (start,) = encode_prompts(trainer, [prompt])
+        return ids if ends else [*ids, tokenizer.eos_token_id]
+    whole = upstream.encode_chat(trainer, [*prompt, *answer_of(side)])
+    (start,) = upstream.encode_prompts(trainer, [prompt])
     return after_prompt(whole, start)
 
 
 def pad(rows: list[list[int]], value: int, side: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of ids padded to one width, and a mask that is 1 on what is not padding."""
+    """Rows of ids padded to one width, and a mask that is 0 on padding."""
     width = max(map(len, rows))
     ids = torch.full((len(rows), width), value)
     mask = torch.zeros((len(rows), width), dtype=torch.long)

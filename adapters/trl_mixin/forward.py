@@ -1,4 +1,4 @@
-"""Forward passes of the adapter's own: plain `model(...)`, whose logits TRL's fused head leaves alone."""
+"""Forward passes that return logits: plain calls of the model, which TRL's fused head leaves unchanged."""
 
 import inspect
 from collections.abc import Collection
@@ -6,20 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl import GRPOTrainer
 
 from composer_plugins.kernels.masking import at_least_float32
 
 
 def completion_logits(
-    trainer: Any, model: Any, ids: Tensor, attention_mask: Tensor, completion_length: int
+    trainer: GRPOTrainer, model: Any, ids: Tensor, attention_mask: Tensor, completion_length: int
 ) -> Tensor:
     """Logits [B, completion_length, V] that predict the last `completion_length` tokens of each row.
 
-    Divided by the trainer's sampling temperature, as TRL divides its own: student, teacher and reference
-    then speak of the distribution that was sampled from.
+    They are divided by the sampling temperature, as TRL's own log-probabilities are, so that student,
+    teacher and reference are the distributions that completions are sampled from.
     """
     keep = completion_length + 1  # the logits at t predict the token at t + 1
-    # Without positions a model with absolute ones would count the padding on the left.
+    # A model with absolute positions would otherwise count the padding on the left.
     options = {"logits_to_keep": keep, "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0)}
     options = {name: value for name, value in options.items() if name in _accepted(trainer)}
     with trainer.accelerator.autocast():
@@ -32,8 +33,18 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.log_softmax(at_least_float32(logits), -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
-def _accepted(trainer: Any) -> Collection[str]:
-    """The arguments of the model's forward: not every model can skip logits or takes positions."""
+def text_config(trainer: GRPOTrainer) -> Any:
+    """The config of the language model."""
+    return trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+
+
+def longest_input(trainer: GRPOTrainer) -> int | None:
+    """The number of tokens that the model takes, where its config says."""
+    return getattr(text_config(trainer), "max_position_embeddings", None)
+
+
+def _accepted(trainer: GRPOTrainer) -> Collection[str]:
+    """The arguments of the model's forward. Some models have no logits_to_keep or no position_ids."""
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inspect.signature(type(model).forward).parameters

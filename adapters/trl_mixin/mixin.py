@@ -1,122 +1,127 @@
-"""`ComposerLossMixin`: three channels in front of a GRPOTrainer."""
+"""`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
 import inspect
-import warnings
+import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import channels, trl_facts
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.guards import (
+    check_adapter,
     check_datasets,
-    check_model,
     check_streamed,
-    check_trainer,
+    trainer_findings,
+    uses_peft,
 )
-from composer_plugins.adapters.trl_mixin.teachers import (
-    EmaTeacher,
-    copies_before_patching,
-    copy_from_path,
-)
-from composer_plugins.catalogue import Loss
+from composer_plugins.adapters.trl_mixin.hint import HintChannel
+from composer_plugins.adapters.trl_mixin.policy import PolicyChannel
+from composer_plugins.adapters.trl_mixin.replay import ReplayChannel
+from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, Teacher, copies_before_patching, frozen
+from composer_plugins.diagnosis import enforce
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
 
-# What the mixin stands in front of; only a type checker is told, so that any GRPOTrainer will do.
+# The mixin works in front of any GRPOTrainer, so at run time it has no base of its own.
 if TYPE_CHECKING:
     from trl import GRPOTrainer as _Trainer
 else:
     _Trainer = object
 
+logger = logging.getLogger("composer_plugins")
+
 
 class ComposerLossMixin(_Trainer):
     """Mix in BEFORE a GRPOTrainer; `args` is a `ComposerGRPOConfig`.
 
-    Overrides `_compute_loss` and `_generate_and_score_completions`, and reads the log-probabilities that
-    pass through `_get_per_token_logps_and_entropies`. With the default config the loss, the gradient and
-    every random number are TRL's own.
+    Overrides TRL's `_compute_loss` and `_generate_and_score_completions`, and reads the log-probabilities
+    that TRL's `_get_per_token_logps_and_entropies` returns. With the default config the loss, the gradient
+    and every random number are TRL's own.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, Trainer):
             return  # a mixin of mixins
+        bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
         if not issubclass(cls, GRPOTrainer):
-            bases = ", ".join(base.__name__ for base in cls.__bases__)
-            raise ConfigError(
-                f"{cls.__name__}({bases}): the mixin needs a trl.GRPOTrainer; other trainers have no "
-                "_compute_loss(model, inputs) of the same contract"
-            )
+            problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
+            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
         order = cls.__mro__
         if order.index(ComposerLossMixin) > order.index(GRPOTrainer):
-            raise ConfigError(
-                f"{cls.__name__}: ComposerLossMixin stands after GRPOTrainer in the bases, where it is "
-                f"never called: write class {cls.__name__}(ComposerLossMixin, ...)"
-            )
+            problem = "ComposerLossMixin stands after GRPOTrainer in the bases, where it is never called"
+            raise ConfigError(bases, problem, f"write class {cls.__name__}(ComposerLossMixin, ...)")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, GRPOTrainer):
-            raise ConfigError(f"{type(self).__name__} is no trl.GRPOTrainer: the mixin cannot apply")
-        trl_facts.require_supported_trl()
+            problem = "it is not a trl.GRPOTrainer"
+            raise ConfigError(type(self).__name__, problem, "mix ComposerLossMixin into a GRPOTrainer")
+        upstream.require_supported_trl()
         given = dict(zip(list(inspect.signature(GRPOTrainer).parameters), args, strict=False)) | kwargs
-        if not isinstance(given.get("args"), ComposerGRPOConfig):
-            raise ConfigError(
-                f"args is {type(given.get('args')).__name__}; the weights are read from a ComposerGRPOConfig"
-            )
-        config = self._composer = given["args"].composer
-        self._policy = given["args"].policy_choice()  # None: TRL's own
-        self._hint, self._replay = config.choose_hint(), config.choose_replay()
-        self._checked: list[Loss] = []  # whose first inputs have been looked at
-        self._forward: trl_facts.Forward | None = None
+        options = given.get("args")
+        if not isinstance(options, ComposerGRPOConfig):
+            raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
+        config = self._composer = options.composer
+        choice = options.policy_choice()
+        self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
+        self._hint = self._replay = None
+        if config.hint_weight > 0:
+            self._hint = HintChannel(config.choose_hint(), config.teacher_prompt_template)
+        if config.replay_weight > 0:
+            self._replay = ReplayChannel(config.choose_replay())
+        self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
+        self._forward: upstream.PolicyForward | None = None
 
-        peft = check_model(given, config, self._asks_base)
-        copies = copies_before_patching(given.get("model"), 0 if peft else self._asks_base + self._asks_ema)
+        needs_base = self._hint is not None and config.hint_teacher == "base"
+        needs_base |= self._replay is not None and self._replay.needs_reference
+        needs_ema = self._hint is not None and config.hint_teacher == "ema"
+        peft = uses_peft(given)
+        if peft:
+            check_adapter(given, config, needs_base)
+        copies = copies_before_patching(given.get("model"), 0 if peft else needs_base + needs_ema)
         super().__init__(*args, **kwargs)
-        check_trainer(self, config)
-        check_datasets(self, config)
-        self._make_teachers(copies, peft)
+        if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
+            self.loss_type = upstream.loss_type_of(self._policy.mode)
+        if self._data_channels:
+            enforce(trainer_findings(self, config))
+            check_datasets(self, self._data_channels)
+            self._make_teachers(copies, peft, needs_base)
+        if self.accelerator.is_main_process:
+            _log_info(self._describe())
 
-    @property
-    def _asks_base(self) -> bool:
-        """Whether a channel asks the initial, frozen policy."""
-        config = self._composer
-        references = config.replay_weight > 0 and "ref_chosen" in self._replay.loss.needs
-        return references or (config.hint_weight > 0 and config.hint_teacher == "base")
+    def _make_teachers(self, copies: list[nn.Module], peft: bool, needs_base: bool) -> None:
+        def make() -> nn.Module:
+            model = copies.pop() if copies else frozen(upstream.load_copy(self))
+            return self.accelerator.prepare_model(model, evaluation_mode=True)
 
-    @property
-    def _asks_ema(self) -> bool:
-        return self._composer.hint_weight > 0 and self._composer.hint_teacher == "ema"
+        policy = self.accelerator.unwrap_model(self.model)
+        kind = self._composer.hint_teacher
+        base = Teacher(policy, without_adapter=peft) if peft or not needs_base else Teacher(make())
+        if self._replay is not None and self._replay.needs_reference:
+            self._replay.reference = base
+        if self._hint is not None:
+            self._hint.teacher = {"base": base, "live": Teacher(policy)}.get(kind) or Teacher(make())
+            if kind == "ema":
+                self.add_callback(EmaTeacher(self._hint.teacher.model, self._composer.hint_ema_rate))
 
-    def _make_teachers(self, copies: list[torch.nn.Module], peft: bool) -> None:
-        config = self._composer
-
-        def make() -> torch.nn.Module:
-            teacher = copies.pop() if copies else copy_from_path(self)
-            return self.accelerator.prepare_model(teacher, evaluation_mode=True)
-
-        # With PEFT the initial policy is the same model with its adapter switched off.
-        self._base = make() if self._asks_base and not peft else None
-        self._ema = make() if self._asks_ema else None
-        if self._ema is not None:
-            self.add_callback(EmaTeacher(self._ema, config.hint_ema_rate))
-        if config.hint_weight > 0 and config.hint_teacher == "live":
-            warnings.warn(
-                "hint_teacher='live': a teacher that moves with its student collapsed to reward 0 in 3 of "
-                "3 measured seeds (recipes/codebook); the frozen 'base' learned in all of them",
-                stacklevel=3,
-            )
+    def _describe(self) -> str:
+        """The losses of this run, with their weights, parameters and denominators."""
+        own = f"policy TRL's own, loss_type={self.loss_type}"
+        terms = {"policy": self._policy.describe() if self._policy is not None else own}
+        terms |= {channel.name: channel.describe() for channel in self._data_channels}
+        weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}
+        return "composer loss = " + " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        check_streamed(self, self._composer, inputs)
+        check_streamed(self, self._data_channels, inputs)
         output = super()._generate_and_score_completions(inputs)
-        if self._composer.hint_weight > 0:
-            output |= channels.hint_tensors(self, inputs, output)
-        if self._composer.replay_weight > 0:
-            output |= channels.replay_tensors(self, inputs)
+        if self._hint is not None:
+            output |= self._hint.tensors(self, inputs, output)
+        if self._replay is not None:
+            output |= self._replay.tensors(self, inputs)
         return output
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,19 +131,19 @@ class ComposerLossMixin(_Trainer):
         return outputs
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        config, hint, replay = self._composer, None, None
-        own = self._policy is not None
-        self._forward = forward = trl_facts.Forward(inputs, without_advantages=own)
+        self._forward = forward = upstream.PolicyForward(inputs, without_advantages=self._policy is not None)
         try:
             policy = super()._compute_loss(model, forward.inputs)
         finally:
             self._forward = None
-        if own:
-            policy = policy + channels.policy_loss(self, inputs, forward)
-        if config.hint_weight > 0:
-            hint = channels.hint_loss(self, model, inputs, forward.logprobs)
-        if config.replay_weight > 0:
-            replay = channels.replay_loss(self, model, inputs)
+        hint = replay = None
+        if self._policy is not None:
+            policy = policy + self._policy.loss(self, inputs, forward)
+        if self._hint is not None:
+            hint = self._hint.loss(self, model, inputs, forward.logprobs)
+        if self._replay is not None:
+            replay = self._replay.loss(self, model, inputs)
+        config = self._composer
         return composer(
             policy,
             hint,
@@ -151,3 +156,12 @@ class ComposerLossMixin(_Trainer):
 
 class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):
     """`trl.GRPOTrainer` with the composer loss."""
+
+
+def _log_info(line: str) -> None:
+    """Log `line` at INFO, and set logging up where nobody has: Python would not show it."""
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    logger.info(line)

@@ -1,13 +1,14 @@
-"""Frozen copies of the policy: the hint's teacher and the replay's reference.
+"""Teachers and references: frozen copies of the policy, its moving average, or the policy itself.
 
-They are made *before* TRL's constructor runs: it patches the model's forward with a closure over the
-original, so a later deepcopy would run the live weights (TRL >= 1.15).
+Copies are made *before* TRL's constructor runs. It patches the model's forward with a closure over the
+original model, so a later deepcopy would run the live weights.
 """
 
 import copy
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +16,47 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import TrainerCallback
-from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from composer_plugins.errors import ConfigError
 
 STATE_FILE = "composer_ema_teacher.safetensors"
 
 
+@dataclass
+class Teacher:
+    """A model that a channel asks for logits, and that this never trains."""
+
+    model: Any
+    without_adapter: bool = False  # with PEFT the initial policy is the model with its adapter switched off
+
+    @contextmanager
+    def asked(self) -> Iterator[nn.Module]:
+        """The model without gradient and dropout; afterwards it is in the state it was in."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.model.disable_adapter() if self.without_adapter else nullcontext():
+                yield self.model
+        finally:
+            self.model.train(was_training)
+
+
 def frozen(model: nn.Module) -> nn.Module:
-    """`model` as something to ask and never to train."""
+    """`model` in evaluation mode and without gradients."""
     return model.eval().requires_grad_(False)
 
 
 def copies_before_patching(model: Any, count: int) -> list[nn.Module]:
-    """`count` frozen copies, of a model that came as a module; none of one that came as a path."""
+    """`count` frozen copies of a model that was given as a module; none of one that was given as a path."""
     if not isinstance(model, nn.Module):
         return []
     return [frozen(copy.deepcopy(model)) for _ in range(count)]
 
 
-def copy_from_path(trainer: Any) -> nn.Module:
-    """A frozen copy of a model that came as a path: loaded once more, with the weights TRL holds now."""
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    options = dict(trainer.args.model_init_kwargs or {})
-    options.setdefault("trust_remote_code", trainer.args.trust_remote_code)
-    options |= {"dtype": policy.dtype, "device_map": None}
-    with torch.random.fork_rng():  # loading may initialise, and must not shift the run's random numbers
-        loaded = create_model_from_path(get_config_model_id(policy.config), **options)
-    loaded.load_state_dict(policy.state_dict())
-    return frozen(loaded)
-
-
-@contextmanager
-def without_gradient_or_dropout(model: nn.Module) -> Iterator[None]:
-    """Ask `model`, which may be in training, as a teacher is asked."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
 class EmaTeacher(TrainerCallback):
     """Moves the teacher after every optimizer step: teacher += rate * (policy - teacher).
 
-    Its weights are part of the run: they are saved in every checkpoint and read back on resuming.
+    Its weights are saved in every checkpoint and read back on resuming.
     """
 
     def __init__(self, teacher: nn.Module, rate: float) -> None:
@@ -84,10 +79,8 @@ class EmaTeacher(TrainerCallback):
             return
         path = self._path(args, state)
         if not path.exists():
-            raise ConfigError(
-                f"resuming at step {state.global_step} with hint_teacher='ema', and there is no {path}: "
-                "put the checkpoint's file there, or the teacher would start over"
-            )
+            problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
+            raise ConfigError("hint_teacher", problem, "copy the teacher's file into the checkpoint")
         load_model(self.teacher, str(path))
 
     @staticmethod

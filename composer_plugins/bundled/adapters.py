@@ -1,4 +1,4 @@
-"""The frameworks we have an adapter for, and what each of them can feed a kernel with."""
+"""The frameworks we have an adapter for, and the inputs that each of them provides for a kernel."""
 
 from composer_plugins.adapter import Adapter
 
@@ -13,11 +13,12 @@ TRL = Adapter(
         ),
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },
+    cuts=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
 )
 
 PRIME_RL = Adapter(
     framework="prime-rl",
-    path="composer_plugins.adapters.prime_rl_loss:loss_fn",
+    path="composer_plugins.adapters.prime_rl_plugin:loss_fn",
     summary="a loss_fn for trainer.loss.import_path: any policy loss, sampled-token hints, replay pairs",
     provides={
         # old_logprobs with `anchor`: the rollout engine's or the policy's own
@@ -28,11 +29,14 @@ PRIME_RL = Adapter(
         "divergence": frozenset({"student_logprobs", "teacher_logprobs", "mask"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
     },
+    cuts=dict.fromkeys(
+        ("policy", "divergence", "correction"), "PRIME-RL calls a loss with one sequence at a time"
+    ),
 )
 
 VERL = Adapter(
     framework="verl",
-    path="composer_plugins.adapters.verl_plugin.registration:register",
+    path="composer_plugins.adapters.verl_plugin.register:register",
     summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
@@ -44,6 +48,10 @@ VERL = Adapter(
             | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}
         ),
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
+    },
+    cuts={
+        "policy": "verl cuts the batch into micro-batches",
+        "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
     },
 )
 

@@ -1,14 +1,17 @@
 """Advantages: what a rollout's reward, or a token's return, is compared with."""
 
-from composer_plugins.bundled.shared import KERNELS
+from functools import partial
+
 from composer_plugins.catalogue import Dialect, Loss, Parameter, Value
 
+advantage = partial(Loss, kind="advantage")
+
 GROUPED = ("rewards", "group_ids")
-SINGLETON = Parameter("zero", "what a group of one gets: 0, or its own reward", choices=("zero", "raw"))
-DDOF = Parameter(1, "delta degrees of freedom of the standard deviation", low=0, high=1, integer=True)
-EPS = Parameter(1e-6, "added to the standard deviation", low=0)
-GAMMA = Parameter(1.0, "discount per live token", low=0, high=1)
-VARIANCE_EPS = Parameter(1e-8, "added to the batch's variance", low=0)
+SINGLETON = Parameter("what a group of one gets: 0, or its own reward", choices=("zero", "raw"))
+DDOF = Parameter("delta degrees of freedom of the standard deviation", low=0, high=1, integer=True)
+EPS = Parameter("added to the standard deviation", low=0)
+GAMMA = Parameter("discount per unmasked token", low=0, high=1)
+VARIANCE_EPS = Parameter("added to the batch's variance", low=0)
 
 LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
@@ -33,16 +36,14 @@ def verl(function: str, test: str, note: str = "", **params: Value) -> Dialect:
 
 
 LOSSES = (
-    Loss(
+    advantage(
         name="grpo",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:grpo",
         summary="the reward's deviation from its group's mean, in standard deviations",
         paper="arXiv 2402.03300",
         needs=GROUPED,
         optional=("mask", "num_groups"),
         parameters={
-            "scale": Parameter("group", "whose standard deviation", choices=("group", "batch", "none")),
+            "scale": Parameter("whose standard deviation", choices=("group", "batch", "none")),
             "ddof": DDOF,
             "eps": EPS,
             "singleton": SINGLETON,
@@ -96,10 +97,8 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="dr_grpo",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:dr_grpo",
         summary="the reward's deviation from its group's mean",
         paper="arXiv 2503.20783",
         needs=GROUPED,
@@ -133,10 +132,8 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="rloo",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:rloo",
         summary="the reward less the mean of the others of its group",
         paper="arXiv 2402.14740",
         needs=GROUPED,
@@ -159,10 +156,8 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="maxrl",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:maxrl",
         summary="the reward's deviation from its group's mean, over that mean",
         paper="arXiv 2602.02710",
         needs=GROUPED,
@@ -177,10 +172,8 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="opo",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:opo",
         summary="the reward less its group's mean weighted by length",
         paper="arXiv 2505.23585",
         needs=(*GROUPED, "lengths"),
@@ -189,16 +182,14 @@ LOSSES = (
         dialects=(verl("opo_outcome_advantage", "test_opo_equals_verl", singleton="raw"),),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="gpg",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:gpg",
         summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
         paper="arXiv 2504.02546",
         needs=GROUPED,
         optional=("mask", "num_groups"),
         parameters={
-            "f_norm": Parameter(1.0, "divides the advantage", low=1e-6),
+            "f_norm": Parameter("divides the advantage", low=1e-6),
             "singleton": SINGLETON,
         },
         dialects=(
@@ -211,16 +202,14 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="pass_at_k",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:pass_at_k",
         summary="only the best of a group: by how much it beats the second best",
         paper="arXiv 2503.19595",
         needs=GROUPED,
         optional=("mask", "num_groups"),
         parameters={
-            "scale": Parameter("none", "what divides the lead", choices=("group", "none")),
+            "scale": Parameter("what divides the lead", choices=("group", "none")),
             "ddof": DDOF,
             "eps": EPS,
         },
@@ -235,10 +224,8 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="reinforce_pp",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:reinforce_pp",
         summary="the discounted return of each token, whitened over the batch",
         paper="arXiv 2501.03262",
         needs=("token_rewards", "mask"),
@@ -252,10 +239,8 @@ LOSSES = (
         ),
         proof=TOKEN_LOOPS + "test_reinforce_pp_equals_loops",
     ),
-    Loss(
+    advantage(
         name="reinforce_pp_baseline",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:reinforce_pp_baseline",
         summary="the reward's deviation from its group's mean, whitened over the batch",
         paper="arXiv 2501.03262",
         needs=GROUPED,
@@ -271,19 +256,17 @@ LOSSES = (
         ),
         proof=LOOPS,
     ),
-    Loss(
+    advantage(
         name="gdpo",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:gdpo",
         summary="several rewards, each normalised in its group, summed and normalised over the batch",
         paper="arXiv 2601.05242",
         needs=("reward_components", "group_ids"),
         optional=("mask", "lengths", "component_weights", "component_mask", "num_groups"),
         parameters={
             "ddof": DDOF,
-            "eps": Parameter(1e-4, "added to a group's standard deviation", low=0),
-            "batch_eps": Parameter(1e-4, "added to the batch's standard deviation", low=0),
-            "variance_eps": Parameter(0.0, VARIANCE_EPS.help, low=0),
+            "eps": Parameter("added to a group's standard deviation", low=0),
+            "batch_eps": Parameter("added to the batch's standard deviation", low=0),
+            "variance_eps": Parameter(VARIANCE_EPS.help, low=0),
             "singleton": SINGLETON,
         },
         dialects=(
@@ -307,10 +290,8 @@ LOSSES = (
         ),
         proof=TOKEN_LOOPS + "test_gdpo_equals_loops",
     ),
-    Loss(
+    advantage(
         name="remax",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:remax",
         summary="the return less the reward of the greedy completion",
         paper="arXiv 2310.10505",
         needs=("token_rewards", "baselines", "mask"),
@@ -324,17 +305,15 @@ LOSSES = (
         ),
         proof=TOKEN_LOOPS + "test_remax_equals_loops",
     ),
-    Loss(
+    advantage(
         name="gae",
-        kind="advantage",
-        path=f"{KERNELS}.advantages:gae",
         summary="generalized advantage estimation with a critic",
         paper="arXiv 1506.02438",
         needs=("token_rewards", "values", "mask"),
         parameters={
             "gamma": GAMMA,
-            "lam": Parameter(0.95, "decay of later temporal differences", low=0, high=1),
-            "whiten": Parameter(True, "normalise over the batch's live tokens", choices=(True, False)),
+            "lam": Parameter("decay of later temporal differences", low=0, high=1),
+            "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
             "variance_eps": VARIANCE_EPS,
         },
         dialects=(

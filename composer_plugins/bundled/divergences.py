@@ -1,12 +1,15 @@
 """Distillation divergences."""
 
-from composer_plugins.bundled.shared import KERNELS, TEMPERATURE, TINY
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
+from functools import partial
+
+from composer_plugins.bundled.shared import TEMPERATURE, TINY
+from composer_plugins.catalogue import Dialect, Loss, Parameter
+
+divergence = partial(Loss, kind="divergence")
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 
-PATH = f"{KERNELS}.divergences"
 GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
 PARTS = "kernels/test_divergences_parts.py"
 DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
@@ -18,46 +21,35 @@ PORTS = f"{GOLDEN}::test_divergences_equal_taids_repository"
 SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
 NOT_RUN = "no reference obtainable: "
 
-VALUE = Parameter("kl", "a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
-ENTRY_CLIP = Parameter(None, "bound on each summand over the vocabulary, in nats; OPSD: 0.05")
-REST = ("renormalised", "raw", "tail")
+VALUE = Parameter("a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
+ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05")
 
 
 def skew(whose: str) -> Parameter:
     """A weight in a mixture that both models enter."""
-    return Parameter(0.1, f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
+    return Parameter(f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
 
 
-LOG_FLOOR = Parameter(None, "least log-probability of both sides, in nats; verl: -10.0", high=0)
+LOG_FLOOR = Parameter("least log-probability of both sides, in nats; verl: -10.0", high=0)
 RATIO_CAP = "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0"
 
 
-def rest(default: str) -> Parameter:
-    """What becomes of the probability outside the top k."""
-    return Parameter(default, "what becomes of the probability outside the top k", choices=REST)
-
-
-def supported(
-    *, top_k: int | None = None, top_k_of: str = "teacher", outside: str = "renormalised"
-) -> dict[str, Parameter]:
-    """The temperature, and the part of the vocabulary that is compared."""
-    return {
-        "temperature": TEMPERATURE,
-        "top_k": Parameter(top_k, "compare this many entries; none: the vocabulary", low=1, integer=True),
-        "top_k_of": Parameter(top_k_of, "whose largest entries these are", choices=("teacher", "student")),
-        "rest": rest(outside),
-    }
+REST = Parameter("what becomes of the probability outside the top k", choices=("renormalised", "raw", "tail"))
+SUPPORT = {  # the temperature, and the part of the vocabulary that is compared
+    "temperature": TEMPERATURE,
+    "top_k": Parameter("compare this many entries; none: the vocabulary", low=1, integer=True),
+    "top_k_of": Parameter("whose largest entries these are", choices=("teacher", "student")),
+    "rest": REST,
+}
 
 
 LOSSES = (
-    Loss(
+    divergence(
         name="forward_kl",
-        kind="divergence",
-        path=f"{PATH}:forward_kl",
         summary="KL(teacher || student), mean-seeking",
         paper="arXiv 2306.13649",
         needs=LOGITS,
-        parameters=supported() | {"value": VALUE, "entry_clip": ENTRY_CLIP},
+        parameters=SUPPORT | {"value": VALUE, "entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
             Dialect(
@@ -83,14 +75,12 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="reverse_kl",
-        kind="divergence",
-        path=f"{PATH}:reverse_kl",
         summary="KL(student || teacher), mode-seeking",
         paper="arXiv 2306.08543",
         needs=LOGITS,
-        parameters=supported() | {"entry_clip": ENTRY_CLIP},
+        parameters=SUPPORT | {"entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
             Dialect(upstream="distillm", source=DISTILLM.format("reverse_kl"), proof=PAPERS),
@@ -103,15 +93,13 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="jsd",
-        kind="divergence",
-        path=f"{PATH}:jsd",
         summary="generalized Jensen-Shannon divergence",
         paper="arXiv 2306.13649",
         needs=LOGITS,
-        parameters={"beta": Parameter(0.5, "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
-        | supported()
+        parameters={"beta": Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
+        | SUPPORT
         | {"entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
@@ -153,14 +141,12 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="skewed_forward_kl",
-        kind="divergence",
-        path=f"{PATH}:skewed_forward_kl",
         summary="KL(teacher || a little teacher in the student)",
         paper="arXiv 2402.03898",
         needs=LOGITS,
-        parameters={"skew": skew("teacher"), "value": VALUE} | supported(),
+        parameters={"skew": skew("teacher"), "value": VALUE} | SUPPORT,
         proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
@@ -179,14 +165,12 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="skewed_reverse_kl",
-        kind="divergence",
-        path=f"{PATH}:skewed_reverse_kl",
         summary="KL(student || a little student in the teacher)",
         paper="arXiv 2402.03898",
         needs=LOGITS,
-        parameters={"skew": skew("student")} | supported(),
+        parameters={"skew": skew("student")} | SUPPORT,
         proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
@@ -205,18 +189,16 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="symmetric_kl",
-        kind="divergence",
-        path=f"{PATH}:symmetric_kl",
         summary="weighted sum of forward and reverse KL",
         paper="arXiv 2402.03898",
         needs=LOGITS,
         parameters={
-            "reverse_weight": Parameter(0.9, "weight of the reverse KL", low=0, high=1),
+            "reverse_weight": Parameter("weight of the reverse KL", low=0, high=1),
             "value": VALUE,
         }
-        | supported(),
+        | SUPPORT,
         proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(
@@ -228,33 +210,29 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="tv",
-        kind="divergence",
-        path=f"{PATH}:tv",
         summary="total variation distance",
         paper="arXiv 2307.15190",
         needs=LOGITS,
-        parameters=supported(),
+        parameters=SUPPORT,
         proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
         dialects=(
             Dialect(upstream="distillm", source=DISTILLM.format("tv_distance"), proof=PAPERS),
             Dialect(upstream="taid", source=TAID.format("tvd"), proof=PORTS, note="class TVD"),
         ),
     ),
-    Loss(
+    divergence(
         name="adaptive_kl",
-        kind="divergence",
-        path=f"{PATH}:adaptive_kl",
         summary="forward KL for the teacher's head, reverse KL for its tail",
         paper="arXiv 2404.02657",
         needs=LOGITS,
         parameters={
-            "head_mass": Parameter(0.5, "probability that the teacher's head has at most", low=0, high=1),
-            "weights": Parameter("paper", "how the two are weighed", choices=("paper", "taid")),
+            "head_mass": Parameter("probability that the teacher's head has at most", low=0, high=1),
+            "weights": Parameter("how the two are weighed", choices=("paper", "taid")),
             "value": VALUE,
         }
-        | supported(),
+        | SUPPORT,
         proof=f"{PARTS}::test_adaptive_kl_equals_plain_loops",
         dialects=(
             Dialect(
@@ -267,19 +245,17 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="forward_kl_topk",
-        kind="divergence",
-        path=f"{PATH}:forward_kl_topk",
         summary="forward KL from the teacher's k largest log-probabilities",
         paper="arXiv 2306.13649",
         needs=TOP_K,
         parameters={
-            "rest": rest("renormalised"),
-            "temperature": Parameter(1.0, "divides the student's logits", low=1e-3),
+            "rest": REST,
+            "temperature": Parameter("divides the student's logits", low=1e-3),
             "logprob_floor": LOG_FLOOR,
-            "non_negative": Parameter(False, "cut the loss at 0; verl: true", choices=(True, False)),
-            "value_cap": Parameter(None, "bound on the loss, in nats; verl: 10.0", low=0),
+            "non_negative": Parameter("cut the loss at 0; verl: true", choices=(True, False)),
+            "value_cap": Parameter("bound on the loss, in nats; verl: 10.0", low=0),
         },
         proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
@@ -301,16 +277,14 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="reverse_kl_topk",
-        kind="divergence",
-        path=f"{PATH}:reverse_kl_topk",
         summary="reverse KL from the teacher's k largest log-probabilities, and a tail bucket",
         paper="arXiv 2608.14728",
         needs=TOP_K,
         parameters={
-            "rest": rest("tail"),
-            "temperature": Parameter(1.0, "divides the student's logits", low=1e-3),
+            "rest": REST,
+            "temperature": Parameter("divides the student's logits", low=1e-3),
             "logprob_floor": LOG_FLOOR,
         },
         proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
@@ -333,21 +307,17 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="sampled_token",
-        kind="divergence",
-        path=f"{PATH}:sampled_token",
         summary="reverse KL from the sampled token alone",
         paper="arXiv 2601.20802",
         needs=("student_logprobs", "teacher_logprobs", "mask"),
         optional=("old_logprobs",),
         parameters={
-            "estimator": Parameter(
-                "score", "score function, or a KL estimator", choices=("score", "k2", "k3")
-            ),
-            "log_ratio_clamp": Parameter(None, "clamp on k3's log ratio, in nats; verl: 20.0", low=TINY),
-            "value_cap": Parameter(None, "clamp on k3, in nats; verl: 10.0", low=TINY),
-            "ratio_cap": Parameter(None, RATIO_CAP, low=TINY),
+            "estimator": Parameter("score function, or a KL estimator", choices=("score", "k2", "k3")),
+            "log_ratio_clamp": Parameter("clamp on k3's log ratio, in nats; verl: 20.0", low=TINY),
+            "value_cap": Parameter("clamp on k3, in nats; verl: 10.0", low=TINY),
+            "ratio_cap": Parameter(RATIO_CAP, low=TINY),
         },
         proof=f"{UNIT}::test_sampled_token_has_the_gradient_of_reverse_kl_in_expectation",
         dialects=(
@@ -380,19 +350,15 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="sdpo",
-        kind="divergence",
-        path=f"{PATH}:sdpo",
         summary="JSD on the student's top k and a tail, weighted by a capped ratio",
         paper="arXiv 2601.20802",
         needs=LOGITS,
         optional=("student_logprobs", "old_logprobs"),
-        parameters={
-            "alpha": Parameter(0.5, "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)
-        }
-        | supported(top_k=100, top_k_of="student", outside="tail")
-        | {"ratio_cap": Parameter(2.0, RATIO_CAP, low=TINY)},
+        parameters={"alpha": Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
+        | SUPPORT
+        | {"ratio_cap": Parameter(RATIO_CAP, low=TINY)},
         proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
         dialects=(
             Dialect(
@@ -411,29 +377,22 @@ LOSSES = (
             ),
         ),
     ),
-    Loss(
+    divergence(
         name="entropy_gated_kl",
-        kind="divergence",
-        path=f"{PATH}:entropy_gated_kl",
         summary="forward KL where the teacher's entropy is high",
         paper="arXiv 2603.07079",
         needs=LOGITS,
-        parameters={
-            "min_entropy": Parameter(REQUIRED, "least entropy of the teacher, in nats", low=0, example=1.0)
-        }
-        | supported(),
+        parameters={"min_entropy": Parameter("least entropy of the teacher, in nats", low=0, example=1.0)}
+        | SUPPORT,
         proof=f"{PARTS}::test_the_gate_is_the_entropy_of_the_teacher",
     ),
-    Loss(
+    divergence(
         name="taid",
-        kind="divergence",
-        path=f"{KERNELS}.taid:taid",
+        path="composer_plugins.kernels.taid:taid",
         summary="cross-entropy against a teacher between the student and the real one",
         paper="arXiv 2501.16937",
         needs=LOGITS,
-        parameters={
-            "t": Parameter(REQUIRED, "the teacher's weight in the logits", low=0, high=1, example=0.4)
-        },
+        parameters={"t": Parameter("the teacher's weight in the logits", low=0, high=1, example=0.4)},
         proof="kernels/test_taid.py::test_loss_and_its_kl_equal_plain_loops",
         dialects=(
             Dialect(

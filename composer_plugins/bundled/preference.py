@@ -1,16 +1,18 @@
 """Preference losses, of pairs and of single completions."""
 
 import math
+from functools import partial
 
-from composer_plugins.bundled.shared import KERNELS, LABEL_SMOOTHING, TINY
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
+from composer_plugins.bundled.shared import LABEL_SMOOTHING, TINY
+from composer_plugins.catalogue import Dialect, Loss, Parameter
+
+preference = partial(Loss, kind="preference")
 
 ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
 GOLDEN = "golden/test_preference.py"
 LIVE = "live/trl/test_preference.py"
 RECORDED = f"{GOLDEN}::test_dpo_family_equals_trl"
 
-PATH = f"{KERNELS}.preference"
 REFERENCE = ("chosen", "rejected", "ref_chosen", "ref_rejected")
 UNPAIRED = ("scores", "ref_scores", "desirable")
 
@@ -20,21 +22,18 @@ TRL_TPO = "trl/experimental/tpo/tpo_trainer.py TPOTrainer._compute_loss @1.16.0"
 TRL_KTO = "trl/trainer/kto_trainer.py KTOTrainer._compute_loss @1.16.0"
 MITCHELL = "eric-mitchell/direct-preference-optimization trainers.py preference_loss @f8b8c0f"
 
-BETA = Parameter(0.1, "how strongly the reference holds", low=TINY)
-SCALE = Parameter(0.1, "scale of the margin", low=TINY)
-SIMPO_SCALE = Parameter(2.0, "scale of the length-averaged margin", low=TINY)
-TPO_SCALE = Parameter(0.01, "scale of the margin", low=TINY)
-MARGIN = Parameter(0.25, "target margin gamma over beta", low=0)
-NLL_WEIGHT = Parameter(1.0, "weight of the negative log-likelihood", low=0)
+BETA = Parameter("how strongly the reference holds", low=TINY)
+SCALE = Parameter("scale of the margin", low=TINY)
+SIMPO_SCALE = Parameter("scale of the length-averaged margin", low=TINY)
+MARGIN = Parameter("target margin gamma over beta", low=0)
+NLL_WEIGHT = Parameter("weight of the negative log-likelihood", low=0)
 F_DIVERGENCE = {
-    "divergence": Parameter(
-        "reverse_kl", "which f-divergence holds", choices=("reverse_kl", "forward_kl", "js", "alpha")
-    ),
-    "alpha": Parameter(0.5, "of the alpha divergence: 1 is reverse_kl, 0 forward_kl"),
+    "divergence": Parameter("which f-divergence holds", choices=("reverse_kl", "forward_kl", "js", "alpha")),
+    "alpha": Parameter("of the alpha divergence: 1 is reverse_kl, 0 forward_kl"),
 }
 WEIGHTS = {
-    "desirable_weight": Parameter(1.0, "weight of good completions", low=0),
-    "undesirable_weight": Parameter(1.0, "weight of bad completions", low=0),
+    "desirable_weight": Parameter("weight of good completions", low=0),
+    "undesirable_weight": Parameter("weight of bad completions", low=0),
 }
 
 
@@ -53,10 +52,8 @@ def of_trl(loss_type: str, note: str = "", **params: float | str) -> Dialect:
 F_NOTE = "f_divergence_type is `divergence`, f_alpha_divergence_coef `alpha`"
 
 MARGIN_LOSSES = (
-    Loss(
+    preference(
         name="dpo",
-        kind="preference",
-        path=f"{PATH}:dpo",
         summary="DPO; cDPO with label_smoothing, f-DPO with divergence",
         paper="arXiv 2305.18290",
         needs=REFERENCE,
@@ -73,23 +70,19 @@ MARGIN_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="cdpo",
-        kind="preference",
-        path=f"{PATH}:cdpo",
         summary="DPO for labels wrong with a known chance",
         paper="ericmitchell.ai/cdpo.pdf",
         needs=REFERENCE,
         parameters={
-            "label_smoothing": Parameter(REQUIRED, LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
+            "label_smoothing": Parameter(LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
             "beta": BETA,
         },
         proof=f"{GOLDEN}::test_cdpo_is_the_dpo_of_its_authors_with_smoothing",
     ),
-    Loss(
+    preference(
         name="sigmoid_norm",
-        kind="preference",
-        path=f"{PATH}:sigmoid_norm",
         summary="length-normalised DPO",
         paper="arXiv 2411.15124",
         needs=REFERENCE,
@@ -98,27 +91,23 @@ MARGIN_LOSSES = (
         proof=ORACLE,
         dialects=(of_trl("sigmoid_norm", "ignores label_smoothing"),),
     ),
-    Loss(
+    preference(
         name="robust",
-        kind="preference",
-        path=f"{PATH}:robust",
         summary="rDPO: unbiased under labels flipped with a known chance",
         paper="arXiv 2403.00409",
         needs=REFERENCE,
         parameters={
             "beta": BETA,
             "label_smoothing": Parameter(
-                0.1, LABEL_SMOOTHING.help + ", below 0.5", low=0, high=math.nextafter(0.5, 0)
+                LABEL_SMOOTHING.help + ", below 0.5", low=0, high=math.nextafter(0.5, 0)
             ),
         }
         | F_DIVERGENCE,
         proof=ORACLE,
         dialects=(of_trl("robust", F_NOTE, label_smoothing=0.0),),
     ),
-    Loss(
+    preference(
         name="hinge",
-        kind="preference",
-        path=f"{PATH}:hinge",
         summary="SLiC's hinge on DPO's margin (RSO)",
         paper="arXiv 2309.06657",
         needs=REFERENCE,
@@ -126,14 +115,12 @@ MARGIN_LOSSES = (
         proof=ORACLE,
         dialects=(of_trl("hinge", F_NOTE),),
     ),
-    Loss(
+    preference(
         name="ipo",
-        kind="preference",
-        path=f"{PATH}:ipo",
         summary="the margin is pulled to 1 / (2 beta), and no further",
         paper="arXiv 2310.12036",
         needs=REFERENCE,
-        parameters={"beta": Parameter(0.1, "the paper's tau: the target is 1 / (2 beta)", low=TINY)},
+        parameters={"beta": Parameter("the paper's tau: the target is 1 / (2 beta)", low=TINY)},
         proof=ORACLE,
         dialects=(
             Dialect(
@@ -153,16 +140,14 @@ MARGIN_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="exo_pair",
-        kind="preference",
-        path=f"{PATH}:exo_pair",
         summary="EXO: reverse KL from the policy's preference to a smoothed label",
         paper="arXiv 2402.00856",
         needs=REFERENCE,
         parameters={
             "beta": BETA,
-            "label_smoothing": Parameter(1e-3, LABEL_SMOOTHING.help + ", above 0", low=TINY, high=0.5),
+            "label_smoothing": Parameter(LABEL_SMOOTHING.help + ", above 0", low=TINY, high=0.5),
         }
         | F_DIVERGENCE,
         proof=ORACLE,
@@ -170,26 +155,22 @@ MARGIN_LOSSES = (
             of_trl("exo_pair", f"refuses its default label_smoothing of 0; {F_NOTE}", label_smoothing=1e-3),
         ),
     ),
-    Loss(
+    preference(
         name="discopop",
-        kind="preference",
-        path=f"{PATH}:discopop",
         summary="log-ratio modulated loss, found by search",
         paper="arXiv 2406.08414",
         needs=REFERENCE,
         parameters={
             "beta": BETA,
-            "tau": Parameter(0.05, "temperature of the gate between the two losses", low=TINY),
+            "tau": Parameter("temperature of the gate between the two losses", low=TINY),
         }
         | F_DIVERGENCE,
         proof=ORACLE,
         dialects=(of_trl("discopop", f"discopop_tau is `tau`; {F_NOTE}", tau=0.05),),
     ),
     *(
-        Loss(
+        preference(
             name=name,
-            kind="preference",
-            path=f"{PATH}:{name}",
             summary=summary,
             paper="arXiv 2406.05882",
             needs=REFERENCE,
@@ -206,10 +187,8 @@ MARGIN_LOSSES = (
 )
 
 SEPARATE_LOSSES = tuple(
-    Loss(
+    preference(
         name=name,
-        kind="preference",
-        path=f"{PATH}:{name}",
         summary=summary,
         paper=paper,
         needs=REFERENCE,
@@ -228,10 +207,8 @@ SEPARATE_LOSSES = tuple(
 )
 
 REFERENCE_FREE_LOSSES = (
-    Loss(
+    preference(
         name="simpo",
-        kind="preference",
-        path=f"{PATH}:simpo",
         summary="reference-free, length-averaged, with a target margin",
         paper="arXiv 2405.14734",
         needs=("chosen", "rejected"),
@@ -239,7 +216,7 @@ REFERENCE_FREE_LOSSES = (
             "beta": SIMPO_SCALE,
             "gamma_beta_ratio": MARGIN,
             "label_smoothing": LABEL_SMOOTHING,
-            "link": Parameter("sigmoid", "how the margin becomes a loss", choices=("sigmoid", "hinge")),
+            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge")),
         },
         average=True,
         proof=ORACLE,
@@ -261,10 +238,8 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="cpo_simpo",
-        kind="preference",
-        path=f"{PATH}:cpo_simpo",
         summary="SimPO plus the likelihood of the chosen",
         paper="fe1ixxu/CPO_SIMPO",
         needs=("chosen", "rejected", "chosen_nll"),
@@ -287,15 +262,13 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="alpha_po",
-        kind="preference",
-        path=f"{PATH}:alpha_po",
         summary="SimPO with another shape of reward",
         paper="arXiv 2501.03884",
         needs=("chosen", "rejected"),
         parameters={
-            "alpha": Parameter(REQUIRED, "shape of the reward; 0 is SimPO", example=0.25),
+            "alpha": Parameter("shape of the reward; 0 is SimPO", example=0.25),
             "beta": SIMPO_SCALE,
             "gamma_beta_ratio": MARGIN,
             "label_smoothing": LABEL_SMOOTHING,
@@ -313,10 +286,8 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="cpo",
-        kind="preference",
-        path=f"{PATH}:cpo",
         summary="DPO without a reference, plus the likelihood of the chosen",
         paper="arXiv 2401.08417",
         needs=("chosen", "rejected", "chosen_nll"),
@@ -324,9 +295,7 @@ REFERENCE_FREE_LOSSES = (
             "beta": SCALE,
             "label_smoothing": LABEL_SMOOTHING,
             "nll_weight": NLL_WEIGHT,
-            "link": Parameter(
-                "sigmoid", "how the margin becomes a loss", choices=("sigmoid", "hinge", "square")
-            ),
+            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge", "square")),
         },
         proof=ORACLE,
         dialects=(
@@ -340,14 +309,12 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="orpo",
-        kind="preference",
-        path=f"{PATH}:orpo",
         summary="likelihood of the chosen, and a preference by odds",
         paper="arXiv 2403.07691",
         needs=("chosen", "rejected", "chosen_nll"),
-        parameters={"beta": Parameter(0.1, "the paper's lambda: weight of the odds ratio", low=0)},
+        parameters={"beta": Parameter("the paper's lambda: weight of the odds ratio", low=0)},
         average=True,
         proof=ORACLE,
         dialects=(
@@ -360,14 +327,12 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="tpo",
-        kind="preference",
-        path=f"{PATH}:tpo",
         summary="CPO with the likelihood of a third, gold completion",
         paper="arXiv 2405.16681",
         needs=("chosen", "rejected", "gold_nll"),
-        parameters={"beta": TPO_SCALE, "label_smoothing": LABEL_SMOOTHING, "nll_weight": NLL_WEIGHT},
+        parameters={"beta": SCALE, "label_smoothing": LABEL_SMOOTHING, "nll_weight": NLL_WEIGHT},
         proof=ORACLE,
         dialects=(
             Dialect(
@@ -379,16 +344,14 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="tpo_l",
-        kind="preference",
-        path=f"{PATH}:tpo_l",
         summary="TPO, length-averaged, with a target margin",
         paper="arXiv 2405.16681",
         needs=("chosen", "rejected", "gold_nll"),
         parameters={
-            "gamma_beta_ratio": Parameter(REQUIRED, MARGIN.help, low=0, example=0.5),
-            "beta": TPO_SCALE,
+            "gamma_beta_ratio": Parameter(MARGIN.help, low=0, example=0.5),
+            "beta": SCALE,
             "label_smoothing": LABEL_SMOOTHING,
             "nll_weight": NLL_WEIGHT,
         },
@@ -404,10 +367,8 @@ REFERENCE_FREE_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="sft",
-        kind="preference",
-        path=f"{PATH}:sft",
         summary="the likelihood of the chosen alone",
         paper="maximum likelihood",
         needs=("chosen_nll",),
@@ -424,10 +385,8 @@ REFERENCE_FREE_LOSSES = (
 )
 
 UNPAIRED_LOSSES = (
-    Loss(
+    preference(
         name="kto",
-        kind="preference",
-        path=f"{PATH}:kto",
         summary="a prospect-theoretic value of single completions",
         paper="arXiv 2402.01306",
         needs=(*UNPAIRED, "reference_kl"),
@@ -443,10 +402,8 @@ UNPAIRED_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="apo_zero_unpaired",
-        kind="preference",
-        path=f"{PATH}:apo_zero_unpaired",
         summary="APO-zero of single completions: KTO anchored at 0",
         paper="arXiv 2408.06266",
         needs=UNPAIRED,
@@ -462,10 +419,8 @@ UNPAIRED_LOSSES = (
             ),
         ),
     ),
-    Loss(
+    preference(
         name="bco",
-        kind="preference",
-        path=f"{PATH}:bco",
         summary="a binary classifier of single completions",
         paper="arXiv 2404.04656",
         needs=(*UNPAIRED, "reward_shift"),

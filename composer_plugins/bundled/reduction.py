@@ -1,7 +1,12 @@
 """KL estimators, rollout corrections and aggregation modes."""
 
-from composer_plugins.bundled.shared import KERNELS, LOG_RATIO_CLAMP, TINY
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
+from functools import partial
+from typing import Any
+
+from composer_plugins.bundled.shared import LOG_RATIO_CLAMP, TINY
+from composer_plugins.catalogue import Dialect, Loss, Parameter
+
+kl, correction = partial(Loss, kind="kl"), partial(Loss, kind="correction")
 
 TOKENS = ("logprobs", "ref_logprobs", "mask")
 WEIGHTS = ("old_logprobs", "rollout_logprobs", "mask")
@@ -14,7 +19,7 @@ KL_DEFINITION = "kernels/test_kl.py::test_estimators_equal_the_definition"
 VERL_CLAMPS = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 CLAMPS = {
     "log_ratio_clamp": LOG_RATIO_CLAMP,
-    "value_clamp": Parameter(None, "clamp on the value, in nats; verl: 10.0", low=TINY),
+    "value_clamp": Parameter("clamp on the value, in nats; verl: 10.0", low=TINY),
 }
 NOT_INSTALLABLE = "no reference obtainable: the loss is inside a trainer that needs GPUs to import"
 
@@ -27,30 +32,24 @@ def verl_kl(names: str, **params: float) -> Dialect:
 
 
 KL = (
-    Loss(
+    kl(
         name="k1",
-        kind="kl",
-        path=f"{KERNELS}.kl:k1",
         summary="the log-ratio: unbiased, of high variance; for the reward",
         paper=SCHULMAN,
         needs=TOKENS,
         proof=KL_DEFINITION,
         dialects=(verl_kl("kl, k1"),),
     ),
-    Loss(
+    kl(
         name="k2",
-        kind="kl",
-        path=f"{KERNELS}.kl:k2",
         summary="half the squared log-ratio: has the gradient of the KL",
         paper=SCHULMAN,
         needs=TOKENS,
         proof=KL_DEFINITION,
         dialects=(verl_kl("mse, k2, k2+"),),
     ),
-    Loss(
+    kl(
         name="k3",
-        kind="kl",
-        path=f"{KERNELS}.kl:k3",
         summary="unbiased, of low variance, never negative; GRPO's",
         paper=SCHULMAN,
         needs=TOKENS,
@@ -73,20 +72,16 @@ KL = (
             ),
         ),
     ),
-    Loss(
+    kl(
         name="k1_plus",
-        kind="kl",
-        path=f"{KERNELS}.kl:k1_plus",
         summary="the value of k1 with the gradient of k2",
         paper=SCHULMAN,
         needs=TOKENS,
         proof="kernels/test_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
         dialects=(verl_kl("k1+"),),
     ),
-    Loss(
+    kl(
         name="k3_plus",
-        kind="kl",
-        path=f"{KERNELS}.kl:k3_plus",
         summary="the value of k3 with the gradient of k2",
         paper=SCHULMAN,
         needs=TOKENS,
@@ -94,20 +89,17 @@ KL = (
         proof="kernels/test_kl.py::test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2",
         dialects=(verl_kl("k3+, low_var_kl+", **VERL_CLAMPS),),
     ),
-    Loss(
+    kl(
         name="abs",
-        kind="kl",
-        path=f"{KERNELS}.kl:absolute",
+        path="composer_plugins.kernels.kl:absolute",
         summary="the absolute log-ratio",
         paper=SCHULMAN,
         needs=TOKENS,
         proof=KL_DEFINITION,
         dialects=(verl_kl("abs"),),
     ),
-    Loss(
+    kl(
         name="squared",
-        kind="kl",
-        path=f"{KERNELS}.kl:squared",
         summary="the squared log-ratio, twice k2",
         paper="arXiv 2602.02276",
         needs=TOKENS,
@@ -121,15 +113,13 @@ KL = (
             ),
         ),
     ),
-    Loss(
+    kl(
         name="k3_corrected",
-        kind="kl",
-        path=f"{KERNELS}.kl:k3_corrected",
         summary="k3 times the ratio to the old policy: off-policy, has the gradient of the KL",
         paper="arXiv 2512.02556",
         needs=("logprobs", "old_logprobs", "ref_logprobs", "mask"),
         parameters={
-            "level": Parameter("token", "what one ratio belongs to", choices=("token", "sequence")),
+            "level": Parameter("what one ratio belongs to", choices=("token", "sequence")),
         },
         proof="kernels/test_kl.py::test_k3_corrected_equals_trl_as_written",
         dialects=(
@@ -146,25 +136,23 @@ KL = (
 LEVEL_HELP = "one weight per token, or per row: of the product or of the geometric mean of its ratios"
 LEVELS = ("token", "sequence", "geometric")
 WEIGHT_PARAMETERS = {
-    "log_ratio_clamp": Parameter(None, "clamp on the log weight, in nats; verl: 20.0", low=TINY),
-    "normalise": Parameter(False, "divide by the batch's mean weight", choices=(False, True)),
+    "log_ratio_clamp": Parameter("clamp on the log weight, in nats; verl: 20.0", low=TINY),
+    "normalise": Parameter("divide by the batch's mean weight", choices=(False, True)),
 }
 VERL_WEIGHTS = "verl 0.9.1 trainer/ppo/rollout_corr_helper.py compute_rollout_correction_weights"
 TRL_WEIGHTS = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
 PROVEN = "kernels/test_corrections.py::"
 
 CORRECTIONS = (
-    Loss(
+    correction(
         name="tis",
-        kind="correction",
-        path=f"{KERNELS}.corrections:tis",
         summary="truncated importance sampling: the weight, capped",
         paper="https://fengyao.notion.site/off-policy-rl",
         needs=WEIGHTS,
         parameters={
-            "cap": Parameter(2.0, "largest weight", low=TINY),
-            "floor": Parameter(None, "smallest weight", low=0),
-            "level": Parameter("token", LEVEL_HELP, choices=LEVELS),
+            "cap": Parameter("largest weight", low=TINY),
+            "floor": Parameter("smallest weight", low=0),
+            "level": Parameter(LEVEL_HELP, choices=LEVELS),
             **WEIGHT_PARAMETERS,
         },
         proof=PROVEN + "test_weights_equal_loops",
@@ -186,17 +174,15 @@ CORRECTIONS = (
             ),
         ),
     ),
-    Loss(
+    correction(
         name="mis",
-        kind="correction",
-        path=f"{KERNELS}.corrections:mis",
         summary="masked importance sampling: the weight, 0 outside its bounds",
         paper="https://richardli.xyz/rl-collapse",
         needs=WEIGHTS,
         parameters={
-            "high": Parameter(REQUIRED, "a larger weight becomes 0; TRL: 3.0", low=TINY, example=2.0),
-            "low": Parameter(None, "a smaller weight becomes 0", low=0),
-            "level": Parameter("sequence", LEVEL_HELP, choices=LEVELS),
+            "high": Parameter("a larger weight becomes 0; TRL: 3.0", low=TINY, example=2.0),
+            "low": Parameter("a smaller weight becomes 0", low=0),
+            "level": Parameter(LEVEL_HELP, choices=LEVELS),
             **WEIGHT_PARAMETERS,
         },
         proof=PROVEN + "test_weights_equal_loops",
@@ -211,16 +197,14 @@ CORRECTIONS = (
             ),
         ),
     ),
-    Loss(
+    correction(
         name="icepop",
-        kind="correction",
-        path=f"{KERNELS}.corrections:icepop",
         summary="per token, the weight, 0 outside a band around 1",
         paper="arXiv 2510.18855",
         needs=WEIGHTS,
         parameters={
-            "low": Parameter(0.5, "a smaller weight becomes 0", low=0),
-            "high": Parameter(5.0, "a larger weight becomes 0", low=TINY),
+            "low": Parameter("a smaller weight becomes 0", low=0),
+            "high": Parameter("a larger weight becomes 0", low=TINY),
             "log_ratio_clamp": WEIGHT_PARAMETERS["log_ratio_clamp"],
             "normalise": WEIGHT_PARAMETERS["normalise"],
         },
@@ -239,8 +223,8 @@ CORRECTIONS = (
     ),
 )
 
-NUM_TOKENS = Parameter(None, "live tokens of the whole batch; by default of this mask", low=0)
-NUM_SEQUENCES = Parameter(None, "sequences of the whole batch; by default rows with a live token", low=0)
+NUM_TOKENS = Parameter("unmasked tokens of the whole batch; by default of this mask", low=0)
+NUM_SEQUENCES = Parameter("sequences of the whole batch; by default rows with an unmasked token", low=0)
 AGG = "verl 0.9.1 trainer/ppo/core_algos.py agg_loss"
 TRL_LOSS = "TRL 1.16 trainer/grpo_trainer.py _compute_loss"
 IN = "kernels/test_aggregation.py::"
@@ -251,26 +235,26 @@ GLOBAL = "batch_num_tokens and dp_size make the count global"
 GLOBAL_ROWS = "global_batch_size and dp_size make the count global; with a float64 mask lengths are n + 1e-8"
 
 
-def mode(name: str, summary: str, paper: str, parameters: dict[str, Parameter], *dialects: Dialect) -> Loss:
+def mode(
+    name: str, summary: str, paper: str, parameters: dict[str, Parameter], *dialects: Dialect, **inputs: Any
+) -> Loss:
     """The row of one aggregation mode."""
-    function = name.replace("-", "_")
     return Loss(
         name=name,
         kind="aggregation",
-        path=f"{KERNELS}.aggregation:{function}",
         summary=summary,
         paper=paper,
-        needs=REDUCED,
         parameters=parameters,
         proof=LOOPS,
         dialects=dialects,
+        **{"needs": REDUCED, **inputs},
     )
 
 
 AGGREGATIONS = (
     mode(
         "token-mean",
-        "the mean over live tokens",
+        "the mean over unmasked tokens",
         "arXiv 2503.14476",
         {"num_tokens": NUM_TOKENS},
         Dialect(upstream="verl", source=AGG, proof=VERL_EQUAL, note=f"the default; {GLOBAL}"),
@@ -290,7 +274,7 @@ AGGREGATIONS = (
     ),
     mode(
         "token-sum",
-        "the sum over live tokens; the caller divides",
+        "the sum over unmasked tokens; the caller divides",
         "arXiv 2503.14476",
         {},
         Dialect(upstream="verl", source=AGG, proof=VERL_EQUAL, note="times dp_size"),
@@ -312,7 +296,7 @@ AGGREGATIONS = (
             counts={"num_sequences": "rows"},
             source=TRL_LOSS,
             proof=TRL_EQUAL,
-            note="loss_type luspo; rows without a live token count",
+            note="loss_type luspo; rows without an unmasked token count",
         ),
     ),
     mode(
@@ -326,7 +310,7 @@ AGGREGATIONS = (
             counts={"num_sequences": "rows"},
             source=TRL_LOSS,
             proof=TRL_EQUAL,
-            note="loss_type grpo and sapo; rows without a live token count",
+            note="loss_type grpo and sapo; rows without an unmasked token count",
         ),
         Dialect(
             upstream="oat",
@@ -341,7 +325,7 @@ AGGREGATIONS = (
         "the mean over sequences of the sum over tokens, over a constant length",
         "arXiv 2503.20783",
         {
-            "max_length": Parameter(REQUIRED, "the constant, in tokens", low=1, example=4),
+            "max_length": Parameter("the constant, in tokens", low=1, example=4),
             "num_sequences": NUM_SEQUENCES,
         },
         Dialect(
@@ -377,6 +361,24 @@ AGGREGATIONS = (
             note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type drgrpo, "
             "its default",
         ),
+    ),
+    mode(
+        "prompt-mean",
+        "the mean over prompts of the mean over the tokens of all rollouts of a prompt",
+        "no paper: NovaSky-AI/SkyRL",
+        {
+            "num_prompts": Parameter("prompts of the whole batch; by default the different group ids", low=0),
+        },
+        Dialect(
+            upstream="skyrl",
+            source="NovaSky-AI/SkyRL skyrl/backends/skyrl_train/utils/ppo_utils.py@a956457 "
+            "apply_loss_reduction_to_advantages_minibatch",
+            proof=IN + "test_prompt_mean_equals_skyrl_as_written",
+            note="loss_reduction prompt_mean (its default is token_mean); it scales the advantages of a "
+            "mini-batch and sums the loss",
+        ),
+        needs=(*REDUCED, "group_ids"),
+        optional=("prompt_tokens",),
     ),
 )
 

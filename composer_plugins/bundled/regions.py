@@ -1,28 +1,16 @@
-"""Policy losses that hold tokens back: by a trust region, an importance mask, a covariance; and those of
-on-policy distillation."""
+"""Policy losses that mask tokens out (by region, ratio or covariance), and on-policy distillation."""
 
-import math
-from dataclasses import replace
+from composer_plugins.bundled.policy import OLD, ORACLE, ROLLOUT, policy
+from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, TINY
+from composer_plugins.catalogue import Dialect, Parameter
 
-from composer_plugins.bundled.shared import KERNELS, LOG_RATIO_CLAMP, TINY
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
-
-ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
-OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 DISTILLED = ("logprobs", "rollout_logprobs", "teacher_logprobs", "mask")
 
-WEIGHT_CAP = Parameter(None, "the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
-FORM = Parameter(
-    "score", "-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio")
-)
-RATIO_FORM = replace(FORM, default="ratio")
-ADV_TAU = Parameter(1.0, "scales the advantage", low=0)
-KL_TAU = Parameter(0.0, "adds this times the squared log ratio at every live token", low=0)
-CLIPS = {
-    "clip_low": Parameter(0.2, "the ratio is clipped below at 1 - clip_low", low=0, high=1),
-    "clip_high": Parameter(0.2, "the ratio is clipped above at 1 + clip_high", low=0),
-}
+WEIGHT_CAP = Parameter("the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
+FORM = Parameter("-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio"))
+ADV_TAU = Parameter("scales the advantage", low=0)
+KL_TAU = Parameter("adds this times the squared log ratio at every unmasked token", low=0)
 
 STABLE_RL = "sail-sg/Stable-RL verl/trainer/ppo/core_algos.py compute_policy_loss_with_mask @c6af1d1"
 PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
@@ -32,34 +20,32 @@ COVARIANCE = "kernels/test_covariance.py"
 DISTILLATION = "kernels/test_distilled.py"
 
 
-def region(what: str, default: float, high: float) -> dict[str, Parameter]:
-    """How far a probability may move."""
+def region(measure: str) -> dict[str, Parameter]:
+    """How far a token's probability may move, by total variation (which is at most 1) or KL."""
     return {
-        f"{what}_low": Parameter(default, "how far down a token may move (A < 0)", low=0, high=high),
-        f"{what}_high": Parameter(default, "how far up a token may move (A > 0)", low=0, high=high),
+        f"{measure}_low": Parameter("how far down a token may move (A < 0)", low=0),
+        f"{measure}_high": Parameter("how far up a token may move (A > 0)", low=0),
     }
 
 
-def lowest(default: float | None, what: str) -> Parameter:
+def lowest(what: str) -> Parameter:
     """A lower bound on a ratio; 1, no change at all, is within every bound."""
-    return Parameter(default, what, low=0, high=1)
+    return Parameter(what, low=0, high=1)
 
 
-def highest(default: float | None, what: str) -> Parameter:
+def highest(what: str) -> Parameter:
     """An upper bound on a ratio."""
-    return Parameter(default, what, low=1)
+    return Parameter(what, low=1)
 
 
 LOSSES = (
-    Loss(
+    policy(
         name="dppo_tv",
-        kind="policy",
-        path=f"{KERNELS}.policy:dppo_tv",
         summary="REINFORCE while the token's probability stays near the rollout's",
         paper="arXiv 2602.04879",
         needs=ROLLOUT,
         optional=("region_logprobs",),
-        parameters=region("tv", 0.2, 1)
+        parameters=region("tv")
         | {
             "ratio_cap": WEIGHT_CAP,
             "log_ratio_clamp": LOG_RATIO_CLAMP,
@@ -94,18 +80,15 @@ LOSSES = (
                 "pull request 3418 of 2026-08-27, which made ipo the default",
             ),
         ),
-        proof="kernels/test_regions.py::test_a_region_by_probability_keeps_what_the_paper_keeps",
+        proof=ORACLE,
     ),
-    Loss(
+    policy(
         name="dppo_kl",
-        kind="policy",
-        path=f"{KERNELS}.policy:dppo_kl",
         summary="as dppo_tv, measured by a Bernoulli KL",
         paper="arXiv 2602.04879",
         needs=ROLLOUT,
         optional=("region_logprobs",),
-        parameters=region("kl", 0.05, math.inf)
-        | {"ratio_cap": WEIGHT_CAP, "log_ratio_clamp": LOG_RATIO_CLAMP, "form": FORM},
+        parameters=region("kl") | {"ratio_cap": WEIGHT_CAP, "log_ratio_clamp": LOG_RATIO_CLAMP, "form": FORM},
         mode="token-mean",
         dialects=(
             Dialect(
@@ -124,16 +107,14 @@ LOSSES = (
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
             ),
         ),
-        proof="kernels/test_regions.py::test_a_region_by_binary_kl_keeps_what_the_paper_keeps",
+        proof=ORACLE,
     ),
-    Loss(
+    policy(
         name="dppo_topk_tv",
-        kind="policy",
-        path=f"{KERNELS}.policy:dppo_topk_tv",
         summary="as dppo_tv, measured over the k likeliest tokens and the rest",
         paper="arXiv 2602.04879",
         needs=TOP_K,
-        parameters=region("tv", 0.2, 1) | {"ratio_cap": WEIGHT_CAP, "form": FORM},
+        parameters=region("tv") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
         mode="token-mean",
         dialects=(
             Dialect(
@@ -146,14 +127,12 @@ LOSSES = (
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
     ),
-    Loss(
+    policy(
         name="dppo_topk_kl",
-        kind="policy",
-        path=f"{KERNELS}.policy:dppo_topk_kl",
         summary="as dppo_topk_tv, measured by a KL",
         paper="arXiv 2602.04879",
         needs=TOP_K,
-        parameters=region("kl", 0.05, math.inf) | {"ratio_cap": WEIGHT_CAP, "form": FORM},
+        parameters=region("kl") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
         mode="token-mean",
         dialects=(
             Dialect(
@@ -166,15 +145,12 @@ LOSSES = (
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
     ),
-    Loss(
+    policy(
         name="ipo",
-        kind="policy",
-        path=f"{KERNELS}.policy:ipo",
         summary="dppo_tv with a symmetric region and a squared drift (not the preference loss)",
         paper=f"PRIME-RL {PRIME_RL} (INTELLECT policy optimisation)",
         needs=ROLLOUT,
-        parameters=region("tv", 0.1, 1)
-        | {"form": RATIO_FORM, "adv_tau": ADV_TAU, "kl_tau": replace(KL_TAU, default=1e-3)},
+        parameters=region("tv") | {"form": FORM, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
         mode="token-mean",
         dialects=(
             Dialect(
@@ -196,20 +172,14 @@ LOSSES = (
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
-    Loss(
+    policy(
         name="minirl",
-        kind="policy",
-        path=f"{KERNELS}.policy:minirl",
         summary="PPO's clip as a mask, on REINFORCE weighted by the rollout's ratio",
         paper="arXiv 2512.01374",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
-            "clip_low": Parameter(
-                REQUIRED, "a token of A < 0 stops below 1 - clip_low", low=0, high=1, example=0.2
-            ),
-            "clip_high": Parameter(
-                REQUIRED, "a token of A > 0 stops above 1 + clip_high", low=0, example=0.2
-            ),
+            "clip_low": Parameter("a token of A < 0 stops below 1 - clip_low", low=0, high=1, example=0.2),
+            "clip_high": Parameter("a token of A > 0 stops above 1 + clip_high", low=0, example=0.2),
             "ratio_cap": WEIGHT_CAP,
         },
         mode="seq-mean-token-sum",
@@ -220,34 +190,32 @@ LOSSES = (
                 source=f"{STABLE_RL} (loss_mode ppo_recompute)",
                 proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="its mode ppo is old_logprobs = rollout_logprobs; token-mean by default",
+                mode="token-mean",
             ),
         ),
         proof="kernels/test_regions.py::test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts",
     ),
-    Loss(
+    policy(
         name="masked_is",
-        kind="policy",
-        path=f"{KERNELS}.policy:masked_is",
         summary="REINFORCE by the rollout's ratio, dropping what is too far off on either side",
         paper="arXiv 2512.16144",
         needs=ROLLOUT,
         parameters={
-            "token_low": lowest(0.125, "a token below this ratio is dropped"),
-            "token_high": highest(8.0, "a token above this ratio is dropped"),
-            "geo_low": lowest(None, "a sequence whose mean ratio is below this is dropped"),
-            "geo_high": highest(None, "a sequence whose mean ratio is above this is dropped"),
-            "sequence_low": lowest(None, "a sequence with any token below this ratio is dropped"),
-            "sequence_high": highest(None, "a sequence with any token above this ratio is dropped"),
+            "token_low": lowest("a token below this ratio is dropped"),
+            "token_high": highest("a token above this ratio is dropped"),
+            "geo_low": lowest("a sequence whose mean ratio is below this is dropped"),
+            "geo_high": highest("a sequence whose mean ratio is above this is dropped"),
+            "sequence_low": lowest("a sequence with any token below this ratio is dropped"),
+            "sequence_high": highest("a sequence with any token above this ratio is dropped"),
             "level": Parameter(
-                "token",
                 "whose ratio is the weight: the token's, or the product",
                 choices=("token", "sequence"),
             ),
             "ratio_cap": WEIGHT_CAP,
             "adv_tau": ADV_TAU,
-            "kl_tau": Parameter(0.0, "subtracts this times the log ratio from the advantage", low=0),
+            "kl_tau": Parameter("subtracts this times the log ratio from the advantage", low=0),
         },
-        mode="token-sum",
+        mode="token-mean",
         dialects=(
             Dialect(
                 upstream="prime-rl<0.5",
@@ -271,16 +239,14 @@ LOSSES = (
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
-    Loss(
+    policy(
         name="opsm",
-        kind="policy",
-        path=f"{KERNELS}.policy:opsm",
-        summary="GRPO without the bad answers that the policy has drifted away from",
+        summary="GRPO without sequences of A < 0 that have drifted off-policy",
         paper="arXiv 2512.02556",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
             "threshold": Parameter(
-                REQUIRED, "drift that drops a sequence of A < 0, in nats per token", low=0, example=0.5
+                "drift that drops a sequence of A < 0, in nats per token", low=0, example=0.5
             )
         }
         | CLIPS,
@@ -292,15 +258,14 @@ LOSSES = (
                 source="TRL 1.16 trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
                 proof=f"{REGIONS}::test_opsm_equals_trl",
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
-                "decides the denominator",
+                "(dapo by default) decides the denominator",
+                mode="token-mean",
             ),
         ),
         proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
     ),
-    Loss(
+    policy(
         name="clip_cov",
-        kind="policy",
-        path=f"{KERNELS}.policy:clip_cov",
         summary="GRPO without a few random tokens of high covariance",
         paper="arXiv 2505.22617",
         over_batch=True,
@@ -308,9 +273,9 @@ LOSSES = (
         optional=("generator", "uniform"),
         parameters=CLIPS
         | {
-            "cov_ratio": Parameter(2e-4, "share of the live tokens that lose their loss", low=0, high=1),
-            "cov_low": Parameter(1.0, "only tokens of more covariance are drawn"),
-            "cov_high": Parameter(5.0, "only tokens of less covariance are drawn"),
+            "cov_ratio": Parameter("share of the unmasked tokens that lose their loss", low=0, high=1),
+            "cov_low": Parameter("only tokens of more covariance are drawn"),
+            "cov_high": Parameter("only tokens of less covariance are drawn"),
         },
         mode="token-mean",
         dialects=(
@@ -330,17 +295,15 @@ LOSSES = (
         ),
         proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    Loss(
+    policy(
         name="kl_cov",
-        kind="policy",
-        path=f"{KERNELS}.policy:kl_cov",
-        summary="policy gradient that holds the tokens of highest covariance",
+        summary="policy gradient with a penalty on the tokens of highest covariance",
         paper="arXiv 2505.22617",
         over_batch=True,
         needs=OLD,
         parameters={
-            "cov_ratio": Parameter(2e-3, "share of the live tokens that are held", low=0, high=1),
-            "kl_coef": Parameter(1.0, "weight of |log ratio| on these tokens", low=0),
+            "cov_ratio": Parameter("share of the unmasked tokens with the penalty", low=0, high=1),
+            "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0),
         },
         mode="token-mean",
         dialects=(
@@ -354,15 +317,13 @@ LOSSES = (
         ),
         proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    Loss(
+    policy(
         name="opd",
-        kind="policy",
-        path=f"{KERNELS}.policy:opd",
         summary="policy gradient on a teacher's log-ratio of the sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
         needs=DISTILLED,
         optional=("advantages",),
-        parameters={"kl_coef": Parameter(1.0, "weight of the teacher beside the task", low=0)},
+        parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},
         mode="token-sum",
         dialects=(
             Dialect(
@@ -375,15 +336,13 @@ LOSSES = (
         ),
         proof=f"{DISTILLATION}::test_opd_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    Loss(
+    policy(
         name="ref_kl",
-        kind="policy",
-        path=f"{KERNELS}.policy:ref_kl",
         summary="as opd, in a one-sided trust region and with a squared drift",
         paper=f"PRIME-RL {PRIME_RL}",
         needs=DISTILLED,
         optional=("advantages",),
-        parameters=region("tv", 0.2, 1) | {"kl_tau": replace(KL_TAU, default=1e-3), "form": RATIO_FORM},
+        parameters=region("tv") | {"kl_tau": KL_TAU, "form": FORM},
         mode="token-mean",
         dialects=(
             Dialect(
@@ -404,16 +363,14 @@ LOSSES = (
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
-    Loss(
+    policy(
         name="iw_opd",
-        kind="policy",
-        path=f"{KERNELS}.policy:iw_opd",
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
         needs=DISTILLED,
         parameters={
-            "gamma": Parameter(0.5, "the first token weighs 1 + gamma", low=0),
-            "eps": Parameter(1e-8, "least total disagreement of a sequence", low=TINY),
+            "gamma": Parameter("the first token weighs 1 + gamma", low=0),
+            "eps": Parameter("least total disagreement of a sequence", low=TINY),
         },
         mode="token-mean",
         dialects=(

@@ -1,33 +1,25 @@
 """Group-relative advantages: how much better a rollout did than the others of its prompt.
 
-`rewards` is [rows], one per rollout, and `group_ids` says which rows share a prompt, in any order and
-of any size. `mask` leaves rows out (unscorable rollouts): they count nowhere and get 0. Ids are any
-integers; who has numbered its prompts 0 .. num_groups - 1 passes `num_groups` and saves a sort (an id
-beyond is then an index error, on a GPU a device assertion).
+`rewards` is [rows], one per rollout. `group_ids` says which rows share a prompt; groups may have any size
+and their rows any order. `mask` leaves rows out (rollouts without a reward): they count nowhere and get 0.
+Ids are any integers. If they are already 0 .. num_groups - 1, pass `num_groups` to save a sort; an id
+beyond is then an index error, on a GPU a device assertion.
 
 Advantages are per sequence: `unsqueeze(-1)` makes them broadcast over tokens. They carry no gradient.
 A group whose rewards are all equal gets exactly 0: a standard deviation within one rounding unit of the
-mean counts as none. That takes rewards whose sum, and whose differences squared, neither overflow nor
-underflow. A NaN reward of a live row makes its whole group NaN, and no other; but for what is the whole
-batch's: `grpo`'s scale="batch" makes every row NaN.
+mean counts as none. This holds while the sum of the rewards and their squared differences neither
+overflow nor underflow. A NaN reward of an unmasked row makes its whole group NaN and no other group,
+except under `grpo`'s scale="batch", where every row becomes NaN.
 """
 
 from typing import Literal
 
 import torch
 
-from composer_plugins.kernels.advantages.groups import (
-    GroupIds,
-    Lengths,
-    Pools,
-    Rewards,
-    RowMask,
-    Singleton,
-    deviations,
-    grouped,
-    with_singletons,
-)
+from composer_plugins.kernels.groups import Pools, Singleton, deviations, grouped, with_singletons
 from composer_plugins.kernels.masking import at_least_float32
+from composer_plugins.kernels.presets import preset
+from composer_plugins.kernels.types import GroupIds, Lengths, Rewards, RowMask
 
 
 def grpo(
@@ -62,19 +54,16 @@ def grpo(
     return with_singletons(scaled, group, at_least_float32(rewards) / (1 + eps), singleton)
 
 
-def dr_grpo(
-    rewards: Rewards,
-    group_ids: GroupIds,
-    mask: RowMask | None = None,
-    *,
-    singleton: Singleton = "zero",
-    num_groups: int | None = None,
-) -> Rewards:
+dr_grpo = preset(
+    grpo,
+    "dr_grpo",
     """Dr. GRPO: A_i = R_i - mean_group; without the std, which favours too easy and too hard prompts.
 
     Source: arXiv 2503.20783; sail-sg/understand-r1-zero train_zero_math.py@dfca49d. Also PRIME-RL's grpo.
-    """
-    return grpo(rewards, group_ids, mask, scale="none", singleton=singleton, num_groups=num_groups)
+    """,
+    without=("scale", "ddof", "eps"),
+    scale="none",
+)
 
 
 def rloo(
@@ -121,7 +110,7 @@ def opo(
     """OPO: A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|, the baseline of least variance.
 
     It assumes that the squared norm of a sequence's gradient grows with its length. `lengths` counts
-    live tokens; where a whole group has none, its baseline is the plain mean.
+    unmasked tokens; where a whole group has none, its baseline is the plain mean.
     Source: arXiv 2505.23585; verl 0.9.1 compute_opo_outcome_advantage.
     """
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
@@ -178,7 +167,7 @@ def pass_at_k(
     is_best = group.value == pools.rows(best)
     second = pools.max(torch.where(is_best, -torch.inf, group.value))
     ties = pools.sum(is_best.to(group.value.dtype))
-    # Nobody is second in a group of one; a NaN must not lose to `is_best`, which is False for it.
+    # A group of one has no second; a NaN must not lose to `is_best`, which is False for it.
     lead = torch.where((ties == 1) & (group.size > 1), best - second, 0.0)
     lead = torch.where(group.mean.isnan(), torch.nan, lead)
     if scale == "group":

@@ -1,19 +1,16 @@
 """Advantages normalised over the batch, and those with a reward or a value per token.
 
-Whitening weighs a sequence by its live tokens where `lengths` are given, as frameworks that repeat a
-row's advantage over its tokens do. All take the whole batch: normalise before cutting it.
+Where `lengths` are given, whitening counts a row once per unmasked token, as frameworks do that repeat
+a row's advantage over its tokens. All need the whole batch: normalise before you cut it.
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.advantages.groups import (
-    GroupIds,
-    Lengths,
+from composer_plugins.kernels.advantages.scans import next_unmasked, reverse_scan
+from composer_plugins.kernels.groups import (
     Pools,
-    Rewards,
-    RowMask,
     Singleton,
     batch_normalised,
     dense,
@@ -21,22 +18,20 @@ from composer_plugins.kernels.advantages.groups import (
     grouped,
     with_singletons,
 )
-from composer_plugins.kernels.advantages.scans import next_live, reverse_scan
 from composer_plugins.kernels.masking import at_least_float32, keep
-
-Tokens = Float[Tensor, "*batch tokens"]
-TokenMask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import GroupIds, Lengths, Mask, Rewards, RowMask, Tokens
 
 
 def reinforce_pp(
-    token_rewards: Tokens, mask: TokenMask, *, gamma: float = 1.0, variance_eps: float = 1e-8
+    token_rewards: Tokens, mask: Mask, *, gamma: float = 1.0, variance_eps: float = 1e-8
 ) -> Tokens:
-    """REINFORCE++: the discounted return from each token on, whitened over the batch's live tokens.
+    """REINFORCE++: the discounted return from each token on, whitened over the batch's unmasked tokens.
 
-        G_t = r_t + gamma G_(next live token),    A_t = (G_t - mean) / sqrt(var + variance_eps)
+        G_t = r_t + gamma G_(next unmasked token),    A_t = (G_t - mean) / sqrt(var + variance_eps)
 
-    Tokens that are masked (a tool's output) are skipped: they neither discount nor pay.
-    Departs from verl: (1) a batch of one token, or of equal returns, gets 0; verl raises, or divides noise.
+    Masked tokens (a tool's output) are skipped: they neither discount nor have a reward.
+    Departs from verl: (1) a batch of one token, or of equal returns, gets 0; verl raises an error,
+    or divides rounding noise.
     Source: arXiv 2501.03262; verl 0.9.1 compute_reinforce_plus_plus_outcome_advantage.
     """
     return batch_normalised(
@@ -56,7 +51,7 @@ def reinforce_pp_baseline(
 ) -> Rewards:
     """REINFORCE++-baseline: R_i - mean_group, then whitened over the batch (`reinforce_pp`).
 
-    With `lengths` a row counts once per live token, as in verl and OpenRLHF; without, once.
+    With `lengths` a row counts once per unmasked token, as in verl and OpenRLHF; without, once.
     Source: arXiv 2501.03262; verl 0.9.1 compute_reinforce_plus_plus_baseline_outcome_advantage.
     """
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
@@ -84,34 +79,34 @@ def gdpo(
         a_ik = (R_ik - mean_group) / (std_group + eps),    s_i = sum_k w_k a_ik
         A_i  = (s_i - mean_batch) / (sqrt(var_batch + variance_eps) + batch_eps)
 
-    So a reward of wide spread cannot drown the others. `component_mask` leaves single rewards out (a
-    function that could not score a row): they count nowhere and add 0; a row without any gets 0. With
-    `lengths` the batch's mean and variance count a row once per live token, as verl does.
+    A reward of wide spread does not dominate the others. `component_mask` leaves single rewards out (of
+    a function that could not score a row): they count nowhere and add 0; a row without any gets 0. With
+    `lengths` the batch's mean and variance count a row once per unmasked token, as verl does.
     Source: arXiv 2601.05242; TRL 1.16 grpo_trainer.py, multi_objective_aggregation="normalize_then_sum";
     verl 0.9.1 compute_gdpo_outcome_advantage.
     """
     r = at_least_float32(reward_components).detach()
-    live = torch.ones_like(r, dtype=torch.bool) if mask is None else mask.unsqueeze(1).expand(r.shape)
-    live = live if component_mask is None else live & component_mask
+    kept = torch.ones_like(r, dtype=torch.bool) if mask is None else mask.unsqueeze(1).expand(r.shape)
+    kept = kept if component_mask is None else kept & component_mask
     # Every (group, component) is a pool of its own, and there are as many slots as entries.
     width = r.shape[1]
     slot = dense(group_ids, num_groups).unsqueeze(1) * width + torch.arange(width, device=r.device)
     slots = None if num_groups is None else num_groups * width
-    group = deviations(r.flatten(), Pools(slot.flatten(), live.flatten(), slots))
+    group = deviations(r.flatten(), Pools(slot.flatten(), kept.flatten(), slots))
     normal = group.scaled(ddof, eps)
     normal = with_singletons(normal, group, r.flatten() / (1 + eps), singleton).view(r.shape)
     weighted = normal if component_weights is None else normal * component_weights
     return batch_normalised(
         weighted.sum(1),
-        live.any(1),
+        kept.any(1),
         lengths,
         eps=batch_eps,
         variance_eps=variance_eps,
     )
 
 
-def remax(token_rewards: Tokens, baselines: Float[Tensor, "*batch"], mask: TokenMask) -> Tokens:
-    """ReMax: A_t = (what is still to be earned from token t on) - reward of the greedy completion.
+def remax(token_rewards: Tokens, baselines: Float[Tensor, "*batch"], mask: Mask) -> Tokens:
+    """ReMax: A_t = (sum of the rewards from token t on) - reward of the greedy completion.
 
     Source: arXiv 2310.10505; verl 0.9.1 compute_remax_outcome_advantage.
     """
@@ -122,7 +117,7 @@ def remax(token_rewards: Tokens, baselines: Float[Tensor, "*batch"], mask: Token
 def gae(
     token_rewards: Tokens,
     values: Tokens,
-    mask: TokenMask,
+    mask: Mask,
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
@@ -131,22 +126,22 @@ def gae(
 ) -> Tokens:
     """Generalized advantage estimation: A_t = delta_t + gamma lam A_next, delta_t = r_t + gamma V_next - V_t.
 
-    "next" is the next live token, and after the last one V and A are 0. With `whiten`, whitened over the
-    batch's live tokens; the critic's targets are `gae(..., whiten=False) + values`.
+    "next" is the next unmasked token, and after the last one V and A are 0. With `whiten`, whitened over the
+    batch's unmasked tokens; the critic's targets are `gae(..., whiten=False) + values`.
     Source: arXiv 1506.02438; verl 0.9.1 compute_gae_advantage_return (lam 1.0).
     """
     v = keep(at_least_float32(values).detach(), mask)
-    delta = at_least_float32(token_rewards).detach() + gamma * next_live(v, mask) - v
+    delta = at_least_float32(token_rewards).detach() + gamma * next_unmasked(v, mask) - v
     advantages = keep(reverse_scan(keep(delta, mask), _decay(delta, mask, gamma * lam)), mask)
     return batch_normalised(advantages, mask, variance_eps=variance_eps) if whiten else advantages
 
 
-def discounted_returns(token_rewards: Tokens, mask: TokenMask, *, gamma: float = 1.0) -> Tokens:
-    """G_t = r_t + gamma G_next over the live tokens, 0 elsewhere."""
+def discounted_returns(token_rewards: Tokens, mask: Mask, *, gamma: float = 1.0) -> Tokens:
+    """G_t = r_t + gamma G_next over the unmasked tokens, 0 elsewhere."""
     r = keep(at_least_float32(token_rewards).detach(), mask)
     return keep(reverse_scan(r, _decay(r, mask, gamma)), mask)
 
 
-def _decay(like: Tokens, mask: TokenMask, gamma: float) -> Tokens:
-    """gamma at live tokens, 1 elsewhere; `torch.where` would round a number to float32."""
+def _decay(like: Tokens, mask: Mask, gamma: float) -> Tokens:
+    """gamma at unmasked tokens, 1 elsewhere; `torch.where` would round a number to float32."""
     return torch.ones_like(like).masked_fill(mask, gamma)

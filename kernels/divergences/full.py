@@ -2,17 +2,13 @@
 
 from typing import Literal, get_args
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.fused import entropy, generalized_jsd
 from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
 from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.presets import preset
+from composer_plugins.kernels.types import Logits, LogProbs, Mask, TokenLoss
 
-Logits = Float[Tensor, "*batch tokens vocab"]
-Mask = Bool[Tensor, "*batch tokens"]
 Value = Literal["kl", "cross-entropy"]
 
 
@@ -46,34 +42,6 @@ def forward_kl(
     pair = log_probs(student_logits, teacher_logits, mask, temperature, where)
     entries = forward_entries(pair.student, pair.teacher, value)
     return TokenLoss(keep(summands.total(entries, entry_clip), mask), {})
-
-
-def reverse_kl(
-    student_logits: Logits,
-    teacher_logits: Logits,
-    mask: Mask,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_k_of: Side = "teacher",
-    rest: Rest = "renormalised",
-    entry_clip: float | None = None,
-) -> TokenLoss:
-    """Reverse KL, mode-seeking: KL(S || T) = sum_v S_v (log S_v - log T_v).
-
-    Source: arXiv 2306.08543 (MiniLLM), 2306.13649 (GKD, beta = 1); TRL 1.16 gkd_trainer.py.
-    """
-    return jsd(
-        student_logits,
-        teacher_logits,
-        mask,
-        beta=1.0,
-        temperature=temperature,
-        top_k=top_k,
-        top_k_of=top_k_of,
-        rest=rest,
-        entry_clip=entry_clip,
-    )
 
 
 def jsd(
@@ -110,14 +78,24 @@ def jsd(
     return TokenLoss(keep(summands.total(entries, entry_clip), mask), {})
 
 
+reverse_kl = preset(
+    jsd,
+    "reverse_kl",
+    """Reverse KL, mode-seeking: KL(S || T) = sum_v S_v (log S_v - log T_v).
+
+    Source: arXiv 2306.08543 (MiniLLM), 2306.13649 (GKD, beta = 1); TRL 1.16 gkd_trainer.py.
+    """,
+    without=("beta",),
+    beta=1.0,
+)
+
+
 def check_value(value: str) -> None:
     """Raise ValueError unless `value` is a word for what a forward KL reports."""
     if value not in get_args(Value):
         raise ValueError(f"unknown value {value!r}; known: {', '.join(get_args(Value))}")
 
 
-def forward_entries(
-    log_s: Float[Tensor, "*batch tokens k"], log_t: Float[Tensor, "*batch tokens k"], value: Value
-) -> Float[Tensor, "*batch tokens k"]:
+def forward_entries(log_s: LogProbs, log_t: LogProbs, value: Value) -> LogProbs:
     """The summands of KL(T || S), or of the cross-entropy."""
     return summands.kl(log_t, log_s) if value == "kl" else summands.cross_entropy(log_t, log_s)

@@ -21,14 +21,13 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from composer_plugins.kernels.divergences.supports import check_shapes
 from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.types import Logits, Mask, Tokens
 
-Logits = Float[Tensor, "*batch tokens vocab"]
-Mask = Bool[Tensor, "*batch tokens"]
 Tile = Float[Tensor, "rows tokens vocab"]
 PerToken = Float[Tensor, "rows tokens"]
 
@@ -43,7 +42,7 @@ def generalized_jsd(
     *,
     beta: float,
     temperature: float,
-) -> Float[Tensor, "*batch tokens"]:
+) -> Tokens:
     """As `jsd`, `forward_kl` (beta = 0) and `reverse_kl` (beta = 1), on the whole vocabulary.
 
     Differentiable once, in the student; a second derivative raises. The gradient is kept in the dtype of
@@ -57,7 +56,7 @@ def generalized_jsd(
     return keep(loss, mask)
 
 
-def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Float[Tensor, "*batch tokens"]:
+def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Tokens:
     """-sum_v P log P of softmax(logits / temperature), in nats and without gradient; 0 where masked."""
     check_shapes(logits, mask)
     logits, dtype = logits.detach(), torch.promote_types(logits.dtype, torch.float32)
@@ -71,7 +70,7 @@ def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Float[Tensor, 
 class _GeneralizedJsd(torch.autograd.Function):
     """(loss, gradient of each token's loss in the student's logits), the latter not differentiable.
 
-    `anchor` is in the student's graph without holding its logits: through it a second derivative raises.
+    `handle` is in the student's graph but does not store its logits: a second derivative raises through it.
     """
 
     @staticmethod
@@ -79,7 +78,7 @@ class _GeneralizedJsd(torch.autograd.Function):
         student: Tensor,
         teacher: Tensor,
         mask: Tensor,
-        anchor: Tensor,
+        handle: Tensor,
         beta: float,
         temperature: float,
         wanted: bool,
@@ -111,8 +110,8 @@ class _GeneralizedJsd(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if by_loss is None:
             return (None,) * 7
-        gradient, anchor = ctx.saved_tensors
-        slope = _Once.apply(gradient, by_loss.unsqueeze(-1), anchor).to(ctx.dtype)  # type: ignore[no-untyped-call]
+        gradient, handle = ctx.saved_tensors
+        slope = _Once.apply(gradient, by_loss.unsqueeze(-1), handle).to(ctx.dtype)  # type: ignore[no-untyped-call]
         return slope, *(None,) * 6
 
     @staticmethod
@@ -134,7 +133,7 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(gradient: Tensor, by_loss: Tensor, anchor: Tensor) -> Tensor:
+    def forward(gradient: Tensor, by_loss: Tensor, handle: Tensor) -> Tensor:
         return gradient * by_loss
 
     @staticmethod
@@ -169,7 +168,7 @@ def _value_and_slope(s: Tile, t: Tile, beta: float) -> tuple[PerToken, Tile]:
     return value, log_ratio.sub_(student).mul_(p_s.mul_(1 - beta))
 
 
-def _entropy(log_p: Logits) -> Float[Tensor, "*batch tokens"]:
+def _entropy(log_p: Logits) -> Tokens:
     p = log_p.exp()
     return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1)
 

@@ -1,16 +1,10 @@
-"""EOPD's addition to on-policy distillation: the forward KL, where the teacher is unsure."""
+"""EOPD's addition to on-policy distillation: the forward KL where the teacher's entropy is high."""
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences.full import forward_kl
 from composer_plugins.kernels.divergences.fused import entropy
 from composer_plugins.kernels.divergences.supports import Rest, Side
 from composer_plugins.kernels.masking import keep
-
-Logits = Float[Tensor, "*batch tokens vocab"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss
 
 
 def entropy_gated_kl(
@@ -27,10 +21,10 @@ def entropy_gated_kl(
     """1[H(T) > min_entropy] KL(T || S): a hard gate on the teacher's entropy over the whole vocabulary.
 
     The entropy, in nats, is that of softmax(logits / temperature). EOPD adds this, times a weight, to a
-    clipped policy loss whose advantage is log T(y_t) - log S_old(y_t). No constant of the paper could be
-    checked, so `min_entropy` has no default. Metrics: `open`, 1 where the gate is, and `teacher_entropy`.
+    clipped policy loss whose advantage is log T(y_t) - log S_old(y_t). The paper's constant could not be
+    checked, so `min_entropy` has no default. Metrics: `gate_frac`, 1 where it is open, `teacher_entropy`.
     Departures: (1) NaN logits of either model give NaN, whatever the gate.
-    Source: arXiv 2603.07079 (EOPD); its code, WLS04/EOPD, was not to be had.
+    Source: arXiv 2603.07079 (EOPD); its code, WLS04/EOPD, is not available.
     Raises ValueError for an unknown support.
     """
     divergence = forward_kl(
@@ -44,5 +38,5 @@ def entropy_gated_kl(
     ).loss
     h = entropy(teacher_logits, mask, temperature=temperature)
     is_open = (h > min_entropy) & mask
-    metrics = {"open": Metric(is_open.to(h.dtype), mask), "teacher_entropy": Metric(h, mask)}
+    metrics = {"gate_frac": Metric(is_open.to(h.dtype), mask), "teacher_entropy": Metric(h, mask)}
     return TokenLoss(keep(divergence, is_open | divergence.isnan()), metrics)

@@ -2,19 +2,13 @@
 
 from typing import Literal, get_args
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences.full import jsd
 from composer_plugins.kernels.divergences.supports import Rest, Side
 from composer_plugins.kernels.kl import k2, k3
 from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss, Tokens
 
-Tokens = Float[Tensor, "*batch tokens"]
-Logits = Float[Tensor, "*batch tokens vocab"]
-Mask = Bool[Tensor, "*batch tokens"]
 Estimator = Literal["score", "k2", "k3"]
 
 
@@ -35,9 +29,9 @@ def sampled_token(
         k2      x_t = d^2 / 2                the same gradient
         k3      x_t = exp(-d) + d - 1        the value of a reverse KL, in expectation
 
-    The expected gradient of the first two, for y_t drawn from S, is that of KL(S || T). d itself, k1, is
-    no loss: its gradient does not depend on the teacher. `log_ratio_clamp` bounds d in k3 and `value_cap`
-    k3 itself (verl: 20 and 10). With `old_logprobs` each token is weighted: see `importance_weight`.
+    The expected gradient of the first two, for y_t drawn from S, is that of KL(S || T). d itself (k1) is
+    not a loss: its gradient does not depend on the teacher. `log_ratio_clamp` bounds d in k3 and
+    `value_cap` k3 itself (verl: 20, 10). With `old_logprobs` tokens are weighted: see `importance_weight`.
     The metric `kl` is the k1 estimate.
     Source: arXiv 2601.20802 (SDPO) lasgroup/SDPO core_algos.py@0e6d510; TRL 1.16 sdpo/loss_utils.py;
     verl 0.9.1 trainer/distillation/losses.py; siyan-zhao/OPSD opsd_trainer.py@590ec26 ("thinking machines").
@@ -105,6 +99,6 @@ def sdpo(
 def importance_weight(
     student_logprobs: Tokens, old_logprobs: Tokens, mask: Mask, ratio_cap: float | None
 ) -> Tokens:
-    """sg(min(S(y_t) / S_old(y_t), ratio_cap)), 1 where masked; the log ratio is held within 20 nats."""
+    """sg(min(S(y_t) / S_old(y_t), ratio_cap)), 1 where masked; the log ratio is clamped to 20 nats."""
     ratio = safe_exp(log_ratio(student_logprobs, old_logprobs, mask, clamp=20.0).detach())
     return ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)

@@ -3,18 +3,15 @@
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.full import Value, check_value, forward_entries
 from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
 from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss
 
-Logits = Float[Tensor, "*batch tokens vocab"]
-LogProbs = Float[Tensor, "*batch tokens k"]
-Mask = Bool[Tensor, "*batch tokens"]
 Weights = Literal["paper", "taid"]
 
 

@@ -1,4 +1,4 @@
-"""What a divergence sums over the vocabulary: one number for each entry of a support, in nats.
+"""The summands of divergences: one number for each vocabulary entry of a support, in nats.
 
 0 log 0 = 0: an entry whose weight is 0, be it forbidden or underflown, adds exactly 0 and has no gradient,
 whatever the other side says of it. An entry with weight that the other side forbids adds infinity.
@@ -7,10 +7,10 @@ whatever the other side says of it. An entry with weight that the other side for
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-LogProbs = Float[Tensor, "*batch tokens k"]
+from composer_plugins.kernels.types import LogProbs, Tokens
 
 
 def kl(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
@@ -44,7 +44,7 @@ def jsd(log_s: LogProbs, log_t: LogProbs, beta: float) -> LogProbs:
     return beta * kl(log_t, log_m) + (1 - beta) * kl(log_s, log_m)
 
 
-def total(entries: LogProbs, entry_clip: float | None = None) -> Float[Tensor, "*batch tokens"]:
+def total(entries: LogProbs, entry_clip: float | None = None) -> Tokens:
     """The sum over the support, of entries clipped from above: what is below 0 stays as it is."""
     return (entries if entry_clip is None else entries.clamp(max=entry_clip)).sum(-1)
 

@@ -1,7 +1,7 @@
-"""Where on the vocabulary two distributions are compared: all of it, or k entries and what of the rest.
+"""The vocabulary entries on which two distributions are compared: all, or k entries and a rule for the rest.
 
-A support is chosen once and by one of the two models; both are read there. The probability P_k of its k
-entries is below 1, and upstreams disagree on the remainder:
+One of the two models chooses the support, and both are compared on it. The probability P_k of its k
+entries is below 1, and upstreams treat the remainder differently:
 
     renormalised   P_v / P_k: the distribution given that the token is among the k       (OPSD, tinker)
     raw            P_v as it is: no distribution, so a KL may be negative                (verl)
@@ -11,23 +11,21 @@ entries is below 1, and upstreams disagree on the remainder:
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from composer_plugins.kernels.masking import at_least_float32, keep
+from composer_plugins.kernels.types import Logits, LogProbs, Mask
 
-Logits = Float[Tensor, "*batch tokens vocab"]
-LogProbs = Float[Tensor, "*batch tokens k"]
-Mask = Bool[Tensor, "*batch tokens"]
 Side = Literal["teacher", "student"]
 Rest = Literal["renormalised", "raw", "tail"]
 
-# log P_k is held this far below 0: k may be the whole vocabulary, and then the tail is log 0 (SDPO, TRL).
+# log P_k is clamped to this far below 0: if k is the whole vocabulary, the tail is log 0 (SDPO, TRL).
 LEAST_TAIL = 1e-7
 
 
 class Support(NamedTuple):
-    """`top_k` largest entries of one side (None: the whole vocabulary), and what happens to the rest."""
+    """The `top_k` largest entries of one side (None: the whole vocabulary), and the rule for the rest."""
 
     top_k: int | None
     top_k_of: str
@@ -42,7 +40,7 @@ class Pair(NamedTuple):
 
 
 def support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> Support:
-    """The support, or a ValueError for a k that the vocabulary does not have and for an unknown word."""
+    """Return the support; raise ValueError for a k beyond the vocabulary and for an unknown choice."""
     if top_k is not None and not 1 <= top_k <= vocab:
         raise ValueError(f"top_k is {top_k}; it lies in [1, {vocab}], the size of the vocabulary")
     if top_k_of not in get_args(Side):
@@ -53,7 +51,7 @@ def support(top_k: int | None, top_k_of: str, rest: str, vocab: int) -> Support:
 
 
 def check_shapes(logits: Tensor, mask: Tensor, **alike: Tensor) -> None:
-    """Raise ValueError unless the mask has the tokens of the logits, and what is `alike` their shape."""
+    """Raise ValueError unless the mask has one entry per token, and the tensors of `alike` their shape."""
     if mask.shape != logits.shape[:-1]:
         raise ValueError(
             f"mask is {_shape(mask)}, and what it masks is {_shape(logits)}: one entry per token"
@@ -66,7 +64,7 @@ def check_shapes(logits: Tensor, mask: Tensor, **alike: Tensor) -> None:
 def log_probs(
     student_logits: Logits, teacher_logits: Logits, mask: Mask, temperature: float, where: Support
 ) -> Pair:
-    """log softmax(logits / temperature) of both on a support; uniform where masked, whatever stands there."""
+    """log softmax(logits / temperature) of both on a support; uniform where masked."""
     check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     student = _log_softmax(student_logits, mask, temperature)
     teacher = _log_softmax(teacher_logits.detach(), mask, temperature)
@@ -85,22 +83,22 @@ def log_probs_at(
     temperature: float,
     rest: str,
 ) -> Pair:
-    """The same on a support that a teacher's server chose: its log-probabilities, and which entries they are.
+    """The same on a support that a teacher's server chose: its log-probabilities and their entries.
 
-    The teacher's have its own temperature in them already.
+    The temperature divides the student's logits only: the teacher's log-probabilities are given.
     """
     check_shapes(student_logits, mask)
     check_shapes(teacher_topk_logprobs, mask, teacher_topk_ids=teacher_topk_ids)
     where = support(teacher_topk_ids.shape[-1], "teacher", rest, student_logits.shape[-1])
-    live = mask.unsqueeze(-1)
-    ids = torch.where(live, teacher_topk_ids, 0)  # padding may hold any number
+    kept = mask.unsqueeze(-1)
+    ids = torch.where(kept, teacher_topk_ids, 0)  # padding may hold any number
     student = _log_softmax(student_logits, mask, temperature).gather(-1, ids)
-    teacher = keep(at_least_float32(teacher_topk_logprobs).detach(), live)
+    teacher = keep(at_least_float32(teacher_topk_logprobs).detach(), kept)
     return with_rest(Pair(student, teacher), where.rest)
 
 
 def with_rest(pair: Pair, rest: str) -> Pair:
-    """Both sides on k entries, with the remainder of the probability dealt with."""
+    """Both sides on k entries, with the rule for the remaining probability applied."""
     if rest == "raw":
         return pair
     change = _renormalised if rest == "renormalised" else _with_tail

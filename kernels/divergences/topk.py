@@ -1,23 +1,15 @@
 """Divergences from a teacher that is known by its k largest entries only: what a teacher's server returns."""
 
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
-
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.supports import Pair, Rest, log_probs_at
 from composer_plugins.kernels.masking import keep
-
-Logits = Float[Tensor, "*batch tokens vocab"]
-TopK = Float[Tensor, "*batch tokens k"]
-Ids = Int[Tensor, "*batch tokens k"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss, Tokens, VocabIds
 
 
 def forward_kl_topk(
     student_logits: Logits,
-    teacher_topk_logprobs: TopK,
-    teacher_topk_ids: Ids,
+    teacher_topk_logprobs: LogProbs,
+    teacher_topk_ids: VocabIds,
     mask: Mask,
     *,
     rest: Rest = "renormalised",
@@ -46,8 +38,8 @@ def forward_kl_topk(
 
 def reverse_kl_topk(
     student_logits: Logits,
-    teacher_topk_logprobs: TopK,
-    teacher_topk_ids: Ids,
+    teacher_topk_logprobs: LogProbs,
+    teacher_topk_ids: VocabIds,
     mask: Mask,
     *,
     rest: Rest = "tail",
@@ -71,16 +63,18 @@ def _floored(pair: Pair, floor: float | None) -> Pair:
     return pair if floor is None else Pair(pair.student.clamp(min=floor), pair.teacher.clamp(min=floor))
 
 
-def _bounded(
-    x: Float[Tensor, "*batch tokens"], non_negative: bool, cap: float | None
-) -> Float[Tensor, "*batch tokens"]:
+def _bounded(x: Tokens, non_negative: bool, cap: float | None) -> Tokens:
     if non_negative:
         x = x.clamp(min=0)
     return x if cap is None else x.clamp(-cap, cap)
 
 
 def _masses(
-    student_logits: Logits, teacher_topk_logprobs: TopK, teacher_topk_ids: Ids, mask: Mask, temperature: float
+    student_logits: Logits,
+    teacher_topk_logprobs: LogProbs,
+    teacher_topk_ids: VocabIds,
+    mask: Mask,
+    temperature: float,
 ) -> dict[str, Metric]:
     raw = log_probs_at(
         student_logits.detach(), teacher_topk_logprobs, teacher_topk_ids, mask, temperature, "raw"

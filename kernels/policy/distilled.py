@@ -1,4 +1,4 @@
-"""On-policy distillation as policy gradients: a teacher's log-probability of each token is its credit.
+"""On-policy distillation as policy gradients: a teacher's log-probability of each token is its advantage.
 
 The student has sampled the tokens, so that log teacher - log student is, per token, an unbiased
 estimate of -KL(student || teacher), the reverse KL. Shapes and units: `parts.py`; `teacher_logprobs` are
@@ -7,13 +7,13 @@ log T(y_t) of the sampled tokens, [*batch, tokens]. No whole vocabulary is neede
 
 import torch
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, masked_sum
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit_per_token, score
-from composer_plugins.kernels.policy.region_parts import Form, by_sign, frozen, held_back
+from composer_plugins.kernels.policy.parts import score, token_advantages
+from composer_plugins.kernels.policy.region_parts import Form, by_sign, detached, masked_surrogate
 from composer_plugins.kernels.policy.scored import importance_sampling
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import tv_mask
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 
 def opd(
@@ -29,16 +29,16 @@ def opd(
 
         x_t = -r_t (A + kl_coef (log T(y_t) - log rollout(y_t))),   r_t = pi(y_t) / rollout(y_t)
 
-    The student in the credit is the rollout policy, so that it is known before the first update.
-    `advantages` are a task's own, 0 if not given. Each token's credit is its own: tinker-cookbook can
-    add up the discounted future's (its default discount is 0).
+    The advantage compares the teacher with the rollout policy, so it is known before the first update.
+    `advantages` are those of the task, 0 if not given. Each token has its own advantage: tinker-cookbook
+    can add the discounted later ones (its default discount is 0).
     Denominator: "token-sum" in Tinker; "token-mean" elsewhere.
     Source: thinkingmachines.ai/blog/on-policy-distillation; tinker-cookbook
     distillation/train_on_policy.py incorporate_kl_penalty, loss_fn "importance_sampling".
     """
     gap = teacher_gap(teacher_logprobs, rollout_logprobs, mask)
-    credit = kl_coef * gap if advantages is None else credit_per_token(advantages, mask) + kl_coef * gap
-    token = importance_sampling(logprobs, rollout_logprobs, credit, mask)
+    total = kl_coef * gap if advantages is None else token_advantages(advantages, mask) + kl_coef * gap
+    token = importance_sampling(logprobs, rollout_logprobs, total, mask)
     return TokenLoss(token.loss, token.metrics | {"teacher_gap": Metric(gap, mask)})
 
 
@@ -54,22 +54,22 @@ def ref_kl(
     kl_tau: float = 1e-3,
     form: Form = "ratio",
 ) -> TokenLoss:
-    """PRIME-RL's on-policy distillation: as `opd`, in a trust region, the credit following the policy.
+    """PRIME-RL's on-policy distillation: as `opd`, in a trust region, against the current policy.
 
         x_t = -M_t sg(log T(y_t) - log pi(y_t)) r_t + kl_tau (log r_t)^2,   r_t = pi(y_t) / rollout(y_t)
         M_t = p_t - q_t >= -tv_low
 
-    With `advantages` (v0.6's `opd`), M_t is that of `dppo_tv`: p_t - q_t <= tv_high where A > 0. They
-    are read for nothing else. Denominator: "token-mean" of the global batch.
-    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
+    With `advantages` (v0.6's `opd`), M_t is that of `dppo_tv`: p_t - q_t <= tv_high where A > 0. Only
+    their sign is used. Denominator: "token-mean" of the global batch.
+    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, and keeps its gradient.
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ref_kl_loss_fn; of v0.6.0, opd_loss_fn.
     """
-    p, q = frozen(logprobs), frozen(rollout_logprobs)
-    sign = torch.zeros_like(p) if advantages is None else credit_per_token(advantages, mask)
+    p, q = detached(logprobs), detached(rollout_logprobs)
+    sign = torch.zeros_like(p) if advantages is None else token_advantages(advantages, mask)
     inside = tv_mask(p.exp(), q.exp(), sign, low=tv_low, high=tv_high)
     gap = teacher_gap(teacher_logprobs, logprobs, mask)
     region = by_sign(inside, sign, q.isnan() | sign.isnan())
-    token = held_back(logprobs, rollout_logprobs, gap, mask, region, form=form, kl_tau=kl_tau)
+    token = masked_surrogate(logprobs, rollout_logprobs, gap, mask, region, form=form, kl_tau=kl_tau)
     return TokenLoss(token.loss, token.metrics | {"teacher_gap": Metric(gap, mask)})
 
 
@@ -87,8 +87,8 @@ def iw_opd(
         x_t = -w_t A_t log pi(y_t),   A_t = sg(log T(y_t) - log rollout(y_t))
         w_t = 1 + gamma (1 - sum_{u<t} |A_u| / max(sum_u |A_u|, eps))
 
-    The first live token weighs 1 + gamma, and the weight falls towards 1 as disagreement is used up.
-    No ratio: on-policy, pass `logprobs` as `rollout_logprobs`. Denominator: "token-mean".
+    The first unmasked token weighs 1 + gamma, and the weight falls to 1 over the sequence.
+    There is no ratio: on-policy, pass `logprobs` as `rollout_logprobs`. Denominator: "token-mean".
     Departs from TRL: (1) a teacher's log-probability that is missing (NaN) is a NaN loss, TRL raises.
     Source: arXiv 2606.22600; TRL 1.16 experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss.
     """
@@ -101,5 +101,5 @@ def iw_opd(
 
 
 def teacher_gap(teacher_logprobs: Tokens, student_logprobs: Tokens, mask: Mask) -> Tokens:
-    """log T(y_t) - log S(y_t) of the live tokens, without a gradient: -KL(S || T), one token's estimate."""
+    """log T(y_t) - log S(y_t) where `mask`, without a gradient: an estimate of -KL(S || T) from one token."""
     return log_ratio(at_least_float32(teacher_logprobs).detach(), student_logprobs, mask)

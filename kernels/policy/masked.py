@@ -1,6 +1,6 @@
-"""Policy losses that drop tokens or whole sequences for how far they are from the rollout policy.
+"""Policy losses that mask out tokens or whole sequences far from the rollout policy.
 
-Shapes and units: `parts.py`. Other than a trust region, these masks do not ask which way a token moves.
+Shapes and units: `parts.py`. Unlike a trust region, these masks ignore in which direction a token moves.
 """
 
 from typing import Literal
@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import keep, masked_mean, masked_sum, safe_exp
-from composer_plugins.kernels.policy.clipped import grpo
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
+from composer_plugins.kernels.policy.clipped import ppo
+from composer_plugins.kernels.policy.parts import masked_advantages, score
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 Level = Literal["token", "sequence"]
 
@@ -36,7 +36,7 @@ def masked_is(
     adv_tau: float = 1.0,
     kl_tau: float = 0.0,
 ) -> TokenLoss:
-    """Masked importance sampling: a token far from the rollout policy, on either side, does not push.
+    """Masked importance sampling: a token whose ratio to the rollout policy is out of bounds is masked out.
 
         x_t = -sg(R_t M_t (adv_tau A - kl_tau log r_t)) log pi(y_t),   r_t = pi(y_t) / rollout(y_t)
         M_t = token_low <= r_t <= token_high
@@ -44,10 +44,9 @@ def masked_is(
               and sequence_low <= min_t r_t, max_t r_t <= sequence_high       (its worst token)
         R_t = r_t, or with level "sequence" prod_t r_t;  at most ratio_cap
 
-    A bound of None is none. `kl_tau` is a k1 penalty on the drift, inside the advantage.
-    Denominator: "token-sum" over a global count of tokens; level "sequence" divides by |y| too, that is
-    "seq-mean-token-mean".
-    Departures from PRIME-RL: (1) a ratio saturates 10 nats below overflow.
+    None means no bound. `kl_tau` is a k1 penalty on the drift, inside the advantage.
+    Denominator: "token-mean" of the global batch; in PRIME-RL level "sequence" divides by |y| too.
+    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow.
     Raises ValueError for an unknown level.
     Source: arXiv 2512.16144 (INTELLECT-3), 2510.18855 (IcePop); PRIME-RL v0.4.0
     src/prime_rl/trainer/rl/loss.py@f870f3c default_loss_fn, whose token bounds are the defaults here.
@@ -55,7 +54,7 @@ def masked_is(
     log_r = log_ratio(logprobs, rollout_logprobs, mask).detach()
     ratio = safe_exp(log_r)
     mean_ratio = safe_exp(masked_mean(log_r, mask, keepdim=True))
-    # One column more: a row without any token has no least entry.
+    # With one column more, because a row without tokens has no minimum.
     lowest = F.pad(torch.where(mask, ratio, torch.inf), (0, 1), value=torch.inf).amin(-1, keepdim=True)
     highest = F.pad(torch.where(mask, ratio, 0.0), (0, 1)).amax(-1, keepdim=True)
     low = _below(ratio, token_low) | _below(mean_ratio, geo_low) | _below(lowest, sequence_low)
@@ -67,15 +66,15 @@ def masked_is(
     else:
         raise ValueError(f"unknown level {level!r}; known: {', '.join(Level.__args__)}")
     weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
-    gain = adv_tau * credit(advantages, mask)
-    if kl_tau:  # of 0, an infinite log ratio would make NaN
+    gain = adv_tau * masked_advantages(advantages, mask)
+    if kl_tau:  # 0 times an infinite log ratio would be NaN
         gain = gain - kl_tau * log_r
-    # A comparison with NaN is False: a NaN drops no token, and reaches the loss by its own weight.
+    # A comparison with NaN is False: a NaN masks no token out, and reaches the loss through its weight.
     inside = ~(low | high)
     metrics = {
         "ratio": Metric(ratio, mask),
-        "masked_low": Metric(low, mask),
-        "masked_high": Metric(high & ~low, mask),
+        "mask_frac_low": Metric(low, mask),
+        "mask_frac_high": Metric(high & ~low, mask),
     }
     return TokenLoss(score(weight * inside.to(ratio), gain, logprobs, mask), metrics)
 
@@ -91,32 +90,32 @@ def opsm(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> TokenLoss:
-    """DeepSeek-V3.2's off-policy sequence mask on GRPO: a bad answer that has drifted away is dropped.
+    """DeepSeek-V3.2's off-policy sequence mask on GRPO: sequences of A < 0 with a large drift are dropped.
 
         x_t = M max(-A r_t, -A clip(r_t, 1 - clip_low, 1 + clip_high)),   r_t = pi(y_t) / old(y_t)
         M = 0  if A < 0 and mean_t (log rollout(y_t) - log pi(y_t)) > threshold,  1 otherwise
 
     The threshold, in nats per token, is not published. Denominator: as `grpo`.
-    Departs from TRL: (1) a rollout log-probability of NaN is no drift there, and a NaN loss here.
+    Departs from TRL: (1) a NaN rollout log-probability gives a NaN loss; in TRL it counts as no drift.
     Source: arXiv 2512.02556 eq. 9; TRL 1.16 grpo_trainer.py get_off_policy_mask.
     """
-    token = grpo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+    token = ppo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     drift = sequence_drift(logprobs, rollout_logprobs, mask)
-    kept = off_policy_sequence_mask(drift, credit(advantages, mask), threshold=threshold)
+    kept = off_policy_sequence_mask(drift, masked_advantages(advantages, mask), threshold=threshold)
     loss = keep(torch.where(drift.isnan(), torch.nan, torch.where(kept, token.loss, 0.0)), mask)
     dropped = Metric(~kept, mask)
-    return TokenLoss(loss, token.metrics | {"masked_sequence": dropped})
+    return TokenLoss(loss, token.metrics | {"mask_frac_sequence": dropped})
 
 
 def off_policy_sequence_mask(
     drift: Float[Tensor, "*batch #tokens"], advantages: Advantages, *, threshold: float
-) -> Bool[Tensor, "*batch tokens"]:
+) -> Mask:
     """Keep a token if A >= 0, or if its sequence has drifted by at most `threshold` nats per token."""
     return ~((advantages < 0) & (drift > threshold))
 
 
 def sequence_drift(logprobs: Tokens, rollout_logprobs: Tokens, mask: Mask) -> Float[Tensor, "*batch 1"]:
-    """mean_t (log rollout - log pi): how much less likely its sampler's sequence is to the policy, nats."""
+    """mean_t (log rollout - log pi), in nats: how much less likely the policy finds the sequence."""
     return -masked_mean(log_ratio(logprobs, rollout_logprobs, mask).detach(), mask, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""What policy losses share: their shapes, PPO's clip, the score form.
+"""Shared by policy losses: shapes, PPO's clip, the score form.
 
 `logprobs`, `old_logprobs` / `rollout_logprobs` are log pi(y_t) of the sampled tokens, in nats,
 [*batch, tokens]; `advantages` broadcasts against them ([B, 1] is one per sequence); `mask` is boolean,
@@ -6,16 +6,12 @@ True on the tokens that count. Nothing is divided here: reduce with `aggregation
 flow into `logprobs` only.
 """
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.trust_regions import clipped_surrogate
-
-Tokens = Float[Tensor, "*batch tokens"]
-Advantages = Float[Tensor, "*#batch #tokens"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 
 def clipped(
@@ -27,9 +23,9 @@ def clipped(
     ratio_cap: float | None,
     dual_clip: float | None,
 ) -> TokenLoss:
-    """PPO's clipped surrogate on a ratio per token or per sequence, with what it clipped."""
-    # Masked, because a ratio per sequence gathers its gradient over all of the row's advantages.
-    advantages = credit(advantages, mask)
+    """PPO's clipped surrogate on a ratio per token or per sequence, with its clip fractions."""
+    # Masked, because the gradient of a sequence's ratio sums over all advantages of the row.
+    advantages = masked_advantages(advantages, mask)
     loss = clipped_surrogate(
         ratio,
         advantages,
@@ -43,8 +39,8 @@ def clipped(
     high = (r > 1 + clip_high) & (advantages > 0)
     metrics = {
         "ratio": Metric(r, mask),
-        "clip_low": Metric(low, mask),
-        "clip_high": Metric(high, mask),
+        "clip_frac_low": Metric(low, mask),
+        "clip_frac_high": Metric(high, mask),
     }
     return TokenLoss(keep(loss, mask), metrics)
 
@@ -57,16 +53,16 @@ def score(
 
 
 def coefficient(weight: Float[Tensor, "*batch #tokens"], advantages: Advantages, mask: Mask) -> Tokens:
-    """-weight A of the live tokens, without a gradient; 0 elsewhere."""
+    """-weight A of the unmasked tokens, without a gradient; 0 elsewhere."""
     return keep(weight.detach() * -at_least_float32(advantages).detach(), mask)
 
 
-def credit(advantages: Advantages, mask: Mask) -> Advantages:
-    """The advantages without a gradient, in the shape they came in; 0 where they meet no live token."""
+def masked_advantages(advantages: Advantages, mask: Mask) -> Advantages:
+    """The advantages without a gradient, in the shape they came in; 0 where they meet no unmasked token."""
     meets = mask.sum_to_size(advantages.shape) > 0
     return keep(at_least_float32(advantages).detach(), meets)
 
 
-def credit_per_token(advantages: Advantages, mask: Mask) -> Tokens:
-    """The advantages of the live tokens, one each, without a gradient; 0 elsewhere."""
+def token_advantages(advantages: Advantages, mask: Mask) -> Tokens:
+    """The advantages of the unmasked tokens, one each, without a gradient; 0 elsewhere."""
     return keep(at_least_float32(advantages).detach(), mask)

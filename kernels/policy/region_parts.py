@@ -1,21 +1,21 @@
-"""What losses with a trust region share: which tokens it holds back, the two value forms, the drift term."""
+"""Shared by losses with a trust region: the tokens it masks out, two value forms, the drift term."""
 
 from typing import Literal, NamedTuple
 
 import torch
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, coefficient, score
+from composer_plugins.kernels.policy.parts import coefficient, score
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 Form = Literal["score", "ratio"]
 
 
 class Region(NamedTuple):
-    """The tokens in a trust region, those below and above it, and those that it could not measure (NaN).
+    """The tokens inside a trust region, those below it, those above it, and those with a NaN distance.
 
-    `unknown` is None where a NaN would be the ratio's as well, which then shows by itself.
+    `unknown` is None where a NaN distance means a NaN ratio, which reaches the loss by itself.
     """
 
     inside: Mask
@@ -25,14 +25,14 @@ class Region(NamedTuple):
 
 
 def by_sign(inside: Mask, advantages: Advantages, unknown: Mask | None = None) -> Region:
-    """A region that bounds a positive advantage above and any other below."""
+    """A region with an upper bound where A > 0 and a lower bound elsewhere."""
     outside = ~inside
     high = outside & (advantages > 0)
     return Region(inside, outside ^ high, high, unknown)
 
 
-def frozen(logprobs: Tokens) -> Tokens:
-    """Log-probabilities without a gradient, to be compared: what is masked is dropped with the result."""
+def detached(logprobs: Tokens) -> Tokens:
+    """Log-probabilities without a gradient, in float32 at least."""
     return at_least_float32(logprobs).detach()
 
 
@@ -54,7 +54,7 @@ def surrogate(
     raise ValueError(f"unknown form {form!r}; known: {', '.join(Form.__args__)}")
 
 
-def held_back(
+def masked_surrogate(
     logprobs: Tokens,
     rollout_logprobs: Tokens,
     advantages: Advantages,
@@ -69,14 +69,12 @@ def held_back(
 ) -> TokenLoss:
     """-adv_tau min(r, ratio_cap) M A + kl_tau (log r)^2, with M = 0 beyond the region.
 
-    r is pi / rollout. The drift term (no factor 1/2) stands at every live token, those of M = 0
-    included. What the region could not measure is NaN rather than 0: NaN is outside of every bound.
+    r is pi / rollout. The drift term (without a factor 1/2) applies to every unmasked token, also where
+    M = 0. A token with a NaN distance gets a NaN loss, not 0.
     """
     log_r = log_ratio(logprobs, rollout_logprobs, mask)
-    frozen_r = log_r.detach()
-    ratio = safe_exp(
-        frozen_r if log_ratio_clamp is None else frozen_r.clamp(-log_ratio_clamp, log_ratio_clamp)
-    )
+    drift = log_r.detach()
+    ratio = safe_exp(drift if log_ratio_clamp is None else drift.clamp(-log_ratio_clamp, log_ratio_clamp))
     weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
     weight = weight if adv_tau == 1 else adv_tau * weight
     weight = weight * region.inside  # a product, because NaN times 0 is still NaN
@@ -87,7 +85,7 @@ def held_back(
         loss = loss + kl_tau * log_r.square()
     metrics = {
         "ratio": Metric(ratio, mask),
-        "masked_low": Metric(region.low, mask),
-        "masked_high": Metric(region.high, mask),
+        "mask_frac_low": Metric(region.low, mask),
+        "mask_frac_high": Metric(region.high, mask),
     }
     return TokenLoss(loss, metrics)

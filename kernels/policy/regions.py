@@ -1,18 +1,14 @@
 """Policy losses whose trust region masks tokens: DPPO and its relatives. Shapes and units: `parts.py`.
 
-All of them are -min(r, ratio_cap) M A, r = pi(y_t) / rollout(y_t), in one of two value forms with one
-gradient (`form`), and differ in what M measures. `adv_tau` scales the advantage, and `kl_tau` adds
-kl_tau (log r)^2 at every live token, masked by M or not: PRIME-RL's and Kimi K2.5's drift term.
+Each is -min(r, ratio_cap) M A, r = pi(y_t) / rollout(y_t), in one of two value forms with the same
+gradient (`form`). They differ in what M measures. `adv_tau` scales the advantage, and `kl_tau` adds
+kl_tau (log r)^2 at every unmasked token, masked by M or not: PRIME-RL's and Kimi K2.5's drift term.
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens
-from composer_plugins.kernels.policy.region_parts import Form, Region, by_sign, frozen, held_back
+from composer_plugins.kernels.policy.region_parts import Form, Region, by_sign, detached, masked_surrogate
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import (
     binary_kl,
@@ -22,8 +18,7 @@ from composer_plugins.kernels.trust_regions import (
     rest_bucket_tv,
     tv_mask,
 )
-
-TopK = Float[Tensor, "*batch tokens k"]
+from composer_plugins.kernels.types import Advantages, LogProbs, Mask, TokenLoss, Tokens
 
 
 def dppo_tv(
@@ -41,21 +36,22 @@ def dppo_tv(
     kl_tau: float = 0.0,
     region_logprobs: Tokens | None = None,
 ) -> TokenLoss:
-    """DPPO-Binary-TV: a token stops pushing when its probability, not its ratio, has moved too far.
+    """DPPO-Binary-TV: a token is masked out when its probability, not its ratio, has moved too far.
 
         x_t = -sg(min(r_t, ratio_cap) M_t) A log pi(y_t),   r_t = pi(y_t) / rollout(y_t)
         M_t = p_t - q_t <= tv_high  if A > 0,  p_t - q_t >= -tv_low  otherwise
 
-    `region_logprobs` moves the region's centre q off the rollout policy (Stable-RL's `*_recompute`).
+    `region_logprobs` are the log-probabilities at the region's centre q, the rollout policy's unless given
+    (Stable-RL's `*_recompute`). A bound of 1 or more masks nothing.
     Denominator: "token-mean". Upstream caps: Stable-RL and verl 3 (their actor's default), PRIME-RL none.
-    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
+    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, and keeps its gradient.
     Source: arXiv 2602.04879; sail-sg/Stable-RL verl/trainer/ppo/core_algos.py@c6af1d1; verl 0.9.1
     compute_policy_loss_dppo_tv; PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 default_loss_fn.
     """
-    p, q = frozen(logprobs), frozen(_or(region_logprobs, rollout_logprobs))
+    p, q = detached(logprobs), detached(_or(region_logprobs, rollout_logprobs))
     inside = tv_mask(p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     region = by_sign(inside, advantages, None if region_logprobs is None else q.isnan())
-    return held_back(
+    return masked_surrogate(
         logprobs,
         rollout_logprobs,
         advantages,
@@ -90,11 +86,11 @@ def dppo_kl(
     and drops the token; here 0 log 0 = 0 and 1 - p is at least 0.
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1; verl 0.9.1 compute_policy_loss_dppo_kl.
     """
-    p, q = frozen(logprobs), frozen(_or(region_logprobs, rollout_logprobs))
+    p, q = detached(logprobs), detached(_or(region_logprobs, rollout_logprobs))
     distance = binary_kl(p, q)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
     region = by_sign(inside, advantages, distance.isnan())
-    return held_back(
+    return masked_surrogate(
         logprobs,
         rollout_logprobs,
         advantages,
@@ -111,8 +107,8 @@ def dppo_topk_tv(
     rollout_logprobs: Tokens,
     advantages: Advantages,
     mask: Mask,
-    topk_logprobs: TopK,
-    rollout_topk_logprobs: TopK,
+    topk_logprobs: LogProbs,
+    rollout_topk_logprobs: LogProbs,
     *,
     tv_low: float = 0.2,
     tv_high: float = 0.2,
@@ -128,10 +124,12 @@ def dppo_topk_tv(
     the sampled token. Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1 verl/workers/actor/utils.py.
     """
     distance = rest_bucket_tv(*_buckets(topk_logprobs, rollout_topk_logprobs, mask))
-    p, q = frozen(logprobs), frozen(rollout_logprobs)
+    p, q = detached(logprobs), detached(rollout_logprobs)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     region = by_sign(inside, advantages, distance.isnan() | q.isnan())
-    return held_back(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form)
+    return masked_surrogate(
+        logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form
+    )
 
 
 def dppo_topk_kl(
@@ -139,8 +137,8 @@ def dppo_topk_kl(
     rollout_logprobs: Tokens,
     advantages: Advantages,
     mask: Mask,
-    topk_logprobs: TopK,
-    rollout_topk_logprobs: TopK,
+    topk_logprobs: LogProbs,
+    rollout_topk_logprobs: LogProbs,
     *,
     kl_low: float = 0.05,
     kl_high: float = 0.05,
@@ -152,10 +150,12 @@ def dppo_topk_kl(
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1 verl/workers/actor/utils.py compute_topk_kl.
     """
     distance = rest_bucket_kl(*_buckets(topk_logprobs, rollout_topk_logprobs, mask))
-    p, q = frozen(logprobs), frozen(rollout_logprobs)
+    p, q = detached(logprobs), detached(rollout_logprobs)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
     region = by_sign(inside, advantages, distance.isnan() | q.isnan())
-    return held_back(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form)
+    return masked_surrogate(
+        logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap, form=form
+    )
 
 
 def ipo(
@@ -170,19 +170,19 @@ def ipo(
     adv_tau: float = 1.0,
     kl_tau: float = 1e-3,
 ) -> TokenLoss:
-    """INTELLECT policy optimisation: `dppo_tv` with a region that does not look at the advantage.
+    """INTELLECT policy optimisation: `dppo_tv` with a region that ignores the sign of the advantage.
 
         x_t = -adv_tau M_t A r_t + kl_tau (log r_t)^2,   M_t = -tv_low <= p_t - q_t <= tv_high
 
     A policy loss: not the preference loss called IPO. Denominator: "token-mean" of the global batch.
-    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, its gradient going on.
+    Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, and keeps its gradient.
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ipo_loss_fn; of v0.5.0, default_loss_fn.
     """
-    p, q = frozen(logprobs), frozen(rollout_logprobs)
+    p, q = detached(logprobs), detached(rollout_logprobs)
     shift = p.exp() - q.exp()
     low, high = shift < -tv_low, shift > tv_high
     region = Region(~(low | high), low, high)
-    return held_back(
+    return masked_surrogate(
         logprobs,
         rollout_logprobs,
         advantages,
@@ -217,14 +217,14 @@ def minirl(
     drift = log_ratio(logprobs, old_logprobs, mask).detach()
     inside = ratio_mask(safe_exp(drift), advantages, low=clip_low, high=clip_high)
     region = by_sign(inside, advantages, drift.isnan())
-    return held_back(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap)
+    return masked_surrogate(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap)
 
 
 def _or(tensor: Tokens | None, default: Tokens) -> Tokens:
     return default if tensor is None else tensor
 
 
-def _buckets(log_p: TopK, log_q: TopK, mask: Mask) -> tuple[TopK, TopK]:
-    live = mask.unsqueeze(-1)
+def _buckets(log_p: LogProbs, log_q: LogProbs, mask: Mask) -> tuple[LogProbs, LogProbs]:
+    kept = mask.unsqueeze(-1)
     p, q = at_least_float32(log_p).detach(), at_least_float32(log_q).detach()
-    return torch.where(live, p, -torch.inf), torch.where(live, q, -torch.inf)
+    return torch.where(kept, p, -torch.inf), torch.where(kept, q, -torch.inf)

@@ -2,11 +2,12 @@
 
 import torch
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, credit, score
+from composer_plugins.kernels.policy.parts import masked_advantages, score
+from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import importance_weight, log_ratio
 from composer_plugins.kernels.trust_regions import gamma_weight
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 VESPO_CLAMP = 20.0  # nats, on the log ratio of a token and of a sequence (authors and TRL)
 
@@ -20,28 +21,31 @@ def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss
     GPG with `advantages.gpg`. Denominator: "token-mean"; RLOO "seq-mean-token-sum".
     Source: Williams 1992; verl 0.9.1 core_algos.py compute_policy_loss_gpg.
     """
-    return TokenLoss(keep(-credit(advantages, mask) * at_least_float32(logprobs), mask), {})
+    return TokenLoss(keep(-masked_advantages(advantages, mask) * at_least_float32(logprobs), mask), {})
 
 
-def gpg(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
+gpg = preset(
+    reinforce,
+    "gpg",
     """GPG is REINFORCE with `advantages.gpg`, which corrects for prompts without a signal.
 
         x_t = -A log pi(y_t)
 
     Denominator: "token-mean".
     Source: arXiv 2504.02546; verl 0.9.1 core_algos.py compute_policy_loss_gpg.
-    """
-    return reinforce(logprobs, advantages, mask)
-
-
-def rloo(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
-    """RLOO is REINFORCE with `advantages.rloo`, on whole completions: "seq-mean-token-sum".
+    """,
+)
+rloo = preset(
+    reinforce,
+    "rloo",
+    """RLOO is REINFORCE with `advantages.rloo`, on whole completions.
 
         sum_t x_t = -A log pi(y)
 
+    Denominator: "seq-mean-token-sum".
     Source: arXiv 2402.14740.
-    """
-    return reinforce(logprobs, advantages, mask)
+    """,
+)
 
 
 def importance_sampling(
@@ -56,7 +60,7 @@ def importance_sampling(
     Source: tinker-docs.thinkingmachines.ai/losses, `importance_sampling`.
     """
     ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask))
-    loss = keep(-credit(advantages, mask) * ratio, mask)
+    loss = keep(-masked_advantages(advantages, mask) * ratio, mask)
     return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
 
 
@@ -84,8 +88,8 @@ def cispo(
     weight = ratio.clamp(low, 1 + clip_high)
     metrics = {
         "ratio": Metric(ratio, mask),
-        "clip_low": Metric(weight > ratio, mask),
-        "clip_high": Metric(ratio > 1 + clip_high, mask),
+        "clip_frac_low": Metric(weight > ratio, mask),
+        "clip_frac_high": Metric(ratio > 1 + clip_high, mask),
     }
     return TokenLoss(score(weight, advantages, logprobs, mask), metrics)
 
@@ -109,7 +113,7 @@ def vespo(
     (k, lambda) is (k_pos, lambda_pos) where A >= 0 and (k_neg, lambda_neg) elsewhere; phi(1) = 1.
     `log_weights`, nats, are logs of rollout corrections (old over rollout) and enter w as factors:
     do not multiply the loss by them too.
-    Denominator: "token-mean". log r_t, log_weights and log w are held to +-20 nats, w^k to w >= 1e-8.
+    Denominator: "token-mean". log r_t, log_weights and log w are clamped to +-20 nats, w^k to w >= 1e-8.
     Departs from the authors: (1) NaN stays NaN, theirs becomes 0; (2) their sign of A is the first
     token's. From TRL: (3) its w >= 1e-8 everywhere; (4) it multiplies in corrections of masked tokens.
     Source: arXiv 2602.10693; FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304; TRL 1.16
@@ -120,7 +124,7 @@ def vespo(
         log_r = log_r + at_least_float32(log_weights).detach().clamp(-VESPO_CLAMP, VESPO_CLAMP)
     log_w = masked_sum(log_r, mask, keepdim=True).clamp(-VESPO_CLAMP, VESPO_CLAMP)
     pos, neg = (k_pos, lambda_pos), (k_neg, lambda_neg)
-    phi = gamma_weight(log_w, credit(advantages, mask), pos=pos, neg=neg)
+    phi = gamma_weight(log_w, masked_advantages(advantages, mask), pos=pos, neg=neg)
     metrics = {
         "ratio": Metric(log_w.exp().expand(mask.shape), mask),
         "weight": Metric(phi.expand(mask.shape), mask),
@@ -131,7 +135,7 @@ def vespo(
 def dro(
     logprobs: Tokens, old_logprobs: Tokens, advantages: Advantages, mask: Mask, *, beta: float
 ) -> TokenLoss:
-    """DRO: REINFORCE held near the old policy by a squared log-ratio, without any ratio.
+    """DRO: REINFORCE with a squared log-ratio to the old policy as penalty, and no ratio.
 
         x_t = -A log pi(y_t) + (beta / 2) (log r_t)^2
 

@@ -1,10 +1,11 @@
 """Policy losses with one ratio per sequence: GSPO and its relatives. Shapes and units: `parts.py`."""
 
-from composer_plugins.kernels.contract import Metric, TokenLoss
 from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
-from composer_plugins.kernels.policy.parts import Advantages, Mask, Tokens, clipped, credit
+from composer_plugins.kernels.policy.parts import clipped, masked_advantages
+from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, with_token_gradient
 from composer_plugins.kernels.trust_regions import log_clip
+from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 
 def gspo(
@@ -21,8 +22,8 @@ def gspo(
 
         s = exp(mean_t log r_t);   x_t = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)) for every t
 
-    Advantages are per sequence ([B, 1]). The same loss stands at every live token, so
-    "seq-mean-token-mean" gives the paper's mean over sequences. `ratio_cap` is TRL's `delta`.
+    Advantages are per sequence ([B, 1]). Every unmasked token of a row has the same loss,
+    so "seq-mean-token-mean" gives the paper's mean over sequences. `ratio_cap` is TRL's `delta`.
     Source: arXiv 2507.18071 eq. 5; TRL 1.16 `importance_sampling_level="sequence"`.
     """
     ratio = safe_exp(sequence_log_ratio(log_ratio(logprobs, old_logprobs, mask), mask))
@@ -51,27 +52,22 @@ def gspo_token(
     return clipped(ratio, advantages, mask, clip_low, clip_high, None, None)
 
 
-def luspo(
-    logprobs: Tokens,
-    old_logprobs: Tokens,
-    advantages: Advantages,
-    mask: Mask,
-    *,
-    clip_low: float = 2e-3,
-    clip_high: float = 2.5e-3,
-    ratio_cap: float | None = None,
-) -> TokenLoss:
+luspo = preset(
+    gspo,
+    "luspo",
     """LUSPO is GSPO with each sequence's loss times its length, so that length is not penalised.
 
         sum_t x_t = |y| max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)),   s as in `gspo`
 
-    The factor |y| is the sum over tokens of "seq-mean-token-sum": per token this is `gspo`.
+    Per token this is `gspo`: the factor |y| is the sum over tokens of its denominator,
+    "seq-mean-token-sum".
     Departs from TRL: (1) its `loss_type="luspo"` keeps one ratio per token unless
-    `importance_sampling_level="sequence"`; that is `ppo` with this aggregation.
+    `importance_sampling_level="sequence"`; that is `ppo` with this denominator.
     Source: arXiv 2602.05261; TRL 1.16 grpo_trainer.py _compute_loss.
-    """
-    inputs = (logprobs, old_logprobs, advantages, mask)
-    return gspo(*inputs, clip_low=clip_low, clip_high=clip_high, ratio_cap=ratio_cap)
+    """,
+    clip_low=2e-3,
+    clip_high=2.5e-3,
+)
 
 
 def gmpo(
@@ -91,19 +87,20 @@ def gmpo(
     The clips are in nats: 0.4 bounds a ratio by exp(0.4), where PPO's 0.2 would mean exp(0.2).
     Advantages are per sequence. Denominator: "seq-mean-token-mean".
     Departs from verl: (1) verl divides by |y| + 1e-8 (rounded away unless its mask is float64), (2) its
-    `clip_ratio` defaults to PPO's 0.2, (3) its mean counts rows without a live token. From the authors:
-    (4) they round the clip to float32.
+    `clip_ratio` defaults to PPO's 0.2, (3) its mean counts rows without an unmasked token. From TRL:
+    (4) a row without an unmasked token has the ratio 1 there, -A in the value. From the authors: (5) they
+    round the clip to float32.
     Source: arXiv 2507.20673; callsys/GMPO train_zero_math_gmpo.py@205b2bf; verl 0.9.1
     compute_policy_loss_geo_mean; TRL 1.16 experimental/gmpo.
     """
-    advantages = credit(advantages, mask)
+    advantages = masked_advantages(advantages, mask)
     log_r = log_ratio(logprobs, old_logprobs, mask)
     bounded = log_clip(log_r, advantages, low=clip_low, high=clip_high)
     ratio = safe_exp(sequence_log_ratio(bounded, mask))
     d = log_r.detach()
     metrics = {
         "ratio": Metric(ratio.detach().expand(mask.shape), mask),
-        "clip_low": Metric((d < -clip_low) & (advantages < 0), mask),
-        "clip_high": Metric((d > clip_high) & (advantages > 0), mask),
+        "clip_frac_low": Metric((d < -clip_low) & (advantages < 0), mask),
+        "clip_frac_high": Metric((d > clip_high) & (advantages > 0), mask),
     }
     return TokenLoss(keep(-advantages * ratio, mask), metrics)

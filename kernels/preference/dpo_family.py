@@ -1,15 +1,15 @@
-"""DPO and what followed it: a link of the margin between two rewards against a frozen reference.
+"""DPO and its successors: a link of the margin between two rewards, against a reference policy.
 
 Scores and units: `scores.py`. Every loss here is one per pair; the caller weights and averages them.
 Gradients flow into the policy's scores only. u is log pi / pi_ref of a completion; `divergence` and
 `alpha` replace it by another f-DPO reward (`links.divergence_reward`).
 """
 
-from composer_plugins.kernels.contract import Metric, PairLoss
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.preference.links import Divergence, divergence_reward, log_ratios
-from composer_plugins.kernels.preference.scores import Scores
+from composer_plugins.kernels.presets import preset
+from composer_plugins.kernels.types import Metric, PairLoss, Scores
 
 
 def dpo(
@@ -52,15 +52,16 @@ def cdpo(
     return dpo(*scores, beta=beta, label_smoothing=label_smoothing)
 
 
-def sigmoid_norm(
-    chosen: Scores, rejected: Scores, ref_chosen: Scores, ref_rejected: Scores, *, beta: float = 0.1
-) -> PairLoss:
+sigmoid_norm = preset(
+    dpo,
+    "sigmoid_norm",
     """Length-normalised DPO: `dpo` on length-AVERAGED log-probabilities.
 
     Its margins are some tens of times smaller than DPO's, so a useful beta is larger.
     Source: TRL 1.16 trainer/dpo_trainer.py, loss_type "sigmoid_norm"; arXiv 2411.15124 (Tulu 3).
-    """
-    return dpo(chosen, rejected, ref_chosen, ref_rejected, beta=beta)
+    """,
+    without=("label_smoothing", "divergence", "alpha"),
+)
 
 
 def robust(

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric
 from composer_plugins.kernels.masking import at_least_float32, below_overflow
-from composer_plugins.kernels.preference.scores import Scores
+from composer_plugins.kernels.types import Metric, Scores
 
 Values = Float[Tensor, "..."]
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]

@@ -8,11 +8,10 @@ from typing import Literal
 
 import torch
 
-from composer_plugins.kernels.contract import Metric, PairLoss
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.preference.links import reward_metrics
-from composer_plugins.kernels.preference.scores import Scores
+from composer_plugins.kernels.types import Metric, PairLoss, Scores
 
 
 def simpo(

@@ -1,4 +1,4 @@
-"""What a preference loss is fed with: one score per completion, and one weight per pair.
+"""The inputs of a preference loss: one score per completion, and one weight per pair.
 
 Scores are log-probabilities of whole completions, in nats: summed or averaged over tokens. `logprobs[t]`
 is that of token t itself: shift logits against labels before.
@@ -8,16 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, PairLoss
 from composer_plugins.kernels.masking import at_least_float32, masked_mean, masked_sum, safe_exp
-
-Scores = Float[Tensor, " pairs"]
-Tokens = Float[Tensor, "*batch tokens"]
-Mask = Bool[Tensor, "*batch tokens"]
+from composer_plugins.kernels.types import Mask, Metric, PairLoss, Scores, Tokens
 
 
 def sequence_logprobs(logprobs: Tokens, mask: Mask, *, average: bool = False) -> Float[Tensor, "*batch"]:
-    """log pi(y | x): the sum over live tokens, or with `average` their mean (SimPO).
+    """log pi(y | x): the sum over unmasked tokens, or with `average` their mean (SimPO).
 
     An empty row gives 0.
     Departs from eric-mitchell/dpo@f8b8c0f and SimPO@1b3e8f3: (1) their average of an empty row is NaN.
@@ -33,7 +29,7 @@ def ld_logprobs(
 
         score = sum_{i <= n} log pi(y_i) + ld_alpha sum_{i > n} log pi(y_i),   n = min(|y|, |other|)
 
-    i counts live tokens. ld_alpha = 1 is the plain sum; policy and reference are scored alike.
+    i counts unmasked tokens. ld_alpha = 1 is the plain sum; policy and reference are scored alike.
     Source: arXiv 2409.06411; TRL 1.16 trainer/dpo_trainer.py DPOTrainer._compute_loss, `ld_alpha`.
     """
     shared = mask.cumsum(-1) <= other_mask.sum(-1, keepdim=True)
@@ -56,10 +52,10 @@ def wpo_weights(logprobs: Tokens, log_sum_sq_probs: Tokens, mask: Mask) -> Float
 def weighted(pair: PairLoss, weights: Scores) -> PairLoss:
     """The loss of each pair times its weight, which is detached; the caller's mean is over all pairs.
 
-    For any reason to trust one pair more: WPO's weights, or how many teachers agree on it. A weight of 0
-    takes the pair out, value and gradient, whatever its loss. The weights are logged beside the rest.
+    For example WPO's weights, or how many teachers agree on a pair. A weight of 0 takes the pair out,
+    value and gradient, whatever its loss. The weights are a metric too.
     """
     w = at_least_float32(weights).detach()
-    # The loss itself would bring 0 * inf into the gradient: of a pair left out there is none.
+    # torch.where, because an infinite loss times 0 would be NaN.
     loss = torch.where(w == 0, 0.0, pair.loss) * w
     return PairLoss(loss, pair.metrics | {"weights": Metric(w, torch.ones_like(w, dtype=torch.bool))})

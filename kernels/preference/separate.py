@@ -5,13 +5,10 @@ Arguments as in `dpo_family.py`; r = beta log pi / pi_ref of a completion.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import PairLoss
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.preference.links import log_ratios, reward_metrics
-from composer_plugins.kernels.preference.scores import Scores
+from composer_plugins.kernels.types import PairLoss, Scalar, Scores
 
 
 def nca_pair(
@@ -35,7 +32,7 @@ def bco_pair(
     ref_rejected: Scores,
     *,
     beta: float = 0.1,
-    reward_shift: Float[Tensor, ""] | None = None,
+    reward_shift: Scalar | None = None,
 ) -> PairLoss:
     """BCO on a pair: a binary classifier whose logit is the reward, less a running mean of all rewards.
 

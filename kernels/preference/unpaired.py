@@ -6,22 +6,16 @@ True for a good completion. r = beta (scores - ref_scores). Gradients flow into 
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from composer_plugins.kernels.contract import Metric, PairLoss
 from composer_plugins.kernels.masking import at_least_float32
-
-Rows = Float[Tensor, " rows"]
-Labels = Bool[Tensor, " rows"]
-Scalar = Float[Tensor, ""]
+from composer_plugins.kernels.types import Metric, PairLoss, RowMask, RowScores, Scalar
 
 
-def kto_reference_point(mismatched: Rows, ref_mismatched: Rows) -> Scalar:
-    """KTO's anchor: an estimate of KL(pi || pi_ref) in nats, at least 0, detached.
+def kto_reference_point(mismatched: RowScores, ref_mismatched: RowScores) -> Scalar:
+    """KTO's reference point: an estimate of KL(pi || pi_ref) in nats, at least 0, detached.
 
-    The mean log-ratio of completions paired with another prompt, 0 without any. Over ranks the caller
-    means before the clamp: a clamp of means is not the mean of clamps.
+    The mean log-ratio of completions paired with another prompt, 0 without any. Over several ranks, take
+    the mean before the clamp.
     Source: arXiv 2402.01306; TRL 1.16 trainer/kto_trainer.py KTOTrainer._compute_loss.
     """
     ratios = at_least_float32(mismatched) - at_least_float32(ref_mismatched)
@@ -29,16 +23,16 @@ def kto_reference_point(mismatched: Rows, ref_mismatched: Rows) -> Scalar:
 
 
 def kto(
-    scores: Rows,
-    ref_scores: Rows,
-    desirable: Labels,
+    scores: RowScores,
+    ref_scores: RowScores,
+    desirable: RowMask,
     reference_kl: Scalar,
     *,
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> PairLoss:
-    """KTO: a prospect-theoretic value of each completion, gains and losses counted from the mean KL z.
+    """KTO: a prospect-theoretic value of each completion, with the mean KL z as the reference point.
 
         good: w_d sigmoid(-(r - beta z));   bad: w_u sigmoid(r - beta z)
 
@@ -54,15 +48,15 @@ def kto(
 
 
 def apo_zero_unpaired(
-    scores: Rows,
-    ref_scores: Rows,
-    desirable: Labels,
+    scores: RowScores,
+    ref_scores: RowScores,
+    desirable: RowMask,
     *,
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> PairLoss:
-    """APO-zero without pairs: KTO with its anchor at 0.
+    """APO-zero without pairs: KTO with the reference point 0.
 
     Source: arXiv 2408.06266; TRL 1.16 trainer/kto_trainer.py, loss_type "apo_zero_unpaired".
     """
@@ -79,9 +73,9 @@ def apo_zero_unpaired(
 
 
 def bco(
-    scores: Rows,
-    ref_scores: Rows,
-    desirable: Labels,
+    scores: RowScores,
+    ref_scores: RowScores,
+    desirable: RowMask,
     reward_shift: Scalar,
     *,
     beta: float = 0.1,
@@ -104,11 +98,11 @@ def bco(
     return PairLoss(loss, _logged(r, desirable))
 
 
-def _reward(scores: Rows, ref_scores: Rows, beta: float) -> Rows:
+def _reward(scores: RowScores, ref_scores: RowScores, beta: float) -> RowScores:
     return beta * (at_least_float32(scores) - at_least_float32(ref_scores).detach())
 
 
-def _logged(r: Rows, desirable: Labels) -> dict[str, Metric]:
+def _logged(r: RowScores, desirable: RowMask) -> dict[str, Metric]:
     return {
         "rewards/chosen": Metric(r.detach(), desirable),
         "rewards/rejected": Metric(r.detach(), ~desirable),

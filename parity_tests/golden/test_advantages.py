@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.dialects import VERL_LENGTH_EPS
 from parity_tests.support.golden import Case, claim
 
@@ -42,7 +42,7 @@ def mask_of(case: Case) -> Tensor:
 def assert_rows_equal(
     ours: Tensor, case: Case, *, divided: bool = False, dtype: torch.dtype = torch.float64, scale: float = 1.0
 ) -> None:
-    """verl repeats a row's advantage over its live tokens."""
+    """verl repeats a row's advantage over its unmasked tokens."""
     __tracebackhide__ = True
     rewards, ids = verl_rewards(case)
     assert_parity(
@@ -206,20 +206,20 @@ def test_verl_grpo_vectorized_is_rounded_to_float32_and_ours_is_not() -> None:
 
 
 def trl_rewards(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """TRL's weighted sum over reward functions; a row is live if any of them could score it."""
+    """TRL's weighted sum over reward functions; a row is unmasked if any of them could score it."""
     per_function = golden.tensor(case["rewards_per_func"])
-    live = ~per_function.isnan().all(1)
+    unmasked = ~per_function.isnan().all(1)
     total = (per_function * golden.tensor(case["reward_weights"])).nansum(1)
-    return torch.where(live, total, torch.nan), trl_ids(case), live
+    return torch.where(unmasked, total, torch.nan), trl_ids(case), unmasked
 
 
 def trl_ids(case: Case) -> Tensor:
     return torch.arange(len(case["rewards_per_func"])) // case["num_generations"]
 
 
-def trl_bessel_rounding(live: Tensor, width: int) -> Tensor:
+def trl_bessel_rounding(unmasked: Tensor, width: int) -> Tensor:
     """By what factor TRL's std is off: it rounds n / (n - 1) to float32."""
-    n = live.view(-1, width).sum(1).repeat_interleave(width)
+    n = unmasked.view(-1, width).sum(1).repeat_interleave(width)
     exact = n.to(torch.float64) / (n - 1)
     return ((n / (n - 1)).to(torch.float64) / exact).sqrt().nan_to_num(1.0, 1.0)
 
@@ -234,17 +234,17 @@ def sums_first(case: Case) -> bool:
 
 @claim("trl_grpo_advantages", sums_first)
 def test_advantages_equal_trl(case: Case) -> None:
-    rewards, ids, live = trl_rewards(case)
+    rewards, ids, unmasked = trl_rewards(case)
     theirs = golden.tensor(case["advantages"])
     if case["scale_rewards"] == "none":
-        assert torch.equal(trl_advantages(case), kernel("dr_grpo@trl")(rewards, ids, live))
+        assert torch.equal(trl_advantages(case), kernel("dr_grpo@trl")(rewards, ids, unmasked))
     else:
         std = golden.tensor(case["std"]).nan_to_num(0.0)
-        width = len(live) if case["scale_rewards"] == "batch" else case["num_generations"]
-        unrounded = std / trl_bessel_rounding(live, width)
+        width = len(unmasked) if case["scale_rewards"] == "batch" else case["num_generations"]
+        unrounded = std / trl_bessel_rounding(unmasked, width)
         theirs = theirs * (std + TRL_EPS) / (unrounded + TRL_EPS)
     # The rewards' own rounding, divided by the deviation: upstream subtracts means, we do not.
-    largest = float(rewards[live].abs().max()) * max(1.0, float(theirs.abs().max()))
+    largest = float(rewards[unmasked].abs().max()) * max(1.0, float(theirs.abs().max()))
     assert_parity(trl_advantages(case), theirs, terms=len(rewards), magnitude=largest)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.divergences import summands
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.golden import Case, claim
 from parity_tests.support.oracles import largest_term
 
@@ -61,7 +61,7 @@ def is_nan(case: Case) -> bool:
 
 
 def assert_finite_where_upstream_is_not(loss_of: Callable[[Case], tuple[Tensor, Tensor]], case: Case) -> None:
-    """An entry that is -inf on both sides might as well not be there; a batch without a live token is 0."""
+    """An entry that is -inf on both sides contributes nothing; a batch without an unmasked token gives 0."""
     loss, student = loss_of(case)
     (gradient,) = torch.autograd.grad(loss, student)
     assert math.isnan(float(case["loss"]))
@@ -155,7 +155,7 @@ def sdpo_loss(case: Case) -> tuple[Tensor, Tensor]:
 
 @claim("sdpo")
 def test_sdpo_equals_its_authors(case: Case) -> None:
-    if is_nan(case):  # a mean over sequences of which none is live
+    if is_nan(case):  # a mean over sequences of which none is unmasked
         assert_finite_where_upstream_is_not(sdpo_loss, case)
     else:
         assert_recorded(*sdpo_loss(case), case, gradient_key="grad_student_logits")

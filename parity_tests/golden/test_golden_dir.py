@@ -124,6 +124,7 @@ def unread(name: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_recorded_number_is_read_or_declared_not_to_be() -> None:
     found = {name: keys for name in golden.CLAIMS if (keys := unread(name))}
     declared = {name: set(keys) for name, keys in golden.NOT_COMPARED.items()}
@@ -150,6 +151,7 @@ def run(where: Path, *paths: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_claims_pass_on_a_copied_directory_and_say_what_it_leaves_out(tmp_path: Path) -> None:
     where = copied(tmp_path, "verl_policy_gspo", "simpo")
     status, output = run(where, TESTS)
@@ -183,6 +185,7 @@ def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None
     assert f"{where}/taid_loss.json, case {case}: not recorded; max error inf: no key 'loss'" in output
 
 
+@pytest.mark.slow
 def test_a_file_that_no_claim_reads_fails_and_nothing_else_does(tmp_path: Path) -> None:
     """Nor are the claims dumped."""
     where = copied(tmp_path, "simpo")
@@ -213,12 +216,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message:
     path.write_text(text)
     with pytest.raises(pytest.UsageError) as error:
         golden.read(path)
-    assert str(error.value).startswith(f"{path} is no golden file: {message}")
+    assert str(error.value).startswith(f"{path} is not a golden file: {message}")
 
 
 def test_a_directory_without_our_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "directory", golden.GOLDEN)
-    with pytest.raises(pytest.UsageError, match="nowhere is no directory"):
+    with pytest.raises(pytest.UsageError, match="nowhere is not a directory"):
         golden.use(tmp_path / "nowhere")
     with pytest.raises(pytest.UsageError, match=r"holds none of the files of .* \(no .json at all\)"):
         golden.use(tmp_path)
@@ -228,11 +231,12 @@ def test_a_directory_without_our_files_is_an_error(tmp_path: Path, monkeypatch: 
     assert golden.directory == golden.GOLDEN and not golden.not_checked()
 
 
+@pytest.mark.slow
 def test_a_run_on_files_that_cannot_be_read_fails(tmp_path: Path) -> None:
     (where := tmp_path / "golden").mkdir()
     (where / "simpo.json").write_text('{"cases": []}')
     status, output = run(where)
-    assert status != 0 and "simpo.json is no golden file: it has no cases" in output
+    assert status != 0 and "simpo.json is not a golden file: it has no cases" in output
     (where / "simpo.json").unlink()
     status, output = run(where)
     assert status != 0 and "holds none of the files" in output

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_loss_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_loss_parity, assert_parity
 from parity_tests.support.dialects import VERL_LENGTH_EPS
 from parity_tests.support.golden import Case, claim
 from parity_tests.support.recorded import assert_equals, assert_equals_verl, assert_verl_logs, batch
@@ -35,7 +35,9 @@ def clips(case: Case) -> dict[str, float]:
 def test_clipped_losses_equal_verl_vanilla(name: str, case: Case) -> None:
     inputs = batch(case)
     ours = loss_of(name)(*inputs, **clips(case), dual_clip=case["kwargs"]["clip_ratio_c"])
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", lower=dual_clipped(case, ours))
+    assert_equals_verl(
+        case, ours, inputs[0], "clip_frac_low", "clip_frac_high", lower=dual_clipped(case, ours)
+    )
 
 
 def dual_clipped(case: Case, ours: TokenLoss) -> Tensor:
@@ -58,21 +60,23 @@ def test_a_row_alone_reproduces_the_recordings_made_with_its_numbers(name: str) 
     for case in cases:
         inputs = batch(case)
         ours = loss_of(name)(*inputs)
-        assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", lower=dual_clipped(case, ours))
+        assert_equals_verl(
+            case, ours, inputs[0], "clip_frac_low", "clip_frac_high", lower=dual_clipped(case, ours)
+        )
 
 
 @claim("verl_policy_gspo")
 def test_gspo_token_equals_verl_gspo(case: Case) -> None:
     inputs = batch(case)
     ours = loss_of("gspo_token@verl")(*inputs, **clips(case))
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high", clamp=None)
+    assert_equals_verl(case, ours, inputs[0], "clip_frac_low", "clip_frac_high", clamp=None)
 
 
 @claim("verl_policy_cispo")
 def test_cispo_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = loss_of("cispo@verl")(*inputs, **clips(case))
-    assert_equals_verl(case, ours, inputs[0], "clip_low", "clip_high")
+    assert_equals_verl(case, ours, inputs[0], "clip_frac_low", "clip_frac_high")
 
 
 @claim("verl_policy_sapo")
@@ -94,12 +98,26 @@ def test_gpg_equals_verl(name: str, case: Case) -> None:
 def test_dro_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = policy.dro(*inputs, beta=case["kwargs"]["policy_loss"]["dro_beta"])
-    assert_equals_verl(case, ours, inputs[0])
-    drift = aggregate(ours.metrics["log_ratio"].value, inputs[3], "token-mean")
-    recorded = torch.tensor(-case["metrics"]["actor/ppo_kl"], dtype=torch.float64)
-    n = inputs[3].sum().double()  # verl's masked mean divides by n + 1e-8
-    magnitude = float(ours.metrics["log_ratio"].value.abs().max())
-    assert_parity(drift * (n / (n + VERL_LENGTH_EPS)), recorded, terms=int(n), magnitude=magnitude)
+    assert_equals_verl(case, ours, inputs[0], clamp=None)
+
+
+def test_dro_logs_its_drift_without_the_clamp_of_verls_other_losses() -> None:
+    """As recorded from verl 0.9.1: two tokens are 25 nats from the old policy, one on either side."""
+    test_dro_equals_verl(
+        case={
+            "id": "far away",
+            "kwargs": {"policy_loss": {"dro_beta": 0.05}},
+            "loss_agg_mode": "token-mean",
+            "old_log_prob": [[-0.75, -1.0, -1.0], [-27.5, -0.5, -3.0]],
+            "log_prob": [[-0.5, -26.0, -1.25], [-2.0, -0.75, -3.0]],
+            "advantages": [[1.5] * 3, [-0.5] * 3],
+            "response_mask": [[1, 1, 1], [1, 1, 0]],
+            "rollout_is_weights": None,
+            "loss": 14.427187499999999,
+            "grad_log_prob": [[-0.2975, -0.55, -0.3025], [0.355, 0.0975, 0.0]],
+            "metrics": {"actor/ppo_kl": -0.0499999999},
+        }
+    )
 
 
 def with_verl_lengths(case: Case, loss: Tensor, ratio: Tensor, mask: Tensor) -> Tensor:
@@ -130,7 +148,7 @@ def test_gmpo_equals_verl_geo_mean(case: Case) -> None:
     gains = inputs[2] > 0
     assert_verl_logs(case, outside & gains, outside & (inputs[2] < 0), clamp=None)
     # Ours counts what is clipped.
-    assert torch.equal(ours.metrics["clip_high"].value & mask, outside & gains & (log_r > 0))
+    assert torch.equal(ours.metrics["clip_frac_high"].value & mask, outside & gains & (log_r > 0))
 
 
 @claim("gmpo_official")
@@ -174,7 +192,7 @@ def test_grpo_and_dr_grpo_equal_oat(case: Case) -> None:
     )
 
 
-def test_verl_counts_a_row_without_a_live_token_in_gmpos_mean_and_we_do_not() -> None:
+def test_verl_counts_a_row_without_an_unmasked_token_in_gmpos_mean_and_we_do_not() -> None:
     cases = [
         c
         for c in golden.load("verl_policy_geo_mean")
@@ -185,6 +203,6 @@ def test_verl_counts_a_row_without_a_live_token_in_gmpos_mean_and_we_do_not() ->
         inputs = batch(case)
         token_loss = loss_of("gmpo@verl")(*inputs, **clips(case)).loss
         loss = float(aggregate(token_loss, inputs[3], "seq-mean-token-mean").detach())
-        live = int(inputs[3].any(-1).sum())
-        assert loss * live / len(inputs[3]) == pytest.approx(case["loss"], rel=1e-6)
+        unmasked = int(inputs[3].any(-1).sum())
+        assert loss * unmasked / len(inputs[3]) == pytest.approx(case["loss"], rel=1e-6)
         assert loss != pytest.approx(case["loss"], rel=1e-2)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from composer_plugins.kernels import kl, policy
-from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
+from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_loss_parity, assert_parity
 from parity_tests.support.golden import Case, claim
 
 DEFAULTS: dict[str, Any] = {
@@ -53,7 +52,7 @@ def options(case: Case) -> dict[str, Any]:
 
 
 def vespo_log_weights(case: Case, mask: Tensor) -> Tensor | None:
-    """TRL multiplies the corrections of masked tokens into w too: here the live ones share all of them."""
+    """TRL multiplies the corrections of masked tokens into w too: here the unmasked tokens share them."""
     if case["importance_sampling_ratio"] is None:
         return None
     logs = golden.tensor(case["importance_sampling_ratio"]).log().clamp(LOG_WEIGHT_MIN, 20.0)
@@ -149,15 +148,30 @@ def test_gmpo_equals_trl(case: Case) -> None:
     unknown = set(case["kwargs"]) - {"epsilon_low", "epsilon_high", "beta"}
     assert not unknown, f"the comparison would ignore {unknown}"
     given, inputs = case["kwargs"], trl_batch(case)
-    logprobs, _, _, mask = inputs
+    logprobs, _, advantages, mask = inputs
     clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
     per_token = dialects.kernel("policy", "gmpo@trl")(*inputs, **clips).loss
     if given["beta"]:
         ref = golden.tensor(case["ref_per_token_logps"])
         per_token = per_token + given["beta"] * kl.k3(logprobs, ref, mask)
-    rows = mask.shape[0]
-    loss = aggregate(per_token, mask, "seq-mean-token-mean", num_sequences=rows)
-    assert_equals_trl(case, loss, per_token, logprobs)
+    assert_equals_trl(case, dialects.trl_gmpo(per_token, mask, advantages), per_token, logprobs)
+
+
+def test_trl_gmpo_counts_a_row_without_an_unmasked_token_as_the_ratio_1() -> None:
+    """As recorded from TRL 1.16: the middle row adds -A to the value and nothing to the gradient."""
+    slope = -0.11942188509563155
+    test_gmpo_equals_trl(
+        case={
+            "id": "an empty row",
+            "kwargs": {"epsilon_low": 0.4, "epsilon_high": 0.4, "beta": 0.0},
+            "per_token_logps": [[-0.5, -2.0, -1.25], [-2.0, -0.75, -3.0], [-1.0, -1.5, -0.5]],
+            "old_per_token_logps": [[-0.75, -1.0, -1.0], [-2.5, -0.5, -2.0], [-1.1, -1.4, -0.75]],
+            "advantages": [1.5, -0.5, 0.75],
+            "completion_mask": [[1, 1, 1], [0, 0, 0], [1, 1, 0]],
+            "loss": -0.441598988620228,
+            "grad": [[slope] * 3, [0.0] * 3, [-0.125, -0.125, 0.0]],
+        }
+    )
 
 
 BY_DEFAULT = [

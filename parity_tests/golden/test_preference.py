@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import choose
-from composer_plugins.kernels.contract import PairLoss
 from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighted, wpo_weights
+from composer_plugins.kernels.types import PairLoss
 from composer_plugins.plugins import losses
+from composer_plugins.testing.assertions import assert_parity, tolerance
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_parity, tolerance
 from parity_tests.support.golden import Case, claim
 
 SIDES = ("chosen", "rejected")

@@ -12,12 +12,12 @@ from torch import Tensor
 from composer_plugins.catalogue import of_kind
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.plugins import losses
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.golden import Case, claim
 
 INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
@@ -116,10 +116,10 @@ def assert_equals(loss: Tensor, token_loss: Tensor, logprobs: Tensor, theirs: An
 
 
 def assert_logs(token: TokenLoss, inputs: Case, metrics: dict[str, Any]) -> None:
-    """What upstream logs: means over the live tokens, the masked ones and the others."""
+    """What upstream logs: means over the unmasked tokens, the masked ones and the others."""
     mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
     advantages = golden.tensor(inputs["advantages"])
-    low, high = (token.metrics[name].value for name in ("masked_low", "masked_high"))
+    low, high = (token.metrics[name].value for name in ("mask_frac_low", "mask_frac_high"))
 
     def mean(value: Tensor, where: Tensor = mask) -> Tensor:
         return aggregate(value.to(torch.float64), where, "token-mean")
@@ -142,9 +142,9 @@ def assert_logs(token: TokenLoss, inputs: Case, metrics: dict[str, Any]) -> None
     assert_drifts(inputs, logged, mask & (low + high > 0), mask)
 
 
-def drift(inputs: Case, mask: Tensor, anchor: str = "inference_logprobs") -> Tensor:
-    """The log ratio of a sequence's live tokens."""
-    ours, theirs = (golden.tensor(inputs[k], dtype_of(inputs)) for k in ("trainer_logprobs", anchor))
+def drift(inputs: Case, mask: Tensor, other: str = "inference_logprobs") -> Tensor:
+    """The log ratio of a sequence's unmasked tokens."""
+    ours, theirs = (golden.tensor(inputs[k], dtype_of(inputs)) for k in ("trainer_logprobs", other))
     return log_ratio(ours, theirs, mask)
 
 
@@ -181,7 +181,7 @@ def assert_logs_of_v0_4(inputs: Case, hp: dict[str, Any], metrics: dict[str, Any
     bounds = dialects.kernel("policy", DIALECTS["v0.4.0"]["default"]).keywords | options(hp)
     mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
     log_r = drift(inputs, torch.ones_like(mask))
-    live = log_r[mask].exp()
+    unmasked = log_r[mask].exp()
     mean = aggregate(keep(log_r, mask), mask, "token-mean").exp()
     recorded = golden.tensor(metrics["geo_seq_ratio"])
     assert_parity(mean, recorded, terms=len(mask), dtype=mean.dtype, what="geo_seq_ratio")
@@ -190,8 +190,8 @@ def assert_logs_of_v0_4(inputs: Case, hp: dict[str, Any], metrics: dict[str, Any
         "is_masked_high": log_r.exp() > bounds["token_high"],
         "geo_masked_low": mean < bounds["geo_low"],
         "geo_masked_high": mean > bounds["geo_high"],
-        "sequence_masked_low": (live < bounds["sequence_low"]).any(),
-        "sequence_masked_high": (live > bounds["sequence_high"]).any(),
+        "sequence_masked_low": (unmasked < bounds["sequence_low"]).any(),
+        "sequence_masked_high": (unmasked > bounds["sequence_high"]).any(),
     }
     for name, value in ours.items():
         theirs = golden.tensor(metrics[name])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.trust_regions import rest_bucket_kl, rest_bucket_tv
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_loss_parity, assert_parity
 from parity_tests.support.golden import Case, claim
 from parity_tests.support.recorded import assert_equals, assert_equals_verl, batch
 
@@ -25,7 +25,7 @@ def from_verl(case: Case, region: str) -> dict[str, Any]:
 
 def capped(case: Case, ours: TokenLoss) -> Tensor:
     """Where the cap bounds the ratio of a token that is kept: what verl logs as clipped below."""
-    ratio, low, high = (ours.metrics[name].value for name in ("ratio", "masked_low", "masked_high"))
+    ratio, low, high = (ours.metrics[name].value for name in ("ratio", "mask_frac_low", "mask_frac_high"))
     return (ratio > case["kwargs"]["clip_ratio_c"]) & ~(low | high)
 
 
@@ -33,14 +33,14 @@ def capped(case: Case, ours: TokenLoss) -> Tensor:
 def test_dppo_tv_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = dialects.kernel("policy", "dppo_tv@verl")(*inputs, **from_verl(case, "tv"))
-    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high", lower=capped(case, ours))
+    assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
 
 
 @claim("verl_policy_dppo_kl")
 def test_dppo_kl_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = dialects.kernel("policy", "dppo_kl@verl")(*inputs, **from_verl(case, "kl"))
-    assert_equals_verl(case, ours, inputs[0], "masked_low", "masked_high", lower=capped(case, ours))
+    assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
 
 
 def stable_rl(case: Case, *, region: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from composer_plugins.kernels.advantages import discounted_returns, gae, gdpo, reinforce_pp, remax
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import grouped_rewards, token_batches, with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import grouped_rewards, token_batches
 
 Batch = dict[str, Tensor]
 GAMMAS = st.sampled_from([0.0, 0.9, 1.0])  # 0.5 would hide a gamma in float32
@@ -18,12 +19,12 @@ VARIANCE_EPS = 0.01
 
 
 def backwards(mask: Tensor, step: Callable[[int, int, int | None], float]) -> Tensor:
-    """`step(row, token, next live token)` of the live tokens of every row, from the last to the first."""
+    """`step(row, token, next unmasked token)` of every unmasked token, the last of a row first."""
     result = torch.zeros(mask.shape, dtype=torch.float64)
-    for i, lives in enumerate(mask.tolist()):
+    for i, masks in enumerate(mask.tolist()):
         following = None
-        for t in reversed(range(len(lives))):
-            if lives[t]:
+        for t in reversed(range(len(masks))):
+            if masks[t]:
                 result[i, t] = step(i, t, following)
                 following = t
     return result
@@ -40,11 +41,11 @@ def returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def whitened(x: Tensor, mask: Tensor) -> Tensor:
-    live = x[mask].tolist()
-    if len(live) < 2:
+    unmasked = x[mask].tolist()
+    if len(unmasked) < 2:
         return torch.zeros_like(x)
-    mean = math.fsum(live) / len(live)
-    variance = math.fsum((v - mean) ** 2 for v in live) / (len(live) - 1)
+    mean = math.fsum(unmasked) / len(unmasked)
+    variance = math.fsum((v - mean) ** 2 for v in unmasked) / (len(unmasked) - 1)
     return torch.where(mask, (x - mean) / math.sqrt(variance + VARIANCE_EPS), 0.0)
 
 
@@ -116,10 +117,10 @@ def test_gdpo_equals_loops(
     g = torch.Generator().manual_seed(seed)
     components = torch.stack([rewards, torch.randint(0, 3, rewards.shape, generator=g).double()], 1)
     scored = torch.rand(components.shape, generator=g) >= missing
-    live = torch.rand(len(ids), generator=g) >= missing / 2
+    unmasked = torch.rand(len(ids), generator=g) >= missing / 2
     weights = torch.tensor([1.0, 0.25], dtype=torch.float64)
     lengths = torch.randint(1, 6, ids.shape, generator=g) if by_length else torch.ones_like(ids)
-    counted = scored & live.unsqueeze(1)
+    counted = scored & unmasked.unsqueeze(1)
     total = torch.zeros(len(ids), dtype=torch.float64)
     for k in range(2):
         for i in ids.unique():
@@ -135,7 +136,7 @@ def test_gdpo_equals_loops(
     ours = gdpo(
         torch.where(counted, components, torch.nan),
         ids,
-        live,
+        unmasked,
         lengths=lengths if by_length else None,
         component_weights=weights,
         component_mask=scored,

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from composer_plugins.catalogue import of_kind
 from composer_plugins.kernels.aggregation import (
     Mode,
     aggregate,
+    prompt_mean,
     seq_mean_token_mean,
     seq_mean_token_sum,
     seq_mean_token_sum_norm,
@@ -20,13 +22,19 @@ from composer_plugins.kernels.aggregation import (
     token_sum,
 )
 from composer_plugins.plugins import losses
+from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import token_batches
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_loss_parity, assert_parity
 from parity_tests.support.golden import Case, claim
-from parity_tests.support.strategies import token_batches, with_junk
 
 MODES = Mode.__args__
 LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row
+
+
+def facts(mask: Tensor) -> dict[str, Any]:
+    """What only one mode needs: a constant length, and which rows share a prompt (every other one)."""
+    return {"max_length": LENGTH, "group_ids": torch.arange(mask[..., :1].numel()) % 2 * 5 - 1}
 
 
 def verl_inputs(case: Case) -> tuple[Tensor, Tensor]:
@@ -53,7 +61,7 @@ def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
     assert not x.grad.any()
 
 
-def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int]) -> Tensor:
+def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int], *inputs: Tensor) -> Tensor:
     """A dialect's row, with the counts that upstream takes from the batch, and verl's length of n + 1e-8."""
     row = of_kind(losses(), "aggregation")[name.partition("@")[0]]
     dialect = row.dialect(name.partition("@")[2])
@@ -68,12 +76,12 @@ def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int]) 
     if name == "seq-mean-token-mean@verl":
         lengths = mask.sum(-1, keepdim=True).to(torch.float64)
         token_loss = token_loss * (lengths / (lengths + dialects.VERL_LENGTH_EPS))
-    return kwargs.get("dp_size", 1) * row.kernel()(token_loss, mask, **params)
+    return kwargs.get("dp_size", 1) * row.kernel()(token_loss, mask, *inputs, **params)
 
 
 @given(batch=token_batches())
 def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
-    """TRL's `_compute_loss` as written; rows without a live token count as sequences."""
+    """TRL's `_compute_loss` as written; rows without an unmasked token count as sequences."""
     x, mask = batch["logprobs"], batch["mask"]
     size, total = len(x), (x * mask).sum()
     written = {
@@ -96,8 +104,8 @@ def test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences(batch: dict[str
     older = by_row("seq-mean-token-sum-norm@verl<0.7.1", with_junk(x, mask), mask, {})
     assert_parity(older, (x * mask).sum() / x.shape[-1], terms=x.numel(), magnitude=float(x.abs().max()))
     now = by_row("seq-mean-token-sum-norm@verl", x, mask, {})
-    live = max(1, int(mask.any(-1).sum()))
-    assert_parity(older, now * live, terms=x.numel(), magnitude=live * float(x.abs().max()))
+    rows = max(1, int(mask.any(-1).sum()))
+    assert_parity(older, now * rows, terms=x.numel(), magnitude=rows * float(x.abs().max()))
 
 
 @given(batch=token_batches())
@@ -105,17 +113,25 @@ def test_a_mode_by_its_own_name_is_that_of_aggregate(batch: dict[str, Tensor]) -
     x, mask = batch["logprobs"], batch["mask"]
     rows = of_kind(losses(), "aggregation")
     assert tuple(sorted(rows)) == tuple(sorted(MODES))
+    kernels = {"prompt-mean": prompt_mean, "seq-mean-token-sum-norm": seq_mean_token_sum_norm}
+    kernels |= {"token-mean": token_mean, "token-sum": token_sum, "seq-mean-token-sum": seq_mean_token_sum}
+    kernels |= {"seq-mean-token-mean": seq_mean_token_mean}
     for mode, row in rows.items():
-        length = {"max_length": LENGTH} if "max_length" in row.parameters else {}
-        kernel = row.kernel()
-        assert kernel in {
-            token_mean,
-            token_sum,
-            seq_mean_token_mean,
-            seq_mean_token_sum,
-            seq_mean_token_sum_norm,
-        }
-        assert torch.equal(kernel(x, mask, **length), aggregate(x, mask, mode, max_length=LENGTH))
+        given = {name: value for name, value in facts(mask).items() if name in (*row.needs, *row.parameters)}
+        assert row.kernel() is kernels[mode]
+        assert torch.equal(kernels[mode](x, mask, **given), aggregate(x, mask, mode, **given))
+
+
+@given(batch=token_batches())
+def test_prompt_mean_equals_skyrl_as_written(batch: dict[str, Tensor]) -> None:
+    """SkyRL scales what it sums by 1 / (prompts * tokens of the prompt); its prompts are slices of rows."""
+    x, mask = batch["logprobs"], batch["mask"]
+    boundaries = [(start, min(start + 2, len(x))) for start in range(0, len(x), 2)]
+    scaled = torch.zeros_like(x)
+    for start, end in boundaries:
+        scaled[start:end] = x[start:end] / (len(boundaries) * mask[start:end].sum().clamp(min=1))
+    ours = by_row("prompt-mean@skyrl", with_junk(x, mask), mask, {}, torch.arange(len(x)) // 2)
+    assert_parity(ours, (scaled * mask).sum(), terms=x.numel(), magnitude=float(x.abs().max()))
 
 
 def test_verl_adds_1e_8_to_a_row_length_and_we_do_not() -> None:
@@ -130,36 +146,40 @@ def test_verl_adds_1e_8_to_a_row_length_and_we_do_not() -> None:
         assert relative > 1e-12, "drop VERL_LENGTH_EPS from dialects.py"
 
 
-def loop(x: Tensor, mask: Tensor, mode: str, num_tokens: float, num_sequences: float) -> float:
-    """The docstring of `aggregate`, as loops."""
+def loop(x: Tensor, mask: Tensor, mode: str, counts: dict[str, float], group_ids: list[int]) -> float:
+    """The docstring of `aggregate`, as loops; `counts` are the denominators that are not counted here."""
     rows = [
-        [v for v, live in zip(values, lives, strict=True) if live]
-        for values, lives in zip(x.tolist(), mask.tolist(), strict=True)
+        [v for v, counts_ in zip(values, kept, strict=True) if counts_]
+        for values, kept in zip(x.tolist(), mask.tolist(), strict=True)
     ]
     if mode == "token-sum":
         return math.fsum(map(math.fsum, rows))
     if mode == "token-mean":
-        return math.fsum(map(math.fsum, rows)) / num_tokens
+        return math.fsum(map(math.fsum, rows)) / counts.get("num_tokens", max(1, sum(map(len, rows))))
+    if mode == "prompt-mean":
+        prompts = {
+            g: [v for row, h in zip(rows, group_ids, strict=True) if h == g for v in row] for g in group_ids
+        }
+        means = [math.fsum(values) / max(len(values), 1) for values in prompts.values()]
+        return math.fsum(means) / counts.get("num_prompts", max(1, len(prompts)))
     per_row = {
         "seq-mean-token-sum": lambda row: math.fsum(row),
         "seq-mean-token-mean": lambda row: math.fsum(row) / max(len(row), 1),
         "seq-mean-token-sum-norm": lambda row: math.fsum(row) / LENGTH,
     }[mode]
-    return math.fsum(map(per_row, rows)) / num_sequences
+    return math.fsum(map(per_row, rows)) / counts.get("num_sequences", max(1, sum(map(bool, rows))))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @given(batch=token_batches())
 def test_aggregate_equals_loops(mode: Mode, batch: dict[str, Tensor]) -> None:
     x, mask = batch["logprobs"], batch["mask"]
-    scale = {"terms": x.numel(), "magnitude": float(x.abs().max())}
-    live = {"num_tokens": int(mask.sum()), "num_sequences": int(mask.any(-1).sum())}
-    expected = loop(x, mask, mode, **{name: max(count, 1) for name, count in live.items()})
-    inferred = aggregate(with_junk(x, mask), mask, mode, max_length=LENGTH)
-    assert_parity(inferred, x.new_tensor(expected), **scale)
-    counts = {"num_tokens": 40, "num_sequences": torch.tensor(7)}
-    explicit = aggregate(x, mask, mode, max_length=LENGTH, **counts)
-    assert_parity(explicit, x.new_tensor(loop(x, mask, mode, 40, 7)), **scale)
+    scale, given = {"terms": x.numel(), "magnitude": float(x.abs().max())}, facts(mask)
+    for counts in ({}, {"num_tokens": 40, "num_sequences": torch.tensor(7), "num_prompts": 3}):
+        ours = aggregate(with_junk(x, mask), mask, mode, **given, **counts)
+        numbers = {name: int(count) for name, count in counts.items()}
+        wanted = loop(x, mask, mode, numbers, given["group_ids"].tolist())
+        assert_parity(ours, x.new_tensor(wanted), **scale)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,15 +188,15 @@ def test_cut_into_micro_batches_leaves_the_gradient_alone(
     mode: Mode, batch: dict[str, Tensor], parts: int
 ) -> None:
     x, mask = batch["logprobs"].requires_grad_(), batch["mask"]
-    whole = {
-        "num_tokens": mask.sum(),
-        "num_sequences": mask.any(-1).sum(),
-        "max_length": LENGTH,
-    }
-    loss = aggregate(x.square(), mask, mode, max_length=LENGTH)
-    (expected,) = torch.autograd.grad(loss, x)
+    given = facts(mask)
+    (expected,) = torch.autograd.grad(aggregate(x.square(), mask, mode, **given), x)
+    whole = {"num_tokens": mask.sum(), "num_sequences": mask.any(-1).sum(), "max_length": LENGTH}
+    whole["num_prompts"] = len(given["group_ids"].unique())
+    same = given["group_ids"].unsqueeze(0) == given["group_ids"].unsqueeze(1)
+    prompt_tokens = (same * mask.sum(-1)).sum(-1)  # a prompt's rollouts may lie in different parts
     for rows in torch.arange(len(x)).chunk(parts):
-        aggregate(x[rows].square(), mask[rows], mode, **whole).backward()
+        part = {"group_ids": given["group_ids"][rows], "prompt_tokens": prompt_tokens[rows]}
+        aggregate(x[rows].square(), mask[rows], mode, **whole, **part).backward()
     assert_parity(x.grad, expected, terms=1)
 
 
@@ -184,8 +204,8 @@ def test_cut_into_micro_batches_leaves_the_gradient_alone(
 @given(batch=token_batches(max_rows=1))
 def test_packed_sequence_equals_a_padded_row(mode: Mode, batch: dict[str, Tensor]) -> None:
     x, mask = batch["logprobs"], batch["mask"]
-    packed = aggregate(x[0], mask[0], mode, max_length=LENGTH)
-    assert torch.equal(packed, aggregate(x, mask, mode, max_length=LENGTH))
+    packed = aggregate(x[0], mask[0], mode, **facts(mask[0]))
+    assert torch.equal(packed, aggregate(x, mask, mode, **facts(mask)))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -193,8 +213,8 @@ def test_empty_batch_is_zero_whatever_count_is_passed(mode: Mode) -> None:
     x = torch.full((2, 3), torch.nan, requires_grad=True)
     mask = torch.zeros(2, 3, dtype=torch.bool)
     for zero in (None, 0, 0.0, torch.tensor(0)):
-        counts = {"num_tokens": zero, "num_sequences": zero, "max_length": LENGTH}
-        loss = aggregate(x, mask, mode, **counts)
+        counts = {"num_tokens": zero, "num_sequences": zero, "num_prompts": zero}
+        loss = aggregate(x, mask, mode, **counts, **facts(mask))
         assert loss == 0
         loss.backward()
         assert not x.grad.any()
@@ -204,21 +224,23 @@ def test_empty_batch_is_zero_whatever_count_is_passed(mode: Mode) -> None:
 def test_half_precision_is_reduced_in_float32(mode: Mode) -> None:
     x = torch.full((3, 500), 0.1, dtype=torch.bfloat16)
     mask = torch.ones(3, 500, dtype=torch.bool)
-    loss = aggregate(x, mask, mode, max_length=LENGTH)
+    loss = aggregate(x, mask, mode, **facts(mask))
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, aggregate(x.float(), mask, mode, max_length=LENGTH))
+    assert torch.equal(loss, aggregate(x.float(), mask, mode, **facts(mask)))
 
 
 def test_missing_constant_and_unknown_mode_are_errors_that_name_the_remedy() -> None:
     x, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match="pass max_length"):
         aggregate(x, mask, "seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match="pass group_ids"):
+        aggregate(x, mask, "prompt-mean")
     unchecked = inspect.unwrap(aggregate)  # as users call it: without the annotations' own check
     with pytest.raises(ValueError, match="known: token-mean, token-sum"):
         unchecked(x, mask, "sequence-mean")
 
 
-def test_rows_without_a_live_token_count_only_if_asked() -> None:
+def test_rows_without_an_unmasked_token_count_only_if_asked() -> None:
     x = torch.ones(3, 2, dtype=torch.float64)
     mask = torch.tensor([[True, True], [False, False], [True, False]])
     assert aggregate(x, mask, "seq-mean-token-mean") == 1  # verl

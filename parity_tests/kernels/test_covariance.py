@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.policy import clip_cov, kl_cov
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import token_batches
 from parity_tests.support import dialects
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import token_batches
 
 Batch = dict[str, Tensor]
 few = settings(max_examples=40)
@@ -22,7 +22,7 @@ shares = st.sampled_from([2e-4, 0.1, 0.5, 1.0])
 
 
 def tokens(batch: Batch) -> list[tuple[tuple[int, int], float, float, float]]:
-    """The live tokens in order: where, log-probability, log ratio, advantage."""
+    """The unmasked tokens in order: where, log-probability, log ratio, advantage."""
     advantages = batch["advantages"].expand(batch["mask"].shape)
     return [
         (i, lp, lp - float(batch["old_logprobs"][i]), float(advantages[i]))
@@ -31,23 +31,23 @@ def tokens(batch: Batch) -> list[tuple[tuple[int, int], float, float, float]]:
     ]
 
 
-def covariances(live: list[tuple[tuple[int, int], float, float, float]]) -> list[float]:
-    n = max(len(live), 1)
-    mean_a, mean_lp = math.fsum(t[3] for t in live) / n, math.fsum(t[1] for t in live) / n
-    return [(a - mean_a) * (lp - mean_lp) for _, lp, _, a in live]
+def covariances(unmasked: list[tuple[tuple[int, int], float, float, float]]) -> list[float]:
+    n = max(len(unmasked), 1)
+    mean_a, mean_lp = math.fsum(t[3] for t in unmasked) / n, math.fsum(t[1] for t in unmasked) / n
+    return [(a - mean_a) * (lp - mean_lp) for _, lp, _, a in unmasked]
 
 
 def clip_cov_loop(
     batch: Batch, uniform: Tensor, clip: float, share: float, low: float, high: float
 ) -> Tensor:
     """The loss of each token; of the candidates, those with the smallest numbers are drawn."""
-    live, wanted, candidates = tokens(batch), torch.zeros_like(batch["logprobs"]), []
-    for (i, _, lr, a), cov in zip(live, covariances(live), strict=True):
+    unmasked, wanted, candidates = tokens(batch), torch.zeros_like(batch["logprobs"]), []
+    for (i, _, lr, a), cov in zip(unmasked, covariances(unmasked), strict=True):
         free, bounded = -a * math.exp(lr), -a * min(max(math.exp(lr), 1 - clip), 1 + clip)
         wanted[i] = max(free, bounded)
         if low < cov < high and not bounded > free:
             candidates.append((float(uniform[i]), i))
-    for _, i in sorted(candidates)[: max(int(share * len(live)), 1)]:
+    for _, i in sorted(candidates)[: max(int(share * len(unmasked)), 1)]:
         wanted[i] = 0.0
     return wanted
 
@@ -75,10 +75,10 @@ def test_clip_cov_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, share: fl
 @given(batch=token_batches(), share=shares)
 def test_kl_cov_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, share: float) -> None:
     batch = spread(batch)
-    live, wanted = tokens(batch), torch.zeros_like(batch["logprobs"])
-    by_covariance = sorted(zip(covariances(live), live, strict=True), key=lambda t: -t[0])
-    held = {t[1][0] for t in by_covariance[: max(int(share * len(live)), 1)]}
-    for i, _, lr, a in live:
+    unmasked, wanted = tokens(batch), torch.zeros_like(batch["logprobs"])
+    by_covariance = sorted(zip(covariances(unmasked), unmasked, strict=True), key=lambda t: -t[0])
+    held = {t[1][0] for t in by_covariance[: max(int(share * len(unmasked)), 1)]}
+    for i, _, lr, a in unmasked:
         wanted[i] = -a * math.exp(lr) + (0.1 * abs(lr) if i in held else 0.0)
     ours = dialects.kernel("policy", "kl_cov@verl")(**batch, cov_ratio=share)
     assert_parity(ours.loss, wanted, terms=batch["mask"].numel())
@@ -116,7 +116,7 @@ def test_every_candidate_is_drawn_as_often() -> None:
     times: Counter[int] = Counter()
     rounds = 400
     for seed in range(rounds):
-        drawn = draw(seed).metrics["drawn"].value[0].nonzero().flatten().tolist()
+        drawn = draw(seed).metrics["drop_frac"].value[0].nonzero().flatten().tolist()
         assert len(drawn) == 2
         times.update(drawn)
     assert sorted(times) == [0, 1, 4, 5]
@@ -149,9 +149,12 @@ def test_the_numbers_come_from_one_place() -> None:
 
 
 def test_a_share_below_one_token_is_one_token() -> None:
-    assert kl_cov(**even(), cov_ratio=1e-9).metrics["held"].value.sum() == 1
-    assert draw(0, share=1e-9).metrics["drawn"].value.sum() == 1
-    assert kl_cov(**even() | {"mask": torch.zeros(1, 6, dtype=torch.bool)}).metrics["held"].value.sum() == 0
+    assert kl_cov(**even(), cov_ratio=1e-9).metrics["penalty_frac"].value.sum() == 1
+    assert draw(0, share=1e-9).metrics["drop_frac"].value.sum() == 1
+    assert (
+        kl_cov(**even() | {"mask": torch.zeros(1, 6, dtype=torch.bool)}).metrics["penalty_frac"].value.sum()
+        == 0
+    )
 
 
 def test_a_generator_cannot_be_compiled() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from composer_plugins.kernels import policy
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import token_batches
 from parity_tests.support import dialects
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import token_batches
 
 Batch = dict[str, Tensor]
 few = settings(max_examples=30)
@@ -58,10 +58,10 @@ def test_iw_opd_is_what_a_loop_over_tokens_makes_of_it(batch: Batch) -> None:
     inputs = logprobs, rollout, teacher, mask = student(batch)
     wanted, gradient = torch.zeros_like(rollout), torch.zeros_like(rollout)
     for b, row in enumerate(mask):
-        live = row.nonzero().flatten().tolist()
-        gaps = [float(teacher[b, t] - rollout[b, t]) for t in live]
+        unmasked = row.nonzero().flatten().tolist()
+        gaps = [float(teacher[b, t] - rollout[b, t]) for t in unmasked]
         total, seen = max(math.fsum(map(abs, gaps)), 1e-8), 0.0
-        for t, gap in zip(live, gaps, strict=True):
+        for t, gap in zip(unmasked, gaps, strict=True):
             gradient[b, t] = -(1 + 0.7 * (1 - seen / total)) * gap
             wanted[b, t] = gradient[b, t] * float(logprobs[b, t].detach())
             seen += abs(gap)

@@ -11,9 +11,9 @@ from torch import Tensor
 from composer_plugins.kernels.divergences import fused, summands
 from composer_plugins.kernels.divergences.supports import log_probs, support
 from composer_plugins.kernels.masking import keep
-from parity_tests.support.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import betas, logit_pairs
 from parity_tests.support.oracles import cross_entropy, largest_term, per_token
-from parity_tests.support.strategies import betas, logit_pairs
 
 Pair = dict[str, Tensor]
 each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])

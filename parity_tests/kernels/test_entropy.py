@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from composer_plugins.kernels.entropy import entropy, entropy_bonus, high_entropy_mask
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import logit_pairs, token_batches, with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import logit_pairs, token_batches
 
 Batch = dict[str, Tensor]
 

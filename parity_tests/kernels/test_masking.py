@@ -17,8 +17,9 @@ from composer_plugins.kernels.masking import (
     masked_sum,
     safe_exp,
 )
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import token_batches, with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import token_batches
 
 
 @pytest.mark.parametrize("reduce", [keep, masked_sum, masked_mean])
@@ -40,8 +41,8 @@ def test_masked_entries_have_no_influence_whatever_they_hold(
 def test_masked_sum_and_mean_equal_loops(batch: dict[str, Tensor]) -> None:
     x, mask = batch["logprobs"], batch["mask"]
     rows = [
-        [value for value, live in zip(values, lives, strict=True) if live]
-        for values, lives in zip(x.tolist(), mask.tolist(), strict=True)
+        [value for value, unmasked in zip(values, masks, strict=True) if unmasked]
+        for values, masks in zip(x.tolist(), mask.tolist(), strict=True)
     ]
     sums = x.new_tensor([math.fsum(row) for row in rows])
     means = x.new_tensor([math.fsum(row) / max(len(row), 1) for row in rows])
@@ -59,7 +60,7 @@ def test_mean_of_an_empty_row_is_zero_and_attached_to_the_graph() -> None:
     assert not x.grad.any()
 
 
-def test_nan_in_a_live_entry_survives() -> None:
+def test_nan_in_an_unmasked_entry_survives() -> None:
     x = torch.tensor([[torch.nan, 1.0], [2.0, 3.0]])
     mask = torch.tensor([[True, False], [True, True]])
     assert masked_mean(x, mask).isnan().tolist() == [True, False]

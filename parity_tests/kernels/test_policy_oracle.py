@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from composer_plugins.catalogue import of_kind
-from composer_plugins.kernels import policy
 from composer_plugins.plugins import losses
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import token_batches, with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import token_batches
 
 
 class Token(NamedTuple):
@@ -43,7 +43,7 @@ def clipped(r: float, a: float, **o: Any) -> Piece:
 
 def clip_metrics(r: float, a: float, **o: Any) -> dict[str, float]:
     low, high = a < 0 and r < 1 - o["clip_low"], a > 0 and r > 1 + o["clip_high"]
-    return {"ratio": r, "clip_low": float(low), "clip_high": float(high)}
+    return {"ratio": r, "clip_frac_low": float(low), "clip_frac_high": float(high)}
 
 
 def limited(d: float, o: dict[str, Any]) -> tuple[float, bool]:
@@ -52,10 +52,10 @@ def limited(d: float, o: dict[str, Any]) -> tuple[float, bool]:
     return min(max(d, -clamp), clamp), abs(d) < clamp
 
 
-Row = list[tuple[float, float, float, float]]  # logprob, anchor, advantage, centre of the region
+Row = list[tuple[float, float, float, float]]  # logprob, old logprob, advantage, centre of the region
 
 
-def grpo(row: Row, **o: Any) -> list[Token]:
+def ppo(row: Row, **o: Any) -> list[Token]:
     out = []
     for logp, old, a, _ in row:
         d, free = limited(logp - old, o)
@@ -88,25 +88,9 @@ def cispo(row: Row, **o: Any) -> list[Token]:
         r = math.exp(limited(logp - old, o)[0])
         low = -math.inf if o.get("clip_low") is None else 1 - o["clip_low"]
         w = min(max(r, low), 1 + o["clip_high"])
-        logged = {"ratio": r, "clip_low": float(w > r), "clip_high": float(w < r)}
+        logged = {"ratio": r, "clip_frac_low": float(w > r), "clip_frac_high": float(w < r)}
         out.append(Token(-w * a * logp, -w * a, logged))
     return out
-
-
-def ppo(row: Row, **o: Any) -> list[Token]:
-    return grpo(row, **o)
-
-
-def dapo(row: Row) -> list[Token]:
-    return grpo(row, clip_low=0.2, clip_high=0.28)
-
-
-def dr_grpo(row: Row) -> list[Token]:
-    return grpo(row, clip_low=0.2, clip_high=0.2)
-
-
-def luspo(row: Row, **o: Any) -> list[Token]:
-    return gspo(row, **{"clip_low": 2e-3, "clip_high": 2.5e-3, **o})
 
 
 def sapo(row: Row, **o: Any) -> list[Token]:
@@ -126,7 +110,7 @@ def kimi(row: Row, **o: Any) -> list[Token]:
         d = logp - old
         r = math.exp(d)
         slope = (low < r < high) * -a * r + 2 * tau * d
-        logged = {"ratio": r, "clip_low": float(r < low), "clip_high": float(r > high)}
+        logged = {"ratio": r, "clip_frac_low": float(r < low), "clip_frac_high": float(r > high)}
         out.append(Token(-a * min(max(r, low), high) + tau * d * d, slope, logged))
     return out
 
@@ -139,7 +123,11 @@ def gmpo(row: Row, **o: Any) -> list[Token]:
     pull = math.fsum(-a for _, _, a, _ in row) * s / len(row)
     out = []
     for d, z, (_, _, a, _) in zip(ds, zs, row, strict=True):
-        logged = {"ratio": s, "clip_low": float(a < 0 and d < low), "clip_high": float(a > 0 and d > high)}
+        logged = {
+            "ratio": s,
+            "clip_frac_low": float(a < 0 and d < low),
+            "clip_frac_high": float(a > 0 and d > high),
+        }
         out.append(Token(-a * s, pull * (z == d), logged))
     return out
 
@@ -156,19 +144,11 @@ def vespo(row: Row, **o: Any) -> list[Token]:
     return out
 
 
-def reinforce(row: Row) -> list[Token]:
+def reinforce(row: Row, **o: Any) -> list[Token]:
     return [Token(-a * logp, -a) for logp, _, a, _ in row]
 
 
-def rloo(row: Row) -> list[Token]:
-    return reinforce(row)
-
-
-def gpg(row: Row) -> list[Token]:
-    return reinforce(row)
-
-
-def importance_sampling(row: Row) -> list[Token]:
+def importance_sampling(row: Row, **o: Any) -> list[Token]:
     ratios = [math.exp(logp - rollout) for logp, rollout, _, _ in row]
     return [Token(-a * r, -a * r, {"ratio": r}) for r, (_, _, a, _) in zip(ratios, row, strict=True)]
 
@@ -181,8 +161,8 @@ def dro(row: Row, beta: float) -> list[Token]:
     return out
 
 
-def dppo(row: Row, divergence: str, **o: Any) -> list[Token]:
-    out = []
+def dppo(row: Row, **o: Any) -> list[Token]:
+    out, divergence = [], "tv" if "tv_low" in o else "kl"
     for logp, rollout, a, centre in row:
         r = math.exp(limited(logp - rollout, o)[0])
         p, q = math.exp(logp), math.exp(centre)
@@ -192,107 +172,105 @@ def dppo(row: Row, divergence: str, **o: Any) -> list[Token]:
         out_high = a > 0 and p > q and moved > o[f"{divergence}_high"]
         out_low = a <= 0 and p < q and moved > o[f"{divergence}_low"]
         w = 0.0 if out_high or out_low else min(r, o.get("ratio_cap") or math.inf)
-        logged = {"ratio": r, "masked_low": float(out_low), "masked_high": float(out_high)}
+        logged = {"ratio": r, "mask_frac_low": float(out_low), "mask_frac_high": float(out_high)}
         out.append(Token(-w * a * logp, -w * a, logged))
     return out
 
 
-def dppo_tv(row: Row, **o: Any) -> list[Token]:
-    return dppo(row, "tv", **o)
-
-
-def dppo_kl(row: Row, **o: Any) -> list[Token]:
-    return dppo(row, "kl", **o)
-
-
-NEEDS = {row.name: row.needs for row in of_kind(losses(), "policy").values()}
-GMPO = {"clip_low": 0.4, "clip_high": 0.4}
-VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
-CHOICES: list[tuple[Any, dict[str, Any]]] = [
-    (grpo, {"clip_low": 0.2, "clip_high": 0.2}),
-    (grpo, {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5}),
-    (grpo, {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 1.5}),
-    (grpo, {"clip_low": 0.2, "clip_high": 0.3, "ratio_cap": 1.1}),
-    (grpo, {"clip_low": 0.3, "clip_high": 0.1, "dual_clip": 3.0, "log_ratio_clamp": 1.0}),
-    (gspo, {"clip_low": 3e-4, "clip_high": 4e-4}),
-    (gspo, {"clip_low": 0.1, "clip_high": 0.3}),
-    (gspo_token, {"clip_low": 3e-4, "clip_high": 4e-4}),
-    (gspo_token, {"clip_low": 0.1, "clip_high": 0.3, "log_ratio_cap": 0.2}),
-    (cispo, {"clip_high": 0.2}),
-    (cispo, {"clip_low": 0.1, "clip_high": 0.5, "log_ratio_clamp": 1.0}),
-    (dppo_tv, {"tv_low": 0.05, "tv_high": 0.1}),
-    (dppo_tv, {"tv_low": 0.1, "tv_high": 0.02, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
-    (dppo_kl, {"kl_low": 0.05, "kl_high": 0.01}),
-    (dppo_kl, {"kl_low": 0.001, "kl_high": 0.05, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
-    (ppo, {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
-    (dapo, {}),
-    (dr_grpo, {}),
-    (gspo, {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 1.2}),
-    (luspo, {}),
-    (luspo, {"clip_low": 0.2, "clip_high": 0.1}),
-    (sapo, {"tau_pos": 1.0, "tau_neg": 1.05}),
-    (sapo, {"tau_pos": 3.0, "tau_neg": 0.5, "log_ratio_clamp": 1.0}),
-    (kimi, {"ratio_low": 0.8, "ratio_high": 1.5, "tau": 0.1}),
-    (gmpo, GMPO),
-    (gmpo, {"clip_low": 0.05, "clip_high": 0.3}),
-    (vespo, VESPO),
-    (vespo, {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.2, "lambda_neg": 0.1}),
-    (reinforce, {}),
-    (rloo, {}),
-    (gpg, {}),
-    (importance_sampling, {}),
-    (dro, {"beta": 0.3}),
+ROWS = of_kind(losses(), "policy")
+ORACLES: dict[str, Any] = {
+    **dict.fromkeys(("ppo", "grpo", "dapo", "dr_grpo"), ppo),
+    **dict.fromkeys(("gspo", "luspo"), gspo),
+    **dict.fromkeys(("reinforce", "rloo", "gpg"), reinforce),
+    **dict.fromkeys(("dppo_tv", "dppo_kl"), dppo),
+    **{"gspo_token": gspo_token, "cispo": cispo, "sapo": sapo, "kimi": kimi, "gmpo": gmpo, "vespo": vespo},
+    **{"importance_sampling": importance_sampling, "dro": dro},
+}
+CHOICES: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {}),
+    ("grpo", {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5}),
+    ("grpo", {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 1.5}),
+    ("grpo", {"clip_low": 0.2, "clip_high": 0.3, "ratio_cap": 1.1}),
+    ("grpo", {"clip_low": 0.3, "clip_high": 0.1, "dual_clip": 3.0, "log_ratio_clamp": 1.0}),
+    ("gspo", {}),
+    ("gspo", {"clip_low": 0.1, "clip_high": 0.3}),
+    ("gspo_token", {}),
+    ("gspo_token", {"clip_low": 0.1, "clip_high": 0.3, "log_ratio_cap": 0.2}),
+    ("cispo", {}),
+    ("cispo", {"clip_low": 0.1, "clip_high": 0.5, "log_ratio_clamp": 1.0}),
+    ("dppo_tv", {"tv_low": 0.05, "tv_high": 0.1}),
+    ("dppo_tv", {"tv_low": 0.1, "tv_high": 0.02, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
+    ("dppo_kl", {"kl_low": 0.05, "kl_high": 0.01}),
+    ("dppo_kl", {"kl_low": 0.001, "kl_high": 0.05, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
+    ("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+    ("dapo", {}),
+    ("dr_grpo", {}),
+    ("gspo", {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 1.2}),
+    ("luspo", {}),
+    ("luspo", {"clip_low": 0.2, "clip_high": 0.1}),
+    ("sapo", {}),
+    ("sapo", {"tau_pos": 3.0, "tau_neg": 0.5, "log_ratio_clamp": 1.0}),
+    ("kimi", {"ratio_low": 0.8, "ratio_high": 1.5, "tau": 0.1}),
+    ("gmpo", {}),
+    ("gmpo", {"clip_low": 0.05, "clip_high": 0.3}),
+    ("vespo", {}),
+    ("vespo", {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.2, "lambda_neg": 0.1}),
+    ("reinforce", {}),
+    ("rloo", {}),
+    ("gpg", {}),
+    ("importance_sampling", {}),
+    ("dro", {"beta": 0.3}),
 ]
 
 
-def conditioning(name: str, chosen: dict[str, Any], tokens: list[Token]) -> float:
+def conditioning(name: str, params: dict[str, Any], tokens: list[Token]) -> float:
     """How much larger the relative error of a loss is than that of a log ratio."""
     if name != "vespo":
         return 1.0
     # d log phi / d log w = k - lambda w, where phi is not yet 0.
     w = max((t.metrics["ratio"] for t in tokens if t.metrics.get("weight")), default=0.0)
-    return max(chosen["k_pos"], chosen["k_neg"]) + max(chosen["lambda_pos"], chosen["lambda_neg"]) * w
+    return max(params["k_pos"], params["k_neg"]) + max(params["lambda_pos"], params["lambda_neg"]) * w
 
 
-@pytest.mark.parametrize("oracle, chosen", CHOICES)
+@pytest.mark.parametrize("name, chosen", CHOICES)
 @given(batch=token_batches(), by_token=st.booleans(), moved_region=st.booleans())
 def test_loss_gradient_and_metrics_equal_loops(
-    oracle: Any,
+    name: str,
     chosen: dict[str, Any],
     batch: dict[str, Tensor],
     by_token: bool,
     moved_region: bool,
 ) -> None:
-    name = oracle.__name__
+    params = ROWS[name].defaults | chosen
     logprobs, old, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
     advantages = batch["advantages"].expand(mask.shape)
     if by_token:
         advantages = advantages + (5 * logprobs).sin()
-    moved_region = moved_region and oracle in (dppo_tv, dppo_kl)
+    moved_region = moved_region and "region_logprobs" in ROWS[name].optional
     centre = (old - 0.1).roll(1, 0) if moved_region else old
 
     x = with_junk(logprobs, mask).requires_grad_()
     extra = {"region_logprobs": with_junk(centre, mask)} if moved_region else {}
     given_advantages = with_junk(advantages, mask) if by_token else batch["advantages"]
-    anchor = with_junk(old, mask)
-    inputs = {"logprobs": x, "old_logprobs": anchor, "rollout_logprobs": anchor, "mask": mask}
+    dirty_old = with_junk(old, mask)
+    inputs = {"logprobs": x, "old_logprobs": dirty_old, "rollout_logprobs": dirty_old, "mask": mask}
     inputs["advantages"] = given_advantages
-    needs = [inputs[need] for need in NEEDS[name]]
-    ours = getattr(policy, name)(*needs, **chosen, **extra)
+    needs = [inputs[need] for need in ROWS[name].needs]
+    ours = ROWS[name].kernel()(*needs, **chosen, **extra)
     (gradient,) = torch.autograd.grad(ours.loss.sum(), x)
 
     columns = zip(*(t.tolist() for t in (logprobs, old, advantages, centre)), strict=True)
     tokens: list[Token] = []
-    for lives, row in zip(mask.tolist(), columns, strict=True):
-        live = [entry for entry, is_live in zip(zip(*row, strict=True), lives, strict=True) if is_live]
-        results = iter(oracle(live, **chosen) if live else [])
-        tokens += [next(results) if is_live else Token() for is_live in lives]
+    for masks, row in zip(mask.tolist(), columns, strict=True):
+        unmasked = [entry for entry, kept in zip(zip(*row, strict=True), masks, strict=True) if kept]
+        results = iter(ORACLES[name](unmasked, **params) if unmasked else [])
+        tokens += [next(results) if kept else Token() for kept in masks]
 
     def wanted(values: list[float]) -> Tensor:
         return logprobs.new_tensor(values).view(mask.shape)
 
     # exp() turns the absolute rounding of a log ratio into a relative one of the ratio.
-    spread = 1 + float((logprobs - old).abs().max()) * max(1.0, conditioning(name, chosen, tokens))
+    spread = 1 + float((logprobs - old).abs().max()) * max(1.0, conditioning(name, params, tokens))
     for got, theirs in (
         (ours.loss, wanted([token.loss for token in tokens])),
         (gradient, wanted([token.slope for token in tokens])),

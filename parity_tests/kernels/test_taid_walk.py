@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 
 from composer_plugins.kernels.taid import TaidState, start, step
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.golden import Case, claim
 
 

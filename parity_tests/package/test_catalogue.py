@@ -1,23 +1,25 @@
-"""The catalogue says what the kernels do; these tests hold the two together."""
+"""The rows of the catalogue fit their kernels, and a chosen loss is called as its row says."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
-from composer_plugins.catalogue import REQUIRED, Loss, Parameter, choose
+from composer_plugins.adapter import Adapter
+from composer_plugins.catalogue import REQUIRED, Choice, Loss, Parameter, choose
+from composer_plugins.cli.worked_example import tensors
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.kernels.policy import cispo
 from composer_plugins.plugins import losses
 from composer_plugins.rows import check_row
+from parity_tests.support.every import row_id
 from parity_tests.support.paths import TESTS
 
 LOSSES = losses()
 NO_REFERENCE = "no reference obtainable: "
-
-
-def row_id(loss: Loss) -> str:
-    return f"{loss.kind}-{loss.name}"
-
 
 over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 
@@ -25,8 +27,15 @@ over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
 @over_rows
 def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
     check_row(loss)  # its data, its kernel's signature and defaults, its dialects: package/test_rows.py
+    for name, default in loss.defaults.items():
+        if default is REQUIRED:
+            loss.parameters[name].check(name, loss.parameters[name].example, REQUIRED)
+    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
     for dialect in loss.dialects:
-        assert choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}").params == dialect.params
+        given = {name: value for name, value in examples.items() if name not in dialect.params}
+        given = {name: value for name, value in given.items() if name not in dialect.counts}
+        choice = choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}", given)
+        assert choice.params == {**dialect.params, **given} and choice.takes == dialect.takes
 
 
 @over_rows
@@ -43,75 +52,170 @@ def test_a_row_and_its_dialects_name_a_test_that_exists_and_calls_them(loss: Los
         assert mentioned in source, f"{proof} is in a file that never mentions {mentioned}"
 
 
-@over_rows
-def test_what_has_no_default_has_an_example(loss: Loss) -> None:
-    for name, parameter in loss.parameters.items():
-        if parameter.default is REQUIRED:
-            parameter.check(name, parameter.example)
-            assert parameter.example is not None
+# Parameters
+
+
+CLIP = Parameter("a clip", low=0, high=1)
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("parameter", "right", "wrong", "error"),
     [
-        ("0.2", "a string"),
-        (True, "a bool"),
-        (float("nan"), "not a number"),
-        (-0.1, "below the range"),
-        (1.1, "above the range"),
-        (None, "None, where a number is the default"),
+        *((CLIP, 1, wrong, f"it is {wrong!r}; set a finite number in [0, 1]")
+          for wrong in ("0.2", True, math.nan, math.inf, -0.1, 1.1, None, 10**400)),
+        (Parameter("", low=math.ulp(0.0)), math.ulp(0.0), 0, "it is 0; set a finite number in (0, inf)"),
+        (Parameter("", low=1, integer=True), 1, 1.5, "it is 1.5; set an integer in [1, inf)"),
+        (Parameter("", choices=("low", "high")), "low", "both", "unknown value 'both'; known: high, low"),
+        (Parameter("", choices=(True, False)), True, 1, "unknown value '1'; known: False, True"),
+    ],
+)  # fmt: skip
+def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: Any, error: str) -> None:
+    parameter.check("policy_params.k", right, 1.0)
+    parameter.check("policy_params.k", None, None)  # None, where None is the default
+    with pytest.raises(ConfigError) as refused:
+        parameter.check("policy_params.k", wrong, 1.0)
+    assert str(refused.value) == f"policy_params.k: {error}"
+
+
+# Errors of a config
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"policy": "trl"}, "policy: unknown policy loss 'trl'; known: "),
+        ({"policy": ""}, "policy: no policy loss is given; known: "),
+        ({"policy_params": {"clip": 1}}, "policy_params.clip: unknown grpo parameter 'clip'; "),
+        ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),
+        ({"policy": "cispo@tlr"}, "policy: unknown dialect 'cispo@tlr'; did you mean 'cispo@trl'?"),
+        ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@trl, cispo@verl ('cispo' alone is"),
+        ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another: composer-"),
+        ({"hint_divergence": "dpo"}, "hint_divergence: 'dpo' is a preference loss, not a divergence; choose"),
+        ({"hint_params": {"top_k": 0}}, "hint_params.top_k: it is 0; set an integer in [1, inf)"),
+        ({"hint_weight": "much"}, "hint_weight: it is 'much'; set a valid number"),
+        ({"hint_weight": -1.0}, "hint_weight: it is -1.0; set a number greater than or equal to 0"),
+        ({"hint_teacher": "bsae"}, "hint_teacher: unknown value 'bsae'; did you mean 'base'?"),
+        ({"polcy": "grpo"}, "polcy: unknown option 'polcy'; did you mean 'policy'?"),
+        ({"mismatch_params": {"cap": 2.0}}, "mismatch_params: they are set, and mismatch is not; set mism"),
+        (
+            {"mismatch": "icepop", "mismatch_params": {"low": 6.0}},
+            "mismatch_params.low: 6 is above high, 5, so no weight is between them; set it to at most 5",
+        ),
+        ({"hint_t_start": 0.1}, "hint_t_start: only TAID has a t, and hint_divergence is 'jsd'; remove it"),
+        ({"teacher_prompt_template": "{hint}"}, "teacher_prompt_template: '{hint}' has the fields ['hint'];"),
     ],
 )
-def test_a_value_the_kernel_cannot_take_is_refused(value: object, why: str) -> None:
-    with pytest.raises(ConfigError, match="wanted a finite number"):
-        Parameter(0.2, "a clip", low=0, high=1).check("clip_low", value)
+def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse(values)
+    assert str(refused.value).startswith(error)
 
 
-def test_the_frameworks_own_policy_is_only_known_where_it_is_offered() -> None:
+def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_no_parameters() -> None:
     assert ComposerConfig.parse({"policy": "trl"}, untouched="trl").policy == "trl"
-    with pytest.raises(ConfigError, match="unknown policy 'trl'"):
-        ComposerConfig.parse({"policy": "trl"})
+    with pytest.raises(ConfigError, match="clip_low would not reach it; name a policy, or set the framework"):
+        ComposerConfig.parse({"policy": "trl", "policy_params": {"clip_low": 0.1}}, untouched="trl")
 
 
-def test_an_unknown_name_without_a_near_match_lists_what_there_is() -> None:
+def test_an_unknown_name_without_a_near_match_lists_eight_of_the_known_ones() -> None:
     with pytest.raises(ConfigError) as refused:
         ComposerConfig.parse({"replay_loss": "xyz"})
-    said, where = str(refused.value).split(" and ")
-    assert said.startswith("unknown replay_loss 'xyz'; known: ") and said.count(",") == 7  # the nearest eight
-    assert where.endswith("more (composer-plugins list --kind preference shows all)")
+    names, rest = refused.value.remedy.split(" and ")
+    assert names.count(",") == 7
+    assert rest.endswith("more (composer-plugins list --kind preference shows all)")
+
+
+# A chosen loss
+
+
+def test_a_choice_calls_its_kernel_with_inputs_by_position_and_parameters_by_keyword() -> None:
+    choice = choose(LOSSES, "policy", "cispo@verl", {"clip_high": 0.4}, option="policy")
+    batch = tensors(choice.loss)
+    expected = cispo(*batch.values(), clip_low=0.2, clip_high=0.4, log_ratio_clamp=20.0)
+    in_any_order = dict(sorted(batch.items())) | {"values": torch.zeros(2, 3)}  # one it does not take
+    torch.testing.assert_close(choice.call(in_any_order).loss, expected.loss, rtol=0, atol=0)
+    overridden = choice.call(batch, clip_high=0.1).loss
+    assert torch.equal(overridden, cispo(*batch.values(), **{**choice.params, "clip_high": 0.1}).loss)
+    assert not torch.equal(overridden, expected.loss)
+
+
+def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() -> None:
+    def kernel(logprobs: Any, *, entropies: Any = None, values: Any = None) -> tuple[Any, Any]:
+        return entropies, values
+
+    row = Loss(
+        name="mine", kind="policy", summary="", paper="", proof="", mode="token-mean", needs=("logprobs",),
+        optional=("entropies", "values"), path="",
+    )  # fmt: skip
+    object.__setattr__(row, "kernel", lambda: kernel)
+    choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
+    assert choice.call(batch) == (None, None)
+    assert choice.taking("values", "mask").takes == ("values",)  # it has no optional input `mask`
+    assert choice.taking("values", "entropies").call({"logprobs": 1, "values": 3}) == (None, 3)
+
+
+def test_a_choice_checks_its_inputs_only_when_asked() -> None:
+    choice = choose(LOSSES, "policy", "grpo")
+    batch = tensors(choice.loss)
+    batch["old_logprobs"] = batch["old_logprobs"].clone()
+    batch["old_logprobs"][0, 0] = 0.5
+    choice.call(batch)
+    with pytest.raises(DataError, match="it holds 0.5 at an unmasked token"):
+        choice.call(batch, check=True)
+
+
+def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -> None:
+    def chosen(loss: Loss, **changes: Any) -> Choice:
+        dialects = (replace(loss.dialects[0], upstream="acme", **changes),)
+        return choose([replace(loss, dialects=dialects)], loss.kind, f"{loss.name}@acme")
+
+    policy, dpo = choose(LOSSES, "policy", "cispo"), choose(LOSSES, "preference", "dpo")
+    assert (policy.mode, policy.name, dpo.average) == ("token-mean", "cispo", False)
+    assert chosen(policy.loss, mode="token-sum").mode == "token-sum"
+    assert chosen(policy.loss, mode="").mode == "token-mean"
+    averages = [chosen(dpo.loss, average=average).average for average in (True, False, None)]
+    assert averages == [True, False, False]
+
+
+def test_a_choice_knows_the_value_that_each_parameter_will_have() -> None:
+    choice = choose(LOSSES, "policy", "cispo@trl")
+    assert [choice.value(name) for name in ("clip_high", "clip_low", "no_such")] == [-0.8, None, None]
+    assert choose(LOSSES, "policy", "dapo").value("clip_high") == 0.28  # of a preset
+
+
+# What a framework provides
+
+ADAPTER = Adapter(
+    framework="acme", path="", summary="", cuts={"policy": "Acme cuts it", "correction": "Acme cuts it"},
+    provides={
+        "policy": frozenset({"logprobs", "old_logprobs", "advantages", "mask", "generator"}),
+        "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
+    },
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("kind", "name", "params", "problem"),
     [
-        ("Token-Mean", "unknown mode 'Token-Mean': did you mean 'token_mean'?"),
-        ("REINFORCE++", "unknown mode 'REINFORCE++': did you mean 'reinforce_pp'?"),
-        ("REINFORCE++-b", "unknown mode 'REINFORCE++-b': did you mean 'reinforce_pp_baseline'?"),
-        ("dppo", "unknown mode 'dppo': did you mean 'dppo_kl', 'dppo_tv', 'dppo_topk_a' or 'dppo_topk_b'?"),
-        ("tokn_mean", "unknown mode 'tokn_mean': did you mean 'token_mean'?"),
-        (
-            "",
-            "mode: no name given; known: dppo_kl, dppo_topk_a, dppo_topk_b, dppo_topk_c, dppo_tv, ",
-        ),
+        ("policy", "dppo_tv", {}, "'dppo_tv' needs rollout_logprobs, which acme does not provide (inputs"),
+        ("policy", "clip_cov", {}, "'clip_cov' is a statistic of the whole batch, and Acme cuts it"),
+        ("correction", "tis", {"normalise": True}, "'tis' with normalise is a statistic of the whole batch"),
+        ("divergence", "jsd", {}, "'jsd' needs student_logits, teacher_logits, mask, which acme does not "
+         "provide (inputs here: none)"),
     ],
-)
-def test_a_name_written_otherwise_or_cut_short_is_understood(name: str, message: str) -> None:
-    known = ["reinforce_pp", "token_mean", "dppo_topk_c", "dppo_topk_b", "dppo_topk_a", "dppo_tv", "dppo_kl"]
-    assert str(unknown("mode", name, [*known, "reinforce_pp_baseline"])).startswith(message)
+)  # fmt: skip
+def test_a_framework_refuses_a_loss_that_it_cannot_run(
+    kind: Any, name: str, params: dict[str, Any], problem: str
+) -> None:
+    choice = choose(LOSSES, kind, name, params, option="the_option")
+    assert ADAPTER.runs(choice.loss) == bool(params)  # tis, without normalise
+    with pytest.raises(ConfigError) as refused:
+        ADAPTER.require(choice)
+    listed = f"composer-plugins list --framework acme --kind {kind} shows those that run here"
+    assert (refused.value.key, refused.value.remedy) == ("the_option", f"choose another: {listed}")
+    assert refused.value.problem.startswith(problem)
 
 
-def test_a_loss_of_another_kind_is_told_from_one_that_nobody_knows() -> None:
-    with pytest.raises(ConfigError, match="^hint_divergence 'dpo' is a preference loss, not a divergence$"):
-        ComposerConfig.parse({"hint_divergence": "dpo"})
-    with pytest.raises(ConfigError, match="^'jsd' is a divergence, not a policy loss$"):
-        ComposerConfig.parse({"policy": "jsd"})
-
-
-def test_an_open_bound_is_written_as_one() -> None:
-    with pytest.raises(ConfigError, match=r"beta is 0; wanted a finite number in \(0, inf\)$"):
-        Parameter(0.1, "", low=math.ulp(0.0)).check("beta", 0)
-
-
-def test_a_value_of_the_wrong_type_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"^hint_weight is 'much': input should be a valid number"):
-        ComposerConfig.parse({"hint_weight": "much"})
+def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
+    ADAPTER.require(choose(LOSSES, "policy", "grpo", option="policy"))
+    ADAPTER.require(choose(LOSSES, "correction", "tis", {"normalise": False}, option="mismatch"))

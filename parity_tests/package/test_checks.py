@@ -1,4 +1,4 @@
-"""Bad tensors are refused before a run, by name; a kernel itself checks nothing, to cost no sync."""
+"""`check_inputs` rejects wrong tensors before training. Kernels do not check, to cost no device sync."""
 
 from typing import Any
 
@@ -6,203 +6,152 @@ import numpy as np
 import pytest
 import torch
 
-from composer_plugins.catalogue import choose
+from composer_plugins.catalogue import Choice, choose
 from composer_plugins.checks import check_inputs
+from composer_plugins.cli.worked_example import tensors
 from composer_plugins.errors import ComposerError
+from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import losses
-from composer_plugins.worked_example import tensors
+from parity_tests.support.every import each
 
 GRPO = choose(losses(), "policy", "grpo")
+CLIP_COV = choose(losses(), "policy", "clip_cov")
 JSD = choose(losses(), "divergence", "jsd")
 TOP_K = choose(losses(), "divergence", "forward_kl_topk")
 TOP_K_TV = choose(losses(), "policy", "dppo_topk_tv")
-DPO = choose(losses(), "preference", "dpo")
-KTO = choose(losses(), "preference", "kto")
-BCO = choose(losses(), "preference", "bco")
-ADVANTAGE = choose(losses(), "advantage", "grpo")
-OPO, GDPO, REMAX = (choose(losses(), "advantage", name) for name in ("opo", "gdpo", "remax"))
+DPO, KTO, BCO = (choose(losses(), "preference", name) for name in ("dpo", "kto", "bco"))
+ADVANTAGE, OPO, GDPO, REMAX = (
+    choose(losses(), "advantage", name) for name in ("grpo", "opo", "gdpo", "remax")
+)
 
 
-def refused(choice: Any, **changed: Any) -> str:
-    with pytest.raises(ComposerError) as error:
-        check_inputs(choice, tensors(choice.loss) | changed)
-    return str(error.value)
+def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
+    check_inputs(choice, tensors(choice.loss) | changed, values=values)
 
 
-@pytest.mark.parametrize("choice", [GRPO, JSD, DPO, ADVANTAGE], ids=lambda c: f"{c.loss.kind}-{c.loss.name}")
-def test_a_sound_batch_passes(choice: Any) -> None:
-    check_inputs(choice, tensors(choice.loss))
+@each()
+def test_the_worked_example_of_every_row_passes(row: Any) -> None:
+    example = {name: p.example for name, p in row.parameters.items() if p.example is not None}
+    example |= {"top_k": 3} if "top_k" in row.parameters else {}
+    check(choose(losses(), row.kind, row.name, example))
 
 
-@pytest.mark.parametrize("loss", losses(), ids=lambda row: f"{row.kind}-{row.name}")
-def test_the_worked_example_of_every_row_is_sound(loss: Any) -> None:
-    example = {name: p.example for name, p in loss.parameters.items() if p.example is not None}
-    example |= {"top_k": 3} if "top_k" in loss.parameters else {}
-    check_inputs(choose(losses(), loss.kind, loss.name, example), tensors(loss))
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape)
 
 
-def test_a_missing_input_is_named() -> None:
-    given = tensors(GRPO.loss)
-    del given["old_logprobs"]
-    with pytest.raises(
-        ComposerError, match="policy 'grpo' needs old_logprobs; given: logprobs, advantages, mask"
-    ):
-        check_inputs(GRPO, given)
+def ids(*shape: int) -> torch.Tensor:
+    return zeros(*shape).long()
 
 
-def test_a_float_mask_and_integer_logprobs_are_not_coerced() -> None:
-    mask = tensors(GRPO.loss)["mask"]
-    assert "mask is torch.float32; wanted booleans: mask.bool()" in refused(GRPO, mask=mask.float())
-    integers = torch.zeros(2, 3, dtype=torch.long)
-    message = refused(GRPO, logprobs=integers)
-    assert "logprobs is torch.int64; wanted floating point: pass log pi(y_t) under the policy" in message
-    assert "or logprobs.float() if it is that" in message
-    for dtype in (torch.float32, torch.complex64, torch.bool):
-        message = refused(ADVANTAGE, group_ids=torch.zeros(6, dtype=dtype))
-        assert f"group_ids is {dtype}; wanted integers: group_ids.long()" in message
+TOP_K_IDS = tensors(TOP_K.loss)["teacher_topk_ids"]
 
 
-@pytest.mark.parametrize("need", ["logprobs", "mask"])
-def test_none_is_no_input(need: str) -> None:
-    assert f"policy 'grpo' needs {need}; given None" in refused(GRPO, **{need: None})
+def with_id(wrong: int, *place: int) -> torch.Tensor:
+    changed = TOP_K_IDS.clone()
+    changed[place] = wrong
+    return changed
 
 
-@pytest.mark.parametrize("value", [[[0.1]], 0.1, True, np.zeros((2, 3))], ids=lambda x: type(x).__name__)
-def test_what_is_no_tensor_is_not_coerced(value: Any) -> None:
-    message = refused(GRPO, advantages=value)
-    assert f"advantages is of type {type(value).__name__}; wanted a tensor [*batch, tokens]" in message
-    assert "torch.as_tensor(advantages)" in message
-    assert "reference_kl is of type float; wanted a tensor []" in refused(KTO, reference_kl=0.1)
+@pytest.mark.parametrize(
+    ("choice", "changed", "error"),
+    [
+        # presence
+        (GRPO, {"old_logprobs": None}, "it needs old_logprobs, and the batch has logprobs, advantages,"),
+        # types, which are not converted
+        (GRPO, {"mask": zeros(2, 3)}, "mask: it is torch.float32; pass booleans: mask.bool()"),
+        (GRPO, {"logprobs": ids(2, 3)}, "logprobs: it is torch.int64; pass floating-point numbers: log"),
+        (ADVANTAGE, {"group_ids": zeros(6)}, "group_ids: it is torch.float32; pass integers:"),
+        (ADVANTAGE, {"group_ids": zeros(6).cfloat()}, "group_ids: it is torch.complex64; pass integers"),
+        (ADVANTAGE, {"group_ids": zeros(6).bool()}, "group_ids: it is torch.bool; pass integers"),
+        (OPO, {"lengths": zeros(6).bool()}, "lengths: it is torch.bool; pass integers or floating-point"),
+        (GRPO, {"advantages": [[0.1]]}, "advantages: it is of type list; pass a tensor [*batch, tokens]:"),
+        (GRPO, {"advantages": True}, "advantages: it is of type bool; pass a tensor"),
+        (GRPO, {"advantages": np.zeros((2, 3))}, "advantages: it is of type ndarray; pass a tensor"),
+        (KTO, {"reference_kl": 0.1}, "reference_kl: it is of type float; pass a tensor []:"),
+        (CLIP_COV, {"generator": 1}, "generator: it is of type int; pass a torch.Generator"),
+        (ADVANTAGE, {"num_groups": torch.tensor(3)}, "num_groups: it is of type Tensor; pass an int"),
+        (ADVANTAGE, {"num_groups": True}, "num_groups: it is of type bool; pass an int"),
+        # the number of axes
+        (DPO, dict.fromkeys(DPO.loss.needs, zeros(2, 3)), "chosen: its shape is (2, 3); pass [pairs], 1"),
+        (OPO, {"rewards": zeros(2, 2)}, "rewards: its shape is (2, 2); pass [rows]"),
+        (ADVANTAGE, {"mask": zeros(6, 1).bool()}, "mask: its shape is (6, 1); pass [rows]"),
+        (KTO, {"reference_kl": zeros(1)}, "reference_kl: its shape is (1,); pass [], a tensor without axes"),
+        (BCO, {"reward_shift": zeros(1)}, "reward_shift: its shape is (1,); pass [], a tensor without axes"),
+        (JSD, {"student_logits": zeros(5)}, "pass [*batch, tokens, vocab], 2 axes at least"),
+        # axes of one name have one size
+        (GRPO, {"old_logprobs": zeros(2, 4)}, "old_logprobs: it is (2, 4), and logprobs is (2, 3); pass"),
+        (JSD, {"teacher_logits": zeros(2, 5, 5)}, "teacher_logits: it is (2, 5, 5), and student_logits is"),
+        (DPO, {"ref_chosen": zeros(2)}, "ref_chosen: it is (2,), and chosen is (3,); pass [pairs] and"),
+        (GDPO, {"group_ids": ids(5)}, "group_ids: it is (5,), and reward_components is (6, 2)"),
+        (GDPO, {"component_mask": zeros(6, 3).bool()}, "component_mask: it is (6, 3), and"),
+        (GDPO, {"component_weights": zeros(3)}, "component_weights: it is (3,), and reward_components is"),
+        (REMAX, {"baselines": zeros(3)}, "baselines: it is (3,), and token_rewards is (2, 3); pass"),
+        (TOP_K_TV, {"rollout_topk_logprobs": zeros(2, 3, 2)}, "(2, 3, 2), and topk_logprobs is (2, 3, 3)"),
+        (TOP_K, {"teacher_topk_ids": ids(2, 3, 2)}, "(2, 3, 2), and teacher_topk_logprobs is (2, 3, 3)"),
+        (GRPO, {"advantages": zeros(2)}, "advantages: (2,) does not broadcast against logprobs (2, 3); pass "
+         "one per sequence as [B, 1]: advantages.unsqueeze(-1)"),
+        # the vocabulary
+        (JSD, {"teacher_logits": zeros(2, 3, 6)}, "its vocabulary has 6 entries, and the vocabulary of "
+         "student_logits 5; pad the smaller one with -inf logits"),
+        (TOP_K, {"teacher_topk_logprobs": zeros(2, 3, 6), "teacher_topk_ids": ids(2, 3, 6)},
+         "teacher_topk_logprobs: it has 6 entries, and the vocabulary of student_logits 5; pass no more"),
+        (choose(losses(), "divergence", "jsd", {"top_k": 6}, option="hint_divergence"), {},
+         "hint_divergence: 6, the top_k of 'jsd', is more than the 5 entries of the vocabulary; set top_k"),
+        (TOP_K, {"teacher_topk_ids": with_id(-1, 0, 0, 0)}, "teacher_topk_ids: they go from -1 to "),
+        (TOP_K, {"teacher_topk_ids": with_id(5, 0, 0, 0)}, " to 5, and student_logits has 5 entries; use a "
+         "teacher with the student's tokenizer"),
+    ],
+)  # fmt: skip
+def test_a_wrong_tensor_is_an_error_with_a_remedy(choice: Choice, changed: Any, error: str) -> None:
+    with pytest.raises(ComposerError) as refused:
+        check(choice, **changed)
+    assert error in str(refused.value)
+    if error.partition(":")[0] in INPUTS:
+        assert str(refused.value).startswith(f"{choice.loss.kind} {choice.loss.name!r}, {error}")
 
 
-def test_a_generator_and_a_count_are_no_tensors() -> None:
-    clip_cov = choose(losses(), "policy", "clip_cov")
-    assert "generator is of type int; wanted a torch.Generator" in refused(clip_cov, generator=1)
-    assert "num_groups is of type Tensor; wanted an int" in refused(ADVANTAGE, num_groups=torch.tensor(3))
-    assert "num_groups is of type bool; wanted an int" in refused(ADVANTAGE, num_groups=True)
-    check_inputs(ADVANTAGE, tensors(ADVANTAGE.loss) | {"num_groups": 3})
+@pytest.mark.parametrize(
+    ("choice", "changed"),
+    [
+        (ADVANTAGE, {"num_groups": 3}),
+        (GDPO, {"component_weights": torch.ones(2)}),
+        (OPO, {"lengths": torch.ones(6, dtype=torch.int32)}),  # a count
+        (OPO, {"lengths": torch.ones(6, dtype=torch.float32)}),  # a sum of weights
+        (TOP_K, {"teacher_topk_ids": with_id(-1, 1, 2, 0)}),  # masked
+        (GRPO, {"logprobs": torch.full((2, 3), torch.nan)}),  # the loss must show it
+        (GRPO, dict.fromkeys(GRPO.loss.needs, zeros(0, 3)) | {"mask": zeros(0, 3).bool()}),
+    ],
+)  # fmt: skip
+def test_an_unusual_batch_passes(choice: Choice, changed: Any) -> None:
+    check(choice, **changed)
 
 
-def test_lengths_are_counts_or_sums() -> None:
-    given = tensors(OPO.loss)
-    for dtype in (torch.int64, torch.int32, torch.float32):
-        check_inputs(OPO, given | {"lengths": given["lengths"].to(dtype)})
-    assert "lengths is torch.bool; wanted integers or floating" in refused(OPO, lengths=torch.ones(6).bool())
-
-
-def test_shapes_of_two_batches_are_told_apart() -> None:
-    assert "old_logprobs is (2, 4) and logprobs is (2, 3)" in refused(GRPO, old_logprobs=-torch.ones(2, 4))
-    assert "advantages (2,) do not broadcast" in refused(GRPO, advantages=torch.ones(2))
-    assert "advantages.unsqueeze(-1)" in refused(GRPO, advantages=torch.ones(2))
-    assert "vocabularies differ" in refused(JSD, teacher_logits=torch.zeros(2, 3, 6))
-    assert "teacher_logits is (2, 5, 5)" in refused(JSD, teacher_logits=torch.zeros(2, 5, 5))
-    assert "ref_chosen is (2,)" in refused(DPO, ref_chosen=torch.zeros(2))
-    assert "wanted [*batch, tokens, vocab]" in refused(JSD, teacher_logits=torch.zeros(3))
-
-
-def test_the_rank_is_what_the_catalogue_says() -> None:
-    scores = {name: torch.zeros(2, 3) for name in DPO.loss.needs}
-    assert "chosen has shape (2, 3); wanted [pairs], 1 axes" in refused(DPO, **scores)
-    square = {
-        "rewards": torch.zeros(2, 2),
-        "group_ids": torch.zeros(2, 2).long(),
-        "lengths": torch.ones(2, 2),
-    }
-    assert "rewards has shape (2, 2); wanted [rows]" in refused(OPO, **square)
-    assert "mask has shape (6, 1); wanted [rows]" in refused(ADVANTAGE, mask=torch.ones(6, 1).bool())
-    for choice, name in ((KTO, "reference_kl"), (BCO, "reward_shift")):
-        message = refused(choice, **{name: torch.zeros(1)})
-        assert f"{name} has shape (1,); wanted [], a tensor without axes" in message
-    assert "wanted [*batch, tokens, vocab], 2 axes at least" in refused(JSD, student_logits=torch.zeros(5))
-
-
-def test_axes_of_one_name_have_one_size() -> None:
-    assert "rollout_topk_logprobs is (2, 3, 2) and topk_logprobs is (2, 3, 3)" in refused(
-        TOP_K_TV, rollout_topk_logprobs=-torch.ones(2, 3, 2)
-    )
-    ids = torch.zeros(2, 3, 2).long()
-    assert "teacher_topk_ids is (2, 3, 2) and teacher_topk_logprobs is (2, 3, 3)" in refused(
-        TOP_K, teacher_topk_ids=ids
-    )
-    few = {"teacher_topk_logprobs": -torch.ones(2, 3, 6), "teacher_topk_ids": torch.zeros(2, 3, 6).long()}
-    message = refused(TOP_K, **few)
-    assert "teacher_topk_logprobs has 6 entries, and the vocabulary of student_logits 5" in message
-    assert "group_ids is (5,) and reward_components is (6, 2)" in refused(
-        GDPO, group_ids=torch.zeros(5).long()
-    )
-    for name, wrong in (("component_mask", torch.ones(6, 3).bool()), ("component_weights", torch.ones(3))):
-        assert f"{name} is {tuple(wrong.shape)} and reward_components is (6, 2)" in refused(
-            GDPO, **{name: wrong}
-        )
-    check_inputs(GDPO, tensors(GDPO.loss) | {"component_weights": torch.ones(2)})
-    message = refused(REMAX, baselines=torch.ones(3))
-    assert "baselines is (3,) and token_rewards is (2, 3)" in message and "[*batch] and" in message
-
-
-def test_ids_of_live_tokens_are_within_the_vocabulary() -> None:
-    given = tensors(TOP_K.loss)
-    for wrong, span in ((-1, "-1 to "), (5, " to 5,")):
-        ids = given["teacher_topk_ids"].clone()
-        ids[0, 0, 0] = wrong
-        message = refused(TOP_K, teacher_topk_ids=ids)
-        assert span in message and "teacher and student must share a tokenizer" in message
-        check_inputs(TOP_K, given | {"teacher_topk_ids": ids}, values=False)
-        ids = given["teacher_topk_ids"].clone()
-        ids[1, 2, 0] = wrong  # masked
-        check_inputs(TOP_K, given | {"teacher_topk_ids": ids})
-
-
-def test_values_are_not_looked_at_where_none_may_be() -> None:
-    """On the meta device there are none to look at."""
-    given = {name: x.to("meta") for name, x in tensors(GRPO.loss).items()}
-    check_inputs(GRPO, given, values=False)
+def test_values_are_not_read_if_not_asked_for() -> None:
+    check(TOP_K, values=False, teacher_topk_ids=with_id(5, 0, 0, 0))
+    on_meta = {name: x.to("meta") for name, x in tensors(GRPO.loss).items()}  # a device without values
+    check(GRPO, values=False, **on_meta)
     with pytest.raises((RuntimeError, NotImplementedError)):
-        check_inputs(GRPO, given)
+        check(GRPO, **on_meta)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_above_zero_by_rounding_is_that_of_the_dtype_and_never_much(dtype: torch.dtype) -> None:
+def test_a_log_probability_may_exceed_zero_by_the_rounding_of_its_dtype(dtype: torch.dtype) -> None:
     most = min(64 * torch.finfo(dtype).eps, 0.05)
-    for above, is_sound in ((0.9 * most, True), (1.2 * most, False), (0.45, False), (float("inf"), False)):
+    check(GRPO, logprobs=torch.full((2, 3), 0.9 * most, dtype=dtype))
+    for above in (1.2 * most, 0.45, float("inf")):
         x = torch.full((2, 3), above, dtype=dtype)
-        if is_sound:
-            check_inputs(GRPO, tensors(GRPO.loss) | {"logprobs": x})
-        else:
-            assert f"logprobs holds {float(x[0, 0]):.4g} at" in refused(GRPO, logprobs=x)
+        with pytest.raises(
+            ComposerError, match=f"it holds {float(x[0, 0]):.4g} at an unmasked token, and a log-"
+        ):
+            check(GRPO, logprobs=x)
 
 
-def test_top_k_log_probabilities_may_be_anything_at_a_masked_token() -> None:
-    given = tensors(TOP_K_TV.loss)
-    x = given["topk_logprobs"].clone()
-    x[1, 2] = 3.0
-    check_inputs(TOP_K_TV, given | {"topk_logprobs": x})
-    x[1, 1, 2] = 3.0
-    assert "topk_logprobs holds 3 at a live token" in refused(TOP_K_TV, topk_logprobs=x)
-
-
-def test_a_positive_log_probability_is_refused_only_where_it_counts() -> None:
-    given = tensors(GRPO.loss)
-    positive = given["old_logprobs"].clone()
-    positive[0, 0] = 0.25
-    message = refused(GRPO, old_logprobs=positive)
-    assert "old_logprobs holds 0.25 at a live token" in message and "never positive" in message
-    positive[0, 0] = 1e-15  # rounding
-    positive[1, 2] = 5.0  # masked
-    check_inputs(GRPO, given | {"old_logprobs": positive})
-
-
-def test_nan_passes_because_the_loss_must_show_it() -> None:
-    check_inputs(GRPO, tensors(GRPO.loss) | {"logprobs": torch.full((2, 3), torch.nan)})
-
-
-def test_an_empty_batch_passes() -> None:
-    empty = torch.zeros(0, 3)
-    check_inputs(
-        GRPO,
-        {"logprobs": empty, "old_logprobs": empty, "advantages": empty, "mask": empty.bool()},
-    )
-
-
-def test_k_beyond_the_vocabulary_is_refused() -> None:
-    top = choose(losses(), "divergence", "jsd", {"top_k": 6})
-    assert "jsd's parameter 'top_k' is 6, and the vocabulary has 5 entries" in refused(top)
+def test_a_positive_log_probability_is_rejected_only_where_it_is_unmasked() -> None:
+    for choice, name in ((GRPO, "old_logprobs"), (TOP_K_TV, "topk_logprobs")):
+        x = tensors(choice.loss)[name].clone()
+        x[1, 2] = 3.0  # masked
+        check(choice, **{name: x})
+        x[1, 1] = 3.0
+        with pytest.raises(ComposerError, match=f"{name}: it holds 3 at an unmasked token"):
+            check(choice, **{name: x})

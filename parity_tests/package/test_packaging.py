@@ -29,11 +29,12 @@ def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == {"composer_plugins"}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
 def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> None:
     suffixes = {".py", ".toml", ".yaml", ".md"}
     sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
-    expected = {f"composer_plugins/{path.relative_to(ROOT).as_posix()}" for path in sources}
+    inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
+    expected = {f"composer_plugins/{name}" for name in inside}
     assert expected, f"{folder}/ has no source file"
     assert not expected - wheel_names, "list the folder in both setuptools tables of pyproject.toml"
 

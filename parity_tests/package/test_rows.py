@@ -1,4 +1,4 @@
-"""A plugin's row is refused for what would go wrong when it is run, in one line that names it."""
+"""A row that could not be run is rejected in one line; a function named by import path gets a row."""
 
 import sys
 import types
@@ -7,19 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss, Parameter
+from composer_plugins.adapter import Adapter
+from composer_plugins.catalogue import REQUIRED, Choice, Dialect, Loss, Parameter, choose
 from composer_plugins.errors import ConfigError
 from composer_plugins.inputs import INPUTS
+from composer_plugins.plugins import losses
 from composer_plugins.rows import check_row
 
-KERNELS = """
+KERNELS = '''
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...
 def by_keyword(*, logprobs, advantages, mask, scale=0.5): ...
 def critic(logprobs, critic_values, mask): ...
 def ones(logprobs, advantages, mask, *, entropies=1, scale=0.5): ...
-thing = 3
-"""
+def outside(logprobs, advantages, mask, *, entropies=None, scale=-1): ...
+def pair(chosen, rejected): ...
+def loss(logprobs, advantages, mask, *, entropies=None, scale, bonus="none", **others):
+    """Return a loss.
+
+    More of it."""
+    return scale * advantages * logprobs, entropies, bonus
+pair.average, mine.mode, ones.mode = True, "token-sum", "token_sum"
+thing, bare = 3, type
+'''
 MINE = Loss(
     name="mine",
     kind="policy",
@@ -29,8 +40,7 @@ MINE = Loss(
     proof="test_mine.py::test_it",
     needs=("logprobs", "advantages", "mask"),
     optional=("entropies",),
-    parameters={"scale": Parameter(0.5, "how much", low=0)},
-    dialects=(),
+    parameters={"scale": Parameter("how much", low=0)},
     mode="token-mean",
 )
 
@@ -42,149 +52,136 @@ def foreign_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def problem(**changes: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
-        check_row(replace(MINE, **changes))
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
 def dialect(params: Mapping[str, Any] | None = None, upstream: str = "acme", **more: Any) -> Dialect:
     return Dialect(upstream=upstream, params=params or {}, source="a file", proof="a test", **more)
 
 
-def test_a_sound_row_is_not_refused() -> None:
+def test_a_sound_row_passes() -> None:
     check_row(MINE)
     check_row(replace(MINE, dialects=(dialect({"scale": 2.0}), dialect(upstream="acme<2"))))
     check_row(replace(MINE, kind="divergence", mode=""))
 
 
-def test_what_is_no_row_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"register\(\) got 'grpo'; wanted a composer_plugins.catalogue.Loss"
-    ):
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        # its name and kind
+        ({"kind": "polcy"}, "loss 'mine': unknown kind 'polcy'; did you mean 'policy'?"),
+        *(({"name": name}, f"policy {name!r}: the name is empty, has a blank at an end, or has '@' or ':' in "
+          "it; rename the loss") for name in ("mine@trl", "a:b", "", " mine", None)),
+        # types of data
+        ({"needs": ("logprobs")}, "needs: it is a string; set a tuple: ('logprobs',)"),
+        ({"needs": None}, "needs: it is None; set a tuple, each of it a string"),
+        ({"needs": ("logprobs", 3)}, "needs: it holds 3; write a string"),
+        ({"optional": ("mask",)}, "mask: the row names it twice in needs, optional and parameters; correct"),
+        ({"summary": None}, "summary: it is None; set a string"),
+        ({"parameters": ("scale",)}, "parameters: it is ('scale',); set a mapping of names to"),
+        ({"parameters": {"scale": 0.5}}, "parameter 'scale': it is 0.5; set a Parameter(help, ...)"),
+        ({"dialects": ({"scale": 1.0},)}, "dialects: it holds {'scale': 1.0}; write a Dialect"),
+        ({"dialects": (dialect())}, "dialects: it is a Dialect; set a tuple: (Dialect(...),)"),
+        # inputs and modes
+        ({"needs": ("logprobs", "old_logprob")}, "old_logprob: it is not an input that any framework "
+         "provides; did you mean 'old_logprobs'? composer_plugins/inputs.py lists all"),
+        ({"needs": ("logprobs", "xyz")}, "xyz: it is not an input that any framework provides;"),
+        ({"mode": ""}, "mode: a policy loss has one, the denominator of its paper; set one of token-mean, "),
+        ({"mode": "token_mean"}, "mode: unknown mode 'token_mean'; did you mean 'token-mean'?"),
+        ({"dialects": (dialect(mode="sum"),)}, "mode: unknown mode 'sum'; known: "),
+        # the kernel's signature
+        ({"path": "foreign_kernels:critic"}, "critic_values: it is not an input that any framework provides"),
+        ({"needs": ("logprobs", "advantages")}, "mask: the kernel foreign_kernels:mine takes it, and the"),
+        ({"optional": ("entropies", "values")}, "values: the row names it, and foreign_kernels:mine does"),
+        ({"needs": ("logprobs", "mask", "advantages")}, "needs: they are logprobs, mask, advantages, and "
+         "foreign_kernels:mine takes by position logprobs, advantages, mask; name the first positional"),
+        ({"path": "foreign_kernels:by_keyword", "optional": ()}, "needs: they are logprobs, advantages,"),
+        ({"path": "foreign_kernels:ones"}, "entropies: its default in foreign_kernels:ones is not None, as"),
+        ({"parameters": {}}, "scale: the kernel foreign_kernels:mine takes it, and the row names it in"),
+        ({"path": "foreign_kernels:outside"}, "its defaults.scale: it is -1; set a finite number in [0,"),
+        # dialects
+        ({"dialects": (dialect({"scael": 1.0}),)}, "dialect 'mine@acme', scael: unknown mine parameter"),
+        ({"dialects": (dialect({"scale": -1.0}),)}, "dialect 'mine@acme', scale: it is -1.0; set a finite"),
+        ({"dialects": (dialect(), dialect({"scale": 1.0}))}, "dialect 'mine@acme': the row has it twice;"),
+        ({"dialects": (dialect(upstream=""),)}, "dialect: its upstream is ''; set the upstream's name"),
+        ({"dialects": (dialect(note=None),)}, "dialect 'mine@acme', note: it is None; set a string"),
+        ({"dialects": (dialect(counts={"scale": "tokens"}),)}, "dialect 'mine@acme', counts: it has"),
+        ({"dialects": (dialect(takes=("values",)),)}, "dialect 'mine@acme', takes: 'values' is not among"),
+        # its path
+        ({"path": "foreign_kernels.mine"}, "path: 'foreign_kernels.mine' is not an import path; write"),
+        ({"path": "foreign_kernels:"}, "path: 'foreign_kernels:' is not an import path; write"),
+        ({"path": "nowhere:mine"}, "path: 'nowhere:mine' cannot be imported: ModuleNotFoundError: No module "
+         "named 'nowhere'; make `import nowhere` work where this runs"),
+        ({"path": "foreign_kernels:mien"}, "path: 'foreign_kernels:mien' does not exist: foreign_kernels "
+         "has no function 'mien'; did you mean 'mine'?"),
+        ({"path": "foreign_kernels:thing"}, "has no function 'thing'; correct the path"),
+    ],
+)  # fmt: skip
+def test_a_row_that_could_not_be_run_is_rejected(changes: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_row(replace(MINE, **changes))
+    assert error in str(refused.value) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(("policy 'mine', ", error))
+    assert sum(name in str(refused.value) for name in INPUTS) < 8  # not a list of all
+
+
+def test_what_is_not_a_row_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="register: it got 'grpo'; pass a composer_plugins.catalogue.Loss"):
         check_row("grpo")
-    assert problem(kind="polcy").startswith("loss 'mine' has kind 'polcy'; known: policy")
-    assert (
-        problem(name="mine@trl")
-        == "policy 'mine@trl': a name is not empty and has no '@' (that is a dialect)"
-    )
+
+
+# A loss by import path
+
+
+def chosen(function: str, params: Mapping[str, Any] | None = None, kind: Any = "policy") -> Choice:
+    return choose(losses(), kind, f"foreign_kernels:{function}", params, option=kind)
+
+
+def test_the_row_of_an_import_path_is_derived_from_the_signature() -> None:
+    choice = chosen("loss", {"scale": "anything"})
+    row = choice.loss
+    assert (row.name, row.path, row.summary) == ("foreign_kernels:loss",) * 2 + ("Return a loss.",)
+    assert (row.needs, row.optional) == (("logprobs", "advantages", "mask"), ("entropies",))
+    assert row.defaults == {"scale": REQUIRED, "bonus": "none"} and choice.value("bonus") == "none"
+    assert (row.mode, chosen("mine").mode) == ("", "token-sum")
+    assert (row.average, chosen("pair", kind="preference").average) == (False, True)
+
+
+def test_a_loss_by_import_path_is_called_as_one_of_ours() -> None:
+    batch = {"mask": None, "advantages": torch.tensor(2.0), "logprobs": torch.tensor(3.0), "entropies": 1.0}
+    choice = chosen("loss", {"scale": 5.0})
+    assert choice.call(batch) == (30.0, None, "none")
+    assert choice.taking("entropies").call(batch, bonus="some") == (30.0, 1.0, "some")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("function", "params", "error"),
     [
-        ({"needs": ("logprobs")}, "needs is a string; wanted a tuple: ('logprobs',)"),
-        ({"optional": ("entropies")}, "optional is a string; wanted a tuple: ('entropies',)"),
-        ({"needs": None}, "needs is None; wanted a tuple, each of it a string"),
-        ({"needs": ("logprobs", 3)}, "needs holds 3; wanted a string"),
-        ({"summary": None}, "summary is None; wanted a string"),
-        ({"parameters": ("scale",)}, "parameters is ('scale',); wanted a mapping of names to Parameter(...)"),
-        ({"parameters": {"scale": 0.5}}, "parameter 'scale' is 0.5; wanted a Parameter(0.5, help)"),
-        ({"dialects": ({"scale": 1.0},)}, "dialects holds {'scale': 1.0}; wanted a Dialect"),
-        ({"dialects": (dialect())}, "dialects is a Dialect; wanted a tuple: (Dialect(...),)"),
-        ({"optional": ("mask",)}, "its row names 'mask' twice in needs, optional, parameters"),
+        ("critic", {}, "policy: 'foreign_kernels:critic' takes 'critic_values' by position, which is not an "
+         "input of a policy loss; take advantages, "),
+        ("outside", {"scael": 1}, "policy_params.scael: unknown foreign_kernels:outside parameter"),
+        ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it: a parameter of"),
+        ("ones", {}, "policy: 'foreign_kernels:ones' takes the input 'entropies' by keyword, and its"),
+        ("by_keyword", {}, "policy: 'foreign_kernels:by_keyword' takes the input 'logprobs' by keyword, and"),
+        ("lost", {}, "policy: 'foreign_kernels:lost' does not exist: foreign_kernels has no function"),
+        ("thing", {}, "policy: 'foreign_kernels:thing' does not exist: foreign_kernels has no function"),
+        ("bare", {}, "policy: 'foreign_kernels:bare' has no signature; name a function written in Python"),
+        ("", {}, "policy: 'foreign_kernels:' is not an import path; write module:function"),
     ],
-)
-def test_data_of_the_wrong_type_is_refused(changes: dict[str, Any], message: str) -> None:
-    assert problem(**changes) == f"policy 'mine': {message}"
+)  # fmt: skip
+def test_a_function_that_is_not_a_loss_is_rejected(function: str, params: Any, error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        chosen(function, params)
+    assert str(refused.value).startswith(error)
 
 
-def test_an_input_that_nobody_provides_is_refused_without_a_list_of_all() -> None:
-    assert problem(needs=("logprobs", "old_logprob")) == (
-        "policy 'mine': it needs 'old_logprob', an input that nobody provides: did you mean 'old_logprobs'? "
-        "composer_plugins/inputs.py lists all"
+def test_a_module_that_fails_on_import_is_named_at_the_option() -> None:
+    with pytest.raises(ConfigError, match="policy: 'nowhere:loss' cannot be imported: .*; make `import"):
+        choose(losses(), "policy", "nowhere:loss", option="policy")
+
+
+def test_a_framework_refuses_an_import_path_whose_inputs_it_does_not_have() -> None:
+    adapter = Adapter(
+        framework="acme", path="", summary="", provides={"policy": frozenset({"logprobs", "mask"})}
     )
-    assert problem(needs=("logprobs", "xyz")) == (
-        "policy 'mine': it needs 'xyz', an input that nobody provides; composer_plugins/inputs.py lists all"
-    )
-    taken = problem(path="foreign_kernels:critic", needs=("logprobs", "mask"), optional=(), parameters={})
-    assert "its kernel foreign_kernels:critic takes 'critic_values', an input that nobody provides" in taken
-    assert sum(name in taken for name in INPUTS) < 4
-
-
-@pytest.mark.parametrize(
-    ("dialects", "message"),
-    [
-        (
-            (dialect({"scael": 1.0}),),
-            "its dialect 'mine@acme': unknown parameter of 'mine' 'scael': did you mean",
-        ),
-        (
-            (dialect({"scale": -1.0}),),
-            "its dialect 'mine@acme': mine's parameter 'scale' is -1.0; wanted a finite",
-        ),
-        ((dialect(), dialect({"scale": 1.0})), "its dialect 'mine@acme' is there twice: an upstream has one"),
-        ((dialect(upstream=""),), "the upstream of a dialect is ''; wanted a name"),
-        ((dialect(note=None),), "its dialect 'mine@acme': note is None; wanted a string"),
-        (
-            (dialect(counts={"scale": "tokens"}),),
-            "its dialect 'mine@acme': counts has 'scale': 'tokens'; wanted",
-        ),
-        (
-            (dialect(takes=("values",)),),
-            "its dialect 'mine@acme' takes 'values', which is not among the row's",
-        ),
-    ],
-)
-def test_a_dialect_that_could_not_be_chosen_is_refused(dialects: Any, message: str) -> None:
-    assert problem(dialects=dialects).startswith(f"policy 'mine': {message}")
-
-
-def test_needs_in_another_order_than_the_kernels_are_refused() -> None:
-    assert problem(needs=("logprobs", "mask", "advantages")) == (
-        "policy 'mine': its needs are logprobs, mask, advantages, and its kernel foreign_kernels:mine takes "
-        "by position logprobs, advantages, mask: needs are the first of these, in their order"
-    )
-    assert "takes by position nothing" in problem(path="foreign_kernels:by_keyword", optional=())
-    in_no_list = problem(needs=("logprobs", "advantages"))
-    assert "takes 'mask', which its row lists in none of needs, optional, parameters" in in_no_list
-    assert "its row names 'values', which foreign_kernels:mine does not take" in problem(
-        optional=("entropies", "values")
-    )
-
-
-def test_a_default_that_is_not_the_kernels_is_refused() -> None:
-    said = "policy 'mine': the default of 'scale' is {} in its row and 0.5 in its kernel"
-    assert problem(parameters={"scale": Parameter(1.0, "how much")}) == said.format("1.0")
-    assert problem(parameters={"scale": Parameter(REQUIRED, "how much", example=1)}) == said.format(
-        "required"
-    )
-    assert "takes 'scale', which its row lists in none of" in problem(parameters={})
-    outside = problem(parameters={"scale": Parameter(0.5, "how much", low=1)})
-    assert outside.startswith("policy 'mine': its defaults: mine's parameter 'scale' is 0.5; wanted")
-    optional = problem(path="foreign_kernels:ones")
-    assert optional.endswith("the default of 'entropies' is None in its row and 1 in its kernel")
-
-
-def test_a_policy_loss_has_a_mode_that_there_is() -> None:
-    assert "a policy loss has a mode, its paper's denominator: one of token-mean, token-sum," in problem(
-        mode=""
-    )
-    assert (
-        problem(mode="token_mean") == "policy 'mine': unknown mode 'token_mean': did you mean 'token-mean'?"
-    )
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("foreign_kernels.mine", "path is 'foreign_kernels.mine'; wanted module:function"),
-        ("foreign_kernels:", "path is 'foreign_kernels:'; wanted module:function"),
-        (
-            "nowhere:mine",
-            "its kernel 'nowhere:mine' fails on import: ModuleNotFoundError: No module named 'nowhere'",
-        ),
-        (
-            "foreign_kernels:mien",
-            "its kernel 'foreign_kernels:mien' is not there: foreign_kernels has no function 'mien': "
-            "did you mean 'mine'?",
-        ),
-        (
-            "foreign_kernels:thing",
-            "its kernel 'foreign_kernels:thing' is not there: foreign_kernels has no function 'thing'",
-        ),
-    ],
-)
-def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, message: str) -> None:
-    assert problem(path=path) == f"policy 'mine': {message}"
+    with pytest.raises(
+        ConfigError, match="'foreign_kernels:mine' needs advantages, which acme does not provide"
+    ):
+        adapter.require(chosen("mine"))

@@ -6,9 +6,11 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from composer_plugins.catalogue import Loss
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.every import Exceptions, each, holds, stale, trainable, value_and_gradients
-from parity_tests.support.make_inputs import Setting, draw, row_id, tensors
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
+from composer_plugins.testing.inputs import draw, tensors
+from composer_plugins.testing.settings import Setting
+from parity_tests.support.every import Exceptions, each, holds, row_id, stale
 
 # A detached weight times A log pi(y_t): the gradient is loss / log pi(y_t), and no derivative of the value.
 SCORE_FORM: Exceptions = dict.fromkeys(
@@ -22,7 +24,7 @@ SCORE_FORM: Exceptions = dict.fromkeys(
 SURROGATES: Exceptions = {
     "policy-gspo_token": "the ratio of the sequence in value, of the token in gradient",
     "policy-ipo": "of score form on request, with a regulariser that is not",
-    "policy-ref_kl": "the teacher's gap is a detached credit that moves with the policy",
+    "policy-ref_kl": "the gap to the teacher is a detached advantage that moves with the policy",
     "divergence-adaptive_kl": "its weight between the two directions is detached",
     "divergence-sampled_token": "of score form, or of k2 and k3; either may have a detached weight",
     "divergence-taid": "the student's share of the target is detached",
@@ -41,7 +43,7 @@ def test_every_exception_is_a_row_of_the_catalogue() -> None:
 
 def is_derivative(setting: Setting) -> None:
     """The gradient is that of the value, away from kinks."""
-    batch = trainable(setting, draw(setting, 5, size=3, tokens=4, vocab=5, spread=0.7))
+    batch = with_trained_gradients(setting, draw(setting, 5, size=3, tokens=4, vocab=5, spread=0.7))
     trained = [batch[name] for name in setting.trained]
 
     def loss(*values: Tensor) -> Tensor:

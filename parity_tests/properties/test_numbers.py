@@ -8,18 +8,17 @@ from torch import Tensor
 
 from composer_plugins.catalogue import Loss
 from composer_plugins.inputs import INPUTS, TOKENS, TOP_K, VOCAB
-from composer_plugins.kernels.aggregation import Mode, aggregate
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.every import Exceptions, attached, each, holds, stale, value_and_gradients
-from parity_tests.support.make_inputs import TRAINED, Batch, Setting, draw, floats, tensors
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients
+from composer_plugins.testing.inputs import Batch, draw, float_tensors, tensors
+from composer_plugins.testing.settings import TRAINED, Setting
+from parity_tests.support.every import Exceptions, each, holds, stale
 
-UNBOUNDED: Exceptions = {}  # their value itself is beyond the largest number
-NOT_ZERO_AT_ONE_TOKEN: Exceptions = {}
 COUNTS_THE_VOCABULARY: Exceptions = dict.fromkeys(
     ("divergence-adaptive_kl@taid", "divergence-adaptive_kl(weights='taid')"),
     "reads a mark by rank as one by position, as upstream does",
 )
-QUADRATIC_IN_ADVANTAGES: Exceptions = {}
 
 every_token_loss = each("policy", "divergence", "kl")
 everything_per_token = each("policy", "divergence", "kl", "correction")
@@ -27,7 +26,7 @@ every_divergence = each("divergence")
 
 
 def test_every_exception_is_a_row_of_the_catalogue() -> None:
-    assert not stale([UNBOUNDED, NOT_ZERO_AT_ONE_TOKEN, COUNTS_THE_VOCABULARY, QUADRATIC_IN_ADVANTAGES])
+    assert not stale([COUNTS_THE_VOCABULARY])
 
 
 def assert_finite(setting: Setting, batch: Batch, what: str) -> None:
@@ -39,13 +38,15 @@ def assert_finite(setting: Setting, batch: Batch, what: str) -> None:
 
 
 @everything_per_token
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("far", [50.0, 88.0, 100.0, 720.0, 1e4])
+@pytest.mark.parametrize(
+    ("dtype", "far"),  # just below and far above where exp overflows: 88.7 and 709.8
+    [(torch.float32, 88.0), (torch.float32, 1e4), (torch.float64, 709.0), (torch.float64, 1e4)],
+)
 def test_overflowing_log_ratios_give_a_finite_loss_and_gradient(
     row: Loss, dtype: torch.dtype, far: float
 ) -> None:
     def check(setting: Setting) -> None:
-        batch = draw(setting, live=1.0, spread=0.0, dtype=dtype)
+        batch = draw(setting, unmasked=1.0, spread=0.0, dtype=dtype)
         names = [name for name in batch if name.endswith("logprobs") and INPUTS[name].shape == TOKENS]
         if "advantages" in batch:
             batch["advantages"] = batch["advantages"].sign() * 5
@@ -55,7 +56,7 @@ def test_overflowing_log_ratios_give_a_finite_loss_and_gradient(
                 given = {name: signs if name in moved else near for name in names}
                 assert_finite(setting, batch | given, f"{moved} at -{far:g}")
 
-    holds(row, check, UNBOUNDED)
+    holds(row, check)
 
 
 @every_token_loss
@@ -66,19 +67,20 @@ def test_advantages_of_any_size_give_a_finite_loss_and_gradient(row: Loss, scale
         if "advantages" in batch:
             assert_finite(setting, batch | {"advantages": batch["advantages"] * scale}, f"A * {scale:g}")
 
-    holds(row, check, QUADRATIC_IN_ADVANTAGES)
+    holds(row, check)
 
 
 @every_token_loss
-@pytest.mark.parametrize("mode", Mode.__args__)
-def test_batch_without_a_live_token_gives_zero_with_a_graph(row: Loss, mode: Mode) -> None:
+def test_batch_without_an_unmasked_token_gives_zero_with_a_graph(row: Loss) -> None:
     def check(setting: Setting) -> None:
         batch = draw(setting)
         for junk in (None, torch.nan, torch.inf):
-            given = {n: x if junk is None else torch.full_like(x, junk) for n, x in floats(batch).items()}
+            given = {
+                n: x if junk is None else torch.full_like(x, junk) for n, x in float_tensors(batch).items()
+            }
             mask = torch.zeros_like(batch["mask"])
-            empty = attached(batch | given | {"mask": mask})
-            total = aggregate(setting.result(empty), mask, mode, max_length=11)
+            empty = with_all_gradients(batch | given | {"mask": mask})
+            total = aggregate(setting.result(empty), mask, "token-mean")
             assert total == 0 and total.grad_fn is not None
             total.backward()
             for name in setting.trained:
@@ -92,7 +94,7 @@ def test_batch_without_a_live_token_gives_zero_with_a_graph(row: Loss, mode: Mod
 def test_half_precision_is_upcast_before_anything_else(row: Loss, dtype: torch.dtype) -> None:
     def check(setting: Setting) -> None:
         half = draw(setting, spread=0.5, dtype=dtype)
-        single = half | {name: x.float() for name, x in floats(half).items()}
+        single = half | {name: x.float() for name, x in float_tensors(half).items()}
         ours, wanted = value_and_gradients(setting, half), value_and_gradients(setting, single)
         assert ours[0].dtype == torch.float32
         assert torch.equal(ours[0], wanted[0]), "not the float32 result on the same numbers"
@@ -107,7 +109,7 @@ def test_half_precision_is_upcast_before_anything_else(row: Loss, dtype: torch.d
 def test_float32_is_close_to_float64_on_the_same_numbers(row: Loss) -> None:
     def check(setting: Setting) -> None:
         single = draw(setting, 11, dtype=torch.float32)
-        double = single | {name: x.double() for name, x in floats(single).items()}
+        double = single | {name: x.double() for name, x in float_tensors(single).items()}
         ours, wanted = value_and_gradients(setting, single), value_and_gradients(setting, double)
         # A log ratio cancels: its rounding is that of the log-probabilities, and a slope magnifies it.
         magnitude = 10 * max(1.0, float(wanted[0].abs().max()))
@@ -194,7 +196,7 @@ def test_vocabulary_of_one_token_gives_zero(row: Loss) -> None:
                 zero = torch.zeros_like(gradient)
                 assert_parity(gradient, zero, terms=1, magnitude=1.0, what=name)
 
-    holds(row, check, NOT_ZERO_AT_ONE_TOKEN)
+    holds(row, check)
 
 
 @every_divergence
@@ -217,7 +219,7 @@ def test_the_trained_inputs_are_inputs() -> None:
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
 def test_a_batch_of_no_rows_or_no_tokens_gives_as_many_losses(row: Loss, shape: tuple[int, int]) -> None:
     def check(setting: Setting) -> None:
-        batch = draw(setting, live=1.0)
+        batch = draw(setting, unmasked=1.0)
         per_token = (TOKENS, VOCAB, TOP_K)
         none = {
             n: x[: shape[0], : shape[1]] for n, x in tensors(batch).items() if INPUTS[n].shape in per_token

@@ -1,4 +1,4 @@
-"""What every preference loss promises: pairs in any order, in any chunks; references get no gradient."""
+"""Properties of every preference loss: order and chunks of pairs, and no gradient in the reference."""
 
 import pytest
 import torch
@@ -6,9 +6,11 @@ import torch
 from composer_plugins.catalogue import Loss
 from composer_plugins.inputs import INPUTS, PAIRS, ROWS
 from composer_plugins.plugins import losses
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.every import Exceptions, attached, each, holds, stale, value_and_gradients
-from parity_tests.support.make_inputs import TRAINED, Setting, draw, floats, select
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients
+from composer_plugins.testing.inputs import draw, float_tensors, select_rows
+from composer_plugins.testing.settings import TRAINED, Setting
+from parity_tests.support.every import Exceptions, each, holds, stale
 
 BATCH_GLOBAL: Exceptions = {
     "preference-aot": "the margins of the batch are sorted, and matched in that order",
@@ -29,7 +31,7 @@ def test_pairs_may_come_in_any_order(row: Loss) -> None:
         batch = draw(setting, size=6)
         order = torch.tensor([3, 0, 5, 1, 4, 2])
         loss, gradients = value_and_gradients(setting, batch)
-        shuffled, shuffled_gradients = value_and_gradients(setting, select(batch, order))
+        shuffled, shuffled_gradients = value_and_gradients(setting, select_rows(batch, order))
         assert_parity(shuffled, loss[order], terms=4)
         for name, gradient in gradients.items():
             assert_parity(shuffled_gradients[name], gradient[order], terms=4, what=name)
@@ -43,7 +45,9 @@ def test_chunks_of_a_batch_are_the_batch(row: Loss) -> None:
         batch = draw(setting, size=6)
         loss, gradients = value_and_gradients(setting, batch)
         for parts in (2, 3, 6):
-            chunks = [value_and_gradients(setting, select(batch, i)) for i in torch.arange(6).chunk(parts)]
+            chunks = [
+                value_and_gradients(setting, select_rows(batch, i)) for i in torch.arange(6).chunk(parts)
+            ]
             assert_parity(torch.cat([chunk[0] for chunk in chunks]), loss, terms=4)
             for name, gradient in gradients.items():
                 assert_parity(torch.cat([c[1][name] for c in chunks]), gradient, terms=4, what=name)
@@ -54,10 +58,10 @@ def test_chunks_of_a_batch_are_the_batch(row: Loss) -> None:
 @every_preference
 def test_references_get_no_gradient_and_scores_get_one(row: Loss) -> None:
     def check(setting: Setting) -> None:
-        batch = attached(draw(setting))
+        batch = with_all_gradients(draw(setting))
         result = setting(batch)
         result.loss.sum().backward()
-        for name, x in floats(batch).items():
+        for name, x in float_tensors(batch).items():
             if name in TRAINED:
                 assert x.grad is not None and x.grad.any(), f"no gradient reaches {name}"
             else:
@@ -73,7 +77,7 @@ def test_references_get_no_gradient_and_scores_get_one(row: Loss) -> None:
 def test_nan_in_a_score_is_nan_in_its_pair_and_in_no_other(row: Loss) -> None:
     def check(setting: Setting) -> None:
         batch = draw(setting, size=5)
-        for name, x in floats(batch).items():
+        for name, x in float_tensors(batch).items():
             if INPUTS[name].shape not in (PAIRS, ROWS):
                 continue
             poisoned = x.clone()
@@ -112,7 +116,7 @@ def test_scores_far_apart_give_a_finite_loss_and_gradient_in_float32(row: Loss, 
 def test_half_precision_scores_are_upcast_before_anything_else(row: Loss, dtype: torch.dtype) -> None:
     def check(setting: Setting) -> None:
         half = draw(setting, dtype=dtype)
-        single = half | {name: x.float() for name, x in floats(half).items()}
+        single = half | {name: x.float() for name, x in float_tensors(half).items()}
         assert setting.result(half).dtype == torch.float32
         assert torch.equal(setting.result(half), setting.result(single))
 
@@ -123,7 +127,7 @@ def test_half_precision_scores_are_upcast_before_anything_else(row: Loss, dtype:
 def test_integer_scores_are_refused_where_types_are_checked(row: Loss) -> None:
     def check(setting: Setting) -> None:
         batch = draw(setting)
-        for name, x in floats(batch).items():
+        for name, x in float_tensors(batch).items():
             with pytest.raises(Exception, match="(?i)type-check|violates|beartype"):
                 setting.result(batch | {name: x.long()})
 

@@ -1,7 +1,7 @@
-"""How each upstream reduces a loss per token, in terms of our `aggregate`.
+"""The reductions of verl, Stable-RL and TRL, by our `aggregate`.
 
-Where an upstream rounds or pads a denominator, its own way is spelled out here, so that the rest of a
-comparison can be as strict as float64. Every such way is a row of `divergences.md`.
+An upstream's own rounding or padding of a denominator is reproduced here, so that a comparison can be as
+strict as float64. Each one is a row of `divergences.md`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def verl(
     global_batch_size: int | None = None,
     loss_scale_factor: int | None = None,
 ) -> Tensor:
-    """verl 0.9.1's agg_loss, which takes a row's length as n + 1e-8 and ranks as a factor."""
+    """Reduce as verl 0.9.1's agg_loss: the length of a row is n + 1e-8, the number of ranks a factor."""
     if mode == "seq-mean-token-mean":
         lengths = mask.sum(-1, keepdim=True).to(torch.float64)
         token_loss = token_loss * (lengths / (lengths + VERL_LENGTH_EPS))
@@ -43,14 +43,14 @@ def verl(
 
 
 def stable_rl(token_loss: Tensor, mask: Tensor, mode: Mode) -> Tensor:
-    """Stable-RL's agg_loss (an older verl's): "-norm" does not divide by the number of sequences."""
+    """Reduce as Stable-RL's agg_loss (of an older verl): "-norm" does not divide by the sequences."""
     if mode == "seq-mean-token-sum-norm":
         return aggregate(token_loss, mask, mode, num_sequences=1, max_length=mask.shape[-1])
     return verl(token_loss, mask, mode)
 
 
 def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
-    """TRL 1.16's loss_type, by its denominator; an empty row counts as a sequence."""
+    """Reduce as the loss_type of TRL 1.16; a row that is masked out counts as a sequence."""
     rows, loss_type = mask.shape[0], case["kwargs"]["loss_type"]
     if loss_type in {"cispo", "dapo", "vespo"}:
         return aggregate(token_loss, mask, "token-mean", num_tokens=case["num_items_in_batch"])
@@ -65,6 +65,12 @@ def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
         mode = "seq-mean-token-sum-norm"
         return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length)
     raise ValueError(f"unknown loss_type {loss_type!r}")
+
+
+def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+    """TRL 1.16's GMPO: a mean over all rows, where a row without unmasked tokens has the ratio 1."""
+    loss = aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
+    return loss - torch.where(mask.any(-1), 0.0, advantages.squeeze(-1)).mean()
 
 
 def kernel(kind: Kind, name: str) -> Callable[..., Any]:

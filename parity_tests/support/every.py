@@ -1,31 +1,40 @@
-"""A promise that every row of a kind keeps, in every setting, but for the rows it names with a reason.
+"""Run one check over every loss of a kind, in every setting, except for losses that are named with a reason.
 
-An exception that is no longer needed fails: the row must break the promise.
+An exception that is no longer needed fails: the check must fail for the loss that it names.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from composer_plugins.catalogue import Kind, Loss
-from parity_tests.support.make_inputs import Batch, Setting, floats, row_id, rows, settings
+from composer_plugins.plugins import losses
+from composer_plugins.testing.settings import Setting, settings
 
 Check = Callable[[Setting], None]
 Exceptions = Mapping[str, str]  # "policy-kl_cov": "the reason"
 
 
+def rows(*kinds: Kind) -> list[Loss]:
+    """The rows of the catalogue of these kinds, or all rows."""
+    return [loss for loss in losses() if not kinds or loss.kind in kinds]
+
+
+def row_id(row: Loss) -> str:
+    """The test id of a row: "policy-grpo"."""
+    return f"{row.kind}-{row.name}"
+
+
 def each(*kinds: Kind) -> Any:
-    """Run a test, as `row`, on every row of these kinds."""
+    """Parametrize a test by `row`, over every row of these kinds."""
     return pytest.mark.parametrize("row", rows(*kinds), ids=row_id)
 
 
 def holds(row: Loss, check: Check, exceptions: Exceptions | None = None) -> None:
-    """Run `check` on every setting of a row, but for the settings and rows that `exceptions` names.
+    """Assert that `check` passes for every setting of a row, except for the settings that are named.
 
-    A setting that is named ("advantage-grpo(scale='batch')") must fail, of a row one setting at least.
+    A named setting ("advantage-grpo(scale='batch')") must fail. Of a named row one setting must fail.
     """
     __tracebackhide__ = True
     named = set(exceptions or ())
@@ -36,10 +45,10 @@ def holds(row: Loss, check: Check, exceptions: Exceptions | None = None) -> None
         except Exception as error:
             broken[f"{row.kind}-{setting.label}"] = error
     if row_id(row) in named:  # the label of the first setting too: so the row as a whole
-        assert broken, f"{row_id(row)} keeps this promise: drop it from the exceptions"
+        assert broken, f"{row_id(row)} passes this check: remove it from the exceptions"
         return
     kept = {f"{row.kind}-{setting.label}" for setting in settings(row)} & named - set(broken)
-    assert not kept, f"{', '.join(sorted(kept))}: this promise is kept, drop the exception"
+    assert not kept, f"{', '.join(sorted(kept))} pass this check: remove the exception"
     unexpected = {label: error for label, error in broken.items() if label not in named}
     if unexpected:
         lines = [f"{label}: {type(e).__name__}: {str(e)[:900]}" for label, e in unexpected.items()]
@@ -47,31 +56,6 @@ def holds(row: Loss, check: Check, exceptions: Exceptions | None = None) -> None
 
 
 def stale(exceptions: Iterable[Exceptions]) -> set[str]:
-    """The names that no row and no setting has."""
+    """Names in the exceptions that no row and no setting has."""
     known = {f"{row.kind}-{setting.label}" for row in rows() for setting in settings(row)}
     return {name for each in exceptions for name in each} - known
-
-
-def trainable(setting: Setting, batch: Batch) -> Batch:
-    """The batch, with a gradient asked of every input that is trained."""
-    names = setting.trained
-    return {n: x.detach().clone().requires_grad_() if n in names else x for n, x in batch.items()}
-
-
-def value_and_gradients(
-    setting: Setting, batch: Batch, weight: Tensor | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the row gives, and the gradients of its sum, or of its sum weighted by `weight`."""
-    batch = trainable(setting, batch)
-    result = setting.result(batch)
-    total = (result if weight is None else torch.where(result == 0, 0.0, weight) * result).sum()
-    wanted = {name: batch[name] for name in setting.trained}
-    if not wanted or not total.requires_grad:
-        return result, {}
-    found = torch.autograd.grad(total, list(wanted.values()), materialize_grads=True)
-    return result.detach(), dict(zip(wanted, found, strict=True))
-
-
-def attached(batch: Batch) -> Batch:
-    """The batch, with a gradient asked of every float."""
-    return batch | {n: x.detach().clone().requires_grad_() for n, x in floats(batch).items()}

@@ -1,7 +1,7 @@
-"""Numbers recorded from upstream code: `golden/NAME.json`, each with its provenance and its cases.
+"""Read the numbers recorded from upstream code: `golden/NAME.json`, with their origin and their cases.
 
-A claim is a test over the cases of one file: `@claim("verl_policy_gspo")`. `pytest -m golden --golden-dir
-DIR` runs the same claims on another directory of the same layout: a new upstream release, or more cases.
+`@claim("verl_policy_gspo")` makes a test run over the cases of one file. `pytest -m golden --golden-dir DIR`
+runs the same tests on another directory of this layout: a new upstream release, or more cases.
 """
 
 import functools
@@ -22,7 +22,7 @@ Case = dict[str, Any]
 
 
 class Claim(NamedTuple):
-    """A test, and which cases of its file it reads."""
+    """A test, and the function that selects its cases."""
 
     where: Callable[[Case], bool]
     test: Callable[..., Any]
@@ -30,7 +30,7 @@ class Claim(NamedTuple):
 
 CLAIMS: dict[str, list[Claim]] = {}
 
-# Recorded results that no claim compares: file, path of the key in a case, reason. "*" is every key.
+# Recorded numbers that no test compares: file, path of the key in a case, reason. "*" is every key.
 _OVERRIDDEN = "a parameter: clip_ratio_low and clip_ratio_high are given, which override it"
 _NOT_NEEDED = "an input that the function takes and does not use"
 NOT_COMPARED: dict[str, dict[str, str]] = {
@@ -48,10 +48,10 @@ NOT_COMPARED: dict[str, dict[str, str]] = {
 
 
 def use(where: Path) -> None:
-    """Read cases from this directory; UsageError where none of our files is in it."""
+    """Read the cases from this directory from now on; UsageError if it has none of our files."""
     global directory
     if not where.is_dir():
-        raise pytest.UsageError(f"--golden-dir {where} is no directory")
+        raise pytest.UsageError(f"--golden-dir {where} is not a directory")
     if not names(where) & names(GOLDEN):
         found = ", ".join(sorted(names(where))) or "no .json at all"
         raise pytest.UsageError(
@@ -61,13 +61,13 @@ def use(where: Path) -> None:
 
 
 def not_checked() -> list[str]:
-    """The files of our layout that another directory does not have."""
+    """The names of our golden files that the directory in use does not have."""
     return sorted(names(GOLDEN) - names(directory))
 
 
 @functools.cache
 def load(name: str) -> tuple[Case, ...]:
-    """The cases of one golden file; none where another directory does not have it."""
+    """The cases of one golden file; none if the directory in use does not have it."""
     path = directory / f"{name}.json"
     if directory != GOLDEN and not path.exists():
         return ()
@@ -75,7 +75,7 @@ def load(name: str) -> tuple[Case, ...]:
 
 
 def read(path: Path) -> tuple[Case, ...]:
-    """The cases of a file: a list of objects, each with an id and not one twice."""
+    """Read the cases of a file; UsageError unless they are a list of objects that have an id."""
     try:
         record = json.loads(path.read_text())
     except ValueError as error:
@@ -95,11 +95,11 @@ def read(path: Path) -> tuple[Case, ...]:
 
 
 def _unsound(path: Path, why: str) -> pytest.UsageError:
-    return pytest.UsageError(f"{path} is no golden file: {why}")
+    return pytest.UsageError(f"{path} is not a golden file: {why}")
 
 
 def beside(name: str, key: str) -> tuple[Case, ...]:
-    """What a golden file holds beside its cases; nothing where another directory does not have it."""
+    """Read another key of a golden file than its cases; empty if the directory in use does not have it."""
     if not load(name):
         return ()
     path = directory / f"{name}.json"
@@ -110,7 +110,7 @@ def beside(name: str, key: str) -> tuple[Case, ...]:
 
 
 def _without_inputs(path: Path, record: Case) -> list[Case]:
-    """PRIME-RL's files: results of sequences and of packs, whose inputs are in a file of their own."""
+    """Read a file of PRIME-RL: results of sequences and of packs, whose inputs are in another file."""
     try:
         single = [{"id": f"{r['case']}-{r['fn']}", **r} for r in record["per_sequence"]]
         return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
@@ -119,7 +119,7 @@ def _without_inputs(path: Path, record: Case) -> list[Case]:
 
 
 def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:
-    """Run a test, as `case`, on the cases of `golden/NAME.json` that `where` selects by their parameters."""
+    """Parametrize a test by `case`: those of `golden/NAME.json` that `where` selects."""
     cases = [pytest.param(case, id=f"{name}-{case_id(case)}") for case in load(name) if reads(where, case)]
     if not cases and directory != GOLDEN:
         cases = [pytest.param(None, id=name, marks=pytest.mark.skip(f"{directory} has no such case"))]
@@ -132,7 +132,7 @@ def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Calla
 
 
 def reads(where: Callable[[Case], bool], case: Case) -> bool:
-    """Whether a claim reads a case: also one that lacks what it is selected by, so that the claim fails."""
+    """Whether a test reads a case. It reads one without the key that selects it too, and then fails."""
     try:
         return where(case)
     except KeyError:
@@ -140,7 +140,7 @@ def reads(where: Callable[[Case], bool], case: Case) -> bool:
 
 
 def _named(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
-    """The test, whose failures begin with the file and the case."""
+    """The test, with the file and the case at the beginning of its failures."""
 
     @functools.wraps(test)
     def named(*args: Any, case: Case, **kwargs: Any) -> None:
@@ -157,23 +157,23 @@ def _named(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def names(where: Path) -> set[str]:
-    """Every golden file below a directory, as `claim` names it."""
+    """The names of the golden files below a directory, as `claim` takes them."""
     return {path.relative_to(where).with_suffix("").as_posix() for path in where.rglob("*.json")}
 
 
 def unclaimed(name: str) -> list[Case]:
-    """The cases of a file that no claim reads."""
+    """The cases of a file that no test reads."""
     claims = CLAIMS.get(name, [])
     return [case for case in load(name) if not any(reads(claim.where, case) for claim in claims)]
 
 
 def dtype(case: Case) -> torch.dtype:
-    """The precision of the recording: float64 where the case does not name one."""
+    """The dtype of a recording: float64 unless the case names one."""
     return getattr(torch, case.get("dtype", "torch.float64").removeprefix("torch."))
 
 
 def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Nested lists as a tensor; the files write non-finite numbers as "nan", "inf", "-inf"."""
+    """Convert nested lists to a tensor; the files have "nan", "inf" and "-inf" for those numbers."""
     return torch.tensor(_numbers(values), dtype=dtype)
 
 
@@ -184,5 +184,5 @@ def _numbers(values: Any) -> Any:
 
 
 def case_id(case: Case) -> str:
-    """A test id that says which record failed."""
+    """The id of a case in the names of tests."""
     return f"{case['id']}" + (f"-{case['edge']}" if case.get("edge") else "")

@@ -1,4 +1,4 @@
-"""Second opinions on a divergence: plain Python loops, and how large the terms of its sum are."""
+"""Divergences in plain Python loops, and a bound on the terms of their sums."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,11 +1,12 @@
-"""Proof of power: plants bugs one at a time in a copy of this repository; the suite must kill each.
+"""Mutation tests: plant one bug at a time in a copy of this repository; its tests must then fail.
 
 `nox -s planted_bugs`, or `python -m parity_tests.support.planted_bugs [--only WORD] [--write]`. A bug is
-killed if the named tests fail on it, having passed without it. One that crashes, or that hangs, proves
-nothing and counts as survived. `--write` puts the table into README.md.
+killed if the named tests fail with it and pass without it. A bug that crashes or hangs proves nothing and
+counts as survived. `--write` puts the table of bugs into README.md.
 """
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -29,21 +30,39 @@ START, END = "<!-- planted bugs -->", "<!-- end of planted bugs -->"
 LEFT_OUT = (".*", "build", "demo_out", "*.egg-info", "__pycache__")
 CRASHES = ("AttributeError", "ImportError", "IndexError", "ModuleNotFoundError", "NameError", "RuntimeError")
 CRASHES += ("SyntaxError", "TypeError", "jaxtyping.TypeCheckError")
-LIMIT_S = 120  # of one run, of which a bug may have made an endless one
+LIMIT_S = 900  # for the tests of one bug, which may make a loop endless
 
 
 class Bug(NamedTuple):
-    """An edit of one place, and the tests that must see it."""
+    """A wrong edit of one definition, and the tests that must fail with it.
+
+    `place` names the definition: "kernels/kl.py::k2", "FILE::Class::method" or "FILE::CONSTANT". `right` must
+    occur exactly once in it; `wrong` replaces it. The tests are below parity_tests/.
+    """
 
     name: str
-    file: str
+    place: str
     right: str
     wrong: str
     tests: str
 
+    @property
+    def file(self) -> str:
+        """The file of the place, from the root of the repository."""
+        return self.place.split("::")[0]
+
+    def planted(self, source: str) -> str:
+        """The source of the file with the bug in it; ValueError if the place or the text is gone."""
+        lines = source.splitlines(keepends=True)
+        start, end = definition(source, self.place)
+        body = "".join(lines[start:end])
+        if (count := body.count(self.right)) != 1:
+            raise ValueError(f"{self.place} has this text {count} times, expected once: {self.right!r}")
+        return "".join([*lines[:start], body.replace(self.right, self.wrong), *lines[end:]])
+
 
 class Verdict(NamedTuple):
-    """What became of a bug: the first test that failed, or why it does not count."""
+    """The result for a bug: the first test that failed, or why the bug does not count as killed."""
 
     bug: Bug
     killer: str | None
@@ -51,25 +70,45 @@ class Verdict(NamedTuple):
 
 
 def bugs() -> list[Bug]:
-    """Those of planted_bugs.json, which keeps code that is wrong on purpose out of the linter's sight."""
+    """Read planted_bugs.json. It is JSON so that the linter does not see code that is wrong on purpose."""
     rows = json.loads((Path(__file__).parent / "planted_bugs.json").read_text())
     return [Bug(**row) for row in rows]
 
 
+def definition(source: str, place: str) -> tuple[int, int]:
+    """The first line of a definition, decorators included, counted from 0, and the line after its last."""
+    node: ast.AST = ast.parse(source)
+    for name in place.split("::")[1:]:
+        named = [child for child in ast.iter_child_nodes(node) if name in names(child)]
+        if len(named) != 1:
+            raise ValueError(f"{place}: {len(named)} definitions of {name}, expected one")
+        (node,) = named
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return first - 1, node.end_lineno
+
+
+def names(node: ast.AST) -> list[str]:
+    """What a statement defines: a function, a class, or the variables that it assigns."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
 def copy(to: Path) -> Path:
-    """The working tree without what is built or hidden; the links inside the package stay links."""
+    """Copy the working tree without hidden files and build outputs; the links of the package stay links."""
     return Path(shutil.copytree(ROOT, to, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT)))
 
 
-def start(where: Path, tests: str, log: Path) -> int:
-    """Pytest on a copy, in a child; its process id. Torch is imported here already: a bug takes a second."""
+def start(where: Path, tests: str, log: Path, limit: int = LIMIT_S) -> int:
+    """Run pytest on a copy in a forked child and return its process id. The child has torch imported."""
     sys.stdout.flush()
     if pid := os.fork():
         return pid
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    signal.alarm(LIMIT_S)
+    signal.alarm(limit)  # 0 is none
     os.chdir(where)
     os.environ.update(CI="1", COLUMNS="300")  # the same examples each time; a reason is not cut short
     sys.modules.pop("parity_tests", None)
@@ -83,17 +122,15 @@ def start(where: Path, tests: str, log: Path) -> int:
 
 
 def plant(bug: Bug, where: Path) -> str:
-    """Edit the copy; the text to put back. Raises ValueError unless there is just one such place."""
+    """Plant the bug in the copy and return the sound text of its file."""
     path = where / bug.file
     sound = path.read_text()
-    if sound.count(bug.right) != 1:
-        raise ValueError(f"{bug.file} has {sound.count(bug.right)} places like that, wanted 1")
-    path.write_text(sound.replace(bug.right, bug.wrong))
+    path.write_text(bug.planted(sound))
     return sound
 
 
 def judge(bug: Bug, status: int, output: str) -> Verdict:
-    """What a child's exit and its output say of the bug it had."""
+    """Judge a bug by the exit status and the output of its tests."""
     if os.WIFSIGNALED(status):
         return Verdict(bug, None, f"ended by signal {os.WTERMSIG(status)}: longer than {LIMIT_S} s?")
     failed = re.search(r"^FAILED parity_tests/(\S+\.py::\w+).*?(?: - (.*))?$", output, re.MULTILINE)
@@ -105,7 +142,7 @@ def judge(bug: Bug, status: int, output: str) -> Verdict:
 
 
 def hunt(chosen: list[Bug], copies: list[Path]) -> list[Verdict]:
-    """Plant each bug, run its tests, take it out again; as many at a time as there are copies."""
+    """Plant each bug, run its tests and remove it; as many bugs at a time as there are copies."""
     waiting, running, verdicts = list(chosen), {}, {}
 
     def report(verdict: Verdict) -> None:
@@ -115,14 +152,8 @@ def hunt(chosen: list[Bug], copies: list[Path]) -> list[Verdict]:
 
     while waiting or running:
         while waiting and copies:
-            bug = waiting.pop(0)
-            try:
-                sound = plant(bug, copies[-1])
-            except ValueError as error:
-                report(Verdict(bug, None, str(error)))
-                continue
-            where = copies.pop()
-            log = where.with_suffix(".log")
+            bug, where = waiting.pop(0), copies.pop()
+            sound, log = plant(bug, where), where.with_suffix(".log")
             running[start(where, bug.tests, log)] = bug, where, sound, log
         if running:
             pid, status = os.wait()
@@ -136,20 +167,24 @@ def hunt(chosen: list[Bug], copies: list[Path]) -> list[Verdict]:
 def main() -> int:
     """Print the table; status 1 unless every bug is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="bugs whose name, file or tests contain this")
+    parser.add_argument("--only", default="", help="bugs whose name, place or tests contain this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help="put the table into parity_tests/README.md")
     options = parser.parse_args()
     began = monotonic()
     torch.set_num_threads(1)  # before the first fork
-    chosen = [bug for bug in bugs() if options.only in f"{bug.name} {bug.file} {bug.tests}"]
+    chosen = [bug for bug in bugs() if options.only in f"{bug.name} {bug.place} {bug.tests}"]
     if not chosen:
         print(f"no bug contains {options.only!r}")
+        return 1
+    if gone := not_plantable(chosen):
+        print(f"{len(gone)} bugs cannot be planted; correct planted_bugs.json:", *gone, sep="\n")
         return 1
     with tempfile.TemporaryDirectory() as folder:
         copies = [copy(Path(folder, str(i))) for i in range(options.jobs)]
         log = Path(folder, "sound.log")
-        start(copies[0], " ".join(sorted({name for bug in chosen for name in bug.tests.split()})), log)
+        every_test = sorted({name for bug in chosen for name in bug.tests.split()})
+        start(copies[0], " ".join(every_test), log, limit=0)
         if os.wait()[1] != 0:
             print(f"the tests fail without any bug:\n{log.read_text()[-3000:]}")
             return 1
@@ -161,9 +196,20 @@ def main() -> int:
     return 0 if killed == len(verdicts) else 1
 
 
+def not_plantable(chosen: list[Bug]) -> list[str]:
+    """One sentence for each bug whose file, definition or text is gone."""
+    gone = []
+    for bug in chosen:
+        try:
+            bug.planted((ROOT / bug.file).read_text())
+        except (OSError, ValueError) as error:
+            gone.append(f"{bug.name}: {error}")
+    return gone
+
+
 def write(verdicts: list[Verdict]) -> None:
-    """Replace the table in the README."""
-    rows = [f"| {v.bug.name} | `{v.bug.file}` | `{v.killer}` |" for v in verdicts]
+    """Replace the table in README.md."""
+    rows = [f"| {v.bug.name} | `{v.bug.place}` | `{v.killer}` |" for v in verdicts]
     table = "\n".join(["| bug | planted in | killed by |", "|---|---|---|", *rows])
     before, rest = README.read_text().split(START)
     README.write_text(f"{before}{START}\n{table}\n{END}{rest.split(END)[1]}")

@@ -1,4 +1,4 @@
-"""What a real checkout of PRIME-RL is compared in: its own losses against ours behind its own custom door."""
+"""PRIME-RL's own losses beside ours with type "custom", as a checkout of it computes both."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -6,15 +6,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from composer_plugins.kernels.types import Metric, TokenLoss
 from parity_tests.support.prime_rl_doubles import Pack, packed
 from parity_tests.support.prime_rl_live import Upstream, drawn_inputs
 
-OURS = "composer_plugins.adapters.prime_rl_loss.loss_fn"
+OURS = "composer_plugins.adapters.prime_rl_plugin.loss_fn"
+USERS = {"policy": f"{__name__}:users_loss", "policy_params": {"cap": 1.5}}
 Table = dict[str, Any]
 
 
 class Claim(NamedTuple):
-    """One of its losses with some options, and the table that makes ours that loss."""
+    """One of its losses with some options, and the kwargs with which ours is that loss."""
 
     name: str
     theirs: Table
@@ -37,6 +39,27 @@ def claims(upstream: Upstream) -> Iterator[Claim]:
         yield Claim("default, narrow", theirs, {"policy": "dppo_tv@prime-rl", "policy_params": ours})
     if upstream.version in {"v0.6.0", "v0.8.0"} and upstream.has("ipo"):
         yield Claim("ipo", {"type": "ipo"}, {"policy": "ipo@prime-rl"})
+
+
+def without_a_mask(upstream: Upstream) -> Iterator[Claim]:
+    """Bounds above 1, which a difference of probabilities never reaches: PRIME-RL's own tests set 10.0."""
+    if upstream.version == "v0.5.0":
+        theirs, policy = {"ipo_mask_low": 10.0, "ipo_mask_high": 10.0}, "ipo@prime-rl<0.6"
+    elif upstream.version != "v0.4.0" and upstream.has("default"):
+        theirs, policy = {"dppo_mask_low": 10.0, "dppo_mask_high": 10.0}, "dppo_tv@prime-rl"
+    else:
+        return
+    ours = {"policy": policy, "policy_params": {"tv_low": 10.0, "tv_high": 10.0}}
+    yield Claim("default, no mask", theirs, ours)
+
+
+def users_loss(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, cap: float
+) -> TokenLoss:
+    """A loss of a user's own, named by import path: REINFORCE with a capped ratio."""
+    ratio = torch.where(mask, logprobs.detach() - rollout_logprobs, 0.0).exp()
+    loss = torch.where(mask, -ratio.clamp(max=cap) * advantages * logprobs, 0.0)
+    return TokenLoss(loss, {"capped_frac": Metric(ratio > cap, mask)})
 
 
 def compared(upstream: Upstream, claim: Claim, pack: Pack, scale: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -103,7 +103,7 @@ def scale(generation: Generation, packs: Sequence[Pack]) -> int:
     """What every micro-batch of a step on one rank is divided by."""
     if generation.divides_by == "micro-batches":
         return len(packs)
-    return max(sum(int(live.sum()) for pack in packs for live in members(generation, pack)), 1)
+    return max(sum(int(mask.sum()) for pack in packs for mask in members(generation, pack)), 1)
 
 
 def members(generation: Generation, pack: Pack) -> list[Tensor]:

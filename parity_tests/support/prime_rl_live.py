@@ -135,10 +135,10 @@ def drawn_inputs(seed: int, length: int, *, spread: float) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(seed)
     policy = -0.02 - 4 * torch.rand(length, generator=g, dtype=torch.float64)
     rollout = (policy + spread * torch.randn(length, generator=g, dtype=torch.float64)).clamp(max=-1e-4)
-    credit = torch.randint(-2, 3, (1,), generator=g) * 0.7 + 0.1 * torch.randn(length, generator=g)
+    advantages = torch.randint(-2, 3, (1,), generator=g) * 0.7 + 0.1 * torch.randn(length, generator=g)
     return {
         "trainer_logprobs": policy,
         "inference_logprobs": rollout,
-        "advantages": credit.double(),
+        "advantages": advantages.double(),
         "loss_mask": torch.rand(length, generator=g) < 0.7,
     }

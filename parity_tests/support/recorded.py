@@ -1,25 +1,25 @@
-"""Recorded policy losses as inputs of a kernel, and what the recordings of verl and its forks say of it."""
+"""Recorded policy losses: the inputs for a kernel, and comparisons with the results of verl and its forks."""
 
 import torch
 from torch import Tensor
 
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_loss_parity, assert_parity
 from parity_tests.support.golden import Case
 
 
-def batch(case: Case, anchor: str = "old_log_prob") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logprobs, the policy they are compared with, advantages, mask."""
+def batch(case: Case, policy: str = "old_log_prob") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logprobs, those of the old (or the named) policy, advantages and mask."""
     logprobs = golden.tensor(case["log_prob"]).requires_grad_()
     mask = golden.tensor(case["response_mask"]).bool()
-    return logprobs, golden.tensor(case[anchor]), golden.tensor(case["advantages"]), mask
+    return logprobs, golden.tensor(case[policy]), golden.tensor(case["advantages"]), mask
 
 
 def assert_equals(case: Case, loss: Tensor, token_loss: Tensor, logprobs: Tensor) -> None:
-    """The reduced loss and its gradient in the log-probabilities are the recorded ones."""
+    """Assert that the reduced loss and its gradient in the log-probabilities are the recorded ones."""
     assert_loss_parity(
         loss,
         token_loss,
@@ -37,7 +37,7 @@ def assert_equals_verl(
     lower: Tensor | None = None,
     clamp: float | None = 20.0,
 ) -> None:
-    """The reduced loss, its gradient, and what verl logs: see `assert_verl_logs`."""
+    """Assert equality of the reduced loss, its gradient and the metrics of verl (`assert_verl_logs`)."""
     mask = golden.tensor(case["response_mask"]).bool()
     token_loss = ours.loss
     if case["rollout_is_weights"] is not None:

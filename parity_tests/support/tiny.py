@@ -175,11 +175,15 @@ def batch(made: Any) -> dict[str, Any]:
 
 def loss_and_gradient(made: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """`_compute_loss` on `inputs`, and its flat gradient."""
-    made.model.zero_grad()
     loss = made._compute_loss(made.model, inputs)
+    return loss.detach(), flat_gradient(made, loss)
+
+
+def flat_gradient(made: Any, loss: torch.Tensor) -> torch.Tensor:
+    """The gradient of `loss` in the parameters of the policy."""
+    made.model.zero_grad()
     loss.backward()
-    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
-    return loss.detach(), flat.clone()
+    return torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
 
 
 def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:

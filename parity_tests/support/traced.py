@@ -1,16 +1,16 @@
-"""What the compilers make of every kernel: one JSON line per catalogue row of a kind.
+"""Trace and compile every kernel; print one JSON line per row of the catalogue.
 
-    python -m parity_tests.support.traced policy
+    python -m parity_tests.support.traced
 
-Run as a program by `properties/test_traced.py`: under pytest jaxtyping checks every call at run time, and
-its wrappers are not for tracing.
+`properties/test_traced.py` runs this as a program, because jaxtyping's run-time checks under pytest cannot
+be traced.
 """
 
 import json
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,17 +18,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from parity_tests.support.make_inputs import Batch, Setting, draw, rows, settings, value
+from composer_plugins.testing.inputs import Batch, draw
+from composer_plugins.testing.settings import Setting, main_tensor, settings
+from parity_tests.support.every import row_id, rows
 
 
 def positional(setting: Setting, batch: Batch) -> tuple[Callable[..., Any], list[Tensor]]:
     """The kernel as a function of its tensors alone: parameters are constants of a traced graph."""
     names = [name for name, x in batch.items() if isinstance(x, Tensor)]
-    function = setting.bound({name: x for name, x in batch.items() if name not in names})
-    space: dict[str, Any] = {"function": function}
+    constants = {name: x for name, x in batch.items() if name not in names}
+    space: dict[str, Any] = {"function": partial(setting.loss.kernel(), **constants, **setting.params)}
     # fx wants the arguments by name: it makes none of *args.
-    optional = [f"{name}={name}" for name in names if name not in setting.row.needs]
-    call = ", ".join([*(name for name in setting.row.needs if name in names), *optional])
+    optional = [f"{name}={name}" for name in names if name not in setting.loss.needs]
+    call = ", ".join([*(name for name in setting.loss.needs if name in names), *optional])
     exec(f"def kernel({', '.join(names)}): return function({call})", space)
     return space["kernel"], [batch[name] for name in names]
 
@@ -36,7 +38,7 @@ def positional(setting: Setting, batch: Batch) -> tuple[Callable[..., Any], list
 def gradients(result: Any, inputs: list[Tensor]) -> list[Tensor]:
     """Of the sum, with respect to whatever asks for one."""
     wanted = [x for x in inputs if x.requires_grad]
-    return list(torch.autograd.grad(value(result).sum(), wanted)) if wanted else []
+    return list(torch.autograd.grad(main_tensor(result).sum(), wanted)) if wanted else []
 
 
 def same(ours: Any, eager: Any, inputs: list[Tensor]) -> None:
@@ -77,7 +79,7 @@ def report(setting: Setting) -> dict[str, str]:
     batch = draw(setting, tokens=5, dtype=torch.float32)
     for name in setting.trained:
         batch[name].requires_grad_()
-    checks = [compiled, fake, *([fx] if setting.row.kind == "policy" else [])]
+    checks = [compiled, fake, *([fx] if setting.loss.kind == "policy" else [])]
     failures = {}
     for check in checks:
         try:
@@ -88,19 +90,19 @@ def report(setting: Setting) -> dict[str, str]:
     return failures
 
 
-def main(kind: Any) -> None:
-    """Print {"row": name, "failures": {"setting: compiler": why}} for every row."""
+def main() -> None:
+    """Print {"row": id, "failures": {"setting: compiler": why}} for every row."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for row in rows(kind):
+    for row in rows():
         failures = {}
         try:
             for setting in settings(row, thorough=False):
                 failures |= {f"{setting.label}: {c}": why for c, why in report(setting).items()}
         except Exception as error:  # inputs that cannot be drawn, a kernel that cannot be imported
             failures[row.name] = f"{type(error).__name__}: {error}"
-        print(json.dumps({"row": row.name, "failures": failures}), flush=True)
+        print(json.dumps({"row": row_id(row), "failures": failures}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

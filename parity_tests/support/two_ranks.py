@@ -1,4 +1,4 @@
-"""Run under `accelerate launch`: the gradient of one step, per channel, into a file."""
+"""Run under `accelerate launch`: the gradient of the first step of every case, into a file."""
 
 import sys
 from typing import Any
@@ -7,19 +7,25 @@ import torch
 
 from parity_tests.support import tiny
 
-CHANNELS: dict[str, dict[str, Any]] = {
-    "policy": {},
-    "our policy": {"policy": "grpo"},
+POLICIES = ("grpo", "gspo", "dr_grpo", "dapo", "cispo", "luspo", "importance_sampling")
+CASES: dict[str, dict[str, Any]] = {
+    "TRL's own": {},
+    **{name: {"policy": name} for name in POLICIES},
     "hint": {"policy_weight": 0.0, "hint_weight": 1.0},
+    "hint, sampled token": {"policy_weight": 0.0, "hint_weight": 1.0, "hint_divergence": "sampled_token"},
     "replay": {"policy_weight": 0.0, "replay_weight": 1.0},
+    "replay, simpo": {"policy_weight": 0.0, "replay_weight": 1.0, "replay_loss": "simpo"},
     "all": {"policy": "grpo", "hint_weight": 0.7, "replay_weight": 0.3},
 }
 
 
-def first_gradients(loss_type: str, ranks: int) -> dict[str, torch.Tensor]:
-    """The gradient of the first step of every channel, on 16 rows shared among `ranks`."""
-    options = {"loss_type": loss_type, "per_device_train_batch_size": 16 // ranks}
-    return {name: tiny.gradients(tiny.trainer(**channel, **options))[0] for name, channel in CHANNELS.items()}
+def first_gradients(ranks: int) -> dict[str, torch.Tensor]:
+    """The gradient of the first step of every case, on 16 rows shared among `ranks`."""
+    size = 16 // ranks
+    return {
+        name: tiny.gradients(tiny.trainer(**case, per_device_train_batch_size=size))[0]
+        for name, case in CASES.items()
+    }
 
 
 if __name__ == "__main__":
@@ -27,7 +33,7 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     state = PartialState(cpu=True)
-    found = {loss_type: first_gradients(loss_type, state.num_processes) for loss_type in sys.argv[2:]}
+    found = first_gradients(state.num_processes)
     if state.is_main_process:
-        torch.save({"ranks": state.num_processes, "gradients": found}, sys.argv[1])
+        torch.save({"ranks": state.num_processes, **found}, sys.argv[1])
     state.destroy_process_group()

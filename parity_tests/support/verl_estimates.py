@@ -20,7 +20,7 @@ from parity_tests.support.verl_facts import FLOAT64, Rollouts, names, rollouts
 
 
 def placed(batch: Rollouts) -> Rollouts:
-    """The reward at the last live token, where a reward manager puts it, and an empty row by itself."""
+    """The reward at the last unmasked token, where a reward manager puts it, and an empty row by itself."""
     tokens = batch.mask.shape[1]
     last = (batch.mask * torch.arange(1, tokens + 1)).argmax(1, keepdim=True)
     at_last = torch.zeros(batch.mask.shape, dtype=FLOAT64).scatter(1, last, batch.rewards.unsqueeze(1))
@@ -123,7 +123,7 @@ def advantage_claim(row: Estimator) -> Claim:
         (ours, _) = asked(f"composer/{row.ours.partition('@')[0]}", config=config, **given)
         own = {"config": type("Config", (), {"gamma": gamma})} | row.options
         (theirs, returns) = asked(row.theirs, **given | own)
-        # Where the mask is False verl may leave something, and 0 / 0 in a group without a live token.
+        # Where the mask is False verl may leave something, and 0 / 0 in a group without an unmasked token.
         theirs = torch.where(batch.mask, theirs, 0.0)
         if row.whitened:
             terms = 2 * int(batch.mask.sum())

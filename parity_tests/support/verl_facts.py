@@ -18,8 +18,9 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from composer_plugins.catalogue import Kind, Loss, choose, of_kind
 from composer_plugins.plugins import losses
-from parity_tests.support.assertions import assert_loss_parity
-from parity_tests.support.strategies import seeds, with_junk
+from composer_plugins.testing.assertions import assert_loss_parity
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import seeds
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 FLOAT64 = torch.float64
@@ -58,7 +59,7 @@ def draw_mask(draw: st.DrawFn, g: torch.Generator, rows: int, tokens: int) -> Te
         live = {"all": 1.0, "holes": 0.7, "sparse": 0.2}[kind]
         mask = torch.rand(rows, tokens, generator=g) < live
     if not mask.any():
-        mask[-1, 0] = True  # of a batch without a live token verl has no loss: a test of its own
+        mask[-1, 0] = True  # of a batch without an unmasked token verl has no loss: a test of its own
     return mask
 
 
@@ -196,7 +197,7 @@ def rollouts(draw: st.DrawFn, min_group: int = 1) -> Rollouts:
     if draw(st.booleans(), label="rewards without ties"):
         rewards += torch.randn(rows, generator=g, dtype=FLOAT64)
     mask = draw_mask(draw, g, rows, tokens)
-    # At the last live token, where a reward manager puts it; of an empty row, at its first.
+    # At the last unmasked token, where a reward manager puts it; of an empty row, at its first.
     last = (mask * torch.arange(1, tokens + 1)).argmax(1, keepdim=True)
     token_rewards = torch.zeros(rows, tokens, dtype=FLOAT64).scatter(1, last, rewards.unsqueeze(1))
     return Rollouts(rewards, token_rewards, ids, mask)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from parity_tests.support.verl_wheels import PLUGIN, stub
+from parity_tests.support.verl_wheels import PLUGIN, TARGET, stub
 
 NODE = {"advantage": "grpo@verl", "policy": "grpo@verl"}
 NODE |= {"policy_params": {"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.2}}
@@ -31,7 +31,7 @@ COMMON = (
 OURS = (
     "algorithm.adv_estimator=composer",
     f"+algorithm.composer={NODE}".replace("'", ""),
-    f"{LOSS}._target_={PLUGIN}.config.ComposerPolicyLossConfig",
+    f"{LOSS}._target_={TARGET}",
     f"+{LOSS}.composer=${{algorithm.composer}}",
 )
 
@@ -182,14 +182,14 @@ def main(out: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import verl
-    said = [str(w.message) for w in caught if "composer" in f"{w.message} {w.filename}"]
+    messages = [str(w.message) for w in caught if "composer" in f"{w.message} {w.filename}"]
     loaded = PLUGIN in sys.modules
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_critic
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     registries = {"advantage": ADV_ESTIMATOR_REGISTRY, "policy": POLICY_LOSS_REGISTRY}
-    assert "composer" in ADV_ESTIMATOR_REGISTRY, said
+    assert "composer" in ADV_ESTIMATOR_REGISTRY, messages
     root = Path(verl.__file__).parent
     own, ours = configs(root), configs(root, *OURS)
     validate_config(config=ours, use_reference_policy=False, use_critic=need_critic(ours))
@@ -200,7 +200,7 @@ def main(out: str) -> None:
         "version": verl.__version__,
         "file": verl.__file__,
         "loaded": loaded,
-        "warnings": said,
+        "warnings": messages,
         "names": {k: sorted(n for n in r if n.startswith("composer")) for k, r in registries.items()},
         "unbound": {
             kind: unbound(r["composer"], {n: f for n, f in r.items() if not n.startswith("composer")})

@@ -10,8 +10,8 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_parts.fields import TOP_IDS, TOP_K, TOP_LOGPROBS, nested
-from composer_plugins.adapters.verl_parts.rules import channels
+from composer_plugins.adapters.verl_plugin.rules import parse_channels
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TOP_IDS, TOP_K, TOP_LOGPROBS, nested
 
 VOCABULARY = 300
 
@@ -52,7 +52,7 @@ class Model:
     """log pi of a token given the one before it, from a table; the workers' calls, through the queue."""
 
     def __init__(self, queue: Queue, seed: int) -> None:
-        self.queue, self.asked, self.told = queue, list[int](), list[dict[str, Any]]()
+        self.queue, self.asked, self.extra_infos = queue, list[int](), list[dict[str, Any]]()
         g = torch.Generator().manual_seed(seed)
         self.table = torch.randn(VOCABULARY, VOCABULARY, generator=g, dtype=torch.float64).log_softmax(-1)
         self._dispatch_info = {"actor": [0, 1]}
@@ -65,7 +65,7 @@ class Model:
     def compute_log_prob(self, meta: KVBatchMeta) -> None:
         """As verl's workers answer: per position of the whole sequence, of the token that follows."""
         self.asked.append(len(meta))
-        self.told.append(meta.extra_info)
+        self.extra_infos.append(meta.extra_info)
         data = self.queue.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id)
         ids = list(data["input_ids"].unbind())
         found = {"log_probs": nested([self.table[x, x.roll(-1)] for x in ids])}
@@ -82,7 +82,7 @@ class Model:
 
 
 def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
-    """What hint.py, replay.py and shares.py read of a trainer: two ranks, micro-batches of three."""
+    """What hint.py, replay.py and batch_layout.py read of a trainer: two ranks, micro-batches of three."""
     rollout = {
         "temperature": 1.0,
         "log_prob_use_dynamic_bsz": False,
@@ -100,7 +100,7 @@ def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
     }
     return SimpleNamespace(
         config=OmegaConf.create(config),
-        channels=channels(node),
+        channels=parse_channels(node),
         tokenizer=tokenizer,
         positions=512,
         columns=frozenset({"chosen", "rejected", "n_teachers_agreeing"}),

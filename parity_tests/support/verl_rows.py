@@ -8,14 +8,15 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils
 
-from composer_plugins.adapters.verl_parts.fields import FROM_LOGITS, nested
-from composer_plugins.adapters.verl_plugin.loss import PLANE, ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import PLANE, ComposerLoss
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 
 VOCABULARY = 7
 
 
 class Drawn(NamedTuple):
-    """Per row: what it says, the logits of each position, and the fields of the batch."""
+    """Per row: prompt and response, the logits of each position, and the fields of the batch."""
 
     prompts: list[Tensor]
     responses: list[Tensor]
@@ -30,13 +31,13 @@ def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
         [torch.randint(VOCABULARY, (n,), generator=g) for n in side] for side in zip(*lengths, strict=True)
     )
     logits = [torch.randn(p + r, VOCABULARY, generator=g, dtype=torch.float64) for p, r in lengths]
-    said = [spoken(x, p, r) for x, p, r in zip(logits, prompts, responses, strict=True)]
+    logprobs = [response_logprobs(x, p, r) for x, p, r in zip(logits, prompts, responses, strict=True)]
     masks = [(torch.rand(r, generator=g) < 0.8).long() for _, r in lengths]
     fields = {
         "response_mask": masks,
         "loss_mask": masks,
         "old_log_probs": [
-            (s + 0.1 * torch.randn(s.shape, generator=g, dtype=s.dtype)).clamp(max=0) for s in said
+            (s + 0.1 * torch.randn(s.shape, generator=g, dtype=s.dtype)).clamp(max=0) for s in logprobs
         ],
         "advantages": [
             torch.randn(1, generator=g, dtype=torch.float64).expand(r).contiguous() for _, r in lengths
@@ -45,31 +46,31 @@ def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
     return Drawn(prompts, responses, logits, fields)
 
 
-def spoken(logits: Tensor, prompt: Tensor, response: Tensor) -> Tensor:
+def response_logprobs(logits: Tensor, prompt: Tensor, response: Tensor) -> Tensor:
     """Log-probabilities of the response's tokens."""
     rows = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
     return torch.log_softmax(rows, -1).gather(-1, response.unsqueeze(-1)).squeeze(-1)
 
 
 def called(
-    loss: ComposerLoss, rows: Drawn, chosen: list[int], told: Mapping[str, Any], *, ranks: int = 1
+    loss: ComposerLoss, rows: Drawn, indices: list[int], extra: Mapping[str, Any], *, ranks: int = 1
 ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
-    """The loss of the chosen rows in one micro-batch of all, its gradient per row, and the metrics."""
-    logits = [rows.logits[i].clone().requires_grad_() for i in chosen]
-    ids = [torch.cat([rows.prompts[i], rows.responses[i]]) for i in chosen]
-    columns = {name: [values[i] for i in chosen] for name, values in rows.fields.items()}
+    """The loss of the indices rows in one micro-batch of all, its gradient per row, and the metrics."""
+    logits = [rows.logits[i].clone().requires_grad_() for i in indices]
+    ids = [torch.cat([rows.prompts[i], rows.responses[i]]) for i in indices]
+    columns = {name: [values[i] for i in indices] for name, values in rows.fields.items()}
     columns |= {
-        "prompts": [rows.prompts[i] for i in chosen],
-        "responses": [rows.responses[i] for i in chosen],
+        "prompts": [rows.prompts[i] for i in indices],
+        "responses": [rows.responses[i] for i in indices],
         "input_ids": ids,
     }
-    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=len(chosen))
+    data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=len(indices))
     tokens = int(sum(mask.sum() for mask in rows.fields["loss_mask"]))
     counts = {"dp_size": ranks, "batch_num_tokens": tokens, "global_batch_size": len(rows.prompts)}
-    tensordict_utils.assign_non_tensor(data, **counts, **told)
+    tensordict_utils.assign_non_tensor(data, **counts, **extra)
     packed = torch.cat(logits)
     output = {}
-    if told.get(FROM_LOGITS):
+    if extra.get(SHOW_LOGITS):
         output = {
             name: x.squeeze(0) for name, x in loss(student_logits=packed.unsqueeze(0), data=data).items()
         }

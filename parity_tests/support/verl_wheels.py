@@ -12,7 +12,8 @@ import torch
 
 from parity_tests.support.paths import ROOT
 
-PLUGIN = "composer_plugins.adapters.verl_plugin"
+PLUGIN = "composer_plugins.adapters.verl_plugin.register"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 FOLDERS = "VERL_WHEELS"  # a folder with one wheel unpacked in <version>/ each
 # What a version imports and the environment may lack, nothing of which is called here.
 STUBS = {

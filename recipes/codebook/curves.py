@@ -1,4 +1,4 @@
-"""The reward curves as a picture."""
+"""The picture of the reward curves."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from composer_plugins.recipes.codebook.options import CURVES_FILE, Channels, tit
 from composer_plugins.recipes.codebook.report import replace_file
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS: dict[Channels, str] = {
     ("rl",): "#555555",
     ("rl", "hint"): "#0072B2",
@@ -57,7 +57,7 @@ def name_lines(axes: Axes, labels: Sequence[tuple[float, str, str]], steps: int)
     heights = [height for height, _, _ in labels]
     for i in range(1, len(heights)):
         heights[i] = max(heights[i], heights[i - 1] + LABEL_DISTANCE)
-    # The highest may have been pushed out of the picture: then push back from the top.
+    # If the highest is now outside the picture, move them down from the top.
     ceiling = 1.0
     for i in reversed(range(len(heights))):
         heights[i] = min(heights[i], ceiling)

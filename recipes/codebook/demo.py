@@ -25,16 +25,16 @@ from composer_plugins.recipes.codebook.run import (
 def run_demo(
     channel_sets: list[Channels], seeds: list[int], settings: Settings, folder: Path, console: Console
 ) -> None:
-    """Run each set of channels with each seed; after every run, both files hold all runs so far.
+    """Run each set of channels with each seed; after every run, both files contain all runs so far.
 
-    On Ctrl-C says what is kept, and lets KeyboardInterrupt pass.
+    On Ctrl-C it prints what is kept, and raises KeyboardInterrupt again.
     """
     torch.set_num_threads(settings.threads)
     plan = [(channels, seed) for seed in seeds for channels in channel_sets]
     runs: list[Run] = []
     try:
         with quiet_libraries(), Progress(plan, settings.steps, console) as progress:
-            for channels, seed in plan:  # what TRL would refuse, it refuses before anything has run
+            for channels, seed in plan:  # an error of the config comes before the first run
                 trainer_config(channels, seed, settings, output_dir=str(folder))
             start = None
             for index, (channels, seed) in enumerate(plan):
@@ -47,7 +47,7 @@ def run_demo(
     except KeyboardInterrupt:
         if runs:  # once more: the last of them may have finished and not been saved
             save(runs, settings, folder)
-        say_what_is_kept(runs, len(plan), folder, console)
+        print_what_is_kept(runs, len(plan), folder, console)
         raise
     console.print(results_table(runs, draws_bars=not console.options.ascii_only))
     console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
@@ -59,14 +59,14 @@ def save(runs: list[Run], settings: Settings, folder: Path) -> None:
     draw_curves(folder, runs)
 
 
-def say_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Console) -> None:
-    """The last words of a demo that was interrupted."""
+def print_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Console) -> None:
+    """Print the results of a demo that was interrupted."""
     if not runs:
         console.print("interrupted before the first run had finished: nothing was written")
         return
     console.print(results_table(runs, draws_bars=not console.options.ascii_only))
     console.print(
-        f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} hold "
+        f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} contain "
         f"the {len(runs)} of {planned} runs that had finished",
         soft_wrap=True,
     )
@@ -74,9 +74,9 @@ def say_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Conso
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep the libraries' warnings and remarks off the screen; errors still pass."""
+    """Hide the warnings and log lines of the libraries; errors are still shown."""
     verbosity = transformers.logging.get_verbosity()
-    loggers = [logging.getLogger(name) for name in ("trl", "matplotlib")]
+    loggers = [logging.getLogger(name) for name in ("composer_plugins", "trl", "matplotlib")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

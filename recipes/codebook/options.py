@@ -1,4 +1,7 @@
-"""What a demo runs: the channels, and the one setting that all of its runs share. Loads no torch."""
+"""The options of a demo: the channels, the seeds, and the settings that all of its runs share.
+
+Importing this module loads no torch.
+"""
 
 import tempfile
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ Channels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a demo share: only their channels and their seed tell two of them apart."""
+    """What all runs of a demo share. Runs differ in their channels and their seed only."""
 
     steps: int = 250
     teacher: str = "base"
@@ -33,7 +36,7 @@ class Settings:
     replay_beta: float = 0.5
 
     def __post_init__(self) -> None:
-        # Here and not only in the trainer's config: these errors need no torch, and so come at once.
+        # The trainer's config checks this too, but only after torch is loaded.
         ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, untouched="trl")
 
 
@@ -48,7 +51,7 @@ def parse_seeds(texts: Iterable[str]) -> list[int]:
     seeds = [text.strip() for item in texts for text in item.split(",")]
     for text in seeds:
         if not (text.isascii() and text.isdigit() and int(text) < 2**32):
-            raise ConfigError(f"seed {text!r}: wanted a whole number below 2**32, as in --seeds 0,1,2")
+            raise ConfigError("--seeds", f"it has {text!r}", "set whole numbers below 2**32: --seeds 0,1,2")
     return list(dict.fromkeys(map(int, seeds)))
 
 
@@ -69,17 +72,16 @@ def make_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(
-            f"--out {folder} cannot be written ({error.strerror}): name a folder that can be created"
-        ) from None
+        problem = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError("--out", problem, "name a folder that can be created") from None
     for name in FILES:
         if (folder / name).is_dir():
-            raise ConfigError(f"--out {folder}: {name} in it is a folder, and would be a file: name another")
+            raise ConfigError("--out", f"{name} in {folder} is a folder, not a file", "name another folder")
 
 
 def _channels(text: str) -> Channels:
     names = [name.strip().lower() for name in text.split("+")]
     for name in names:
         if name not in CHANNELS:
-            raise unknown("channel", name, CHANNELS)
+            raise unknown("--channels", name, CHANNELS, noun="channel")
     return tuple(channel for channel in CHANNELS if channel in names)

@@ -1,4 +1,4 @@
-"""What a demo shows while it runs: a live table on a terminal, plain lines anywhere else."""
+"""The progress of a demo: a live table on a terminal, plain lines anywhere else."""
 
 import time
 
@@ -13,7 +13,7 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 24
 PLAIN_LINES_PER_RUN = 5
 
-# The seconds of a step, where one of RL alone is 1: each channel adds forward passes (measured).
+# What each channel adds to the time of a step; a step of RL alone takes 1 (measured).
 HINT_COST, REPLAY_COST = 0.5, 1.0
 
 
@@ -26,7 +26,7 @@ def sparkline(rewards: list[float], steps: int, width: int) -> str:
 
 
 class Progress:
-    """Follows the planned runs in their order; a context in which the live table stands."""
+    """Shows the planned runs in their order. As a context manager it shows the live table."""
 
     def __init__(self, plan: list[tuple[Channels, int]], steps: int, console: Console) -> None:
         self.plan, self.steps, self.console = plan, steps, console
@@ -53,7 +53,7 @@ class Progress:
             self.live.stop()
 
     def warm_up(self, seed: int) -> None:
-        """A new seed's model is being taught the format."""
+        """The warm-up of a new seed's model begins."""
         self.phase = f"seed {seed}: warming up the model (it learns the format, and no answer)"
         if not self.live:
             self.console.print(self.phase)
@@ -71,13 +71,13 @@ class Progress:
             self.console.print(f"{name}: step {step} of {self.steps}, reward {reward:.2f}, {left}")
 
     def name(self, index: int) -> str:
-        """A planned run as a reader would name it."""
+        """The name of a planned run in the table."""
         channels, seed = self.plan[index]
         several_seeds = any(other != seed for _, other in self.plan)
         return title_of(channels) + (f", seed {seed}" if several_seeds else "")
 
     def time_left(self) -> str:
-        """The time that the steps to come take at the speed of those done."""
+        """The time that the remaining steps take at the speed of the finished ones."""
         costs = [
             1.0 + HINT_COST * ("hint" in channels) + REPLAY_COST * ("replay" in channels)
             for channels, _ in self.plan
@@ -90,7 +90,7 @@ class Progress:
         return f"{minutes} min {seconds} s left" if minutes else f"{seconds} s left"
 
     def picture(self) -> Group:
-        """The live table as it stands now, a row for each planned run, and what is left below it."""
+        """The live table: a row for each planned run, and the time left below."""
         table = Table.grid(padding=(0, 2))
         width = min(CURVE_WIDTH, self.steps)
         for index, rewards in enumerate(self.rewards):

@@ -1,4 +1,4 @@
-"""What a demo leaves behind: results.json, and the table it ends with."""
+"""The results of a demo: results.json, and the table that it prints at the end."""
 
 import json
 import os
@@ -23,17 +23,17 @@ from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
 CURVE_WIDTH = 14
 
 DEFINITIONS = {
-    "rewards": "of each step: the mean over its completions, sampled at temperature 1 without a hint, of the "
-    "fraction of digits that are right",
-    "start_reward": "the first step's, whose completions are sampled before the first update",
-    "final_reward": f"the mean of the last {FINAL_STEPS} steps'",
+    "rewards": "for each step the fraction of right digits, a mean over the step's completions, which are "
+    "sampled at temperature 1 without a hint",
+    "start_reward": "the reward of the first step, whose completions are sampled before the first update",
+    "final_reward": f"the mean reward of the last {FINAL_STEPS} steps",
     "greedy": "the same score of the most likely answer to each of the prompts, without a hint",
     "timing": "seconds; the only part that differs between two runs of one command on one machine",
 }
 
 
 def results(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
-    """All that results.json says. No paths, dates or names of machines; times stand under "timing"."""
+    """The content of results.json. It has no paths, dates or names of machines; times are under "timing"."""
     return {
         "task": {
             "name": "codebook",
@@ -72,19 +72,20 @@ def write_results(folder: Path, runs: Sequence[Run], settings: Settings) -> None
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make the file under another name, then rename it: a reader sees the old or the new one."""
+    """Replace a file at once: `write` makes it under another name, and then it is renamed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         write(partial)
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); what it held is kept") from None
+        problem = f"{path} cannot be written ({error.strerror}), and keeps what it held"
+        raise ConfigError("--out", problem, "name a folder that can be written") from None
     finally:
         partial.unlink(missing_ok=True)
 
 
 def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
-    """The table that a demo ends with; 80 columns hold it."""
+    """The table that a demo prints at the end. It fits 80 columns."""
     several_seeds = any(run.seed != runs[0].seed for run in runs)
     title = "What each channel of the loss adds: codebook task"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

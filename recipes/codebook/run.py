@@ -1,4 +1,4 @@
-"""One run: the codebook task through the real ComposerGRPOTrainer, with some of its channels on."""
+"""One run: training on the codebook task with ComposerGRPOTrainer and some of its channels."""
 
 import copy
 import tempfile
@@ -23,7 +23,7 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Start:
-    """Where all runs of one seed start from: a codebook, and a model that knows the format and no answer."""
+    """What all runs of one seed start from: a codebook, and a model that knows the format and no answer."""
 
     seed: int
     rows: list[dict[str, Any]]
@@ -33,7 +33,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves: the mean reward of every step's completions, and accuracies without a hint."""
+    """The results of a run: the mean reward of every step's completions, and accuracies without a hint."""
 
     channels: Channels
     seed: int
@@ -44,12 +44,12 @@ class Run:
 
     @property
     def start_reward(self) -> float:
-        """The first step's reward: its completions are sampled before the first update."""
+        """The reward of the first step, whose completions are sampled before the first update."""
         return self.rewards[0]
 
     @property
     def final_reward(self) -> float:
-        """The mean of the last steps' rewards."""
+        """The mean reward of the last steps."""
         last = self.rewards[-FINAL_STEPS:]
         return sum(last) / len(last)
 
@@ -82,7 +82,7 @@ def trainer_config(channels: Channels, seed: int, settings: Settings, output_dir
         lr_scheduler_type="constant",
         seed=seed,
         logging_steps=1,
-        # A model this small is fastest on one CPU core in float32, and nothing of the run is kept.
+        # A model this small is fastest on one CPU core in float32. No checkpoint is saved.
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -115,14 +115,14 @@ def train(channels: Channels, start: Start, settings: Settings, on_step: OnStep)
 
 
 class RewardRecorder(TrainerCallback):
-    """Keeps the reward that TRL logs at every step, and passes it on."""
+    """Keeps the reward that TRL logs at every step, and calls `on_step` with it."""
 
     def __init__(self, on_step: OnStep) -> None:
         self.rewards: list[float] = []
         self.on_step = on_step
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
-        """Called by the trainer; its last log, the summary of the training, has no reward."""
+        """Called by the trainer at every log. The last one, a summary of the training, has no reward."""
         if "reward" in logs:
             self.rewards.append(float(logs["reward"]))
             self.on_step(state.global_step, self.rewards[-1])

@@ -1,12 +1,12 @@
-"""The codebook task: learn by heart which two digits belong to each letter.
+"""The codebook task: learn which two digits belong to each letter.
 
-The prompt is ``b?``, the right completion ``47`` and an end of sequence. The codebook is drawn at random,
-so it can only be learnt from three signals, and those are the composer loss's three channels:
+The prompt is ``b?``, the right completion ``47`` and an end of sequence. The codebook is drawn at random.
+So a model can learn it only from the signals of the three channels:
 
-- reward: the fraction of digits that are right, of an answer that the model itself has sampled;
-- hint: ``[47]`` behind the prompt. The model can copy a hint before training, and knows no answer without;
-- replay: pairs (better, worse) of answers given by simulated teachers of different skill, ordered by the
-  same verifier that gives the reward.
+- reward: the fraction of right digits in an answer that the model has sampled;
+- hint: ``[47]`` after the prompt. Before training the model can copy a hint, and knows no answer without it;
+- replay: pairs (better, worse) of answers by simulated teachers of different skill, ordered by the
+  verifier that gives the reward.
 
 The model is a Qwen3 of 77 thousand parameters, made from scratch: nothing is downloaded.
 """
@@ -77,9 +77,9 @@ def warm_up(
     steps: int = 300,
     batch_size: int = 64,
 ) -> None:
-    """Supervised steps that teach the format and how to copy a hint, and nothing of any codebook.
+    """Supervised steps that teach the format and how to copy a hint, and nothing about any codebook.
 
-    The answers are drawn afresh for every row, so without a hint the best to be learnt is to guess.
+    The answers are drawn anew for every row, so without a hint the model can only learn to guess.
     """
     draw = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -102,7 +102,7 @@ def warm_up(
 
 
 def score(text: str, answer: str) -> float:
-    """The verifier: the fraction of digits that are right and in their place; 0 for a wrong length."""
+    """The verifier: the fraction of digits that are right at their place; 0 for a wrong length."""
     if len(text) != len(answer):
         return 0.0
     return sum(a == b for a, b in zip(text, answer, strict=True)) / len(answer)
@@ -111,9 +111,9 @@ def score(text: str, answer: str) -> float:
 def codebook_reward(
     completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
 ) -> list[float]:
-    """TRL's form of the verifier. A completion that does not end scores 0.
+    """The verifier as a reward function of TRL's. A completion without an end of sequence scores 0.
 
-    TRL strips the end of sequence from the text, so whether there was one is read from the token ids.
+    TRL strips the end of sequence from the text, so it is looked for in the token ids.
     """
     return [
         score(text, right) if ids[-1] == EOS_ID else 0.0
@@ -141,9 +141,9 @@ def codebook_rows(seed: int) -> list[dict[str, Any]]:
 
 
 def replayed_pairs(answer: str, draw: random.Random) -> dict[str, list[Any] | None]:
-    """Let every teacher answer once; pair the best trace with each that the verifier scores lower.
+    """Let every teacher answer once; pair the best trace with each that scores lower.
 
-    ``n_teachers_agreeing`` counts the teachers that gave the best trace. Where no teacher knew the answer,
+    ``n_teachers_agreeing`` counts the teachers that gave the best trace. If no teacher knew the answer,
     the best trace is wrong too.
     """
     traces = [

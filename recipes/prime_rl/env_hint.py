@@ -1,7 +1,8 @@
-"""reverse-text with a hint: each completion is scored by the policy's own server, the answer in its prompt.
+"""reverse-text with a hint: the policy's own server scores each completion with the answer in its prompt.
 
-A verifiers taskset, to be found as the module `env_hint`: `PYTHONPATH=recipes/prime_rl`. A task is finalized
-when its completion is whole and before it is rewarded. Yours differs in `hint`, and in the taskset.
+A verifiers taskset, which PRIME-RL finds as the module `env_hint` (`PYTHONPATH=recipes/prime_rl`). A task is
+finalized when its completion is complete and before it is rewarded. For another task change `HINT` and the
+taskset.
 """
 
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any
 import verifiers.v1 as vf
 from reverse_text.taskset import ReverseTextConfig, ReverseTextData, ReverseTextTask, ReverseTextTaskset
 
-from composer_plugins.adapters.prime_rl_stamps import check_trace, stamp_reference
+from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference
 from composer_plugins.recipes.prime_rl.scoring import scores_of, server
 
 __all__ = ["HintTaskset"]
@@ -26,7 +27,7 @@ class HintTaskConfig(vf.TaskConfig):
 
 
 class HintConfig(ReverseTextConfig):
-    """Which rows, as reverse-text has it."""
+    """The options of reverse-text, and the teacher."""
 
     task: HintTaskConfig = HintTaskConfig()
 
@@ -35,7 +36,7 @@ class HintTask(ReverseTextTask, vf.Task[ReverseTextData, vf.State, HintTaskConfi
     """reverse-text's task and reward, with a teacher."""
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Stamp what the teacher, who sees the answer, would have given each sampled token."""
+        """Stamp the log-probabilities of the sampled tokens under the teacher, who sees the answer."""
         if not any(any(node.mask) for node in trace.nodes):
             return  # an evaluation's trace has no tokens
         model = self.config.teacher_model
@@ -53,7 +54,7 @@ class HintTaskset(ReverseTextTaskset, vf.Taskset[HintTask, HintConfig]):
 
 
 def system_tokens(model: str, text: str) -> list[int]:
-    """A system message alone, to stand before the conversation that was sampled."""
+    """The tokens of a system message, which are put before the conversation that was sampled."""
     renderer = renderer_of(model)
     tokens: list[int] = renderer.render_ids(
         [{"role": "system", "content": text}], add_generation_prompt=False

@@ -1,7 +1,8 @@
 """reverse-text in pairs: two completions of each task, the better one preferred to the worse.
 
-A verifiers environment, to be found as the module `env_replay`: `PYTHONPATH=recipes/prime_rl`. An episode is
-finalized when both completions are whole and rewarded. Equal rewards make no pair: those train by RL.
+A verifiers environment, which PRIME-RL finds as the module `env_replay` (`PYTHONPATH=recipes/prime_rl`). An
+episode is finalized when both completions are complete and rewarded. Equal rewards make no pair: those train
+by RL.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import asyncio
 import verifiers.v1 as vf
 from reverse_text.taskset import ReverseTextTaskset
 
-from composer_plugins.adapters.prime_rl_stamps import check_trace, stamp_reference, stamp_replay_pair
+from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.recipes.prime_rl.scoring import scores_of, server
 
 __all__ = ["PairEnv", "PairTaskset"]
@@ -37,7 +38,7 @@ class PairEnv(vf.Env[PairConfig]):
                 group.create_task(agents.agent.run(task))
 
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
-        """DPO's coefficient on both completions, from pi_ref's log-probabilities and the policy's."""
+        """Stamp DPO's coefficient on both completions, from log-probabilities of pi_ref and the policy."""
         if len(episode.traces) != 2 or not all(trace.ok for trace in episode.traces):
             return
         worse, better = sorted(episode.traces, key=lambda trace: trace.reward)

@@ -1,8 +1,8 @@
-"""What a teacher on PRIME-RL's inference server thinks of the tokens that the policy wrote.
+"""Log-probabilities of given tokens under a model on PRIME-RL's inference server.
 
     POST {url}/inference/v1/generate    {"model", "token_ids", "sampling_params": {"prompt_logprobs": 1}}
 
-is what PRIME-RL's own opd and opsd ask; one request scores a whole branch.
+This is the request of PRIME-RL's own opd and opsd. One request scores a whole branch.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ SECONDS = 300
 
 
 def server(url: str, model: str) -> Score:
-    """A function from token ids to the model's log-probability of each, 0.0 for the first."""
+    """Return a function from token ids to the model's log-probability of each, 0.0 for the first."""
 
     async def score(token_ids: list[int]) -> list[float]:
         return await asyncio.to_thread(_ask, f"{url.rstrip('/')}/inference/v1/generate", model, token_ids)
@@ -28,9 +28,9 @@ def server(url: str, model: str) -> Score:
 async def scores_of(trace: Any, score: Score, prefix: Sequence[int] = ()) -> list[tuple[Any, list[float]]]:
     """Each sampled node of `trace` with the teacher's log-probabilities of its sampled tokens.
 
-    `prefix` are tokens that stand before the conversation for the teacher alone: the hint. The completion
-    is scored as it was sampled, token by token; nothing is rendered again. A node in two branches is
-    scored in the first, which trains it.
+    `prefix` are tokens that only the teacher sees, before the conversation: the hint. The completion is
+    scored as it was sampled, token by token, and not rendered again. A node in two branches is scored in
+    the first one, which trains it.
     """
     scored: dict[int, tuple[Any, list[float]]] = {}
     for branch in trace.branches:
@@ -51,7 +51,7 @@ def _ask(url: str, model: str, token_ids: list[int]) -> list[float]:
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=SECONDS) as response:
         entries = json.load(response)["prompt_logprobs"]
-    # One entry per token: by id, as text, the token's own and the likeliest one's; none for the first.
+    # One entry per token, by id as text: the token's own and the most likely one's; None for the first.
     return [
         0.0 if entry is None else float(entry[str(token)]["logprob"])
         for token, entry in zip(token_ids, entries, strict=True)

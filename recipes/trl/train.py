@@ -3,8 +3,8 @@
     accelerate launch recipes/trl/train.py --config recipes/trl/three_channels.yaml
     accelerate launch recipes/trl/train.py --config recipes/trl/three_channels.yaml --hint_weight 0
 
-An option on the command line wins over the file. As it stands this trains the codebook task, on a CPU or a
-GPU. To train your own: copy both files, and let the three functions below return what is yours.
+An option on the command line overrides the file. Unchanged, this trains the codebook task on a CPU or a GPU.
+For your own training, copy both files and change the three functions below.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from composer_plugins.recipes.codebook.run import make_start
 
 def load_model(seed: int) -> dict[str, Any]:
     """Yours: {"model": "Qwen/Qwen3-0.6B"}; its tokenizer is loaded with it."""
-    torch.set_num_threads(1)  # the codebook task's model is too small for more
+    torch.set_num_threads(1)  # the model of the codebook task is too small for more
     start = make_start(seed)
     return {"model": start.model, "processing_class": start.tokenizer}
 
@@ -29,22 +29,22 @@ def load_dataset(seed: int) -> Dataset:
     """Yours: datasets.load_dataset("json", data_files="rows.jsonl", split="train"), with the columns
 
     prompt               a string, or messages
-    privileged_context   what the hint channel's teacher may see: a solution, feedback, an error message
-    chosen, rejected     replayed traces, the better and the worse: one pair, or lists of equal length
-    n_teachers_agreeing  optional: the pair's weight
+    privileged_context   the hint, for the teacher only: a solution, feedback, an error message
+    chosen, rejected     a better and a worse replayed completion: one pair, or lists of equal length
+    n_teachers_agreeing  optional: the weight of the pair
 
-    and whatever else the reward reads. None is legal in a row that has no hint or no pair.
+    and the columns that the reward reads. A row without a hint or a pair has None there.
     """
     return Dataset.from_list(task.codebook_rows(seed))
 
 
 def reward(completions: list[Any], **columns: Any) -> list[float]:
-    """Yours: any reward function of TRL's. The columns of the data set come by their names."""
+    """Yours: any reward function for TRL. It gets the columns of the data set by their names."""
     return task.codebook_reward(completions, **columns)
 
 
 def main() -> None:
-    """Train, save, and say how the reward moved."""
+    """Train, save the model, and print the first and the last reward."""
     (args,) = ComposerParser((ComposerGRPOConfig,)).parse_args_and_config()
     trainer = ComposerGRPOTrainer(
         **load_model(args.seed),

@@ -1,16 +1,16 @@
-"""What PRIME-RL's users can get wrong in `[trainer.loss.kwargs]`, and what tensors cannot be."""
+"""What can be wrong with `[trainer.loss.kwargs]` and with LossInputs, and how it is reported."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from composer_plugins.adapters import prime_rl_loss
-from composer_plugins.adapters.prime_rl_loss import cispo, loss_fn
-from composer_plugins.adapters.prime_rl_parts.config import parse
+from composer_plugins.adapters.prime_rl_plugin import cispo, loss, loss_fn, upstream
 from composer_plugins.bundled.adapters import PRIME_RL
-from composer_plugins.catalogue import of_kind
+from composer_plugins.catalogue import REQUIRED, of_kind
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.plugins import losses
 
@@ -28,87 +28,110 @@ def inputs(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for name, value in fields.items() if value is not ...})
 
 
+HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "mismatch": "icepop"}
+
+
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kwargs", "key", "said"),
     [
-        ({"hint_wieght": 0.1}, "unknown option 'hint_wieght': did you mean 'hint_weight'?"),
-        ({"policy": "dpo_tv"}, "unknown policy 'dpo_tv': did you mean 'dppo_tv'?"),
-        ({"policy": "dppo_tv@prime"}, "unknown dialect 'dppo_tv@prime'"),
+        ({"hint_wieght": 0.1}, "hint_wieght", "unknown option 'hint_wieght'; did you mean 'hint_weight'?"),
+        ({"policy": "dpo_tv"}, "policy", "did you mean 'dppo_tv'?"),
+        ({"policy": "dppo_tv@prime"}, "policy", "unknown dialect 'dppo_tv@prime'"),
+        ({"policy_params": {"tv_hihg": 0.1}}, "policy_params.tv_hihg", "did you mean 'tv_high'?"),
+        ({"policy_params": {"tv_high": "0.1"}}, "policy_params.tv_high", "'0.1'; set a finite number"),
+        ({"policy_params": 3}, "policy_params", "it is 3; set a valid dictionary"),
+        ({"hint_weight": "0.1"}, "hint_weight", "it is '0.1'; set a valid number"),
+        ({"hint_weight": True}, "hint_weight", "it is True; set a valid number"),
+        ({"hint_weight": -1.0}, "hint_weight", "it is -1.0"),
+        ({"hint_weight": float("nan")}, "hint_weight", "it is nan"),
+        ({"policy": "grpo"}, "policy", "needs old_logprobs, and PRIME-RL keeps only the rollout engine's"),
+        ({"policy": "grpo", "anchor": "old"}, "anchor", "'old'"),
+        ({"anchor": "rollout"}, "anchor", "policy 'dppo_tv@prime-rl' takes no old_logprobs; remove it"),
+        ({"policy": "clip_cov", "anchor": "rollout"}, "policy", "a statistic of the whole batch"),
+        ({"policy": "dppo_topk_tv"}, "policy", "needs topk_logprobs, rollout_topk_logprobs, which prime-rl"),
+        ({"mismatch": "tis"}, "mismatch", "would count twice"),
+        ({"policy": "grpo", "anchor": "rollout", "mismatch": "tis"}, "mismatch", "would count twice"),
+        ({"policy": "reinforce", "mismatch": "tsi"}, "mismatch", "did you mean 'tis'?"),
+        ({"policy": "reinforce", "mismatch": "mis"}, "mismatch_params.high", "no default"),
+        (ICEPOP | {"mismatch_params": {"normalise": True}}, "mismatch", "a statistic of the whole batch"),
+        (ICEPOP | {"mismatch_params": {"low": 6.0}}, "mismatch_params.low", "6 is above high, 5"),
+        ({"mismatch_params": {"cap": 2.0}}, "mismatch_params", "mismatch is not"),
+        (HINT | {"hint_divergence": "jsd"}, "hint_divergence", "needs student_logits, teacher_logits"),
+        (HINT | {"hint_estimator": "k4"}, "hint_estimator", "'k4'"),
+        (HINT | {"hint_estimator": "k2", "hint_params": {"estimator": "k3"}}, "hint_estimator", "set one"),
+        ({"hint_estimator": "k2"}, "hint_estimator", "hint_weight is 0, so no hint is learned"),
+        ({"hint_params": {}}, "hint_params", "hint_weight is 0, so no hint is learned"),
         (
-            {"policy_params": {"tv_hihg": 0.1}},
-            "unknown parameter of 'dppo_tv' 'tv_hihg': did you mean 'tv_high'?",
+            HINT | {"hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}},
+            "hint_params",
+            "they belong to a divergence",
         ),
-        ({"policy_params": {"tv_high": "0.1"}}, "'tv_high' is '0.1'; wanted a finite number"),
-        ({"policy_params": 3}, "policy_params is 3: input should be a valid dictionary"),
-        ({"hint_weight": "0.1"}, "hint_weight is '0.1': input should be a valid number"),
-        ({"hint_weight": True}, "hint_weight is True: input should be a valid number"),
-        ({"hint_weight": -1.0}, "hint_weight is -1.0"),
-        ({"hint_weight": float("nan")}, "hint_weight is nan"),
+        ({"hint_teacher": "ema"}, "hint_teacher", "whatever computed the reference"),
+        ({"replay_loss": "simpo"}, "replay_loss", "is DPO's; call stamps.stamp_replay_pair"),
         (
-            {"policy": "grpo"},
-            "policy 'grpo' needs old_logprobs, and PRIME-RL keeps only the rollout engine's",
+            HINT | {"policy": "opd", "hint_estimator": "advantage"},
+            "hint_estimator",
+            "learns from the reference",
         ),
-        ({"policy": "grpo", "anchor": "old"}, "unknown anchor 'old'"),
-        ({"anchor": "rollout"}, "policy 'dppo_tv' takes no old_logprobs: remove it"),
-        ({"policy": "clip_cov", "anchor": "rollout"}, "a statistic of the whole batch"),
-        (
-            {"policy": "dppo_topk_tv"},
-            "needs topk_logprobs, rollout_topk_logprobs, which PRIME-RL does not hand",
-        ),
-        ({"mismatch": "tis"}, "it would count twice"),
-        ({"policy": "grpo", "anchor": "rollout", "mismatch": "tis"}, "it would count twice"),
-        ({"policy": "reinforce", "mismatch": "tsi"}, "unknown mismatch 'tsi': did you mean 'tis'?"),
-        ({"policy": "reinforce", "mismatch": "mis"}, "mis has no default for high"),
-        (
-            {"policy": "reinforce", "mismatch": "tis", "mismatch_params": {"normalise": True}},
-            "a statistic of the whole batch",
-        ),
-        ({"mismatch_params": {"cap": 2.0}}, "without a mismatch: name one"),
-        ({"hint_weight": 1.0, "hint_divergence": "jsd"}, "hint_divergence = 'sampled_token'"),
-        ({"hint_weight": 1.0, "hint_estimator": "k4"}, "unknown hint_estimator 'k4'"),
-        (
-            {"hint_weight": 1.0, "hint_estimator": "k2", "hint_params": {"estimator": "k3"}},
-            "one option: set one of them",
-        ),
-        ({"hint_estimator": "k2"}, "hint_estimator without a hint_weight: no hint is learned"),
-        (
-            {"hint_weight": 1.0, "hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}},
-            "hint_params belong to a divergence",
-        ),
-        (
-            {"policy": "reinforce", "mismatch": "icepop", "mismatch_params": {"low": 6.0}},
-            "low 6 is above high 5",
-        ),
-        ({"hint_teacher": "ema"}, "hint_teacher is not decided in the loss"),
-        ({"replay_loss": "simpo"}, "replay_loss is not decided in the loss"),
-        ({"policy": "opd", "hint_weight": 1.0, "hint_estimator": "advantage"}, "has the hint for credit"),
+        ({"policy": f"{__name__}:unfed"}, "policy", "needs student_logits, which prime-rl does not provide"),
     ],
 )
-def test_a_table_that_means_nothing_is_refused_by_its_key(kwargs: dict[str, Any], message: str) -> None:
+def test_an_option_that_cannot_work_is_rejected_by_its_key(
+    kwargs: dict[str, Any], key: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         loss_fn(inputs(), **kwargs)
-    assert str(error.value).startswith("[trainer.loss.kwargs] ")
-    assert message in str(error.value)
+    assert error.value.key == f"trainer.loss.kwargs.{key}"
+    assert said in str(error.value)
+
+
+def unfed(logprobs: Any, student_logits: Any, mask: Any) -> Any: ...
 
 
 def test_a_named_function_takes_no_second_choice() -> None:
-    with pytest.raises(ConfigError, match="policy: cispo has chosen already"):
+    with pytest.raises(ConfigError, match="policy: the function cispo has chosen 'cispo' already; remove it"):
         cispo(inputs(), policy="grpo")
 
 
-def test_a_channel_that_these_inputs_cannot_carry_is_refused_at_the_first_call() -> None:
-    with pytest.raises(ConfigError, match="loss_weights, which PRIME-RL has since 0.7"):
+def test_a_channel_that_these_inputs_cannot_carry_is_rejected_at_the_first_call() -> None:
+    with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL 0.5 has no weights"):
         loss_fn(inputs(loss_weights=...), replay_weight=1.0)
-    with pytest.raises(ConfigError, match="neither ref_logprobs nor teacher_logprobs"):
+    with pytest.raises(ConfigError, match="PRIME-RL after 559b447 has no weights that carry"):
+        loss_fn(inputs(trainer_mask_logprobs=None), replay_weight=1.5)
+    with pytest.raises(DataError, match="there is no ref_logprobs and no teacher_logprobs"):
         loss_fn(inputs(ref_logprobs=...), hint_weight=0.25)
 
 
-def test_version_0_6_lets_no_teacher_run_beside_rl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prime_rl_loss, "installed", lambda: "0.6.0")
-    with pytest.raises(ConfigError, match=r"PRIME-RL 0.6 lets no teacher run beside RL"):
-        loss_fn(inputs(), hint_weight=0.125)
-    parse({}, "0.6.0")
-    parse({"hint_weight": 0.1}, "0.8.0")
+def test_version_0_6_allows_no_teacher_beside_rl(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = inputs(teacher_logprobs=None, ref_logprobs=..., loss_weights=...)
+    monkeypatch.setattr(upstream, "installed", lambda: "0.6.0")
+    with pytest.raises(ConfigError, match="hint_weight = 0.125 is set, and PRIME-RL 0.6 allows no teacher"):
+        loss_fn(older, hint_weight=0.125)
+    loss_fn(older, policy_weight=0.375)
+    monkeypatch.setattr(upstream, "installed", lambda: "0.5.1")
+    loss_fn(older, hint_weight=0.1875)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "warned"),
+    [
+        ({"policy": "gspo", "anchor": "rollout"}, "seq-mean-token-mean"),
+        ({"policy": "dr_grpo", "anchor": "rollout"}, "seq-mean-token-sum-norm"),
+        ({"policy": "gspo@trl", "anchor": "rollout"}, ""),  # a dialect was named: the user knows its upstream
+        ({"policy": "dapo", "anchor": "rollout"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_paper_that_reduces_otherwise_is_warned_of_once(
+    kwargs: dict[str, Any], warned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "_losses", {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss_fn(inputs(), **kwargs)
+        loss_fn(inputs(ref_logprobs=torch.zeros(3)), **kwargs)
+    assert [one.category for one in caught] == [ComposerWarning] * bool(warned)
+    assert all(f"published with the reduction {warned}" in str(one.message) for one in caught)
 
 
 @pytest.mark.parametrize(
@@ -116,26 +139,32 @@ def test_version_0_6_lets_no_teacher_run_beside_rl(monkeypatch: pytest.MonkeyPat
     [
         (
             {"trainer_logprobs": torch.tensor([-1, -2, -3])},
-            "trainer_logprobs is torch.int64; wanted floating",
+            "trainer_logprobs: it is torch.int64; pass a tensor of floating",
         ),
-        ({"loss_mask": torch.ones(3)}, "loss_mask is torch.float32; wanted booleans"),
-        ({"inference_logprobs": torch.zeros(4)}, r"inference_logprobs is \(4,\) and loss_mask \(3,\)"),
-        ({"advantages": torch.zeros(2)}, r"advantages is \(2,\)"),
-        ({"advantages": ...}, "LossInputs without advantages"),
-        ({"loss_weights": torch.ones(3, 1)}, r"loss_weights is \(3, 1\)"),
-        ({"loss_weights": [1.0, 1.0, 1.0]}, "loss_weights is list; wanted floating point"),
-        ({"ref_logprobs": torch.zeros(1)}, r"the reference is \(1,\)"),
-        ({"ref_logprobs": torch.zeros(3, dtype=torch.int64)}, "the reference is torch.int64"),
+        ({"loss_mask": torch.ones(3)}, "loss_mask: it is torch.float32; pass a tensor of booleans"),
+        (
+            {"inference_logprobs": torch.zeros(4)},
+            r"inference_logprobs: its shape is \(4,\), and that of loss_mask \(3,\)",
+        ),
+        ({"advantages": torch.zeros(2)}, r"advantages: its shape is \(2,\)"),
+        ({"advantages": ...}, "LossInputs: there is no advantages"),
+        ({"loss_weights": torch.ones(3, 1)}, r"loss_weights: its shape is \(3, 1\)"),
+        ({"loss_weights": [1.0, 1.0, 1.0]}, "loss_weights: it is list; pass a tensor of floating point"),
+        ({"ref_logprobs": torch.zeros(1)}, r"ref_logprobs: its shape is \(1,\)"),
+        ({"ref_logprobs": torch.zeros(3, dtype=torch.int64)}, "ref_logprobs: it is torch.int64"),
     ],
 )
-def test_tensors_of_another_kind_are_refused_at_the_first_call(changed: dict[str, Any], message: str) -> None:
+def test_tensors_of_another_type_are_rejected_at_the_first_call(
+    changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         loss_fn(inputs(**changed), policy_weight=0.5)  # a table of its own: nothing was seen yet
 
 
+@pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("where", ["trainer_logprobs", "inference_logprobs", "advantages"])
 @pytest.mark.parametrize("kwargs", [{}, {"policy": "gspo", "anchor": "rollout"}, {"policy": "ipo"}])
-def test_a_nan_at_a_live_token_surfaces_and_a_masked_one_does_nothing(
+def test_a_nan_at_an_unmasked_token_surfaces_and_a_masked_one_does_nothing(
     where: str, kwargs: dict[str, Any]
 ) -> None:
     nan = inputs()
@@ -155,9 +184,9 @@ def test_a_nan_at_a_live_token_surfaces_and_a_masked_one_does_nothing(
         assert masked.trainer_logprobs.grad[0] == 0 and masked.trainer_logprobs.grad.isfinite().all()
 
 
-def test_a_stream_that_comes_later_is_looked_at_when_it_comes() -> None:
+def test_a_stream_that_comes_later_is_checked_when_it_comes() -> None:
     loss_fn(inputs(), policy_weight=0.75)
-    with pytest.raises(DataError, match=r"the reference is \(1,\)"):
+    with pytest.raises(DataError, match=r"ref_logprobs: its shape is \(1,\)"):
         loss_fn(inputs(ref_logprobs=torch.zeros(1)), policy_weight=0.75)
 
 
@@ -165,7 +194,7 @@ def test_a_reference_that_rounds_above_0_is_a_reference() -> None:
     given = inputs(ref_logprobs=torch.tensor([0.0, 1e-6, -1.0]))
     out = loss_fn(given, hint_weight=0.1)
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1] != 0
-    assert out.metrics["composer/replay_fraction"] == 0 and out.metrics["composer/reference_fraction"] == 1
+    assert out.metrics["composer/replay/token_frac"] == 0 and out.metrics["composer/hint/token_frac"] == 1
 
 
 def test_a_nan_of_the_reference_surfaces() -> None:
@@ -183,17 +212,18 @@ def test_a_ratio_beyond_overflow_stays_finite() -> None:
         assert all(value.isfinite() for value in out.metrics.values())
 
 
+@pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("name", sorted(of_kind(losses(), "policy")))
 def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
     row = of_kind(losses(), "policy")[name]
     kwargs: dict[str, Any] = {"policy": name}
-    required = {n: p.example for n, p in row.parameters.items() if repr(p.default) == "required"}
+    required = {n: row.parameters[n].example for n, default in row.defaults.items() if default is REQUIRED}
     if required:
         kwargs["policy_params"] = required
     if "old_logprobs" in row.needs:
         kwargs["anchor"] = "rollout"
     if not PRIME_RL.runs(row):
-        with pytest.raises(ConfigError, match="does not hand over|whole batch"):
+        with pytest.raises(ConfigError, match="does not provide|whole batch"):
             loss_fn(inputs(), **kwargs)
         return
     given = inputs(ref_logprobs=torch.tensor([0.0, -0.7, -1.5]))

@@ -1,4 +1,4 @@
-"""`loss_fn` driven as each generation of PRIME-RL drives it: packing, padding, dummies, references."""
+"""`loss_fn` called as each generation of PRIME-RL calls it: packing, padding, dummies, references."""
 
 import math
 from functools import partial
@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from composer_plugins.adapters import prime_rl_loss
-from composer_plugins.adapters.prime_rl_loss import loss_fn
-from composer_plugins.adapters.prime_rl_parts import metrics as prime_rl_metrics
-from composer_plugins.adapters.prime_rl_parts.config import NAMED
+from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.prime_rl_plugin import loss as loss_module
+from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
+from composer_plugins.adapters.prime_rl_plugin.config import NAMED
 from composer_plugins.kernels.divergences import sampled_token
-from parity_tests.support.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import seeds
+from parity_tests.support import prime_rl_claims, prime_rl_doubles
 from parity_tests.support.prime_rl_doubles import GENERATIONS, Generation, Pack, compute_loss, packed, scale
-from parity_tests.support.strategies import seeds
 
 Sample = dict[str, Tensor]
+pytestmark = pytest.mark.filterwarnings("ignore:.*published with the reduction")
 generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
 CONFIGS: dict[str, dict[str, Any]] = {
     "dppo": {},
@@ -30,12 +32,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hint": {"hint_weight": 0.3},
     "hint k3": {"hint_weight": 0.3, "hint_estimator": "k3"},
     "hint as advantage": {"hint_weight": 0.3, "hint_estimator": "advantage"},
+    "import path": prime_rl_claims.USERS,
 }
 configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
 
 
 def sample(seed: int, length: int, *, reference: bool = False, weights: bool = False) -> Sample:
-    """One sequence, its prompt not live, in float64."""
+    """One sequence, its prompt masked out, in float64."""
     g = torch.Generator().manual_seed(seed)
 
     def logprobs() -> Tensor:
@@ -141,13 +144,13 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
     generation: Generation, kwargs: dict[str, Any]
 ) -> None:
     keys = set()
-    for reference, weights, live in product((None, 0.0, -1.0), (None, 1.0), (True, False)):
+    for reference, weights, unmasked in product((None, 0.0, -1.0), (None, 1.0), (True, False)):
         given = sample(3, 6)
         if reference is not None:
             given["reference"] = torch.full((6,), reference, dtype=torch.float64)
         if weights is not None:
             given["weights"] = torch.full((6,), weights, dtype=torch.float64)
-        given["loss_mask"] &= live
+        given["loss_mask"] &= unmasked
         pack = packed(trained([given]))
         out = loss_fn(inputs_of(generation, pack), **kwargs)
         assert all(
@@ -159,9 +162,7 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
 
 
 def inputs_of(generation: Generation, pack: Pack) -> Any:
-    from parity_tests.support.prime_rl_doubles import inputs_of as first
-
-    return first(generation, pack, 0)
+    return prime_rl_doubles.inputs_of(generation, pack, 0)
 
 
 @generations
@@ -175,7 +176,7 @@ def test_a_neighbour_with_a_reference_gives_none_to_one_without(generation: Gene
     first, second = (x.grad for x in pack.trainer_logprobs)
     assert first is not None and first[with_one["loss_mask"]].all()
     assert second is not None and not second.any()
-    assert metrics["composer/reference_fraction"].tolist() == [1.0, 0.0]
+    assert metrics["composer/hint/token_frac"].tolist() == [1.0, 0.0]
 
 
 @generations
@@ -187,21 +188,21 @@ def test_a_teacher_that_is_certain_of_one_token_is_still_a_reference(generation:
     loss.backward()
     gradient = pack.trainer_logprobs[0].grad
     assert gradient is not None and gradient[4] != 0
-    assert metrics["composer/reference_fraction"].tolist() == [1.0]
+    assert metrics["composer/hint/token_frac"].tolist() == [1.0]
 
 
 @generations
 def test_the_hint_is_the_sampled_divergence_weighed_by_the_ratio(generation: Generation) -> None:
     given = sample(5, 8, reference=True)
     pack = packed(trained([given]))
-    logprobs, live = pack.trainer_logprobs[0], given["loss_mask"]
+    logprobs, mask = pack.trainer_logprobs[0], given["loss_mask"]
     loss, metrics = compute_loss(generation, pack, partial(loss_fn, hint_weight=0.7, policy_weight=0.0), 1)
-    token = sampled_token(logprobs, given["reference"], live, old_logprobs=given["inference_logprobs"]).loss
+    token = sampled_token(logprobs, given["reference"], mask, old_logprobs=given["inference_logprobs"]).loss
     assert_parity(loss, 0.7 * token.sum(), terms=8)
     ours, expected = (torch.autograd.grad(x, logprobs)[0] for x in (loss, 0.7 * token.sum()))
     assert_parity(ours, expected, terms=8)
-    gap = (logprobs - given["reference"])[live].mean()
-    assert_parity(metrics["composer/hint_kl"][0], gap.detach(), terms=8, dtype=torch.float32, magnitude=3.0)
+    gap = (logprobs - given["reference"])[mask].mean()
+    assert_parity(metrics["composer/hint/kl"][0], gap.detach(), terms=8, dtype=torch.float32, magnitude=3.0)
 
 
 def test_loss_weights_multiply_policy_and_hint() -> None:
@@ -222,8 +223,8 @@ def test_a_reference_at_masked_tokens_alone_is_none() -> None:
     given = sample(0, 6, reference=True)
     given["reference"] = torch.where(given["loss_mask"], 0.0, given["reference"])
     out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))), hint_weight=1.0)
-    assert out.metrics["composer/reference_fraction"] == out.metrics["composer/hint_kl"] == 0
-    assert out.metrics["composer/hint_loss"] == 0
+    assert out.metrics["composer/hint/token_frac"] == out.metrics["composer/hint/kl"] == 0
+    assert out.metrics["composer/hint/loss"] == 0
 
 
 def test_the_largest_ratio_is_the_largest_and_not_the_farthest() -> None:
@@ -231,8 +232,8 @@ def test_the_largest_ratio_is_the_largest_and_not_the_farthest() -> None:
     given["inference_logprobs"] = given["trainer_logprobs"] - torch.tensor([9, 9, 0.1, -3, -2, 0])
     out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))))
     assert float(out.metrics["composer/ratio_max"]) == pytest.approx(math.exp(0.1))
-    live = (given["trainer_logprobs"] - given["inference_logprobs"])[given["loss_mask"]]
-    assert float(out.metrics["composer/ratio"]) == pytest.approx(float(live.exp().mean()))
+    log_ratio = (given["trainer_logprobs"] - given["inference_logprobs"])[given["loss_mask"]]
+    assert float(out.metrics["composer/ratio"]) == pytest.approx(float(log_ratio.exp().mean()))
 
 
 def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
@@ -242,27 +243,50 @@ def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
     leaf = trained([given])[0]
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed([leaf]))
     out = loss_fn(inputs, replay_weight=2.0)
-    live = inputs.loss_mask
-    wanted = -(given["weights"] * leaf["trainer_logprobs"])[live]
+    mask = inputs.loss_mask
+    wanted = -(given["weights"] * leaf["trainer_logprobs"])[mask]
     assert_parity(out.loss, 2 * wanted.sum(), terms=6)
-    assert float(out.metrics["composer/replay_loss"]) == pytest.approx(float(wanted.detach().mean()))
-    assert out.metrics["composer/replay_fraction"] == 1 and out.metrics["composer/policy_loss"] == 0
+    assert float(out.metrics["composer/replay/loss"]) == pytest.approx(float(wanted.detach().mean()))
+    assert out.metrics["composer/replay/token_frac"] == 1 and out.metrics["composer/policy/loss"] == 0
     gradient = torch.autograd.grad(out.loss, leaf["trainer_logprobs"])[0]
-    assert torch.equal(gradient[live], -2 * given["weights"][live]) and not gradient[~live].any()
+    assert torch.equal(gradient[mask], -2 * given["weights"][mask]) and not gradient[~mask].any()
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
-    out = getattr(prime_rl_loss, name)(inputs)
+    out = getattr(prime_rl_plugin, name)(inputs)
+    assert torch.equal(out.loss, loss_fn(inputs, **NAMED[name].options).loss)
     assert out.loss.isfinite() and out.loss.requires_grad
+
+
+def test_a_bound_above_1_is_no_bound_as_in_prime_rls_own_tests() -> None:
+    """`dppo_mask_high=10.0` there; a difference of probabilities is at most 1."""
+    given = sample(0, 40)
+    given["advantages"] = torch.ones(40, dtype=torch.float64)
+    given["inference_logprobs"] = given["trainer_logprobs"] - 3  # every probability has grown
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([given])))
+    bounded = prime_rl_plugin.dppo(inputs, policy_params={"tv_high": 0.01})
+    unbounded = prime_rl_plugin.dppo(inputs, policy_params={"tv_high": 10.0})
+    assert bounded.metrics["composer/is_masked"] > 0 and unbounded.metrics["composer/is_masked"] == 0
+    ratio = (inputs.trainer_logprobs - inputs.inference_logprobs)[inputs.loss_mask]
+    assert_parity(unbounded.loss, (-ratio.exp() + 1e-3 * ratio**2).sum(), terms=40)
+
+
+def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None:
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
+    out = loss_fn(inputs, **CONFIGS["import path"])
+    weight = (inputs.trainer_logprobs.detach() - inputs.inference_logprobs).exp().clamp(max=1.5)
+    expected = -(weight * inputs.advantages * inputs.trainer_logprobs)[inputs.loss_mask].sum()
+    assert_parity(out.loss, expected, terms=30)
+    assert 0 < out.metrics["composer/policy/capped_frac"] < 1
 
 
 def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = prime_rl_loss.parse
-    monkeypatch.setattr(prime_rl_loss, "parse", lambda *given: calls.append(given) or real(*given))
-    monkeypatch.setattr(prime_rl_loss, "_losses", {})
+    real = loss_module.parse
+    monkeypatch.setattr(loss_module, "parse", lambda *given: calls.append(given) or real(*given))
+    monkeypatch.setattr(loss_module, "_losses", {})
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
     for _ in range(3):
         loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.1})
@@ -275,9 +299,9 @@ def test_no_call_waits_for_the_device(kwargs: dict[str, Any]) -> None:
     """Under fake tensors `.item()` and `bool()` of a tensor raise."""
     generation = GENERATIONS["v0.8.0"]
     loss_fn(inputs_of(generation, packed(trained([sample(0, 6, reference=True, weights=True)]))), **kwargs)
-    prime_rl_metrics.forget()  # tensors of the device
+    metrics.forget()  # tensors of the device
     with FakeTensorMode() as mode:
         given = {name: mode.from_tensor(x) for name, x in sample(0, 6, reference=True, weights=True).items()}
         out = loss_fn(inputs_of(generation, packed([given])), **kwargs)
     assert out.loss.shape == ()
-    prime_rl_metrics.forget()
+    metrics.forget()

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from composer_plugins.adapters.prime_rl_loss import LossOutputs, loss_fn
+from composer_plugins.adapters.prime_rl_plugin import LossOutputs, loss_fn
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.golden import Case, claim
 from parity_tests.support.prime_rl_doubles import GENERATIONS, Pack, compute_loss
 from parity_tests.support.prime_rl_words import SCORED, kwargs_of, loss_inputs
@@ -31,7 +31,7 @@ def check(version: str, case: Case) -> None:
     if "raises" in case:  # a distillation without a teacher; ours counts the tokens that have one
         ours = loss_fn(loss_inputs(version, function, {}, inputs), **kwargs_of(version, function, {}))
         assert inputs["ref_logprobs"] is None and float(ours.loss.detach()) == 0
-        assert float(ours.metrics["composer/reference_fraction"]) == 0
+        assert float(ours.metrics["composer/hint/token_frac"]) == 0
         return
     run(version, function, case["hp"], inputs, case["loss"], case["grad"], case["metrics"])
 
@@ -58,7 +58,7 @@ def run(
         assert total.isfinite() and own.isfinite().all()
         return
     n, dtype = own.numel(), own.dtype
-    magnitude = n * float(ours.metrics["composer/policy_loss"].abs()) + float(own.abs().max())
+    magnitude = n * float(ours.metrics["composer/policy/loss"].abs()) + float(own.abs().max())
     assert_parity(total, theirs, terms=n, dtype=dtype, magnitude=magnitude, what="loss")
     assert_parity(own, golden.tensor(gradient), terms=n, dtype=dtype, what="gradient")
     if function not in SCORED:
@@ -119,7 +119,7 @@ def check_pack(version: str, case: Case) -> None:
             gradients, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True
         ):
             gradient += 0 if own is None else own.double()
-        largest = max(largest, float(metrics.get("composer/policy_loss", torch.zeros(1)).abs().max()))
+        largest = max(largest, float(metrics.get("composer/policy/loss", torch.zeros(1)).abs().max()))
     n, recorded = sum(map(len, gradients)), golden.tensor(case["loss"])
     assert_parity(total, recorded, terms=n, dtype=dtype, magnitude=largest, what="loss")
     for i, gradient in enumerate(case["grad"]):

@@ -1,12 +1,22 @@
-"""PRIME-RL itself, from a checkout: its losses equal ours behind its own `type = "custom"`."""
+"""PRIME-RL itself, from a checkout: its losses equal ours with its own `type = "custom"`."""
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given, settings
+from torch import Tensor
 
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import prime_rl_live
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.prime_rl_claims import OURS, claims, compared, drawn
+from parity_tests.support.prime_rl_claims import (
+    OURS,
+    USERS,
+    claims,
+    compared,
+    drawn,
+    users_loss,
+    without_a_mask,
+)
 from parity_tests.support.prime_rl_live import SOURCE, Upstream
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +32,8 @@ def upstream() -> Upstream:
     return prime_rl_live.load(checkout)
 
 
-def test_its_losses_equal_ours_behind_its_own_door(upstream: Upstream) -> None:
-    found = list(claims(upstream))
+def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
+    found = [*claims(upstream), *without_a_mask(upstream)]
     assert found
 
     @settings(max_examples=60)
@@ -40,7 +50,34 @@ def test_its_losses_equal_ours_behind_its_own_door(upstream: Upstream) -> None:
     check()
 
 
-def test_an_unknown_key_of_ours_surfaces_through_its_door(upstream: Upstream) -> None:
-    table = {"type": "custom", "import_path": OURS, "kwargs": {"polcy": "dppo_tv"}}
-    with pytest.raises(ValueError, match="unknown option 'polcy': did you mean 'policy'"):
+def test_a_loss_by_import_path_runs_through_its_compute_loss(upstream: Upstream) -> None:
+    pack = drawn(upstream, 4)  # without weights
+    for x in pack.trainer_logprobs:
+        x.requires_grad_()
+    table = {"type": "custom", "import_path": OURS, "kwargs": USERS}
+    loss, metrics = upstream.compute_loss(pack, upstream.loss_fn(**table), 7)
+    streams = (pack.trainer_logprobs, pack.inference_logprobs, pack.advantages, pack.loss_mask)
+    alone = [users_loss(*sequence, cap=1.5).loss.sum() for sequence in zip(*streams, strict=True)]
+    assert_parity(loss, torch.stack(alone).sum() / 7, terms=60)
+    assert "composer/policy/capped_frac" in metrics
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"polcy": "dppo_tv"}, "unknown option 'polcy'; did you mean 'policy'"),
+        (
+            {"policy": f"{__name__}:unfed"},
+            "needs entropies, which prime-rl does not provide .inputs here: adv",
+        ),
+    ],
+)
+def test_an_error_of_ours_comes_through_at_the_first_call(
+    upstream: Upstream, kwargs: dict[str, str], said: str
+) -> None:
+    table = {"type": "custom", "import_path": OURS, "kwargs": kwargs}
+    with pytest.raises(ValueError, match=said):
         upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
+
+
+def unfed(logprobs: Tensor, entropies: Tensor, mask: Tensor) -> None: ...

@@ -1,4 +1,4 @@
-"""The recipes for PRIME-RL: their losses, their environments' stamps, and PRIME-RL's own opinion of them."""
+"""The recipes for PRIME-RL: their losses, the stamps of their environments, and PRIME-RL's own validation."""
 
 import asyncio
 import importlib
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.adapters.prime_rl_parts.config import parse
-from composer_plugins.adapters.prime_rl_stamps import dpo_coefficient
+from composer_plugins.adapters.prime_rl_plugin.config import parse
+from composer_plugins.adapters.prime_rl_plugin.stamps import dpo_coefficient
 from composer_plugins.recipes.prime_rl import scoring
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import dialects, golden
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.paths import ROOT
 from parity_tests.support.prime_rl_doubles import WithWeights
 from parity_tests.support.prime_rl_live import SOURCE
@@ -88,7 +88,7 @@ def test_dppo_toml_is_the_default_loss_of_v0_8(case: dict[str, Any]) -> None:
     if not case["hp"]:
         assert params == kwargs["policy_params"]
     inputs = loss_inputs("v0.8.0", "default", case["hp"], INPUTS[case["case"]])
-    own = importlib.import_module("composer_plugins.adapters.prime_rl_loss").loss_fn(
+    own = importlib.import_module("composer_plugins.adapters.prime_rl_plugin").loss_fn(
         inputs, **kwargs | {"policy_params": params}
     )
     (slope,) = torch.autograd.grad(own.loss, inputs.trainer_logprobs)
@@ -97,7 +97,7 @@ def test_dppo_toml_is_the_default_loss_of_v0_8(case: dict[str, Any]) -> None:
         assert INPUTS[case["case"]]["noise_kind"] == "overflow"  # ours stays finite: divergences.md
         return
     n = slope.numel()
-    magnitude = n * float(own.metrics["composer/policy_loss"].abs()) + float(slope.abs().max())
+    magnitude = n * float(own.metrics["composer/policy/loss"].abs()) + float(slope.abs().max())
     assert_parity(own.loss, loss, terms=n, dtype=slope.dtype, magnitude=magnitude, what="loss")
     assert_parity(slope, recorded, terms=n, dtype=slope.dtype, what="gradient")
 
@@ -364,13 +364,13 @@ except ImportError:
 from prime_rl.configs.rl import RLConfig
 for path in sys.argv[1:]:
     config = RLConfig.model_validate(tomllib.load(open(path, "rb")))
-    told = tomllib.load(open(path, "rb"))
-    assert config.trainer.loss.model_dump() == told["trainer"]["loss"], path
-    wanted = told["orchestrator"].get("train", {}).get("filter_zero_advantages", True)
+    given = tomllib.load(open(path, "rb"))
+    assert config.trainer.loss.model_dump() == given["trainer"]["loss"], path
+    wanted = given["orchestrator"].get("train", {}).get("filter_zero_advantages", True)
     assert config.orchestrator.train.filter_zero_advantages is wanted, path
     (source,) = config.orchestrator.train.source
     assert source.algo.type == "grpo"
-    assert source.resolved_name == told["orchestrator"]["train"]["source"][0]["name"]
+    assert source.resolved_name == given["orchestrator"]["train"]["source"][0]["name"]
 print("valid", how)
 """
 

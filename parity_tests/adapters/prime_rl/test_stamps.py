@@ -1,4 +1,4 @@
-"""Stamps on nodes: where the numbers land, what they make the loss do, and what is refused."""
+"""Stamps on nodes: where the numbers land, what the loss does with them, and what is rejected."""
 
 import copy
 import math
@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_loss import loss_fn
-from composer_plugins.adapters.prime_rl_parts.nodes import check_node_type
-from composer_plugins.adapters.prime_rl_parts.signals import is_replay
-from composer_plugins.adapters.prime_rl_stamps import (
+from composer_plugins.adapters.prime_rl_plugin import loss_fn
+from composer_plugins.adapters.prime_rl_plugin.stamps import (
     SMALLEST,
     check_trace,
     dpo_coefficient,
@@ -21,10 +19,12 @@ from composer_plugins.adapters.prime_rl_stamps import (
     stamp_reference,
     stamp_replay_pair,
 )
+from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
+from composer_plugins.adapters.prime_rl_plugin.values import is_replay
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.preference import dpo
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import prime_rl_nodes as double
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.prime_rl_nodes import Branch, MessageNode, Trace, answer, prompt
 
 REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0}
@@ -162,20 +162,20 @@ def test_rounding_above_zero_is_no_mark_of_a_pair() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([-1.0], "2 numbers wanted"),
-        ([-1.0, -1.0, -1.0], "SAMPLED"),
-        ([-1.0, float("nan")], "nan at position 1 is not a finite number"),
+        ([-1.0], "1 numbers for 2 tokens"),
+        ([-1.0, -1.0, -1.0], "3 log-probabilities for 2 sampled tokens; keep those of SAMPLED tokens"),
+        ([-1.0, float("nan")], "nan at position 1; pass finite numbers"),
         ([float("-inf"), -1.0], "-inf at position 0"),
         ([-1.0, 0.2], "0.2 at position 1 is positive"),
         ([0.0, 0.0], "exactly 0.0"),
-        (None, "numbers wanted"),
-        ((x for x in (-1.0, -1.0)), "numbers wanted"),
-        (["-1.0", "-1.0"], "numbers wanted"),
-        ([True, -1.0], "numbers wanted"),
-        ([[-1.0], [-1.0, -1.0]], "numbers wanted"),
+        (None, "list of numbers"),
+        ((x for x in (-1.0, -1.0)), "list of numbers"),
+        (["-1.0", "-1.0"], "list of numbers"),
+        ([True, -1.0], "list of numbers"),
+        ([[-1.0], [-1.0, -1.0]], "list of numbers"),
     ],
 )
-def test_what_is_no_reference_is_refused_and_stamps_nothing(values: Any, said: str) -> None:
+def test_what_is_no_reference_is_rejected_and_stamps_nothing(values: Any, said: str) -> None:
     node = answer([1, 2, 3], [-0.1, -0.2])
     with pytest.raises(DataError, match=said):
         stamp_reference(node, values)
@@ -199,21 +199,21 @@ def test_a_token_carries_a_hint_or_a_pair() -> None:
         stamp_reference(node, [-1.0, -1.0])
     with pytest.raises(DataError, match="overwrite"):
         stamp_plain(node)
-    with pytest.raises(DataError, match="of a pair already"):
+    with pytest.raises(DataError, match="belongs to a pair already"):
         stamp_replay_pair(*pair)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda node: setattr(node, "reference_logprobs", None), "without reference_logprobs"),
-        (lambda node: setattr(node, "reference_logprobs", [-1.0]), "3 numbers wanted"),
-        (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 3 numbers wanted"),
-        (lambda node: setattr(node, "logprobs", [-1.0, float("nan"), -1.0]), "not a finite number"),
+        (lambda node: setattr(node, "reference_logprobs", None), "a node has no reference"),
+        (lambda node: setattr(node, "reference_logprobs", [-1.0]), "1 numbers for 3 tokens"),
+        (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 2 numbers for 3 tokens"),
+        (lambda node: setattr(node, "logprobs", [-1.0, float("nan"), -1.0]), "pass finite numbers"),
         (lambda node: setattr(node, "mask", [True]), "a mask of 1"),
     ],
 )
-def test_a_pair_that_is_refused_stays_unstamped(change: Callable[[Any], None], said: str) -> None:
+def test_a_pair_that_is_rejected_stays_unstamped(change: Callable[[Any], None], said: str) -> None:
     pair = [completion(1, 2, 3), completion(2, 2, 3)]
     change(pair[1][1])
     before = copy.deepcopy(pair)
@@ -226,7 +226,7 @@ def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
     (a,), (b,) = completion(1, 2), completion(2, 2)
     with pytest.raises(DataError, match="what they have in common"):
         stamp_replay_pair([a, b], [b])
-    with pytest.raises(DataError, match="without nodes"):
+    with pytest.raises(DataError, match="a completion has no nodes"):
         stamp_replay_pair(a, [])
     before = copy.deepcopy(a)
     with pytest.raises(DataError, match="twice in a completion"):
@@ -242,15 +242,15 @@ def test_a_pair_takes_single_nodes_and_none_in_common() -> None:
         *[{"weight": value} for value in (-1.0, 0.0, float("inf"), True)],
     ],
 )
-def test_a_pair_without_a_weight_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} = .*positive"):
+def test_a_pair_without_a_positive_weight_is_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}: .*is not a positive number"):
         stamp_replay_pair(completion(1, 2), completion(2, 2), **options)
 
 
-def test_a_coefficient_beyond_float32_is_refused() -> None:
+def test_a_coefficient_beyond_float32_is_rejected() -> None:
     pair = completion(1, 2), completion(2, 2)
     for beta, weight in ((1e308, 1e308), (1e20, 1e20)):
-        with pytest.raises(ConfigError, match=r"weight \* beta = .* float32"):
+        with pytest.raises(ConfigError, match=r"weight \* beta: .* beyond float32"):
             stamp_replay_pair(*pair, beta=beta, weight=weight)
     assert pair == (completion(1, 2), completion(2, 2))
     assert math.isfinite(dpo_coefficient(-1e300, beta=1e19, weight=1e19))
@@ -261,7 +261,7 @@ def test_a_plain_node_keeps_weight_1_beside_a_pair_and_its_other_streams() -> No
     first.reference_logprobs, first.loss_weights = None, {"ce": [0.5] * 4}
     rejected = completion(2, 2)
     stamp_replay_pair(second, rejected, beta=1.0)
-    with pytest.raises(DataError, match="1 of a branch's 2 trained nodes carry a weight"):
+    with pytest.raises(DataError, match="weights of a branch: 1 of 2 trained nodes have one"):
         check_trace(branch([first, second]).nodes)
     stamp_plain(first)
     check_trace(Trace([branch([first, second]), branch(rejected)]))
@@ -271,7 +271,7 @@ def test_a_plain_node_keeps_weight_1_beside_a_pair_and_its_other_streams() -> No
 def test_a_reference_on_part_of_a_branch_is_found() -> None:
     nodes = completion(1, 2, 2)
     nodes[0].reference_logprobs = None
-    with pytest.raises(DataError, match="1 of a branch's 2 trained nodes carry a reference"):
+    with pytest.raises(DataError, match="references of a branch: 1 of 2 trained nodes have one"):
         check_trace(Trace([branch(nodes)]))
     check_trace(Trace([branch(nodes[:1]), branch(nodes[1:])]))  # a sample each
     check_trace(Trace([branch(nodes[:1]), branch(nodes)]))  # the first node is context in the second
@@ -283,7 +283,7 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
     with pytest.raises(DataError, match="all 0.0"):
         check_trace(nodes)
     node.loss_weights = {"rl": [1.0] * 2}
-    with pytest.raises(DataError, match="4 numbers wanted"):
+    with pytest.raises(DataError, match="weights: 2 numbers for 4 tokens"):
         check_trace(nodes)
     node.loss_weights = {"rl": [0.0, 0.0, 1.0, float("nan")]}
     with pytest.raises(DataError, match="nan at position 3"):
@@ -293,14 +293,14 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ([-1.0], "2 numbers wanted"),
-        ([-1.0] * 4, "2 numbers wanted"),
+        ([-1.0], "1 numbers for 2 tokens"),
+        ([-1.0] * 4, "4 numbers for 2 tokens"),
         ([0.0, 0.0], "exactly 0.0"),
         ([-1.0, float("nan")], "nan at position 1"),
         ([-1.0, 0.25], "0.25 at position 1 is positive"),
-        ([1.0, -1.0], "a pair's mark at 1 of 2"),
-        ([1.0], "a pair's mark at 1 of 2"),
-        ([1.0, 1.0], "a pair's mark without its weights"),
+        ([1.0, -1.0], "its mark is at 1 of 2"),
+        ([1.0], "its mark is at 1 of 2"),
+        ([1.0, 1.0], "its mark is there without its weights"),
     ],
 )
 def test_a_reference_that_the_loss_reads_otherwise_is_found(reference: list[float], said: str) -> None:
@@ -327,7 +327,7 @@ def test_a_hint_on_every_node_that_is_no_pairs_passes() -> None:
     check_trace([hinted, chosen])
 
 
-def test_an_old_verifiers_is_refused_with_the_remedy() -> None:
+def test_an_old_verifiers_is_rejected_with_the_remedy() -> None:
     check_node_type(MessageNode)
     old: Any = double.OldMessageNode([1], [True], [-1.0], sampled=True)
     for call in (lambda: check_node_type(type(old)), lambda: stamp_reference(old, [-1.0])):

@@ -17,7 +17,7 @@ from parity_tests.support.prime_rl_cpu.compare import Run, distance, largest, re
 from parity_tests.support.prime_rl_live import SOURCE
 
 STEPS = 3
-DPPO = "composer_plugins.adapters.prime_rl_loss.dppo"
+DPPO = OURS.replace("loss_fn", "dppo")
 Trained = Callable[..., Run]
 
 pytestmark = [
@@ -87,7 +87,7 @@ def test_three_steps_with_a_loss_of_ours_end_where_its_own_end(trained: Trained,
         assert largest(ours.after, theirs.after) <= 1e-6, claim.name
         ends.append(theirs)
     for one, other in combinations(ends, 2):
-        assert largest(one.after, other.after) > 1e-4, "the trainer would not tell one loss from another"
+        assert largest(one.after, other.after) > 1e-4, "the trainer does not distinguish the losses"
 
 
 def test_our_metrics_reach_its_metrics_file_and_agree_with_its_own(
@@ -100,7 +100,7 @@ def test_our_metrics_reach_its_metrics_file_and_agree_with_its_own(
         assert {
             "composer/ratio/mean",
             "composer/is_masked_low/mean",
-            "composer/reference_fraction/max",
+            "composer/hint/token_frac/max",
         } <= set(ours)
         shared = [name for name in ours if name.removeprefix("composer/") in own_step]
         assert {"composer/is_masked/mean", "composer/is_masked/max"} <= set(shared)
@@ -131,5 +131,5 @@ def test_without_bfloat16_only_float32s_rounding_is_between_them(
 def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Claim]) -> None:
     hinted = trained(OURS, **found[0].ours, hint_weight=0.5)
     assert largest(hinted.after, own(trained, found[0]).after) > 1e-4
-    assert all(step["composer/hint_kl/mean"] != 0 for step in hinted.metrics)
-    assert all(0 < step["composer/reference_fraction/mean"] < 1 for step in hinted.metrics)
+    assert all(step["composer/hint/kl/mean"] != 0 for step in hinted.metrics)
+    assert all(0 < step["composer/hint/token_frac/mean"] < 1 for step in hinted.metrics)

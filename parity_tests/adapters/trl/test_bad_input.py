@@ -14,7 +14,7 @@ from composer_plugins.adapters.trl_mixin import (
     ComposerLossMixin,
     ComposerParser,
 )
-from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.errors import ConfigError, DataError
 from parity_tests.support import tiny
 
 GOOD = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12", "rejected": "3"}
@@ -27,36 +27,48 @@ def config(**options: Any) -> ComposerGRPOConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hint_wieght": 1.0}, "unknown option 'hint_wieght': did you mean 'hint_weight'?"),
-        ({"policy": "grop"}, "unknown policy 'grop': did you mean 'grpo'?"),
-        ({"hint_divergence": "jds"}, "unknown hint_divergence 'jds': did you mean 'jsd'?"),
-        ({"hint_teacher": "bse"}, "unknown hint_teacher 'bse': did you mean 'base'?"),
-        ({"replay_loss": "ddpo"}, "unknown replay_loss 'ddpo': did you mean 'dpo'?"),
+        ({"hint_wieght": 1.0}, "hint_wieght: unknown option 'hint_wieght'; did you mean 'hint_weight'?"),
+        ({"policy": "grop"}, "policy: unknown policy loss 'grop'; did you mean 'grpo'?"),
+        ({"hint_divergence": "jds"}, "hint_divergence: unknown divergence 'jds'; did you mean 'jsd'?"),
+        ({"hint_teacher": "bse"}, "hint_teacher: unknown value 'bse'; did you mean 'base'?"),
+        ({"replay_loss": "ddpo"}, "replay_loss: unknown preference loss 'ddpo'; did you mean 'dpo'?"),
+        ({"policy": "cispo@tlr"}, "policy: unknown dialect 'cispo@tlr'; did you mean 'cispo@trl'"),
+        (
+            {"policy": "grpo", "loss_type": "dapoo"},
+            "loss_type: unknown loss_type 'dapoo'; did you mean 'dapo'",
+        ),
         ({"policy": "grpo", "policy_params": {"clip_hihg": 1}}, "did you mean 'clip_high'?"),
-        ({"policy_params": {"clip_high": 0.3}}, "policy='trl' runs none"),
-        ({"hint_params": {"beta": 1.5}}, "jsd's parameter 'beta' is 1.5; wanted a finite number in [0, 1]"),
-        ({"hint_weight": float("nan")}, "hint_weight is nan"),
-        ({"replay_weight": float("inf")}, "replay_weight is inf"),
-        ({"policy_weight": -1.0}, "policy_weight is -1.0"),
-        ({"hint_ema_rate": 0.0}, "hint_ema_rate is 0.0"),
-        ({"teacher_prompt_template": "{prompt}"}, "wanted {privileged_context}"),
-        ({"policy": "grpo", "loss_type": "cispo"}, "one of grpo, bnpo, dr_grpo, dapo"),
-        ({"policy": "grpo", "importance_sampling_level": "sequence"}, "use policy='gspo'"),
-        ({"policy": "dppo_tv", "epsilon": 0.1}, "are not parameters of policy='dppo_tv'"),
-        ({"policy": "dapo", "delta": 2.0}, "are not parameters of policy='dapo'"),
+        ({"policy_params": {"clip_high": 0.3}}, "policy_params: policy='trl' is the framework's own loss"),
+        ({"hint_params": {"beta": 1.5}}, "hint_params.beta: it is 1.5; set a finite number in [0, 1]"),
+        ({"hint_weight": float("nan")}, "hint_weight: it is nan"),
+        ({"replay_weight": float("inf")}, "replay_weight: it is inf"),
+        ({"policy_weight": -1.0}, "policy_weight: it is -1.0"),
+        ({"hint_ema_rate": 0.0}, "hint_ema_rate: it is 0.0"),
+        ({"teacher_prompt_template": "{prompt}"}, "write {privileged_context}"),
+        (
+            {"policy": "grpo", "loss_type": "cispo"},
+            "loss_type: 'cispo' is a loss of TRL's own",
+        ),
+        ({"policy": "grpo", "importance_sampling_level": "sequence"}, "set policy='gspo'"),
+        ({"policy": "dppo_tv", "epsilon": 0.1}, "epsilon: it is not a parameter of policy='dppo_tv'"),
+        ({"policy": "dapo", "delta": 2.0}, "delta: it is not a parameter of policy='dapo'"),
         (
             {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
-            "policy_params sets clip_high=0.4 and TRL's own option asks for 0.3",
+            "epsilon_high: it asks for clip_high=0.3, and policy_params for 0.4",
         ),
-        ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction=False"),
-        ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns=True drops"),
-        ({"policy": "grpo", "epsilon": 1.5}, "grpo's parameter 'clip_low' is 1.5"),
-        ({"policy": "grpo", "epsilon": float("nan")}, "grpo's parameter 'clip_low' is nan"),
-        ({"policy": "grpo", "delta": -1.0}, "grpo's parameter 'ratio_cap' is -1.0"),
-        ({"policy": "grpo", "policy_params": "{bad"}, "policy_params is '{bad', which is no JSON"),
-        ({"hint_params": {"temperature": 10**400}}, "jsd's parameter 'temperature' is 1000"),
-        ({"teacher_prompt_template": "{privileged_context:d}"}, "teacher_prompt_template"),
-        ({"hint_weight": None}, "hint_weight is None"),
+        ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction: "),
+        ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns: it is True"),
+        ({"policy": "grpo", "epsilon": 1.5}, "epsilon: it is 1.5; set a finite number in [0, 1]"),
+        ({"policy": "grpo", "epsilon": float("nan")}, "epsilon: it is nan"),
+        ({"policy": "grpo", "delta": -1.0}, "delta: it is -1.0"),
+        ({"policy": "grpo", "policy_params": "{bad"}, "policy_params: '{bad' is not JSON"),
+        ({"hint_params": {"temperature": 10**400}}, "hint_params.temperature: it is 1000"),
+        ({"teacher_prompt_template": "{privileged_context:d}"}, "teacher_prompt_template: "),
+        ({"hint_weight": None}, "hint_weight: it is None"),
+        (
+            {"policy": "importance_sampling", "beta": 0.1},
+            "beta: TRL's KL is a mean",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -68,17 +80,20 @@ def test_a_config_that_means_nothing_is_refused(options: dict[str, Any], message
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"privileged_context": "  "}, "train_dataset row 1: privileged_context is empty"),
-        ({"privileged_context": "1" * tiny.MAX_LENGTH}, "exceed the 32 that the model takes"),
-        ({"chosen": ""}, "row 1: a pair whose chosen side is empty"),
-        ({"rejected": " "}, "row 1: a pair whose rejected side is empty"),
-        ({"rejected": None}, "1 chosen and 0 rejected"),
-        ({"chosen": "1" * tiny.MAX_LENGTH}, "prompt + chosen are 35 tokens, and the model takes 32"),
-        ({"n_teachers_agreeing": -1.0}, "n_teachers_agreeing is -1.0; wanted a finite number >= 0"),
-        ({"n_teachers_agreeing": float("nan")}, "n_teachers_agreeing is nan"),
-        ({"n_teachers_agreeing": 1e39}, "n_teachers_agreeing is 1e+39"),
-        ({"prompt": ""}, "row 1: prompt is ''"),
-        ({"prompt": None}, "row 1: prompt is None"),
+        ({"privileged_context": "  "}, "train_dataset row 1, privileged_context: it is empty"),
+        ({"privileged_context": "1" * tiny.MAX_LENGTH}, "it exceeds the 32 that the model takes"),
+        ({"chosen": ""}, "row 1, chosen: it is empty"),
+        ({"rejected": " "}, "row 1, rejected: it is empty"),
+        ({"rejected": None}, "row 1, chosen: it has 1 completions, and rejected has 0"),
+        (
+            {"chosen": "1" * tiny.MAX_LENGTH},
+            "with the prompt it has 35 tokens, and the model takes 32",
+        ),
+        ({"n_teachers_agreeing": -1.0}, "n_teachers_agreeing: it is -1.0"),
+        ({"n_teachers_agreeing": float("nan")}, "n_teachers_agreeing: it is nan"),
+        ({"n_teachers_agreeing": 1e39}, "n_teachers_agreeing: it is 1e+39"),
+        ({"prompt": ""}, "row 1, prompt: it is ''"),
+        ({"prompt": None}, "row 1, prompt: it is None"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(row: dict[str, Any], message: str) -> None:
@@ -91,14 +106,14 @@ def test_a_row_that_cannot_be_used_is_named(row: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"chosen": ["1", "2"], "rejected": ["3"]}, "2 chosen and 1 rejected"),
+        ({"chosen": ["1", "2"], "rejected": ["3"]}, "chosen: it has 2 completions, and rejected has 1"),
         (
             {"chosen": ["1"] * 5, "rejected": ["2"] * 5},
-            "5 pairs, of which 4 generations of a prompt",
+            "the row has 5 pairs, and its 4 generations use only the first",
         ),
         (
             {"chosen": ["1", "2"], "rejected": ["3", "4"], "n_teachers_agreeing": [1.0]},
-            "1 values of n_teachers_agreeing for 2 pairs",
+            "n_teachers_agreeing: it has 1 values for 2 pairs",
         ),
     ],
 )
@@ -114,13 +129,13 @@ def test_lists_of_pairs_must_match(row: dict[str, Any], message: str) -> None:
 )
 def test_a_weight_without_its_column_is_refused(weight: str, column: str) -> None:
     data = Dataset.from_list([{k: v for k, v in GOOD.items() if k != column}] * 4)
-    with pytest.raises(ConfigError, match=f"{weight} > 0 needs the column '{column}'"):
+    with pytest.raises(ConfigError, match=f"{weight}: it needs the column '{column}'"):
         tiny.trainer(dataset=data, **{weight: 1.0})
 
 
 def test_an_eval_dataset_is_checked_like_the_training_set() -> None:
     bad = Dataset.from_list([GOOD, GOOD | {"privileged_context": ""}])
-    with pytest.raises(DataError, match="eval_dataset row 1: privileged_context is empty"):
+    with pytest.raises(DataError, match="eval_dataset row 1, privileged_context: it is empty"):
         tiny.trainer(
             hint_weight=1.0,
             dataset=Dataset.from_list([GOOD] * 4),
@@ -131,7 +146,7 @@ def test_an_eval_dataset_is_checked_like_the_training_set() -> None:
 
 def test_the_evaluations_generations_bound_its_pairs() -> None:
     pairs = {"chosen": ["1", "2"], "rejected": ["3", "4"]}
-    with pytest.raises(DataError, match="eval_dataset row 0: 2 pairs, of which 1 generations"):
+    with pytest.raises(DataError, match="eval_dataset row 0, chosen: the row has 2 pairs, and its 1 gen"):
         tiny.trainer(
             replay_weight=1.0,
             num_generations_eval=1,
@@ -143,8 +158,8 @@ def test_the_evaluations_generations_bound_its_pairs() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": [{"role": "user", "content": None}]}, "a message's content is None"),
-        ({"chosen": [{"role": "user", "content": "1"}]}, "a completion starts with the role 'user'"),
+        ({"prompt": [{"role": "user", "content": None}]}, "row 0, message content: it is None"),
+        ({"chosen": [{"role": "user", "content": "1"}]}, "role: a completion starts with the role 'user'"),
     ],
 )
 def test_messages_that_mean_nothing_are_refused(row: dict[str, Any], message: str) -> None:
@@ -156,17 +171,17 @@ def test_messages_that_mean_nothing_are_refused(row: dict[str, Any], message: st
 
 def test_messages_do_not_complete_a_string_prompt() -> None:
     row = GOOD | {"chosen": [{"role": "assistant", "content": "12"}]}
-    with pytest.raises(DataError, match="the completion is messages and the prompt a string"):
+    with pytest.raises(DataError, match="prompt: it is a string, and a completion is messages"):
         tiny.trainer(replay_weight=1.0, dataset=Dataset.from_list([row] * 4))
 
 
 def test_a_head_that_only_the_policy_casts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cast_lm_head_to_fp32 is not applied to the frozen copies"):
+    with pytest.raises(ConfigError, match="cast_lm_head_to_fp32: it is not applied to the frozen copies"):
         tiny.trainer(hint_weight=1.0, cast_lm_head_to_fp32=True)
 
 
 def test_an_ema_of_half_precision_weights_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the teacher stands still"):
+    with pytest.raises(ConfigError, match="hint_teacher: it is 'ema' on torch.bfloat16 weights"):
         tiny.trainer(hint_weight=1.0, hint_teacher="ema", dtype=torch.bfloat16)
 
 
@@ -189,14 +204,14 @@ def test_a_trainer_of_another_kind_is_refused() -> None:
     for other in (RLOOTrainer, AsyncGRPOTrainer):
         with pytest.raises(ConfigError, match=r"the mixin needs a trl\.GRPOTrainer"):
             type("Other", (ComposerLossMixin, other), {})
-    with pytest.raises(ConfigError, match=r"is no trl\.GRPOTrainer"):
+    with pytest.raises(ConfigError, match=r"Nothing: it is not a trl\.GRPOTrainer"):
         type("Nothing", (ComposerLossMixin,), {})()
 
 
 @pytest.mark.parametrize("given", [GRPOConfig, None])
 def test_a_plain_config_is_refused(given: Any) -> None:
     args = given and given(output_dir="unused", use_cpu=True, bf16=False)
-    with pytest.raises(ConfigError, match="the weights are read from a ComposerGRPOConfig"):
+    with pytest.raises(ConfigError, match="args: it is of type .*; pass a ComposerGRPOConfig"):
         ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
 
 
@@ -204,17 +219,12 @@ def test_a_chat_template_that_rewrites_the_prompt_is_refused() -> None:
     data = [{"prompt": [{"role": "user", "content": "a?"}], "chosen": "12", "rejected": "3"}] * 4
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(DataError, match="row 0: the chat template renders prompt"):
+    with pytest.raises(DataError, match="row 0, chat template: it renders prompt"):
         tiny.trainer(
             replay_weight=1.0,
             dataset=Dataset.from_list(data),
             arguments={"processing_class": tokenizer},
         )
-
-
-def test_every_error_is_a_value_error_of_this_library() -> None:
-    assert issubclass(ConfigError, ComposerError) and issubclass(ConfigError, ValueError)
-    assert issubclass(DataError, ComposerError) and issubclass(DataError, ValueError)
 
 
 @pytest.mark.parametrize("source", ["yaml", "command line"])
@@ -223,7 +233,7 @@ def test_an_unknown_key_names_its_nearest_match(tmp_path: Any, source: str) -> N
     yaml.write_text("hint_wieght: 1.0\n" if source == "yaml" else "hint_weight: 1.0\n")
     words = ["--config", str(yaml), "--output_dir", str(tmp_path)]
     words += ["--hint_wieght", "1"] if source == "command line" else []
-    with pytest.raises(ConfigError, match="unknown option 'hint_wieght': did you mean 'hint_weight'?"):
+    with pytest.raises(ConfigError, match="unknown option 'hint_wieght'; did you mean 'hint_weight'?"):
         ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
 
 
@@ -234,10 +244,10 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
         "hint_params: {beta: 0.1}\n"
     )
     words = ["--config", str(yaml), "--output_dir", str(tmp_path), "--hint_weight", "0.7"]
-    words += ["--replay_params", '{"beta": 0.3}']
+    words += ["--replay_params", '{"beta": 0.3}', "--loss_type", "dr_grpo"]
     (made,) = ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
     assert made.policy_choice().params == {"clip_high": 0.28}
-    assert made.composer.hint_weight == 0.7
+    assert (made.composer.hint_weight, made.loss_type) == (0.7, "dr_grpo")
     assert made.composer.hint_params == {"beta": 0.1}
     assert made.composer.replay_params == {"beta": 0.3}
 
@@ -253,5 +263,5 @@ def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
     long = GOOD | {"privileged_context": "1" * tiny.MAX_LENGTH}
     data = Dataset.from_list([GOOD, long]).to_iterable_dataset()
     made = tiny.trainer(hint_weight=1.0, dataset=data, per_device_train_batch_size=8)
-    with pytest.raises(DataError, match="streamed row: prompt .* exceed the 32"):
+    with pytest.raises(DataError, match="streamed row, privileged_context: .* exceeds the 32"):
         made.train()

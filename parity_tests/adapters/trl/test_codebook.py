@@ -122,20 +122,20 @@ def test_an_interrupt_between_a_run_and_its_file_still_writes_it(
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(KeyboardInterrupt):
         demo.run_demo([("rl",), ALL], [0], Settings(steps=12), tmp_path, console)
-    assert "hold the 1 of 2 runs that had finished" in console.file.getvalue()
+    assert "contain the 1 of 2 runs that had finished" in console.file.getvalue()
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
 
 
-def test_what_trl_refuses_is_refused_before_the_first_run(
+def test_an_error_of_the_config_comes_before_the_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(channels: options.Channels, *_: object, **__: object) -> None:
         if channels == ("replay",):
-            raise ConfigError("not deliverable")
+            raise ConfigError("replay_weight", "not available", "set it to 0")
 
     monkeypatch.setattr(demo, "trainer_config", refuse)
     monkeypatch.setattr(demo, "make_start", lambda seed: pytest.fail("training started"))
-    with pytest.raises(ConfigError, match="not deliverable"):
+    with pytest.raises(ConfigError, match="not available"):
         demo.run_demo([("rl",), ("replay",)], [0], Settings(), tmp_path, Console(file=io.StringIO()))
 
 

@@ -95,6 +95,7 @@ def test_only_the_times_differ_between_two_hash_seeds(demos: list[tuple[Path, st
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_those_before_it(demos: list[tuple[Path, str, str]]) -> None:
     from composer_plugins.recipes.codebook import run
     from composer_plugins.recipes.codebook.options import Settings
@@ -116,6 +117,7 @@ def test_without_a_terminal_the_demo_prints_plain_lines(demos: list[tuple[Path, 
     assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "results.json"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
     demo = start_demo("--channels", "rl,rl+hint", "--steps", "40", "--out", str(tmp_path))
     assert demo.stdout is not None
@@ -126,7 +128,7 @@ def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
     stdout, stderr = demo.communicate(timeout=120)
     assert demo.returncode == 130, stderr
     assert stderr == ""
-    assert stdout.rstrip().endswith("hold the 1 of 2 runs that had finished")
+    assert stdout.rstrip().endswith("contain the 1 of 2 runs that had finished")
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [(run["channels"], len(run["rewards"])) for run in runs] == [("rl", 40)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "results.json"]
@@ -135,11 +137,11 @@ def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--channels", "rl,rl+hnt"], "unknown channel 'hnt': did you mean 'hint'?"),
-        (["--teacher", "bse"], "unknown hint_teacher 'bse': did you mean 'base'?"),
-        (["--policy", "gropo"], "unknown policy 'gropo': did you mean 'grpo'?"),
-        (["--seeds", "0,one"], "seed 'one': wanted a whole number below 2**32, as in --seeds 0,1,2"),
-        (["--seeds", "-1"], "seed '-1': wanted a whole number below 2**32, as in --seeds 0,1,2"),
+        (["--channels", "rl,rl+hnt"], "--channels: unknown channel 'hnt'; did you mean 'hint'?"),
+        (["--teacher", "bse"], "hint_teacher: unknown value 'bse'; did you mean 'base'?"),
+        (["--policy", "gropo"], "policy: unknown policy loss 'gropo'; did you mean 'grpo'?"),
+        (["--seeds", "0,one"], "--seeds: it has 'one'; set whole numbers below 2**32: --seeds 0,1,2"),
+        (["--seeds", "-1"], "--seeds: it has '-1'; set whole numbers below 2**32: --seeds 0,1,2"),
     ],
 )
 def test_a_wrong_name_is_one_line_and_status_2(
@@ -158,12 +160,12 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(
     assert main("demo", "--out", str(tmp_path / "file" / "out")) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"error: --out {tmp_path / 'file' / 'out'} cannot be written (Not a dir")
+    assert printed.err.startswith(f"error: --out: {tmp_path / 'file' / 'out'} cannot be written (Not a dir")
     assert printed.err.count("\n") == 1
 
     (tmp_path / "results.json").mkdir()
     assert main("demo", "--out", str(tmp_path)) == 2
-    assert "results.json in it is a folder" in capsys.readouterr().err
+    assert f"results.json in {tmp_path} is a folder" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "results.json"]
 
 
@@ -172,9 +174,8 @@ def test_a_missing_package_is_named_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else object())
     assert main("demo", "--out", str(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: the demo needs matplotlib")
-    assert "pip install 'composer-plugins[demo]'" in error
+    problem = "error: demo: it needs matplotlib, which is not installed here; run pip install -e '.[demo]'"
+    assert capsys.readouterr().err.startswith(problem)
 
 
 @pytest.mark.parametrize(("channels", "warnings"), [("rl,rl+hint", 1), ("rl,rl+replay", 0)])
@@ -221,6 +222,7 @@ def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
         timeout=600,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("composer/hint_loss") == run.stdout.count("composer/replay_loss") == 2
+    assert run.stdout.count("composer/hint/loss") == run.stdout.count("composer/replay/loss") == 2
+    assert run.stderr.count("composer loss = 1 * policy TRL's own, loss_type=dapo + 4 * hint jsd(") == 1
     assert "reward: 0." in run.stdout
     assert (tmp_path / "model.safetensors").exists()

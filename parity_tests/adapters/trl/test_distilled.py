@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import seeds
 from parity_tests.support import dialects
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import seeds
 
 IWOPDTrainer = pytest.importorskip("trl.experimental.iw_opd.iw_opd_trainer").IWOPDTrainer
 

@@ -1,6 +1,7 @@
-"""The hint channel: who teaches, on which tokens, divided by what."""
+"""The hint channel: its teachers, its tokens and its denominator."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
-from composer_plugins.adapters.trl_mixin.trl_facts import loss_mask
+from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
+from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.errors import DataError
 from composer_plugins.kernels.divergences import jsd
 from parity_tests.support import tiny
 
@@ -51,21 +54,9 @@ def test_hint_loss_and_gradient_equal_a_loop_over_unpadded_rows(beta: float) -> 
     inputs = tiny.batch(made)
     loss, gradient = tiny.loss_and_gradient(made, inputs)
     expected = by_rows(made, inputs, initial, beta, temperature=0.7)
-    made.model.zero_grad()
-    expected.backward()
-    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+    flat = tiny.flat_gradient(made, expected)
     assert loss == pytest.approx(expected.item(), rel=ROTARY)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
-
-
-def test_the_base_teacher_keeps_the_initial_weights() -> None:
-    policy = tiny.model()
-    initial = copy.deepcopy(policy)
-    made = tiny.trainer(policy_model=policy, hint_weight=1.0, max_steps=3)
-    made.train()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    assert torch.equal(made._base(ids).logits, initial(ids).logits)
-    assert not torch.allclose(made.model(ids).logits, initial(ids).logits)
 
 
 def test_a_model_given_as_a_path_is_taught_by_its_initial_weights(tmp_path: Any) -> None:
@@ -73,7 +64,7 @@ def test_a_model_given_as_a_path_is_taught_by_its_initial_weights(tmp_path: Any)
     initial.save_pretrained(tmp_path)
     made = tiny.trainer(policy_model=str(tmp_path), hint_weight=1.0, max_steps=2)
     made.train()
-    for mine, theirs in zip(made._base.parameters(), initial.parameters(), strict=True):
+    for mine, theirs in zip(made._hint.teacher.model.parameters(), initial.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -89,7 +80,7 @@ def test_the_ema_teacher_follows_the_policy_at_its_rate() -> None:
 
     made.add_callback(Reference())
     made.train()
-    for mine, theirs in zip(made._ema.parameters(), expected, strict=True):
+    for mine, theirs in zip(made._hint.teacher.model.parameters(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -98,13 +89,13 @@ def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
     options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}
     first = tiny.trainer(**options, max_steps=2)
     first.train()
-    saved = [p.clone() for p in first._ema.parameters()]
+    saved = [p.clone() for p in first._hint.teacher.model.parameters()]
     resumed = tiny.trainer(**options, max_steps=3)
     seen: list[torch.Tensor] = []
 
     class AtTheFirstStep(tiny.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seen.extend(p.clone() for p in resumed._ema.parameters())
+            seen.extend(p.clone() for p in resumed._hint.teacher.model.parameters())
 
     resumed.add_callback(AtTheFirstStep())
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -116,37 +107,23 @@ def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> No
     options["output_dir"] = str(tmp_path)
     tiny.trainer(**options, max_steps=1).train()
     (tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").unlink()
-    with pytest.raises(ValueError, match="resuming at step 1 with hint_teacher='ema'"):
+    with pytest.raises(ValueError, match="hint_teacher: it is 'ema', training resumes at step 1"):
         tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
-    with pytest.warns(UserWarning, match="collapsed to reward 0 in 3 of 3"):
+    with pytest.warns(ComposerWarning, match="collapsed to reward 0 in 3 of 3 measured seeds"):
         made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
     inputs = tiny.batch(made)
     _, gradient = tiny.loss_and_gradient(made, inputs)
     expected = by_rows(made, inputs, copy.deepcopy(made.model))
-    made.model.zero_grad()
-    expected.backward()
-    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+    flat = tiny.flat_gradient(made, expected)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
 
 
-def test_the_sampled_token_form_reads_trls_own_log_probabilities() -> None:
-    """They must be those of the plain forward pass, temperature included, wherever a token counts."""
-    made = tiny.trainer(hint_weight=1.0, temperature=0.7)
-    inputs = tiny.batch(made)
-    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-    whole = torch.cat([inputs["prompt_ids"], ids], 1), torch.cat([inputs["prompt_mask"], mask], 1)
-    theirs = made._get_per_token_logps_and_entropies(made.model, *whole, ids.shape[1])[0]
-    ours = token_logprobs(completion_logits(made, made.model, *whole, ids.shape[1]), ids)
-    live = inputs["hint_mask"]
-    assert live.any()
-    torch.testing.assert_close(theirs[live], ours[live], rtol=1e-4, atol=1e-5)
-
-
 def test_sampled_token_gradient_equals_its_definition() -> None:
-    made = tiny.trainer(**HINT_ONLY, hint_divergence="sampled_token", max_steps=2)
+    """The policy's log-probabilities are those of TRL's own forward pass, with its temperature."""
+    made = tiny.trainer(**HINT_ONLY, hint_divergence="sampled_token", max_steps=2, temperature=0.7)
     made.train()
     inputs = tiny.batch(made)
     _, gradient = tiny.loss_and_gradient(made, inputs)
@@ -156,12 +133,10 @@ def test_sampled_token_gradient_equals_its_definition() -> None:
         whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
         return token_logprobs(completion_logits(made, model, *whole, ids.shape[1]), ids)
 
-    student, teacher = logprobs(made.model, "prompt"), logprobs(made._base, "hint_prompt")
+    student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
     live = inputs["hint_mask"]
     token = torch.where(live, (student - teacher).detach() * student, 0.0)
-    made.model.zero_grad()
-    (token.sum(1) / live.sum(1).clamp(min=1)).mean().backward()
-    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
     assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
 
 
@@ -174,63 +149,45 @@ def test_rows_without_a_hint_push_nothing() -> None:
     assert loss == 0 and not gradient.any()
 
 
-def test_hint_mask_of_a_rollout_narrows_the_tokens() -> None:
-    """Targeted distillation: a rollout_func leaves one 0 or 1 per completion token in its rows."""
+def with_rollout(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A trainer whose rollout_func returns what `change` makes of the scripted rollout."""
 
-    def first_token_only(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         made = tiny.rollout(prompts, trainer)
-        return made | {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in made["completion_ids"]]}
+        return made | change(made)
 
-    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": first_token_only})
+    return tiny.trainer(hint_weight=1.0, arguments={"rollout_func": rollout})
+
+
+def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
+    """Targeted distillation: a rollout_func returns one 0 or 1 per completion token."""
+    made = with_rollout(lambda r: {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in r["completion_ids"]]})
     inputs = tiny.batch(made)
     assert inputs["hint_mask"][:, 1:].sum() == 0
     assert 0 < inputs["hint_mask"][:, 0].sum() < len(inputs["hint_mask"])  # row 1 has no hint
 
 
-def test_hint_mask_of_the_wrong_length_is_an_error() -> None:
-    def too_long(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        made = tiny.rollout(prompts, trainer)
-        return made | {"hint_mask": [[1] * (len(ids) + 1) for ids in made["completion_ids"]]}
-
-    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": too_long})
-    with pytest.raises(ValueError, match="hint_mask has .* entries for a completion of"):
-        tiny.batch(made)
-
-
-def test_a_hint_mask_of_anything_but_0_and_1_is_an_error() -> None:
-    def halves(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        made = tiny.rollout(prompts, trainer)
-        return made | {"hint_mask": [[0.5] * len(ids) for ids in made["completion_ids"]]}
-
-    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": halves})
-    with pytest.raises(ValueError, match="wanted a 0 or a 1"):
-        tiny.batch(made)
-
-
-def test_a_rollout_that_rewrites_the_prompt_is_an_error() -> None:
-    """The student would be conditioned on one prompt and the teacher on another."""
-
-    def rewritten(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        made = tiny.rollout(prompts, trainer)
-        return made | {"prompt_ids": [[5, 6, *ids] for ids in made["prompt_ids"]]}
-
-    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": rewritten})
-    with pytest.raises(ValueError, match="rollout_func returned other prompt_ids"):
-        tiny.batch(made)
-
-
 def test_tokens_that_a_tool_wrote_are_not_distilled() -> None:
     """A rollout_func marks them with env_mask 0."""
-
-    def second_by_a_tool(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        made = tiny.rollout(prompts, trainer)
-        marks = [[1, 0, 1, 1, 1][: len(ids)] for ids in made["completion_ids"]]
-        return made | {"env_mask": marks}
-
-    made = tiny.trainer(hint_weight=1.0, arguments={"rollout_func": second_by_a_tool})
+    made = with_rollout(lambda r: {"env_mask": [[1, 0, 1, 1, 1][: len(ids)] for ids in r["completion_ids"]]})
     inputs = tiny.batch(made)
     assert inputs["hint_mask"][:, 0].any() and not inputs["hint_mask"][:, 1].any()
     assert not loss_mask(inputs)[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: {"hint_mask": [[1, *ids] for ids in r["completion_ids"]]}, "hint_mask: it has .* entries"),
+        (lambda r: {"hint_mask": [[0.5] * len(ids) for ids in r["completion_ids"]]}, "return a 0 or a 1"),
+        # The student would be conditioned on one prompt and the teacher on another.
+        (lambda r: {"prompt_ids": [[5, 6, *ids] for ids in r["prompt_ids"]]}, "rollout_func: it returned"),
+    ],
+    ids=["length", "values", "prompt"],
+)
+def test_a_rollout_that_the_hint_channel_cannot_use_is_an_error(change: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        tiny.batch(with_rollout(change))
 
 
 def test_the_hint_stands_in_the_last_user_message_and_leaves_the_rest() -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from composer_plugins.adapters.trl_mixin.channels import _hint_teacher
-from composer_plugins.adapters.trl_mixin.teachers import without_gradient_or_dropout
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from parity_tests.support import tiny
 
@@ -18,7 +17,7 @@ def test_the_teacher_and_the_reference_are_the_model_without_its_adapter() -> No
     base = tiny.model().eval()
     made = tiny.trainer(hint_weight=1.0, replay_weight=1.0, max_steps=3, arguments={"peft_config": lora()})
     made.train()  # so that the policy is no longer its base
-    assert made._base is None
+    assert made._hint.teacher.model is made._replay.reference.model is made.model
     inputs = tiny.batch(made)
     answer = inputs["replay_chosen_ids"][0]
     length = int(inputs["replay_chosen_mask"][0].sum())
@@ -43,31 +42,30 @@ def test_only_the_adapter_learns_and_it_stays_on() -> None:
 @pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"bias": "all"}], ids=str)
 def test_an_adapter_whose_absence_is_not_the_initial_policy_is_refused(options: dict[str, str]) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj"], **options)
-    with pytest.raises(ConfigError, match="the model must be the initial policy"):
+    with pytest.raises(ConfigError, match="the model without its adapter is not the initial policy"):
         tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
 
 
 def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
     """The policy is in training mode when the teacher is asked; two answers must still be one."""
     adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5)
-    with pytest.warns(UserWarning, match="collapsed"):
+    with pytest.warns(ComposerWarning, match="collapsed"):
         live = tiny.trainer(hint_weight=1.0, hint_teacher="live", arguments={"peft_config": adapter})
     inputs = tiny.batch(live)
-    teacher, context = _hint_teacher(live)
-    for parameter in teacher.parameters():
+    for parameter in live.model.parameters():
         parameter.data.add_(0.01)  # so that the adapter, and its dropout, matter
     ids, mask = inputs["hint_prompt_ids"], inputs["hint_prompt_mask"]
-    with without_gradient_or_dropout(teacher), context:
+    with live._hint.teacher.asked() as teacher:
         first, second = (teacher(input_ids=ids, attention_mask=mask).logits for _ in range(2))
     assert torch.equal(first, second)
     assert teacher.training, "the policy was left in evaluation mode"
 
 
 def test_an_ema_of_a_peft_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hint_teacher='ema' keeps a copy of all weights"):
+    with pytest.raises(ConfigError, match="hint_teacher: it is 'ema', which keeps a copy of all weights"):
         tiny.trainer(hint_weight=1.0, hint_teacher="ema", arguments={"peft_config": lora()})
 
 
 def test_a_model_that_comes_with_an_adapter_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the policy without it is not the initial policy"):
+    with pytest.raises(ConfigError, match="it has an adapter already"):
         tiny.trainer(policy_model=get_peft_model(tiny.model(), lora()), replay_weight=1.0)

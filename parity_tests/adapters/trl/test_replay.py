@@ -1,4 +1,4 @@
-"""The replay channel: which pair, scored by whom, weighted and divided by what."""
+"""The replay channel: its pairs, scores, weights and denominator."""
 
 import copy
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 
-from composer_plugins.adapters.trl_mixin.channels import replay_tensors
 from composer_plugins.adapters.trl_mixin.encoding import encode_completion
 from composer_plugins.kernels.preference import dpo, simpo
 from parity_tests.support import tiny
@@ -64,23 +63,29 @@ def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(loss: str) -> 
     made.train()  # so that the policy is no longer the reference
     inputs = tiny.batch(made)
     value, gradient = tiny.loss_and_gradient(made, inputs)
-    made.model.zero_grad()
     expected = by_rows(made, initial, loss)
-    expected.backward()
-    flat = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+    flat = tiny.flat_gradient(made, expected)
     assert float(value) == pytest.approx(expected.item(), rel=ROTARY)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
 
 
 def test_simpo_needs_no_frozen_copy() -> None:
-    assert tiny.trainer(**REPLAY_ONLY, replay_loss="simpo")._base is None
+    assert tiny.trainer(**REPLAY_ONLY, replay_loss="simpo")._replay.reference is None
 
 
-def test_rows_without_a_pair_push_nothing() -> None:
-    data = [row | {"chosen": None, "rejected": None, "n_teachers_agreeing": None} for row in tiny.rows()]
-    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list(data))
+@pytest.mark.parametrize(
+    "change",
+    [{"chosen": None, "rejected": None, "n_teachers_agreeing": None}, {"n_teachers_agreeing": 0}],
+    ids=["no pair", "weight 0"],
+)
+def test_rows_without_a_pair_or_with_weight_0_count_nowhere(change: dict[str, Any]) -> None:
+    data = Dataset.from_list(
+        [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} | change for key in "abcd"]
+    )
+    made = tiny.trainer(**REPLAY_ONLY, dataset=data)
     loss, gradient = tiny.loss_and_gradient(made, tiny.batch(made))
     assert loss == 0 and not gradient.any()
+    assert not any(key.startswith("composer/replay/rewards") for key in made._metrics["train"])
 
 
 def test_a_single_pair_serves_every_generation() -> None:
@@ -99,19 +104,9 @@ def test_generation_g_takes_the_gth_pair_also_when_a_group_spans_two_ranks(
     row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
     made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list([row] * 2), num_generations=8)
     monkeypatch.setattr(type(made.accelerator), "process_index", 1)
-    tensors = replay_tensors(made, [row] * 4)
+    tensors = made._replay.tensors(made, [row] * 4)
     decoded = made._tokenizer.batch_decode(tensors["replay_chosen_ids"], skip_special_tokens=True)
     assert [text[-2:] for text in decoded] == ["41", "51", "61", "71"]
-
-
-def test_a_zero_weight_leaves_the_pair_out() -> None:
-    data = [
-        {"prompt": f"{key}?", "chosen": ["12", "1"], "rejected": ["3", "3"], "n_teachers_agreeing": [0, 0]}
-        for key in "abcd"
-    ]
-    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list(data))
-    loss, gradient = tiny.loss_and_gradient(made, tiny.batch(made))
-    assert loss == 0 and not gradient.any()
 
 
 def test_a_string_completion_ends_with_one_eos() -> None:
@@ -139,15 +134,8 @@ def test_chat_pairs_train() -> None:
     options = {"policy_weight": 0.0, "replay_weight": 1.0, "dataset": Dataset.from_list(data)}
     made = tiny.trainer(scripted=False, max_steps=3, **options)
     made.train()
-    losses = [e["composer/replay_loss"] for e in made.state.log_history if "loss" in e]
+    losses = [e["composer/replay/loss"] for e in made.state.log_history if "loss" in e]
     assert float(losses[-1]) < float(losses[0])
-
-
-def test_a_pair_of_weight_zero_is_not_in_the_metrics() -> None:
-    data = [row | {"n_teachers_agreeing": row["chosen"] and [0.0, 0.0]} for row in tiny.rows()]
-    made = tiny.trainer(replay_weight=1.0, dataset=Dataset.from_list(data))
-    made.train()
-    assert not any(key.startswith("composer/replay/") for key in made.state.log_history[0])
 
 
 def test_metrics_count_only_rows_that_have_a_pair() -> None:

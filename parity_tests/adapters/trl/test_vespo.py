@@ -5,7 +5,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.kernels import policy
-from parity_tests.support.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.0, -2.0]], dtype=torch.float64)

@@ -10,15 +10,21 @@ from torch import Tensor
 
 from composer_plugins.kernels import divergences, preference
 from composer_plugins.kernels.taid import taid
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import verl_cpu
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.verl_facts import MODES, actor
 
 if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
 
-from composer_plugins.adapters.verl_parts.fields import (
-    FROM_LOGITS,
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.rules import parse_channels
+from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
+    BatchLayout,
+    interleave,
+    rows_per_share,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,
     TAID_T,
@@ -26,20 +32,18 @@ from composer_plugins.adapters.verl_parts.fields import (
     TOP_IDS,
     TOP_LOGPROBS,
 )
-from composer_plugins.adapters.verl_parts.rules import channels
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
-from composer_plugins.adapters.verl_plugin.means import settle
-from composer_plugins.adapters.verl_plugin.replay import linearised
-from composer_plugins.adapters.verl_plugin.shares import Cut, dealt, share
-from composer_plugins.adapters.verl_plugin.workers import TopK
-from parity_tests.support.verl_rows import VOCABULARY, Drawn, called, drawn, spoken
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
+from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
+from parity_tests.support.verl_rows import VOCABULARY, Drawn, called, drawn, response_logprobs
 
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
 SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
 JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
 SIMPO = {"replay_weight": 0.3, "replay_loss": "simpo"}
-TOLD = {FROM_LOGITS: True}
+EXTRA = {SHOW_LOGITS: True}
 
 
 def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0) -> ComposerLoss:
@@ -50,7 +54,7 @@ def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0)
     return ComposerLoss(config, node)
 
 
-def taught(rows: Drawn, k: int = 3) -> Drawn:
+def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
     """With a teacher's numbers of every response; the third row has no hint, the last is a replayed one."""
     g = torch.Generator().manual_seed(5)
     logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
@@ -82,13 +86,13 @@ def taught(rows: Drawn, k: int = 3) -> Drawn:
 def test_micro_batches_and_ranks_leave_the_gradient_alone(
     mode: str, node: dict[str, Any], ranks: int
 ) -> None:
-    rows, told = taught(drawn(LENGTHS)), TOLD if "hint_top_k" in node else {}
-    whole = called(loss_of(node, mode), rows, list(range(8)), told)[1]
+    rows, extra = with_teacher(drawn(LENGTHS)), EXTRA if "hint_top_k" in node else {}
+    whole = called(loss_of(node, mode), rows, list(range(8)), extra)[1]
     for cuts in (1, 2, 4):
         found: list[Tensor] = [torch.zeros(0)] * 8
         for of_rank in torch.arange(8).chunk(ranks):  # FSDP takes the mean of the ranks' gradients
             for part in of_rank.chunk(cuts):
-                gradients = called(loss_of(node, mode), rows, part.tolist(), told, ranks=ranks)[1]
+                gradients = called(loss_of(node, mode), rows, part.tolist(), extra, ranks=ranks)[1]
                 for i, gradient in zip(part.tolist(), gradients, strict=True):
                     found[i] = gradient / ranks
         largest = max(float(x.abs().max()) for x in whole)
@@ -101,7 +105,7 @@ def flat(rows: Drawn, name: str) -> Tensor:
     return torch.cat(rows.fields[name])
 
 
-def packed(rows: Drawn) -> Tensor:
+def response_logits(rows: Drawn) -> Tensor:
     """The logits that predict a response's tokens."""
     return torch.cat(
         [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
@@ -116,16 +120,16 @@ def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:
 
 
 def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominator() -> None:
-    rows = taught(drawn(LENGTHS))
+    rows = with_teacher(drawn(LENGTHS))
     value, gradients, metrics = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})
-    logits, mask = packed(rows), flat(rows, HINT_MASK).bool()
-    said = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
-    token = divergences.sampled_token(said, flat(rows, TEACHER), mask)
+    logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
+    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask)
     wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
     terms = mask.numel() * VOCABULARY
     assert_parity(value, wanted, terms=terms, magnitude=float(token.loss.detach().abs().max()))
     assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=terms)
-    assert metrics["actor/composer/hint_loss"].values == [
+    assert metrics["actor/composer/hint/loss"].values == [
         pytest.approx(float(wanted.detach()) / 0.7, rel=1e-12)
     ]
     tokens = metrics["actor/composer/hint/#tokens"].values[0]
@@ -133,7 +137,7 @@ def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominat
 
 
 @pytest.mark.parametrize(
-    ("divergence", "params", "kernel", "told"),
+    ("divergence", "params", "kernel", "extra"),
     [
         ("jsd", {"beta": 0.3}, lambda s, t, m: divergences.jsd(s, t, m, beta=0.3), {}),
         ("reverse_kl", {}, lambda s, t, m: divergences.reverse_kl(s, t, m), {}),
@@ -141,18 +145,18 @@ def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominat
     ],
 )
 def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
-    divergence: str, params: dict[str, Any], kernel: Any, told: dict[str, Any]
+    divergence: str, params: dict[str, Any], kernel: Any, extra: dict[str, Any]
 ) -> None:
     """Its tail is then the one entry that is left: the divergence is the kernel's on the whole vocabulary."""
     rows, k = drawn(LENGTHS), VOCABULARY - 1
-    rows = taught(rows, k)
+    rows = with_teacher(rows, k)
     node = {**JSD, "hint_divergence": divergence, "hint_params": params, "hint_top_k": k}
-    node |= {"hint_t_start": 0.25} if told else {}
-    value, gradients, _ = called(loss_of(node, policy=0.0), rows, list(range(8)), TOLD | told)
+    node |= {"hint_t_start": 0.25} if extra else {}
+    value, gradients, _ = called(loss_of(node, policy=0.0), rows, list(range(8)), EXTRA | extra)
     teacher = torch.zeros(len(flat(rows, HINT_MASK)), VOCABULARY, dtype=torch.float64)
     left = torch.log1p(-flat(rows, TOP_LOGPROBS).exp().sum(-1, keepdim=True)).expand(-1, VOCABULARY)
     teacher = left.scatter(-1, flat(rows, TOP_IDS), flat(rows, TOP_LOGPROBS))
-    logits, mask = packed(rows), flat(rows, HINT_MASK).bool()
+    logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
     token = kernel(logits, teacher, mask)
     wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
     terms = 64 * mask.numel() * VOCABULARY  # 1 - P_k loses digits where P_k is nearly 1
@@ -162,28 +166,30 @@ def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
 
 def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
     """At a ratio of 1 the two are equal; beyond the cap the weight is the cap."""
-    rows = taught(drawn(LENGTHS), VOCABULARY - 1)
-    said = [spoken(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
+    rows = with_teacher(drawn(LENGTHS), VOCABULARY - 1)
+    logprobs = [
+        response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)
+    ]
     node = JSD | {"hint_top_k": VOCABULARY - 1}
     sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
-    jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), TOLD)[0]
+    jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), EXTRA)[0]
     for ratio, weight in ((1.0, 1.0), (1.5, 1.5), (40.0, 2.0)):
-        old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in said]
+        old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in logprobs]
         moved = rows._replace(fields=rows.fields | {"old_log_probs": old})
-        value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), TOLD)[0]
+        value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), EXTRA)[0]
         assert_parity(value, weight * jsd, terms=512)
-    plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), TOLD)[0]
-    assert torch.equal(plain, jsd)
+    plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), EXTRA)
+    assert torch.equal(plain[0], jsd)
 
 
 def test_a_sampled_token_with_a_cap_is_weighed_by_its_ratio_to_the_old_policy() -> None:
-    rows = taught(drawn(LENGTHS))
+    rows = with_teacher(drawn(LENGTHS))
     capped = SAMPLED | {"hint_params": {"ratio_cap": 2.0}}
     value = called(loss_of(capped, policy=0.0), rows, list(range(8)), {})[0]
-    logits, mask = packed(rows).detach(), flat(rows, HINT_MASK).bool()
-    said = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
+    logits, mask = response_logits(rows).detach(), flat(rows, HINT_MASK).bool()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
     old = flat(rows, "old_log_probs")
-    token = divergences.sampled_token(said, flat(rows, TEACHER), mask, old_logprobs=old, ratio_cap=2.0)
+    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask, old_logprobs=old, ratio_cap=2.0)
     assert_parity(value, 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum(), terms=512)
     plain = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})[0]
     assert abs(float(value - plain)) > 1e-4
@@ -201,23 +207,23 @@ def test_the_teachers_entries_are_of_probabilities_in_float32() -> None:
 @pytest.mark.parametrize("cuts", [1, 2, 8])
 def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: int) -> None:
     """The last row is a replayed one: alone in its micro-batch it has no token to be a mean of."""
-    rows, added = taught(drawn(LENGTHS)), dict[str, float]()
+    rows, added = with_teacher(drawn(LENGTHS)), dict[str, float]()
     for part in torch.arange(8).chunk(cuts):
         metrics = called(loss_of(SAMPLED), rows, part.tolist(), {})[2]
         for name, metric in metrics.items():
             if "#" in name:
                 added[name] = added.get(name, 0.0) + metric.values[0]
-    settle(added)
+    sums_to_means(added)
     live, hinted = flat(rows, "response_mask").bool(), flat(rows, HINT_MASK).bool()
     logprobs = torch.cat(
-        [spoken(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
+        [response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
     )
     ratio = (logprobs - flat(rows, "old_log_probs")).exp()[live].mean()
     kl = (logprobs - flat(rows, TEACHER))[hinted].mean()
-    assert added["actor/composer/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
+    assert added["actor/composer/policy/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
     assert added["actor/composer/hint/kl"] == pytest.approx(float(kl), rel=1e-6)
     assert not [name for name in added if "#" in name]
-    settle(nothing := {"actor/composer/hint/kl#sum": 0.0, "actor/composer/hint/#tokens": 0.0})
+    sums_to_means(nothing := {"actor/composer/hint/kl#sum": 0.0, "actor/composer/hint/#tokens": 0.0})
     assert nothing == {}
 
 
@@ -225,12 +231,14 @@ def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: i
 def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> None:
     """At the policy that was scored: the first update of a step."""
     node = {"replay_weight": 0.3, "replay_loss": name}
-    choice = channels(node).replay
+    choice = parse_channels(node).replay
     assert choice is not None
     rows, weights = drawn(LENGTHS), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
     logits = [x.clone().requires_grad_() for x in rows.logits]
-    said = [spoken(x, p, r) for x, p, r in zip(logits, rows.prompts, rows.responses, strict=True)]
-    sums = torch.stack([s.mean() if choice.average else s.sum() for s in said])
+    logprobs = [
+        response_logprobs(x, p, r) for x, p, r in zip(logits, rows.prompts, rows.responses, strict=True)
+    ]
+    sums = torch.stack([s.mean() if choice.average else s.sum() for s in logprobs])
     scores = dict(zip(("chosen", "rejected"), sums.chunk(2), strict=True))
     scores |= {
         "ref_chosen": scores["chosen"].detach() - 0.4,
@@ -240,7 +248,7 @@ def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> N
     wanted = 0.3 * (weights * kernel(*(scores[n] for n in choice.loss.needs)).loss).mean()
     theirs = torch.autograd.grad(wanted, logits)
 
-    _, slopes = linearised(choice, {side: x.detach() for side, x in scores.items()}, weights)
+    _, slopes = linearise(choice, {side: x.detach() for side, x in scores.items()}, weights)
     empty = [torch.zeros_like(mask) for mask in rows.fields["response_mask"]]
     per_token = [s / len(r) if choice.average else s for s, r in zip(slopes, rows.responses, strict=True)]
     coefficients = [c.expand(len(r)) for c, r in zip(per_token, rows.responses, strict=True)]
@@ -263,12 +271,12 @@ def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> N
 def test_every_mini_batch_of_every_rank_has_its_policy_rows_in_order_and_as_many_others(
     ranks: int, width: int, minis: int, micro: int, count: int
 ) -> None:
-    cut = Cut(ranks, ranks * width, micro)
+    layout = BatchLayout(ranks, ranks * width, micro)
     rows = [("policy", i) for i in range(ranks * width * minis)]
-    each = share(count, len(rows), cut)
+    each = rows_per_share(count, len(rows), layout)
     extra = [("replay", i) for i in range(each * ranks * minis)]
     assert len(extra) >= count > len(extra) - ranks * minis * micro and each % micro == 0
-    whole = dealt(rows, extra, cut)
+    whole = interleave(rows, extra, layout)
     assert sorted(whole) == sorted(rows + extra)
     cells = [whole[i : i + width + each] for i in range(0, len(whole), width + each)]
     for i, cell in enumerate(cells):

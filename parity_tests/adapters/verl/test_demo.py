@@ -16,8 +16,8 @@ from parity_tests.support.verl_cpu.runner import Run
 RECORDED = {  # the first step, as verl logged it
     "critic/rewards/mean": 0.37461,
     "actor/pg_loss": -0.12172,
-    "actor/composer/hint_loss": 0.12110,
-    "actor/composer/replay_loss": 0.69315,
+    "actor/composer/hint/loss": 0.12110,
+    "actor/composer/replay/loss": 0.69315,
     "actor/composer/replay/rewards/margins": 0.0,
     "actor/composer/replay/rewards/accuracies": 0.0,
     "timing_s/step": 12.9,
@@ -46,7 +46,9 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Any) -> tuple[int, str]:
+def shown_by(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Any
+) -> tuple[int, str]:
     """Status and output of a demo whose training is this function."""
     monkeypatch.setattr(demo, "train", run)
     code = demo.main([])
@@ -90,7 +92,7 @@ def test_the_line_says_how_far_a_run_is(log: str, steps: int, stage: str) -> Non
 def test_a_run_that_ended_well_shows_the_table_and_where_the_log_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown = said(monkeypatch, capsys, lambda *_: ended(0, STEPS))
+    code, shown = shown_by(monkeypatch, capsys, lambda *_: ended(0, STEPS))
     assert code == 0 and "Reward" in shown and f"101 s; verl's log: {demo.OUT}/main_ppo.log" in shown
 
 
@@ -98,7 +100,7 @@ def test_a_run_that_failed_shows_its_error_and_the_end_of_its_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = "\n".join(["ConfigError: algorithm.composer: [no] such", *(f"line {i}" for i in range(40))])
-    code, shown = said(monkeypatch, capsys, lambda *_: ended(1, [], log))
+    code, shown = shown_by(monkeypatch, capsys, lambda *_: ended(1, [], log))
     assert code == 1 and "main_ppo ended with exit status 1" in shown
     assert "ConfigError: algorithm.composer: [no] such" in shown
     assert "line 39" in shown and "line 24" not in shown
@@ -110,7 +112,7 @@ def test_a_run_that_failed_shows_its_error_and_the_end_of_its_log(
 def test_a_run_that_is_not_whole_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Run
 ) -> None:
-    code, shown = said(monkeypatch, capsys, lambda *_: run)
+    code, shown = shown_by(monkeypatch, capsys, lambda *_: run)
     assert code == 1 and ("raylet" in shown) == bool(run.left)
 
 
@@ -125,5 +127,5 @@ def test_ctrl_c_ends_a_run_once_and_says_so(
         finally:
             signal.raise_signal(signal.SIGINT)
 
-    code, shown = said(monkeypatch, capsys, interrupted)
+    code, shown = shown_by(monkeypatch, capsys, interrupted)
     assert code == 130 and "interrupted after 0 s; verl and Ray are stopped" in shown

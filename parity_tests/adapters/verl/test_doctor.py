@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from composer_plugins.adapters.verl_doctor import doctor as verl_doctor
-from composer_plugins.adapters.verl_doctor import probe
-from composer_plugins.doctor import Finding, Target, ask
+from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
+from composer_plugins.adapters.verl_plugin.doctor import probe
+from composer_plugins.adapters.verl_plugin.requirements import TARGET
+from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
+from composer_plugins.diagnosis import Finding, Target, ask
 from parity_tests.support.paths import ROOT
 
-PLUGIN = "composer_plugins.adapters.verl_plugin"
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 LOSS = "actor_rollout_ref.actor.policy_loss"
 HAS_QUEUE = find_spec("transfer_queue") is not None
@@ -38,7 +39,7 @@ FILE = {
     "actor_rollout_ref": {
         "actor": {
             "policy_loss": {
-                "_target_": f"{PLUGIN}.config.ComposerPolicyLossConfig",
+                "_target_": TARGET,
                 "loss_mode": "composer",
                 "composer": "${algorithm.composer}",
             }
@@ -64,7 +65,7 @@ def found(*overrides: str, files: tuple[Path, ...] = ()) -> list[Finding]:
 
 def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
     """What the probe answers."""
-    request = json.dumps(verl_doctor.wanted(files, overrides))
+    request = json.dumps(verl_doctor.request_of(files, Target(sys.executable, None, overrides)))
     facts: dict[str, Any] = ask(sys.executable, Path(probe.__file__), request)
     return facts
 
@@ -79,7 +80,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return written
 
 
-def test_the_estimator_by_overrides_alone_is_met_with_silence(environment: Path) -> None:
+def test_the_estimator_by_overrides_alone_has_no_finding(environment: Path) -> None:
     """With a TRL that has what verl's FSDP engine imports from it."""
     (environment / "trl").mkdir()
     (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
@@ -87,7 +88,7 @@ def test_the_estimator_by_overrides_alone_is_met_with_silence(environment: Path)
     assert facts["trl"]["exports"] is True
     queue = facts["transfer_queue"]
     assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
-    assert facts["entry_points"]["composer"] == PLUGIN and facts["verl"]["said"] == []
+    assert facts["entry_points"]["composer"] == PLUGIN and facts["verl"]["failure"] == ""
     assert list(verl_doctor.judge(facts, Target("python", None), (0, 9))) == []
 
 
@@ -122,17 +123,16 @@ def test_names_and_options_that_are_wrong_are_all_found_at_once(
         LEGACY,
     )
     facts = asked(*overrides, files=(file,))
-    assert facts["columns"] == {f"{tmp_path}/train.parquet": ["prompt"]}
     findings = verl_doctor.judge(facts, Target(sys.executable, None), (0, 9))
-    said = {one.key: f"{one.what} {one.remedy}" for one in findings if one.severity == "error"}
-    assert said.keys() == {
+    errors = {one.key: f"{one.problem} {one.remedy}" for one in findings if one.severity == "error"}
+    assert errors.keys() == {
         "algorithm.adv_estimator",
         "algorithm.composer.polcy",
         "actor_rollout_ref.model.external_lib",
     }
-    assert "did you mean 'composer/rloo'" in said["algorithm.adv_estimator"]
-    assert "unknown option 'polcy' did you mean 'policy'" in said["algorithm.composer.polcy"]
-    assert "No module named 'not_there_at_all'" in said["actor_rollout_ref.model.external_lib"]
+    assert "did you mean 'composer/rloo'" in errors["algorithm.adv_estimator"]
+    assert "unknown option 'polcy' did you mean 'policy'" in errors["algorithm.composer.polcy"]
+    assert "No module named 'not_there_at_all'" in errors["actor_rollout_ref.model.external_lib"]
 
 
 def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
@@ -140,12 +140,12 @@ def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
 ) -> None:
     (environment / "sound.py").write_text("import verl")
     monkeypatch.setenv(MODULES, "sound, sound")
-    said = {one.key: one for one in found("algorithm.composer.hint_weight=0.1")}
-    assert said.keys() - {"transfer_queue"} == {MODULES, "hydra"}
-    assert {one.severity for one in said.values()} == {"error"}
-    assert said[MODULES].remedy == f"export {MODULES}=sound,sound"
-    assert "Could not override 'algorithm.composer.hint_weight'" in said["hydra"].what
-    assert said["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
+    errors = {one.key: one for one in found("algorithm.composer.hint_weight=0.1")}
+    assert errors.keys() - {"transfer_queue"} == {MODULES, "hydra"}
+    assert {one.severity for one in errors.values()} == {"error"}
+    assert errors[MODULES].remedy == f"export {MODULES}=sound,sound"
+    assert "Could not override 'algorithm.composer.hint_weight'" in errors["hydra"].problem
+    assert errors["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
 
 
 def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_the_same(
@@ -159,7 +159,7 @@ def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_th
         (MODULES, "error"),
         ("algorithm.adv_estimator", "error"),
     ]
-    assert "broken does not import" in findings[0].what and "SystemExit: no" in findings[0].what
+    assert "broken does not import" in findings[0].problem and "SystemExit: no" in findings[0].problem
 
 
 def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,19 +170,20 @@ def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_plugin_that_fails_is_heard_and_a_new_trl_is_found(environment: Path) -> None:
     """Both are swallowed by verl or met late: the one by `except Exception`, the other in an actor."""
-    lines = f"import sys, types\nname = '{PLUGIN}.registration'\nsys.modules[name] = types.ModuleType(name)"
+    name = PLUGIN.replace("register", "estimators")
+    lines = f"import sys, types\nsys.modules['{name}'] = types.ModuleType('{name}')"
     (environment / "sitecustomize.py").write_text(lines)
     (environment / "trl").mkdir()
     (environment / "trl" / "__init__.py").write_text("")
     findings = {one.key: one for one in found() if one.key != "transfer_queue"}
     assert findings.keys() == {"verl.plugins", "trl"}
-    assert "cannot import name 'register'" in findings["verl.plugins"].what
-    assert "AutoModelForCausalLMWithValueHead" in findings["trl"].what
+    assert "cannot import name 'estimator'" in findings["verl.plugins"].problem
+    assert "AutoModelForCausalLMWithValueHead" in findings["trl"].problem
     assert {one.severity for one in findings.values()} == {"error"}
 
 
 @pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
-def test_both_channels_in_our_trainer_are_met_with_silence(tmp_path: Path) -> None:
+def test_both_channels_in_our_trainer_have_no_finding(tmp_path: Path) -> None:
     """What verl's own registry says of the trainer, and a parquet file with the columns."""
     columns = ("prompt", "privileged_context", "chosen", "rejected")
     pq.write_table(pa.table({name: ["x"] for name in columns}), tmp_path / "train.parquet")
@@ -198,7 +199,7 @@ def test_both_channels_in_our_trainer_are_met_with_silence(tmp_path: Path) -> No
     assert found(*sound, f"data.train_files={tmp_path}/train.parquet") == []
     pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "bare.parquet")
     (one,) = found(*sound, f"data.train_files=[{tmp_path}/bare.parquet]")
-    assert one.key == "data.train_files" and f"{tmp_path}/bare.parquet has prompt" in one.what
+    assert one.key == "data.train_files" and f"{tmp_path}/bare.parquet has prompt" in one.problem
 
 
 def test_the_installed_command_asks_an_interpreter_without_verl(tmp_path: Path) -> None:
@@ -209,4 +210,4 @@ def test_the_installed_command_asks_an_interpreter_without_verl(tmp_path: Path) 
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 1 and "Traceback" not in run.stderr
     assert f"{bare}, which will train, has no verl" in run.stdout
-    assert f"composer_plugins cannot be used by {bare}" in run.stdout
+    assert f"{bare}, which will train, cannot import composer-plugins" in run.stdout

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.kernels import preference
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import verl_cpu
-from parity_tests.support.assertions import assert_parity
 
 if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
@@ -18,9 +18,15 @@ from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_parts.fields import HINT_MASK, REPLAY, TEACHER, TOP_IDS, TOP_LOGPROBS
-from composer_plugins.adapters.verl_plugin import hint, replay, scoring, shares
-from composer_plugins.adapters.verl_plugin.prompts import Prompts
+from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    HINT_MASK,
+    REPLAY,
+    TEACHER,
+    TOP_IDS,
+    TOP_LOGPROBS,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.errors import DataError
 from parity_tests.support.verl_cpu import tiny
 from parity_tests.support.verl_queue import Queue, trainer
@@ -44,7 +50,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def make(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A trainer, its queue and a batch: four prompts sampled twice, the last row one of verl's copies."""
     queue = Queue()
-    for module in (hint, replay, scoring, shares):
+    for module in (hint, replay, scoring, batch_layout):
         monkeypatch.setattr(module, "transfer_queue", queue)
 
     def made(node: dict[str, Any]) -> Any:
@@ -87,23 +93,23 @@ def written(queue: Queue, name: str) -> list[Tensor]:
 def test_the_reference_is_asked_under_the_hint_and_only_of_rows_that_have_one(make: Make) -> None:
     one, queue, batch = make(SAMPLED)
     metrics: dict[str, Any] = {}
-    hint.teach(one, batch, metrics)
+    hint.add_teacher_logprobs(one, batch, metrics)
     model = one.ref_policy_wg
     assert model.asked == [8] and one.actor_rollout_wg.asked == []  # five rows, in whole micro-batches
     for i in range(8):
         row = queue.rows["train", f"row_{i}"]
-        taught = HINTS[i // 2] is not None and i != 7
-        assert row[HINT_MASK].tolist() == (row["response_mask"] * taught).tolist()
+        hinted = HINTS[i // 2] is not None and i != 7
+        assert row[HINT_MASK].tolist() == (row["response_mask"] * hinted).tolist()
         # The table looks back one token: what the hint changes is the prompt, which ends alike.
-        wanted = model.of(row["prompts"], row["responses"]) * taught
+        wanted = model.of(row["prompts"], row["responses"]) * hinted
         assert_parity(row[TEACHER], wanted, terms=1, dtype=torch.float32)
-    assert metrics["actor/composer/hint_rows"] == 5 / 7
+    assert metrics["actor/composer/hint/row_frac"] == 5 / 7
     assert not [key for key in queue.rows if key[0] != "train"]  # nothing is left behind
 
 
 def test_the_teachers_entries_are_the_actors_own_largest_where_it_teaches_itself(make: Make) -> None:
     one, queue, batch = make(TOP)
-    hint.teach(one, batch, {})
+    hint.add_teacher_logprobs(one, batch, {})
     assert one.actor_rollout_wg.asked == [6] and one.ref_policy_wg.asked == []
     row = queue.rows["train", "row_4"]
     before = torch.cat([row["prompts"][-1:], row["responses"][:-1]])
@@ -117,14 +123,14 @@ def test_a_model_is_asked_at_the_rollouts_temperature_and_with_lora_without_its_
     one, _, batch = make(SAMPLED)
     one.config.actor_rollout_ref.rollout.temperature = 0.7
     one.ref_in_actor = True
-    hint.teach(one, batch, {})
-    (told,) = one.actor_rollout_wg.told
+    hint.add_teacher_logprobs(one, batch, {})
+    (extra_info,) = one.actor_rollout_wg.extra_infos
     wanted = {"temperature": 0.7, "no_lora_adapter": True, "compute_loss": False, "calculate_entropy": False}
-    assert told == wanted and one.ref_policy_wg.told == []
+    assert extra_info == wanted and one.ref_policy_wg.extra_infos == []
     one, _, batch = make(TOP)
-    hint.teach(one, batch, {})
-    (told,) = one.actor_rollout_wg.told
-    assert told == {
+    hint.add_teacher_logprobs(one, batch, {})
+    (extra_info,) = one.actor_rollout_wg.extra_infos
+    assert extra_info == {
         "temperature": 1.0,
         "calculate_entropy": False,
         "compute_loss": True,
@@ -136,8 +142,8 @@ def test_a_model_is_asked_at_the_rollouts_temperature_and_with_lora_without_its_
 def test_a_hint_in_the_advantages_adds_its_log_ratio_where_the_policy_spoke(make: Make) -> None:
     one, queue, batch = make(SAMPLED | {"hint_estimator": "advantage"})
     metrics: dict[str, Any] = {}
-    hint.teach(one, batch, metrics)
-    credit, tokens = 0.0, 0
+    hint.add_teacher_logprobs(one, batch, metrics)
+    log_ratios, tokens = 0.0, 0
     for i in range(8):
         row = queue.rows["train", f"row_{i}"]
         teacher = one.ref_policy_wg.of(row["prompts"], row["responses"])
@@ -145,17 +151,17 @@ def test_a_hint_in_the_advantages_adds_its_log_ratio_where_the_policy_spoke(make
         wanted = 1 + 0.5 * torch.where(live, teacher - row["old_log_probs"], 0.0)
         assert_parity(row["advantages"], wanted, terms=1, dtype=torch.float32)
         assert TEACHER not in row
-        credit += float(torch.where(live, teacher - row["old_log_probs"], 0.0).sum())
+        log_ratios += float(torch.where(live, teacher - row["old_log_probs"], 0.0).sum())
         tokens += int(live.sum())
-    assert metrics["actor/composer/hint/kl"] == pytest.approx(-credit / tokens, rel=1e-6)
+    assert metrics["actor/composer/hint/kl"] == pytest.approx(-log_ratios / tokens, rel=1e-6)
 
 
 def test_a_batch_without_a_hint_asks_nobody(make: Make) -> None:
     one, queue, batch = make(SAMPLED)
     for key in batch.keys:
         queue.rows["train", key]["privileged_context"] = None
-    hint.teach(one, batch, metrics := {})
-    assert one.ref_policy_wg.asked == [] and metrics["actor/composer/hint_rows"] == 0
+    hint.add_teacher_logprobs(one, batch, metrics := {})
+    assert one.ref_policy_wg.asked == [] and metrics["actor/composer/hint/row_frac"] == 0
     assert not any(mask.any() for mask in written(queue, HINT_MASK))
 
 
@@ -163,22 +169,22 @@ def test_a_prompt_that_the_template_did_not_make_is_an_error(make: Make) -> None
     one, queue, batch = make(SAMPLED)
     queue.rows["train", "row_0"]["prompts"] = torch.tensor([5, 6])
     with pytest.raises(DataError, match="a rollout's prompt is not its row's prompt"):
-        hint.teach(one, batch, {})
+        hint.add_teacher_logprobs(one, batch, {})
 
 
 @pytest.mark.parametrize("name", ["dpo", "simpo"])
 def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make: Make, name: str) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": name})
     metrics: dict[str, Any] = {}
-    found = replay.replayed(one, batch, metrics)
-    assert metrics["actor/composer/replay_pairs"] == 4 and len(found) == 8  # four pairs of three prompts
-    said = [one.tokenizer.decode(r.spoken.response) for r in found]
+    found = replay.replayed_rows(one, batch, metrics)
+    assert metrics["actor/composer/replay/pairs"] == 4 and len(found) == 8  # four pairs of three prompts
+    texts = [one.tokenizer.decode(r.sequence.response) for r in found]
     ends = "<|im_end|>\n"
-    assert said == [s + ends for s in ("0", "2", "two", "3", "no", "?", "!", "4")]
+    assert texts == [s + ends for s in ("0", "2", "two", "3", "no", "?", "!", "4")]
     mean = name == "simpo"
     of = {
         which: torch.stack(
-            [(x.mean() if mean else x.sum()) for x in (model.of(*r.spoken) for r in found)]
+            [(x.mean() if mean else x.sum()) for x in (model.of(*r.sequence) for r in found)]
         ).chunk(2)
         for which, model in (("", one.actor_rollout_wg), ("ref_", one.ref_policy_wg))
     }
@@ -188,7 +194,7 @@ def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make:
     slopes = torch.cat(torch.autograd.grad((weights * getattr(preference, name)(*given).loss).mean(), leaves))
     for one_, slope in zip(found, slopes, strict=True):
         per_token = slope / len(one_.coefficients) if mean else slope
-        assert len(one_.coefficients) == len(one_.spoken.response)
+        assert len(one_.coefficients) == len(one_.sequence.response)
         assert_parity(
             one_.coefficients, per_token.expand(len(one_.coefficients)), terms=64, dtype=torch.float32
         )
@@ -196,19 +202,20 @@ def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make:
 
 def test_replayed_rows_stand_beside_the_batch_and_count_nowhere_but_by_their_coefficients(make: Make) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": "simpo"})
-    found = replay.replayed(one, batch, {})
-    cut = shares.cut_of(one)
-    assert cut == shares.Cut(ranks=2, mini=4, micro=2)
-    keys, mini = shares.put(one, batch, found, cut)
+    found = replay.replayed_rows(one, batch, {})
+    layout = batch_layout.batch_layout(one)
+    assert layout == batch_layout.BatchLayout(ranks=2, mini=4, micro=2)
+    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found, layout)
     assert len(keys) == 8 and mini == 8  # two for each rank's part of each of the two mini-batches
     for key, replayed in zip(keys, found, strict=True):
         row = queue.rows["train", key]
         assert not row["response_mask"].any() and not row["loss_mask"].any()
-        assert row["input_ids"].tolist() == torch.cat([*replayed.spoken]).tolist()
+        assert row["input_ids"].tolist() == torch.cat([*replayed.sequence]).tolist()
         assert_parity(row[REPLAY], 2 * replayed.coefficients, terms=1, dtype=torch.float32)  # two updates
         assert row["advantages"].tolist() == [0.0] * len(replayed.coefficients)
     assert not any(zeros.any() for zeros in written(queue, REPLAY))
-    keys, mini = shares.put(one, batch, found[:1], cut)  # one row, and the rest of the shares filled up
+    # One row, and the rest of the shares filled up.
+    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found[:1], layout)
     filled = [queue.rows["train", key][REPLAY] for key in keys[1:]]
     assert len(keys) == 8 and mini == 8 and not torch.cat(filled).any()
 
@@ -217,5 +224,5 @@ def test_no_pair_in_the_batch_replays_nothing(make: Make) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": "simpo"})
     for key in batch.keys:
         queue.rows["train", key].update(chosen=None, rejected=None, n_teachers_agreeing=None)
-    assert replay.replayed(one, batch, metrics := {}) == []
-    assert metrics == {"actor/composer/replay_pairs": 0} and one.actor_rollout_wg.asked == []
+    assert replay.replayed_rows(one, batch, metrics := {}) == []
+    assert metrics == {"actor/composer/replay/pairs": 0} and one.actor_rollout_wg.asked == []

@@ -13,45 +13,47 @@ from parity_tests.support.verl_cpu.trained import OURS, THEIRS, Trained, apart, 
 
 pytestmark = pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
 
+RATIO, *CLIPPED = (f"actor/composer/policy/{name}" for name in ("ratio", "clip_frac_low", "clip_frac_high"))
+
 
 def test_composer_by_yaml_alone_trains_in_the_real_main_ppo(trained: Trained) -> None:
     for step in composers(finished(trained(*OURS))):
-        assert {f"actor/composer/{name}" for name in ("ratio", "clip_low", "clip_high")} == set(step)
-        assert 0 < step["actor/composer/clip_low"] < 1 and 0 < step["actor/composer/clip_high"] < 1
+        assert {
+            f"actor/composer/policy/{name}" for name in ("ratio", "clip_frac_low", "clip_frac_high")
+        } == set(step)
+        assert (
+            0 < step["actor/composer/policy/clip_frac_low"] < 1
+            and 0 < step["actor/composer/policy/clip_frac_high"] < 1
+        )
 
 
+@pytest.mark.slow
 def test_the_parameters_are_those_of_verls_own_grpo_bit_for_bit(trained: Trained) -> None:
     ours, theirs = finished(trained(*OURS)), finished(trained(*THEIRS))
     for mine, own in zip(ours.parameters, theirs.parameters, strict=True):
         assert apart(mine, own) == 0
     for mine, own in zip(ours.metrics, theirs.metrics, strict=True):
         assert mine["actor/pg_loss"] == pytest.approx(own["actor/pg_loss"], rel=1e-5)
-        clipped = mine["actor/composer/clip_low"] + mine["actor/composer/clip_high"]
-        assert clipped == pytest.approx(own["actor/pg_clipfrac"], rel=1e-5)
+        assert sum(mine[name] for name in CLIPPED) == pytest.approx(own["actor/pg_clipfrac"], rel=1e-5)
         assert own["actor/pg_clipfrac_lower"] > 0  # every branch of the loss was taken
 
 
+@pytest.mark.slow
 def test_composer_trains_in_the_legacy_trainer(trained: Trained) -> None:
     done = finished(trained(*OURS, "trainer.use_v1=False"))
     assert "Legacy trainer" in done.log
-    assert all(step["actor/composer/ratio"] > 0 for step in composers(done))
+    assert all(step[RATIO] > 0 for step in composers(done))
 
 
+@pytest.mark.slow
 def test_an_unknown_key_ends_the_run_with_our_message(trained: Trained) -> None:
     done = trained(*OURS, "+algorithm.composer.advantge=grpo")
     assert done.code not in (0, None) and not done.metrics
-    message = "ConfigError: algorithm.composer: unknown option 'advantge': did you mean 'advantage'?"
+    message = "ConfigError: algorithm.composer.advantge: unknown option 'advantge'; did you mean 'advantage'?"
     assert message in done.log, done.log[-6000:]
 
 
-def test_a_reward_that_is_nan_ends_the_run_with_its_row(trained: Trained, tmp_path: Path) -> None:
-    reward = tmp_path / "nan.py"
-    reward.write_text("def compute_score(*_, **__):\n    return float('nan')\n")
-    done = trained(*OURS, f"reward.custom_reward_function.path={reward}")
-    assert done.code not in (0, None) and not done.metrics
-    assert "DataError: the rewards of 16 of 16 rollouts are NaN, row 0 first" in done.log, done.log[-6000:]
-
-
+@pytest.mark.slow
 def test_no_process_survives_a_run_that_is_cut_off(tmp_path: Path) -> None:
     cut = run(tmp_path, *THEIRS, until="Started a local Ray instance")
     assert cut.code is None and "Started a local Ray instance" in cut.log

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from composer_plugins.adapters.verl_parts.rules import carried, channels, chosen
-from composer_plugins.adapters.verl_parts.run import faults, names, wanted_columns
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig, node_of
+from composer_plugins.adapters.verl_plugin.requirements import Run, findings, wanted_columns
+from composer_plugins.adapters.verl_plugin.rules import parse_channels, parse_choice
+from composer_plugins.adapters.verl_plugin.upstream import registries
 from composer_plugins.columns import hint_of, pairs_of
+from composer_plugins.diagnosis import Finding
 from parity_tests.support import dialects, verl_cpu
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_cpu.trained import Trained, composers, finished
@@ -44,7 +45,7 @@ def verls_own() -> DictConfig:
 
 
 def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """run.sh, with a python3 that prints what it is told."""
+    """run.sh, with a python3 that prints its arguments."""
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     python.chmod(0o755)
@@ -55,6 +56,12 @@ def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.
         capture_output=True,
         text=True,
     )
+
+
+def judged(config: DictConfig) -> list[Finding]:
+    """What the doctor and composer_sync find in a config."""
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return findings(Run(plain), registries(), {})
 
 
 def leaves(config: Any, path: str = "") -> Iterator[str]:
@@ -87,10 +94,9 @@ def test_a_recipe_sets_only_keys_that_verl_has_and_leaves_none_open(name: str) -
 @pytest.mark.parametrize("name", RECIPES)
 def test_our_rules_and_verls_have_nothing_against_a_recipe(name: str) -> None:
     config = tree(name)
-    found = channels(node_of(config.algorithm))
-    assert list(faults(config, found)) == []
-    assert list(names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY)) == []
-    assert need_reference_policy(config) == found.asks_reference
+    found = parse_channels(node_of(config.algorithm))
+    assert judged(config) == []
+    assert need_reference_policy(config) == found.uses_reference
     assert bool(found.hint or found.replay) == (config.trainer.v1.trainer_mode == "composer_sync")
     validate_config(config, need_reference_policy(config), need_critic(config))
 
@@ -102,9 +108,8 @@ def test_the_workers_get_the_same_losses_as_the_driver(name: str) -> None:
     assert isinstance(actor.policy_loss, ComposerPolicyLossConfig)
     assert actor.strategy == "fsdp2" and actor.policy_loss.loss_mode == "composer"
     assert node_of(actor.policy_loss) == node_of(config.algorithm)
-    with carried():
-        _, policy = chosen(node_of(actor.policy_loss), "policy", None)
-        _, advantage = chosen(node_of(config.algorithm), "advantage", None)
+    _, policy = parse_choice(node_of(actor.policy_loss), "policy", None)
+    _, advantage = parse_choice(node_of(config.algorithm), "advantage", None)
     assert (policy.loss.name, advantage.loss.name) == ("dppo_tv" if name == "dppo" else "grpo", "grpo")
 
 
@@ -150,27 +155,26 @@ def test_the_readmes_rows_are_rows_that_the_channels_take() -> None:
     hinted, paired = rows
     assert hint_of(hinted) and len(pairs_of(paired)) == 1
     for name, row in (("hint_sdpo", hinted), ("replay_dpo", paired)):
-        assert wanted_columns(channels(node_of(tree(name).algorithm))).keys() <= row.keys()
+        assert wanted_columns(parse_channels(node_of(tree(name).algorithm))).keys() <= row.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
 def test_hint_sdpo_trains_in_the_real_main_ppo_and_logs_what_the_readme_says(trained: Trained) -> None:
     """With the file itself and the tests' overrides: tiny model, float32; dynamic batches as in the file."""
     first, second = composers(finished(trained("--config-path", str(FOLDER), "--config-name", "hint_sdpo")))
-    told = set(re.findall(r"`actor/composer/(?!replay)([\w/]+)`", README))
-    assert told == {key.removeprefix("actor/composer/") for key in first}
-    assert first["actor/composer/hint_rows"] == 0.75
-    assert first["actor/composer/hint_loss"] != second["actor/composer/hint_loss"] > 0
+    named = set(re.findall(r"`actor/composer/(?!replay)([\w/]+)`", README))
+    assert named == {key.removeprefix("actor/composer/") for key in first}
+    assert first["actor/composer/hint/row_frac"] == 0.75
+    assert first["actor/composer/hint/loss"] != second["actor/composer/hint/loss"] > 0
 
 
-def test_the_yaml_of_the_readme_composes_and_lacks_nothing(tmp_path: Path) -> None:
-    section = (FOLDER.parents[1] / "README.md").read_text().partition("## In verl")[2]
-    (tmp_path / "my.yaml").write_text(section.partition("```yaml\n")[2].partition("```")[0])
+def test_the_yaml_of_the_docs_composes_and_lacks_nothing(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "verl.md").read_text()
+    (tmp_path / "my.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("my")
-    asked = channels(node_of(config.algorithm))
-    assert asked.hint and asked.replay
-    assert not list(faults(config, asked))
-    assert not list(names(config, ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY))
+    channels = parse_channels(node_of(config.algorithm))
+    assert channels.hint and channels.replay and judged(config) == []
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert actor.policy_loss.composer == node_of(config.algorithm)

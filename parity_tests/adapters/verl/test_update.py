@@ -1,4 +1,4 @@
-"""composer_sync's hooks into verl's trainer: what is set, told, put beside the batch and taken away again."""
+"""composer_sync's hooks into verl's trainer: what is set, added to the batch, and removed again."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,13 +17,14 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_parts.fields import REPLAY, TEACHER
-from composer_plugins.adapters.verl_parts.rules import chosen
-from composer_plugins.adapters.verl_plugin import hint, replay, scoring, shares
-from composer_plugins.adapters.verl_plugin import trainer as adapter
-from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
-from composer_plugins.adapters.verl_plugin.prompts import Prompts
-from composer_plugins.adapters.verl_plugin.workers import AnsweringWorker
+from composer_plugins.adapters.verl_plugin.rules import parse_registered
+from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
+from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
+from composer_plugins.adapters.verl_plugin.upstream import OVERRIDDEN
 from parity_tests.adapters.verl.test_trainer import LIVE, SIMPO, checked, folder, make  # noqa: F401  fixtures
 from parity_tests.support.verl_queue import Model, Queue
 
@@ -36,7 +37,7 @@ Started = Callable[[dict[str, Any]], Any]
 
 
 class Workers(Model):
-    """The actor's workers, which remember what they were told and saw."""
+    """The actor's workers, which record the batches they get."""
 
     def set_loss_fn(self, loss: Any) -> None:
         """As verl's."""
@@ -47,7 +48,7 @@ class Workers(Model):
         self.updated = batch.extra_info
         self.keys = batch.keys
         self.rows = [dict(self.queue.rows[batch.partition_id, key]) for key in batch.keys]
-        sums = {"actor/composer/ratio#sum": 6.0, "actor/composer/#tokens": 4.0}
+        sums = {"actor/composer/policy/ratio#sum": 6.0, "actor/composer/policy/#tokens": 4.0}
         return {"metrics": {"actor/mfu": 0.0, **sums}}
 
 
@@ -55,7 +56,7 @@ class Workers(Model):
 def started(make: Any, monkeypatch: pytest.MonkeyPatch) -> Started:  # noqa: F811
     """A trainer with its data read and its workers there, and a batch of sixteen rows."""
     queue = Queue()
-    for module in (hint, replay, scoring, shares, adapter):
+    for module in (hint, replay, scoring, batch_layout, adapter):
         monkeypatch.setattr(module, "transfer_queue", queue)
 
     def one(node: dict[str, Any]) -> Any:
@@ -109,7 +110,13 @@ def test_replay_alone_sets_our_loss_and_stands_beside_the_batch_for_one_update(s
     replayed = [seen for key, seen in zip(group.keys, group.rows, strict=True) if key not in batch.keys]
     assert all(len(seen["rollout_is_weights"]) == len(seen["responses"]) for seen in replayed)
     assert {key for _, key in queue.rows} == set(batch.keys)  # and gone
-    assert metrics["actor/composer/ratio"] == 1.5 and not [name for name in metrics if "#" in name]
+    assert metrics["actor/composer/policy/ratio"] == 1.5 and not [name for name in metrics if "#" in name]
+
+
+def test_what_composer_sync_overrides_is_verls_and_named_in_upstream() -> None:
+    ours = {name for name in vars(adapter.ComposerTrainer) if not name.startswith("__")}
+    assert ours - {"taid_t"} == OVERRIDDEN
+    assert all(hasattr(PPOTrainerSync, name) for name in OVERRIDDEN - {"trainer_mode"})  # set in __init__
 
 
 def test_without_a_channel_verls_loss_stays(started: Started) -> None:
@@ -131,7 +138,7 @@ def test_the_teacher_is_asked_after_the_advantages_which_are_verls(
     started: Started, node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verls(self: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        chosen(node, "advantage", None)  # an estimator of ours, where the channels are carried
+        parse_registered(node, "advantage", None)  # an estimator of ours, where the channels are delivered
         return batch
 
     monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", verls)
@@ -156,4 +163,4 @@ def test_only_a_hint_of_distributions_takes_our_worker(
         trainer, _, _ = started(node)
         trainer._init_resource_pool_mgr()
         workers = trainer.role_worker_mapping
-        assert {role for role, worker in workers.items() if worker is AnsweringWorker} == wanted
+        assert {role for role, worker in workers.items() if worker is TopKLogprobsWorker} == wanted

@@ -13,12 +13,12 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.live.verl.test_advantages import assert_rows_equal
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.verl_drawn import largest_term
 from parity_tests.support.verl_facts import MODES, row_kernel
 from parity_tests.support.verl_probe import NODE
-from parity_tests.support.verl_wheels import FOLDERS, PLUGIN, folder, probe, start
+from parity_tests.support.verl_wheels import FOLDERS, TARGET, folder, probe, start
 
 INSTALLED = installed("verl")
 VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
@@ -68,7 +68,7 @@ def test_ours_take_whatever_a_function_of_that_version_takes(probed: Probe, vers
 @of_every_version
 def test_main_ppos_config_is_valid_and_the_node_arrives_in_a_worker(probed: Probe, version: str) -> None:
     found = probed(version)  # validate_config has passed, in there
-    assert found["config"] == f"{PLUGIN}.config.ComposerPolicyLossConfig"
+    assert found["config"] == TARGET
     assert found["node"] == NODE
     assert found["critic"] is False
 
@@ -136,7 +136,7 @@ def test_what_keeps_verl_from_loading_our_plugin_is_a_warning() -> None:
     """verl 0.6.1 cannot be imported whole beside transformers 5; `import verl` hides that, ours does not."""
     done = start(["-c", "import verl"], wheel("0.6.1"))
     assert done.returncode == 0
-    assert "composer-plugins is not registered in verl: ImportError: cannot import name" in done.stderr
+    assert "adv_estimator=composer will be unknown: ImportError: cannot import name" in done.stderr
 
 
 def fake_plugin(root: Path) -> None:

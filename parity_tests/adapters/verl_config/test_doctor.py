@@ -1,4 +1,4 @@
-"""`composer-plugins doctor --verl`: the judgement, of what the probe told. verl itself is not needed here."""
+"""`composer-plugins doctor --verl`: the findings in what the probe answered. verl itself is not needed."""
 
 import ast
 import json
@@ -13,20 +13,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from composer_plugins import doctor
-from composer_plugins.adapters.verl_doctor import doctor as verl_doctor
-from composer_plugins.adapters.verl_doctor import settings
-from composer_plugins.adapters.verl_doctor.doctor_config import TARGET
-from composer_plugins.adapters.verl_doctor.doctor_environment import number_of
-from composer_plugins.adapters.verl_parts.rules import TRAINER
-from composer_plugins.doctor import Finding, Target
+from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
+from composer_plugins.adapters.verl_plugin.requirements import TARGET, Run, findings
+from composer_plugins.adapters.verl_plugin.rules import TRAINER
+from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
+from composer_plugins.cli.doctor import doctor
+from composer_plugins.diagnosis import Finding, Target
 from composer_plugins.errors import ConfigError
 from parity_tests.support.paths import ROOT
 
 APP = typer.Typer()
-APP.command()(doctor.doctor)
+APP.command()(doctor)
 
-PLUGIN = "composer_plugins.adapters.verl_plugin"
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 ACTOR, NODE = "actor_rollout_ref.actor", "algorithm.composer"
 LOSS, MODE = f"{ACTOR}.policy_loss", "trainer.v1.trainer_mode"
@@ -43,6 +41,7 @@ DEFAULTS: dict[str, Any] = {  # verl 0.9.1's, as far as they are looked at
     f"{ACTOR}.use_kl_loss": False,
     f"{ACTOR}.strategy": "fsdp",
     f"{ACTOR}.shuffle": False,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
     f"{ACTOR}.ulysses_sequence_parallel_size": 1,
     "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
@@ -66,10 +65,15 @@ PARQUET = {"train.parquet": ["prompt", "privileged_context", "chosen", "rejected
 
 NAMES = {
     "estimators": ["composer", "composer/rloo", "gae", "grpo", "rloo"],
-    "losses": ["composer", "composer/cispo", "composer/dppo_tv", "gspo", "vanilla"],
+    "losses": [
+        "composer",
+        *(f"composer/{name}" for name in ("cispo", "dppo_tv", "grpo")),
+        "geo_mean",
+        "vanilla",
+    ],
     "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
 }
-VERL = {"version": "0.9.1", "error": "", "absent": False, "modules": {}, "said": []}
+VERL = {"version": "0.9.1", "error": "", "absent": False, "modules": {}, "failure": ""}
 QUEUE = {"present": True, "version": "0.1.11", "wanted": "TransferQueue>=0.1.10", "fits": True}
 FACTS: dict[str, Any] = {
     "package": "",
@@ -80,7 +84,6 @@ FACTS: dict[str, Any] = {
     "transfer_queue": QUEUE,
     "composition": "",
     "library": "",
-    "columns": PARQUET,
     **NAMES,
 }
 UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers": ["sync"]}
@@ -104,15 +107,18 @@ def sent(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def told(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
+def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
     """What a probe answers, of an environment in which all is well."""
+    columns = others.pop("columns", PARQUET)
     facts = {**FACTS, "config": config, **others}
-    return facts | {"settings": settings.read(config, facts["columns"]) if config else None}
+    run = Run(config or {}, release_of(facts["verl"]["version"]))
+    return facts | {"findings": findings(run, facts, columns) if config else []}
 
 
 def judged(config: dict[str, Any] | None, version: str | None = None, **others: Any) -> list[Finding]:
-    facts = told(config, **others)
-    release = number_of(version or facts["verl"]["version"])
+    verl = VERL | {"version": version} if version else VERL
+    facts = answered(config, **{"verl": verl, **others})
+    release = release_of(version or facts["verl"]["version"])
     return list(verl_doctor.judge(facts, Target("python", version), release))
 
 
@@ -121,7 +127,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "a named estimator": {"algorithm.adv_estimator": "composer/rloo"},
     "its parameters": {**OURS, f"{NODE}.advantage": "rloo"},
     "a policy loss": {f"{LOSS}.loss_mode": "composer/cispo", "algorithm.adv_estimator": "grpo"},
-    "the same said twice": {f"{LOSS}.loss_mode": "composer/cispo", **OURS, f"{NODE}.policy": "cispo"},
+    "the same twice": {f"{LOSS}.loss_mode": "composer/cispo", **OURS, f"{NODE}.policy": "cispo"},
     "the legacy trainer": {**OURS, "trainer.use_v1": False},
     "a hint": HINT,
     "a hint of sampled tokens": SAMPLED,
@@ -141,13 +147,15 @@ SOUND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_config_is_met_with_silence(name: str) -> None:
+def test_a_sound_config_has_no_finding(name: str) -> None:
     assert judged(tree(SOUND[name])) == []
 
 
-def test_a_policy_with_parameters_that_the_workers_see_is_met_with_silence() -> None:
+def test_a_policy_with_parameters_that_the_workers_see_has_no_finding() -> None:
     policy = {f"{NODE}.policy": "cispo", f"{NODE}.policy_params": {"clip_high": 4.0}}
     assert judged(sent(tree({**OURS, **WORKERS, **policy}))) == []
+    by_path = {f"{NODE}.policy": f"{__name__}:of_rollouts", f"{NODE}.policy_params": {"sharpness": 2}}
+    assert judged(sent(tree({**OURS, **WORKERS, **by_path, BYPASS: True}))) == []
     assert judged(sent(tree({**HINT, **WORKERS, **policy, f"{NODE}.policy_weight": 0.5}))) == []
 
 
@@ -157,235 +165,258 @@ def test_an_environment_alone_is_judged_without_a_config() -> None:
     assert keys == ["transfer_queue"]
 
 
-# What is changed in the config, the key, the severity, and words that the finding has.
-TRAPS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+AGG = f"{ACTOR}.loss_agg_mode"
+PAPERS = {AGG: "seq-mean-token-mean"}  # GRPO's
+COMPOSER = {f"{LOSS}.loss_mode": "composer", **PAPERS}
+TOP = HINT  # compares distributions
+NOT_FOR = "or set hint_divergence='sampled_token'"
+
+# What is changed in the config, the key (after its severity, if that is not "error"), words of the finding.
+TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown estimator": (
         {"algorithm.adv_estimator": "composer/rlo"},
         "algorithm.adv_estimator",
-        "error",
-        "unknown estimator 'composer/rlo'; verl says so after the first rollout did you mean 'composer/rloo'",
+        "unknown advantage estimator 'composer/rlo' did you mean 'composer/rloo'",
     ),
     "an unknown loss": (
         {f"{LOSS}.loss_mode": "composer/cipso"},
         f"{LOSS}.loss_mode",
-        "error",
         "unknown policy loss 'composer/cipso' did you mean 'composer/cispo'",
     ),
     "an unknown loss of verl's": (
         {**OURS, f"{LOSS}.loss_mode": "vanila"},
         f"{LOSS}.loss_mode",
-        "error",
         "'vanila' did you mean 'vanilla'",
     ),
-    "an unknown trainer": (
-        {**OURS, MODE: "snc"},
-        MODE,
-        "error",
-        "unknown trainer 'snc' did you mean 'sync'",
-    ),
+    "an unknown trainer": ({**OURS, MODE: "snc"}, MODE, "unknown trainer 'snc' did you mean 'sync'"),
     "an unknown option": (
         {**OURS, f"{NODE}.hint_wieght": 0.1},
         f"{NODE}.hint_wieght",
-        "error",
         "unknown option 'hint_wieght' did you mean 'hint_weight'",
     ),
     "an option of the wrong type": (
         {**OURS, f"{NODE}.hint_weight": "0.1"},
         f"{NODE}.hint_weight",
-        "error",
-        "hint_weight is '0.1': input should be a valid number",
+        "it is '0.1' set a valid number",
     ),
     "an unknown advantage": (
         {**OURS, f"{NODE}.advantage": "grop"},
         f"{NODE}.advantage",
-        "error",
         "unknown advantage 'grop' did you mean 'grpo'",
     ),
-    "a critic": (
-        {**OURS, "critic.enable": True},
-        "critic.enable",
-        "error",
-        "hands its advantages over as returns",
-    ),
+    "a critic": ({**OURS, "critic.enable": True}, "critic.enable", "no returns critic.enable=False"),
     "two advantages": (
         {"algorithm.adv_estimator": "composer/rloo", f"{NODE}.advantage": "grpo"},
         f"{NODE}.advantage",
-        "error",
-        "advantage is 'grpo' beside composer/rloo say composer alone",
+        "'grpo' contradicts the name composer/rloo remove it",
     ),
     "what verl does itself": (
         {**OURS, f"{NODE}.mismatch": "tis"},
         f"{NODE}.mismatch",
-        "error",
         "rollout_correction remove it",
     ),
-    "no table": (
-        {**OURS, NODE: 3},
-        NODE,
-        "error",
-        "3 wanted a table of options",
-    ),
-    "options that nobody reads": (
+    "no table": ({**OURS, NODE: 3}, NODE, "3 write a table of options"),
+    "options that nothing reads": (
         {"algorithm.adv_estimator": "grpo", f"{NODE}.advantage": "rloo"},
         NODE,
-        "error",
-        "read by nobody: adv_estimator is 'grpo', loss_mode 'vanilla' algorithm.adv_estimator=composer",
+        "nothing reads it: adv_estimator is 'grpo' loss_mode 'vanilla' algorithm.adv_estimator=composer",
     ),
     "nothing of ours": (
         {"algorithm.adv_estimator": "grpo"},
-        "algorithm.adv_estimator",
-        "warning",
-        "verl trains with its own algorithm.adv_estimator=composer",
+        "warning algorithm.adv_estimator",
+        "verl trains with its own set algorithm.adv_estimator=composer",
     ),
     "an advantage beside another estimator": (
-        {"algorithm.adv_estimator": "grpo", f"{LOSS}.loss_mode": "composer", f"{NODE}.advantage": "rloo"},
+        {"algorithm.adv_estimator": "grpo", **COMPOSER, f"{NODE}.advantage": "rloo"},
         f"{NODE}.advantage",
-        "error",
-        "not run: algorithm.adv_estimator is 'grpo'",
+        "no effect, because algorithm.adv_estimator is 'grpo'",
     ),
     "a policy beside verl's loss": (
         {**OURS, f"{NODE}.policy": "cispo"},
         f"{NODE}.policy",
-        "error",
-        f"not run: {LOSS}.loss_mode is 'vanilla' {LOSS}.loss_mode=composer ${{{NODE}}}",
+        f"no effect, because {LOSS}.loss_mode is 'vanilla' {LOSS}.loss_mode=composer '${{{NODE}}}'",
+    ),
+    "the policy's weight beside verl's loss": (
+        {**REPLAY, f"{NODE}.policy_weight": 0.0},
+        f"{NODE}.policy_weight",
+        f"no effect, because {LOSS}.loss_mode is 'vanilla'",
     ),
     "parameters that the workers do not see": (
-        {**OURS, f"{LOSS}.loss_mode": "composer", f"{NODE}.policy_params": {"clip_high": 0.3}},
+        {**OURS, **COMPOSER, f"{NODE}.policy_params": {"clip_high": 0.3}},
         f"{NODE}.policy_params",
-        "error",
-        f"workers do not see it {LOSS}._target_={TARGET} +{LOSS}.composer='${{{NODE}}}'",
+        f"workers have {{}} {LOSS}._target_={TARGET} +{LOSS}.composer='${{{NODE}}}'",
     ),
     "a policy that the workers do not see": (
-        {**OURS, f"{LOSS}.loss_mode": "composer", f"{NODE}.policy": "cispo"},
+        {**OURS, **COMPOSER, f"{NODE}.policy": "cispo"},
         f"{NODE}.policy",
-        "error",
-        "workers do not see it",
+        "it is 'cispo' workers have 'grpo'",
+    ),
+    "a policy's weight that the workers do not see": (
+        {**SAMPLED, f"{LOSS}.loss_mode": "composer/cispo", f"{NODE}.policy_weight": 0.5},
+        f"{NODE}.policy_weight",
+        "it is 0.5 'composer/cispo' 1.0",
     ),
     "a target without the node": (
-        {**OURS, **WORKERS, f"{NODE}.policy": "cispo"},
+        {**OURS, **WORKERS, **PAPERS, f"{NODE}.policy": "cispo"},
         f"{NODE}.policy",
-        "error",
-        "workers do not see it",
+        "workers have 'grpo'",
+    ),
+    "another policy in the workers": (
+        {**SAMPLED, **WORKERS, **PAPERS, f"{NODE}.policy": "cispo", f"{LOSS}.composer": {"policy": "grpo"}},
+        f"{NODE}.policy",
+        "it is 'cispo' have 'grpo'",
     ),
     "a node without its target": (
         {**OURS, f"{LOSS}.loss_mode": "composer", f"{LOSS}.composer": {"policy": "cispo"}},
         f"{LOSS}._target_",
-        "error",
-        f"verl.workers.config.PolicyLossConfig does not take TypeError {LOSS}._target_={TARGET}",
+        f"verl.workers.config.PolicyLossConfig does not take TypeError set it to {TARGET}",
     ),
     "an unknown policy in the workers' node": (
         {**OURS, **WORKERS, f"{LOSS}.composer": {"policy": "cipso"}},
         f"{LOSS}.composer.policy",
-        "error",
-        "unknown policy 'cipso' did you mean 'cispo'",
+        "unknown policy loss 'cipso' did you mean 'cispo'",
     ),
-    "a hint that nobody delivers": (
+    "a loss over the whole batch": (
+        {**OURS, **WORKERS, f"{LOSS}.composer": {"policy": "clip_cov"}},
+        f"{LOSS}.composer.policy",
+        "statistic of the whole batch verl cuts",
+    ),
+    "an input that verl does not have": (
+        {**OURS, **WORKERS, f"{LOSS}.composer": {"policy": f"{__name__}:of_entropies"}},
+        f"{LOSS}.composer.policy",
+        "needs entropies, which verl does not provide (inputs here: advantages, logprobs, mask, old_logprobs",
+    ),
+    "a reduction that is not the paper's": (
+        {f"{LOSS}.loss_mode": "composer/grpo"},
+        f"warning {AGG}",
+        "it is 'token-mean' 'grpo' is reduced by 'seq-mean-token-mean' grpo@verl",
+    ),
+    "a hint in another trainer": (
         {**OURS, f"{NODE}.hint_weight": 0.1},
         f"{NODE}.hint_weight",
-        "error",
-        f"hint_weight = 0.1, and the trainer 'sync' does not {MODE}={TRAINER}",
+        f"it is 0.1, and only the trainer {TRAINER} has a hint channel {MODE}={TRAINER}",
     ),
-    "a replay that nobody delivers": (
+    "a replay in another trainer": (
         {**OURS, f"{NODE}.replay_weight": 2},
         f"{NODE}.replay_weight",
-        "error",
-        "replay_weight = 2, and the trainer",
+        f"it is 2, and only the trainer {TRAINER} has a replay channel",
     ),
     "a hint in the legacy trainer": (
         {**HINT, "trainer.use_v1": False},
         f"{NODE}.hint_weight",
-        "error",
-        f"legacy trainer trainer.use_v1=True {MODE}={TRAINER}",
+        f"{MODE}={TRAINER} verl 0.9 or later, with trainer.use_v1=True",
+    ),
+    "a policy's weight and no channel": (
+        {
+            **SYNC,
+            **WORKERS,
+            **PAPERS,
+            f"{NODE}.policy_weight": 0.5,
+            f"{LOSS}.composer": {"policy_weight": 0.5},
+        },
+        f"{NODE}.policy_weight",
+        "it is 0.5 no other channel",
     ),
     "hint options without a weight": (
         {**OURS, f"{NODE}.hint_teacher": "live"},
         f"{NODE}.hint_teacher",
-        "warning",
-        "does nothing without hint_weight",
+        "no effect without a hint_weight",
     ),
-    "hint options without a weight, in our trainer": (
-        {**SYNC, f"{NODE}.hint_teacher": "live"},
-        f"{NODE}.hint_teacher",
-        "error",
-        "without a hint_weight",
+    "replay options without a weight": (
+        {**SYNC, f"{NODE}.replay_loss": "simpo"},
+        f"{NODE}.replay_loss",
+        "no effect without a replay_weight",
     ),
     "an averaged teacher": (
         {**HINT, f"{NODE}.hint_teacher": "ema"},
         f"{NODE}.hint_teacher",
-        "error",
         "ema no average",
     ),
     "a hint's reference": (
         {**HINT, f"{ACTOR}.use_kl_loss": False},
         f"{ACTOR}.use_kl_loss",
-        "error",
-        f"reference {ACTOR}.use_kl_loss=True kl_loss_coef=0",
+        f"hint_teacher 'base' reference {ACTOR}.use_kl_loss=True kl_loss_coef=0",
     ),
     "DPO's reference": (
         {**REPLAY, f"{ACTOR}.use_kl_loss": False},
         f"{ACTOR}.use_kl_loss",
-        "error",
         f"'dpo' {ACTOR}.use_kl_loss=True kl_loss_coef=0",
     ),
-    "logits of fused kernels": ({**HINT, FUSED: True}, FUSED, "error", "logits False"),
-    "logits of a part of the sequence": (
-        {**HINT, f"{ACTOR}.ulysses_sequence_parallel_size": 2},
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        "error",
-        "2 1",
+    "logits of fused kernels": ({**HINT, FUSED: True}, FUSED, f"logits False {NOT_FOR}"),
+    **{
+        f"logits: {model} {key}": ({**HINT, f"{model}.{key}": value}, f"{model}.{key}", f"{words} {NOT_FOR}")
+        for model in (ACTOR, "actor_rollout_ref.ref")
+        for key, value, words in (
+            ("ulysses_sequence_parallel_size", 2, "2 part of every sequence"),
+            ("strategy", "megatron", "'megatron' FSDP"),
+            ("fsdp_config.pad_to_length", True, "no logits"),
+        )
+    },
+    "shuffled pairs": ({**REPLAY, f"{ACTOR}.shuffle": True}, f"{ACTOR}.shuffle", "pairs False"),
+    "a mean over replayed rows": (
+        {**REPLAY, f"{LOSS}.loss_mode": "geo_mean"},
+        f"{LOSS}.loss_mode",
+        "replayed composer/gmpo",
     ),
-    "logits of another engine": (
-        {**HINT, f"{ACTOR}.strategy": "megatron"},
-        f"{ACTOR}.strategy",
-        "error",
-        "'megatron' FSDP",
+    "a width that replayed rows change": (
+        {**REPLAY, AGG: "seq-mean-token-sum-norm"},
+        f"{ACTOR}.loss_scale_factor",
+        "width data.max_response_length",
     ),
-    "shuffled pairs": ({**REPLAY, f"{ACTOR}.shuffle": True}, f"{ACTOR}.shuffle", "error", "pairs False"),
+    "options of a trainer that verl does not read": (
+        {**SYNC, "trainer.v1.composer_sync.parameter_sync_step": 2},
+        "trainer.v1.composer_sync",
+        "verl does not read trainer.v1.sync",
+    ),
     "two distillations": (
         {**HINT, "distillation.enabled": True},
         "distillation.enabled",
-        "error",
         "its own loss False",
     ),
     "DPPO around the trainer's policy": (
         {f"{LOSS}.loss_mode": "composer/dppo_tv"},
-        BYPASS,
-        "info",
+        f"info {BYPASS}",
         f"dppo_tv recomputation {BYPASS}=True",
     ),
     "DPPO without the engine's log-probabilities": (
         {f"{LOSS}.loss_mode": "composer/dppo_tv", ROLLOUT: False},
-        ROLLOUT,
-        "warning",
+        f"warning {ROLLOUT}",
         f"recomputation {BYPASS}=True {ROLLOUT}=True",
     ),
     "a bypass without the engine's log-probabilities": (
         {f"{LOSS}.loss_mode": "composer/dppo_tv", ROLLOUT: False, BYPASS: True},
         ROLLOUT,
-        "error",
-        f"bypass_mode wants {ROLLOUT}=True",
+        f"bypass_mode needs {ROLLOUT}=True",
     ),
     "a bypass in the legacy trainer": (
         {f"{LOSS}.loss_mode": "composer/dppo_tv", BYPASS: True, "trainer.use_v1": False},
         BYPASS,
-        "error",
         "sets loss_mode to its own trainer.use_v1=True",
     ),
 }
 
 
+def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
+    """A loss that asks for an input that verl does not provide."""
+
+
+def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any, *, sharpness: float) -> Any:
+    """A loss that verl can run."""
+
+
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_is_found_at_its_key_with_what_to_do(name: str) -> None:
-    changes, key, severity, words = TRAPS[name]
+    changes, key, words = TRAPS[name]
     (found,) = judged(tree(changes))
-    check(found, key, severity, words)
+    check(found, key, words)
 
 
-def check(found: Finding, key: str, severity: str, words: str) -> None:
-    assert (found.key, found.severity) == (key, severity), found
-    said = f"{found.what} {found.remedy}"
-    assert all(word in said for word in words.split()), said
-    assert found.what and found.remedy and "\n" not in said and " None" not in said
+def check(found: Finding, key: str, words: str) -> None:
+    severity, _, key = key.rpartition(" ")
+    assert (found.key, found.severity) == (key, severity or "error"), found
+    text = f"{found.problem} {found.remedy}"
+    assert all(word in text for word in words.split()), text
+    assert found.problem and found.remedy and "\n" not in text and " None" not in text
 
 
 @pytest.mark.parametrize(
@@ -396,7 +427,7 @@ def test_a_file_without_a_channels_column_is_named_with_those_it_has(
     changes: dict[str, Any], missing: str
 ) -> None:
     (found,) = judged(tree(changes), columns={"a.parquet": ["prompt", "answer"]})
-    check(found, "data.train_files", "error", f"{missing} a.parquet answer, prompt")
+    check(found, "data.train_files", f"{missing} a.parquet answer, prompt")
     custom = {**changes, "data.custom_cls.path": "mine.py"}
     assert judged(tree(custom), columns={"a.parquet": ["prompt"]}) == []
     assert judged(tree(OURS), columns={"a.parquet": ["prompt"]}) == []
@@ -404,74 +435,61 @@ def test_a_file_without_a_channels_column_is_named_with_those_it_has(
 
 def test_a_channel_needs_verl_0_9() -> None:
     found = judged(tree({**OURS, f"{NODE}.hint_weight": 0.1}), "0.8.0", environment={MODULES: PLUGIN})
-    check(found[0], f"{NODE}.hint_weight", "error", "verl before 0.9 upgrade to 0.9")
+    check(found[0], f"{NODE}.hint_weight", "verl 0.9 or later")
     assert len(found) == 1
 
 
-# What is changed in the facts, the key, the severity, and words that the finding has.
-ENVIRONMENTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+# The same, of what is changed in the facts.
+ENVIRONMENTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no verl": (
         {"verl": VERL | {"absent": True, "version": None, "error": "ModuleNotFoundError"}},
         "verl",
-        "error",
         "python, which will train, has no verl uv pip install --python python verl[verl-core] --python",
     ),
     "verl 0.5": (
         {"verl": VERL | {"version": "0.5.0"}, **UNREGISTERED},
         "verl",
-        "error",
         "verl 0.5 refuses an estimator upgrade to 0.6",
     ),
     "verl 0.8 without the variable": (
         {"verl": VERL | {"version": "0.8.0"}, **UNREGISTERED},
         MODULES,
-        "error",
         f"loads no entry points export {MODULES}={PLUGIN}",
     ),
     "verl that does not import": (
         {"verl": VERL | {"error": "ImportError: libcudart"}, **UNREGISTERED},
         "verl",
-        "error",
         'import verl fails in python: ImportError: libcudart python -c "import verl"',
     ),
     "no composer-plugins": (
         {"package": "ModuleNotFoundError: No module named 'composer_plugins'", **UNREGISTERED},
         "composer-plugins",
-        "error",
-        "cannot be used by python, which will train uv pip install --python python 'composer-plugins'",
+        "python, which will train, cannot import uv pip install --python python 'composer-plugins'",
     ),
     "a plugin that failed": (
-        {
-            "verl": VERL | {"said": ["composer-plugins is not registered in verl: NameError: x"]},
-            **UNREGISTERED,
-        },
+        {"verl": VERL | {"failure": "NameError: x"}, **UNREGISTERED},
         "verl.plugins",
-        "error",
-        'does not show: NameError: x python -W default -c "import verl"',
+        'does not show the error: NameError: x python -W default -c "import verl"',
     ),
-    "a plugin that says nothing": (UNREGISTERED, "verl.plugins", "error", f'python -c "import {PLUGIN}"'),
+    "a plugin that says nothing": (UNREGISTERED, "verl.plugins", f'python -c "import {PLUGIN}"'),
     "losses and no estimators": (
         {"losses": ["vanilla"]},
         "verl.plugins",
-        "error",
         "verl knows no policy loss 'composer' after import verl",
     ),
     "no entry point": (
         {"entry_points": {"other": "x"}, **UNREGISTERED},
         "verl.plugins",
-        "error",
         "without its entry point --reinstall",
     ),
     "plugins off": (
         {"environment": {PLUGINS: "None"}, **UNREGISTERED},
         PLUGINS,
-        "error",
         f"none loads no plugin unset {PLUGINS}",
     ),
     "plugins by a list": (
         {"environment": {PLUGINS: "mine, other"}, **UNREGISTERED},
         PLUGINS,
-        "error",
         f"'mine, other' does not allow it export {PLUGINS}=mine,other,composer",
     ),
     "a space": (
@@ -480,74 +498,60 @@ ENVIRONMENTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
             "verl": VERL | {"modules": {PLUGIN: "", " b": "ModuleNotFoundError"}},
         },
         MODULES,
-        "error",
         f"strips no spaces export {MODULES}={PLUGIN},b",
     ),
-    "a comma too many": ({"environment": {MODULES: ","}}, MODULES, "error", f"unset {MODULES}"),
+    "a comma too many": ({"environment": {MODULES: ","}}, MODULES, f"unset {MODULES}"),
     "a module that does not import": (
         {"environment": {MODULES: "b"}, "verl": VERL | {"modules": {"b": "ModuleNotFoundError: No b"}}},
         MODULES,
-        "error",
-        "b does not import ModuleNotFoundError: No b mend or remove b",
+        "b does not import ModuleNotFoundError: No b correct or remove b",
     ),
     "a new TRL": (
         {"trl": {"version": "1.16.0", "exports": False, "name": "AutoModelWithValueHead"}},
         "trl",
-        "error",
-        "TRL 1.16.0 AutoModelWithValueHead every actor dies one environment for verl, another for TRL",
+        "TRL 1.16.0 AutoModelWithValueHead every actor ends an environment of its own",
     ),
     "no TransferQueue": (
         {"transfer_queue": QUEUE | {"present": False, "version": None}},
         "transfer_queue",
-        "error",
         "TransferQueue>=0.1.10 is not installed verl[verl-core] trainer.use_v1=False",
     ),
     "an old TransferQueue": (
         {"transfer_queue": QUEUE | {"version": "0.1.2", "fits": False}},
-        "transfer_queue",
-        "warning",
-        "TransferQueue 0.1.2; verl wants TransferQueue>=0.1.10 verl[verl-core]",
+        "warning transfer_queue",
+        "TransferQueue is 0.1.2, and verl needs TransferQueue>=0.1.10 verl[verl-core]",
     ),
     "another module in a running cluster": (
         {"environment": {MODULES: "mine", "RAY_ADDRESS": "10.0.0.1:6379"}},
-        MODULES,
-        "warning",
+        f"warning {MODULES}",
         f"cluster at 10.0.0.1:6379 +ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}='mine' every node",
     ),
     "an allow-list in a running cluster": (
         {"environment": {PLUGINS: "composer", "RAY_ADDRESS": "auto"}},
-        PLUGINS,
-        "warning",
+        f"warning {PLUGINS}",
         "cluster at auto every node",
     ),
     "our module in a running cluster": (
         {"environment": {MODULES: PLUGIN, "RAY_ADDRESS": "auto"}, "entry_points": {}},
         MODULES,
-        "error",
         f"+ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}='{PLUGIN}'",
     ),
     "a library that does not import": (
         {"library": "ModuleNotFoundError: No module named 'lib'"},
         "actor_rollout_ref.model.external_lib",
-        "error",
-        "'lib' does not import mend or remove it",
+        "'lib' does not import correct it, or remove it",
     ),
-    "losses and no trainer": (
-        {"trainers": ["sync"]},
-        MODE,
-        "error",
-        f"no trainer '{TRAINER}' verl[verl-core]",
-    ),
+    "losses and no trainer": ({"trainers": ["sync"]}, MODE, f"no trainer '{TRAINER}' verl[verl-core]"),
 }
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_what_is_wrong_with_the_environment_is_found(name: str) -> None:
-    others, key, severity, words = ENVIRONMENTS[name]
+    others, key, words = ENVIRONMENTS[name]
     usable = not others.get("verl", VERL)["error"]
     config = tree({**SYNC, "actor_rollout_ref.model.external_lib": "lib"})
     (found,) = judged(config if usable else None, **others)
-    check(found, key, severity, words)
+    check(found, key, words)
 
 
 def test_what_is_mended_in_the_environment_is_not_complained_of() -> None:
@@ -572,7 +576,7 @@ def test_what_is_mended_in_the_environment_is_not_complained_of() -> None:
 def test_a_cluster_may_be_named_in_the_config() -> None:
     config = tree({**OURS, "ray_kwargs.ray_init.address": "ray://head:10001"})
     (found,) = judged(config, environment={MODULES: "mine"})
-    check(found, MODULES, "warning", "cluster at ray://head:10001")
+    check(found, f"warning {MODULES}", "cluster at ray://head:10001")
 
 
 def test_what_is_not_registered_is_one_finding() -> None:
@@ -583,10 +587,10 @@ def test_what_is_not_registered_is_one_finding() -> None:
 
 def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     found = judged(None, "0.8")
-    check(found[0], MODULES, "error", "verl 0.8 will know no estimator no entry points")
+    check(found[0], MODULES, "verl 0.8 will know no estimator no entry points")
     assert judged(None, "0.8", environment={MODULES: PLUGIN}) == []
-    check(judged(None, "0.5.0")[0], "verl", "error", "verl 0.5 refuses")
-    with pytest.raises(ConfigError, match="--version 'newest' is no version; wanted 0.9.1"):
+    check(judged(None, "0.5.0")[0], "verl", "verl 0.5 refuses")
+    with pytest.raises(ConfigError, match="--version: 'newest' is no version; write it as 0.9.1"):
         judged(None, "newest")
 
 
@@ -598,17 +602,17 @@ def test_the_version_that_is_told_is_the_one_judged_by() -> None:
             "use +algorithm.composer.x=1",
             "write +algorithm.composer.x=1",
         ),
-        ("ScannerError: mapping values are not allowed here", "mend the file or the override"),
+        ("ScannerError: mapping values are not allowed here", "correct the file or the override"),
     ],
 )
 def test_what_hydra_refuses_is_a_finding_with_its_words(message: str, remedy: str) -> None:
     (found,) = judged(None, composition=message)
-    check(found, "hydra", "error", f"cannot be composed {message} {remedy}")
+    check(found, "hydra", f"cannot be composed {message} {remedy}")
 
 
 def test_a_file_without_verls_defaults_is_found() -> None:
     (found,) = judged({"algorithm": {"adv_estimator": "composer"}, "actor_rollout_ref": {"actor": None}})
-    check(found, "defaults", "error", "nothing of verl's own [ppo_trainer, _self_]")
+    check(found, "defaults", "nothing of verl's own [ppo_trainer, _self_]")
 
 
 SHAPES: tuple[Any, ...] = (3, "", [], ["composer"], {"a": 1}, True, float("nan"), None)
@@ -626,7 +630,7 @@ def test_a_value_of_any_shape_is_a_finding_or_nothing() -> None:
                 holder = holder[name]
             holder[last] = shape
             for found in judged(made):
-                assert found.key and found.what and found.remedy
+                assert found.key and found.problem and found.remedy
 
 
 # --- the command -----------------------------------------------------------------------------------------
@@ -639,7 +643,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     def ask(python: str, _: Path, request: str) -> dict[str, Any]:
         seen.append((python, json.loads(request)))
-        return told(tree(OURS) if json.loads(request)["compose"] else None)
+        return answered(tree(OURS) if json.loads(request)["compose"] else None)
 
     monkeypatch.setattr(verl_doctor, "ask", ask)
     return seen
@@ -651,19 +655,22 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_files_and_overrides_are_told_apart(asked: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    def request() -> tuple[Any, ...]:
+        python, sent_ = asked[-1]
+        return python, *(sent_[key] for key in ("compose", "folder", "name", "overrides"))
+
     file = tmp_path / "lr=1.yaml"
     file.write_text("algorithm: {adv_estimator: composer}")
     assert run("--verl", "--python", "py") == (0, "the environment: nothing found, against verl 0.9.1 (py)\n")
-    assert asked[-1] == ("py", {"compose": False, "folder": "", "name": "ppo_trainer", "overrides": []})
+    assert request() == ("py", False, "", "ppo_trainer", [])
     overrides = ["a.b=c.yaml", "+c=hdfs://x//y", "~d", "++e=1"]
     status, output = run("--verl", *overrides[:2], str(file), *overrides[2:])
     assert status == 0 and output.startswith(f"{file} + 4 overrides: nothing found, against verl 0.9.1")
     assert output.endswith(f", composed with --config-dir {tmp_path} --config-name lr=1\n")
-    request = {"compose": True, "folder": str(tmp_path), "name": "lr=1.yaml", "overrides": overrides}
-    assert asked[-1][1] == request
+    assert request()[1:] == (True, str(tmp_path), "lr=1.yaml", overrides)
     status, output = run("--framework", "verl", "a=1")
     assert status == 0 and output.startswith("1 override: nothing found")
-    assert asked[-1][1] == {"compose": True, "folder": "", "name": "ppo_trainer", "overrides": ["a=1"]}
+    assert request()[1:] == (True, "", "ppo_trainer", ["a=1"])
 
 
 def test_json_has_the_overrides_too(asked: list[tuple[Any, ...]]) -> None:
@@ -674,9 +681,9 @@ def test_json_has_the_overrides_too(asked: list[tuple[Any, ...]]) -> None:
 
 
 def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_: told(tree({"algorithm.adv_estimator": "grpo"})))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(tree({"algorithm.adv_estimator": "grpo"})))
     assert run("--verl", "a=1")[0] == 0
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_: told(None, **ENVIRONMENTS["no verl"][0]))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(None, **ENVIRONMENTS["no verl"][0]))
     status, output = run("--verl", "--python", "py")
     assert status == 1 and output.startswith("error: verl\n  py, which will train, has no verl\n  -> uv pip")
     assert "the environment: 1 error, against verl 0.6 to 0.9 (none is installed for py" in output
@@ -685,13 +692,13 @@ def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to examine: give a config file, or --verl"),
-        (["--framework", "prime-rl"], "no config file given; wanted prime-rl's: .toml"),
-        (["algorithm.adv_estimator=composer"], "by its suffix no config that the doctor knows or --verl"),
-        (["--verl", "--framework", "prime-rl"], "--verl and --framework prime-rl: say one of them"),
-        (["--verl", "a.yaml", "b.yaml"], "a.yaml, b.yaml: main_ppo takes one config"),
+        ([], "nothing to examine give a config file, or --verl"),
+        (["--framework", "prime-rl"], "no config file of prime-rl .toml"),
+        (["algorithm.adv_estimator=composer"], "not known by the suffix --verl"),
+        (["--verl", "--framework", "prime-rl"], "--verl: --framework prime-rl is given too"),
+        (["--verl", "a.yaml", "b.yaml"], "a.yaml, b.yaml several files main_ppo takes one"),
         (["--verl", "rl.toml"], "rl.toml: hydra reads files that end in .yaml"),
-        (["--verl", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
+        (["--verl", "nowhere.yaml"], "nowhere.yaml: it cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_examined_is_one_error(arguments: list[str], words: str) -> None:
@@ -707,18 +714,20 @@ def test_the_help_says_what_verl_is_given() -> None:
 
 
 def test_a_release_that_nobody_has_read_is_marked() -> None:
-    facts = told(None, verl=VERL | {"version": "0.10.0"})
-    assert verl_doctor.against(Target("py", None), facts, (0, 10)).endswith("the doctor knows 0.6 to 0.9")
-    assert verl_doctor.against(Target("py", None), facts, (0, 9)).endswith("verl 0.10.0 (py)")
+    facts = answered(None, verl=VERL | {"version": "0.10.0"})
+    assert verl_doctor.compared_with(Target("py", None), facts, (0, 10)).endswith(
+        "the doctor knows 0.6 to 0.9"
+    )
+    assert verl_doctor.compared_with(Target("py", None), facts, (0, 9)).endswith("verl 0.10.0 (py)")
 
 
 def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error', UserWarning)\n"
-        "from composer_plugins.adapters.verl_doctor import doctor as d, settings\n"
-        f"tree = {tree(HINT)!r}\n"
-        f"facts = {FACTS!r} | {{'config': tree, 'settings': settings.read(tree, {PARQUET!r})}}\n"
-        "assert not list(d.judge(facts, d.Target('python', None), (0, 9)))\n"
+        "from composer_plugins.adapters.verl_plugin import doctor, requirements as r\n"
+        f"facts = {FACTS!r} | {{'config': {tree(HINT)!r}}}\n"
+        f"facts['findings'] = r.findings(r.Run(facts['config']), facts, {PARQUET!r})\n"
+        "assert not list(doctor.judge(facts, doctor.Target('python', None), (0, 9)))\n"
         "print(*sys.modules)"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).split()
@@ -726,7 +735,7 @@ def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
 
 
 def test_the_probe_needs_nothing_but_the_standard_library() -> None:
-    source = ast.parse((ROOT / "adapters/verl_doctor/probe.py").read_text())
+    source = ast.parse((ROOT / "adapters/verl_plugin/doctor/probe.py").read_text())
     names = {node.module for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
     names |= {one.name for node in ast.walk(source) if isinstance(node, ast.Import) for one in node.names}
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import seeds
 from parity_tests.support import tiny
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.dialects import kernel
-from parity_tests.support.strategies import seeds
 from parity_tests.support.trl_live import in_float64
 
 few = settings(max_examples=40)

@@ -20,10 +20,10 @@ from trl.experimental.server_distillation import ServerDistillationTrainer
 from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
 from composer_plugins.kernels.divergences import jsd
-from parity_tests.support.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import betas, logit_pairs, seeds
 from parity_tests.support.dialects import kernel
 from parity_tests.support.oracles import largest_term
-from parity_tests.support.strategies import betas, logit_pairs, seeds
 from parity_tests.support.trl_live import Accelerator
 
 Pair = dict[str, Tensor]
@@ -62,7 +62,7 @@ def labels(mask: Tensor) -> Tensor:
 def test_jsd_equals_trl(
     upstream: type, pair: Pair, beta: float, temperature: float, num_items: float | None
 ) -> None:
-    """The mean over live tokens, or with `num_items_in_batch` the sum over that; an empty batch gives 0."""
+    """The mean over unmasked tokens, or their sum / `num_items_in_batch`; an empty batch gives 0."""
     student, teacher, mask = with_student_gradient(pair)
     theirs = upstream.generalized_jsd_loss(
         student, teacher, labels(mask), beta, temperature, num_items_in_batch=num_items

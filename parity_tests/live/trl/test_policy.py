@@ -19,14 +19,14 @@ from trl.experimental.sdpo.sdpo_trainer import SDPOTrainer
 
 from composer_plugins.kernels import kl
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.entropy import entropy_bonus, high_entropy_mask
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import seeds, token_batches
 from parity_tests.support import tiny, trl_live
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.dialects import kernel
-from parity_tests.support.strategies import seeds, token_batches
+from parity_tests.support.dialects import kernel, trl_gmpo
 
 Batch = dict[str, Tensor]
 LENGTH = 7  # max_completion_length
@@ -306,11 +306,8 @@ def test_gmpo_equals_trl(batch: Batch, o: Options) -> None:
         *(logprobs, old, advantages, subset), clip_low=o.epsilon_low, clip_high=o.epsilon_high
     )
     penalty = o.beta * kl.k3(logprobs, batch["ref_logprobs"], mask)
-    rows = float(len(mask))
-    ours = aggregate(token.loss, subset, "seq-mean-token-mean", num_sequences=rows)
-    # exp(0) = 1 is the mean of no ratio: an empty row adds -A to TRL's value, and nothing to its gradient.
-    ours = ours - torch.where(subset.any(-1), 0.0, batch["advantages"].squeeze(-1)).sum() / rows
-    ours = (ours + aggregate(penalty, mask, "seq-mean-token-mean", num_sequences=rows)) / o.steps
+    ours = trl_gmpo(token.loss, subset, batch["advantages"])
+    ours = (ours + aggregate(penalty, mask, "seq-mean-token-mean", num_sequences=len(mask))) / o.steps
     largest = float(token.loss.detach().abs().max()) + float(advantages.abs().max())
     largest += float(penalty_terms(batch, o).max())
     assert_parity(ours, theirs, terms=mask.numel(), magnitude=largest, what="loss")

@@ -26,10 +26,10 @@ from composer_plugins.kernels.preference import (
     weighted,
     wpo_weights,
 )
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.strategies import seeds
 from parity_tests.support import trl_live
-from parity_tests.support.assertions import assert_parity
 from parity_tests.support.dialects import kernel
-from parity_tests.support.strategies import seeds
 
 DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_divergence": "js"}
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.core_algos import compute_gae_advantage_return as verl_gae
 
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
 from parity_tests.support.verl_facts import (
     FLOAT64,
     Rollouts,
@@ -137,12 +137,12 @@ def test_rloo_equals_verl(batch: Rollouts) -> None:
 @given(batch=rollouts())
 def test_opo_equals_verl(batch: Rollouts) -> None:
     ours = kernel("opo@verl")(batch.rewards, batch.ids, lengths(batch))
-    # Of a group without a live token verl's baseline is 0 / 0.
+    # Of a group without an unmasked token verl's baseline is 0 / 0.
     theirs = torch.where(batch.mask, verl_advantages("opo", batch), 0.0)
     assert_rows_equal(ours, theirs, batch)
 
 
-def test_opo_of_a_group_without_a_live_token_is_nan_in_verl_and_zero_here() -> None:
+def test_opo_of_a_group_without_an_unmasked_token_is_nan_in_verl_and_zero_here() -> None:
     rewards = torch.tensor([1.0, 2.0], dtype=FLOAT64)
     batch = Rollouts(rewards, rewards.unsqueeze(1), torch.tensor([0, 0]), torch.zeros(2, 1, dtype=torch.bool))
     assert verl_advantages("opo", batch).isnan().all()
@@ -196,7 +196,7 @@ def token_level(batch: Rollouts, data: st.DataObject) -> Tensor:
 
 
 def for_whitening(batch: Rollouts) -> tuple[Rollouts, torch.dtype]:
-    """verl wants two live tokens; the rewards move with the mask, and the precision follows its count."""
+    """verl wants two unmasked tokens; the rewards move with the mask, and the precision follows its count."""
     mask = batch.mask.clone()
     if mask.sum() < 2:
         mask = torch.ones_like(mask)
@@ -208,7 +208,7 @@ def for_whitening(batch: Rollouts) -> tuple[Rollouts, torch.dtype]:
 
 
 def cut_to_a_power_of_two(batch: Rollouts) -> Rollouts:
-    """As many live tokens less, from the end, as make the count less one a power of two."""
+    """As many unmasked tokens less, from the end, as make the count less one a power of two."""
     others = int(batch.mask.sum()) - 1
     wanted = 1 + (1 << (others.bit_length() - 1))
     live = (batch.mask.flatten().cumsum(0) <= wanted).view(batch.mask.shape)
@@ -217,7 +217,7 @@ def cut_to_a_power_of_two(batch: Rollouts) -> Rollouts:
 
 @st.composite
 def whitenable(draw: st.DrawFn, min_group: int = 1) -> tuple[Rollouts, torch.dtype]:
-    """Rollouts with at least two live tokens, and the precision in which verl whitens them."""
+    """Rollouts with at least two unmasked tokens, and the precision in which verl whitens them."""
     batch, dtype = for_whitening(draw(rollouts(min_group=min_group)))
     if dtype != FLOAT64 and draw(st.booleans(), label="in float64"):
         batch, dtype = for_whitening(cut_to_a_power_of_two(batch))

@@ -17,8 +17,8 @@ from verl.trainer.distillation.losses import (
 )
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import with_junk
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
 from parity_tests.support.verl_facts import (
     FLOAT64,
     MODES,
@@ -127,7 +127,7 @@ def test_forward_kl_topk_equals_verl(
 
 
 def output_rows(x: Tensor, mask: Tensor) -> Tensor:
-    """The live tokens of a packed output."""
+    """The unmasked tokens of a packed output."""
     return x.detach().view(mask.shape[0], -1)[:, :-1][mask]
 
 

@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from composer_plugins.catalogue import of_kind
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.plugins import losses
-from parity_tests.support.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_facts import (
     FLOAT64,
     MODES,
@@ -53,13 +53,14 @@ class Row(NamedTuple):
     mode: str | None = None  # verl reduces in this mode, whatever is configured
 
 
-CLIP, MASKED = ("clip_low", "clip_high"), ("masked_low", "masked_high")
+CLIP = ("clip_low", "clip_high")  # parameters; the next two are metrics
+CLIPPED, MASKED = ("clip_frac_low", "clip_frac_high"), ("mask_frac_low", "mask_frac_high")
 ROWS = {
-    "vanilla": Row("grpo@verl", CLIPS | CAPS, (*CLIP, "dual_clip"), CLIP),
-    "gspo": Row("gspo_token@verl", CLIPS, CLIP, CLIP),
+    "vanilla": Row("grpo@verl", CLIPS | CAPS, (*CLIP, "dual_clip"), CLIPPED),
+    "gspo": Row("gspo_token@verl", CLIPS, CLIP, CLIPPED),
     "sapo": Row("sapo@verl", TAUS, ("tau_pos", "tau_neg"), mode="seq-mean-token-mean"),
     "gpg": Row("gpg@verl", needs_old=False),
-    "cispo": Row("cispo@verl", CLIPS, CLIP, CLIP),
+    "cispo": Row("cispo@verl", CLIPS, CLIP, CLIPPED),
     "dppo_tv": Row("dppo_tv@verl", MOVES | CAPS, ("tv_low", "tv_high", "ratio_cap"), MASKED),
     "dppo_kl": Row("dppo_kl@verl", MOVES | CAPS, ("kl_low", "kl_high", "ratio_cap"), MASKED),
     "dro": Row("dro", {"dro_beta": [1e-3, 0.05, 1.0]}, ("beta",), required=True),
@@ -183,8 +184,8 @@ def test_kl_cov_equals_verl(data: st.DataObject) -> None:
 
 def highest_are_unique(batch: Batch, fraction: float) -> bool:
     """Whether the share of highest covariance is the same by any arithmetic: torch.topk breaks ties."""
-    credit, log_p = batch.advantages[batch.mask], batch.logprobs[batch.mask]
-    covariance = ((credit - credit.mean()) * (log_p - log_p.mean())).sort(descending=True).values
+    advantages, log_p = batch.advantages[batch.mask], batch.logprobs[batch.mask]
+    covariance = ((advantages - advantages.mean()) * (log_p - log_p.mean())).sort(descending=True).values
     count = max(1, int(fraction * len(covariance)))
     return count == len(covariance) or bool(covariance[count - 1] - covariance[count] > 1e-9)
 

@@ -11,12 +11,12 @@ from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.workers.config.actor import RolloutCorrectionConfig
 
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.kernels.contract import TokenLoss
 from composer_plugins.kernels.corrections import corrected
-from composer_plugins.kernels.kl import rewards_less_kl
+from composer_plugins.kernels.kl import subtract_kl
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import with_junk
 from parity_tests.support import dialects
-from parity_tests.support.assertions import assert_parity
-from parity_tests.support.strategies import with_junk
 from parity_tests.support.verl_facts import (
     FLOAT64,
     MODES,
@@ -62,7 +62,7 @@ def test_aggregate_equals_agg_loss(mode: str, data: st.DataObject, dtype: torch.
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "token-sum"])
-def test_a_batch_without_a_live_token_is_nan_in_verl_and_zero_here(mode: str) -> None:
+def test_a_batch_without_an_unmasked_token_is_nan_in_verl_and_zero_here(mode: str) -> None:
     token_loss = torch.ones(2, 3, dtype=FLOAT64, requires_grad=True)
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     assert agg_loss(token_loss, nothing.long(), mode).isnan()
@@ -119,10 +119,10 @@ def test_kl_penalty_knows_no_other_estimator() -> None:
 
 @examples
 @given(batch=policy_batches(), weight=st.sampled_from([0.0, 0.001, 1.0]))
-def test_rewards_less_kl_equal_compute_rewards(batch: Batch, weight: float) -> None:
+def test_subtract_kl_equals_compute_rewards(batch: Batch, weight: float) -> None:
     theirs = compute_rewards(batch.advantages, batch.logprobs, batch.old_logprobs, weight)
     inputs = (with_junk(x, batch.mask) for x in (batch.advantages, batch.logprobs, batch.old_logprobs))
-    ours = rewards_less_kl(*inputs, batch.mask, kl_weight=weight)
+    ours = subtract_kl(*inputs, batch.mask, kl_weight=weight)
     largest = max(float(x.abs().max()) for x in batch[:3])
     assert_parity(ours, torch.where(batch.mask, theirs, 0.0), terms=2, magnitude=largest)
 

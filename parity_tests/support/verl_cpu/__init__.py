@@ -20,7 +20,7 @@ NEEDED = ("verl", "transfer_queue", "zmq", "msgspec", "cachetools", "fastapi", "
 
 
 def missing() -> str:
-    """What main_ppo needs and this environment has not; empty if nothing."""
+    """The reason why main_ppo cannot run in this environment; empty if it can."""
     if gone := [name for name in NEEDED if not find_spec(name)]:
         return f"no {', '.join(gone)}"
     return "trl is installed, with which verl's FSDP actor does not start" if find_spec("trl") else ""

@@ -1,8 +1,8 @@
-"""`make demo-verl`: verl's real main_ppo on two cores, with recipes/verl/hint_sdpo.yaml and replay beside it.
+"""`make demo-verl`: run verl's main_ppo on two cores with recipes/verl/hint_sdpo.yaml and a replay channel.
 
     python -m parity_tests.support.verl_cpu.demo [verl's overrides, key=value]
 
-One line says how far it is. verl's log, its metrics and the parameters of each step stay in build/demo_verl.
+One line shows the progress. verl's log, the metrics and the parameters of each step stay in build/demo_verl.
 """
 
 import json
@@ -23,11 +23,11 @@ from parity_tests.support.verl_cpu import missing
 
 OUT = Path("build", "demo_verl")
 STEPS = 8
-SCALE = 10.0  # of the tiny model's weights, so that what is in the prompt is heard
+SCALE = 10.0  # of the tiny model's weights, so that the prompt changes its responses
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
 
-# What verl's log says when a stage begins, and what the line says then.
+# A text in verl's log that marks the beginning of a stage, and the line that is shown from then on.
 STAGES = (
     ("", "making a tiny model and starting verl"),
     ("ray init kwargs", "starting Ray"),
@@ -53,23 +53,23 @@ OVERRIDES = (
 COLUMNS = (
     ("Reward", "critic/rewards/mean", ".3f"),
     ("Policy\nloss", "actor/pg_loss", "+.3f"),
-    ("Hint\nloss", "actor/composer/hint_loss", ".4f"),
-    ("Replay\nloss", "actor/composer/replay_loss", ".3f"),
+    ("Hint\nloss", "actor/composer/hint/loss", ".4f"),
+    ("Replay\nloss", "actor/composer/replay/loss", ".3f"),
     ("Replay\nmargin", "actor/composer/replay/rewards/margins", "+.3f"),
     ("Replay\naccuracy", "actor/composer/replay/rewards/accuracies", ".0%"),
     ("\nTime", "timing_s/step", ".0f"),
 )
 READING = """\
-Reward: the share of ASCII in what the policy says, a mean over 64 answers to 8 prompts.
-Policy loss: GRPO's, around 0 whether it learns or not.
+Reward: the share of ASCII in a response, the mean over 64 responses to 8 prompts.
+Policy loss: that of GRPO. It stays around 0 whether the policy learns or not.
 Hint loss (weight 10): SDPO's divergence from the teacher, the first policy with the answer in its prompt.
-Replay (weight 0.5): DPO on recorded pairs. At step 1 the policy is its reference: log 2, no pair told apart.
-It works if replay's loss falls and its margin rises, and the hint's loss falls, if not at each step.
-Eight steps of a random model show that the channels are learned, and not that they help."""
+Replay (weight 0.5): DPO on recorded pairs. At step 1 the policy is its reference: log 2, margin 0.
+It works if the replay loss falls, its margin rises, and the hint loss falls, but not at every step.
+Eight steps of a random model show that the channels train, and not that they help."""
 
 
 def main(more: Sequence[str]) -> int:
-    """Train, and print the table; the exit status."""
+    """Train, print the table and return the exit status."""
     console = Console(highlight=False)
     if gone := missing():
         console.print(f"this environment cannot run verl's main_ppo: {gone}", soft_wrap=True)
@@ -101,41 +101,41 @@ def main(more: Sequence[str]) -> int:
 
 
 def stop(*_: Any) -> None:
-    """The first Ctrl-C ends the run; a second one would leave Ray's processes behind."""
+    """End the run at the first Ctrl-C and ignore a second one, which would leave processes of Ray behind."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 class Progress:
-    """The one line; where nothing can be redrawn, a line for each stage and step."""
+    """A line that shows the progress; without a terminal, a new line for each stage and step."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.began, self.said = console, time.monotonic(), ""
+        self.console, self.began, self.shown = console, time.monotonic(), ""
         self.status = console.status("")
         self.show(STAGES[0][1])
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     def show(self, stage: str) -> None:
-        """The stage, and how long it has been."""
+        """Show the stage and the time so far."""
         self.status.update(f"{stage} ({self.seconds:.0f} s)")
-        if stage != self.said and not self.console.is_terminal:
+        if stage != self.shown and not self.console.is_terminal:
             self.console.print(f"{self.seconds:4.0f} s  {stage}")
-        self.said = stage
+        self.shown = stage
 
     def watch(self) -> None:
-        """What the files of the run say."""
+        """Show the progress according to the files of the run."""
         path = OUT / "metrics.jsonl"
         steps = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         self.show(stage((OUT / "main_ppo.log").read_text(errors="replace"), [one["data"] for one in steps]))
 
 
 def stage(log: str, steps: Sequence[dict[str, Any]]) -> str:
-    """How far a run is, by its log and the metrics so far."""
+    """The stage that a run has reached, by its log and its metrics so far."""
     said = next(said for words, said in reversed(STAGES) if words in log)
     if said != STAGES[-1][1]:
         return said
@@ -146,12 +146,13 @@ def stage(log: str, steps: Sequence[dict[str, Any]]) -> str:
 
 
 def train(more: Sequence[str], progress: Progress) -> Any:
-    """The run, in an empty folder."""
+    """Train in an empty folder."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     from parity_tests.support.verl_cpu import tiny
+    from parity_tests.support.verl_cpu.overrides import quoted
     from parity_tests.support.verl_cpu.runner import run
 
     logging.disable_progress_bar()
@@ -167,12 +168,15 @@ def train(more: Sequence[str], progress: Progress) -> Any:
     model.save_pretrained(folder)
     reward = OUT.resolve() / "ascii.py"
     reward.write_text(REWARD)
-    paths = (f"actor_rollout_ref.model.path={folder}", f"reward.custom_reward_function.path={reward}")
+    paths = (
+        f"actor_rollout_ref.model.path={quoted(folder)}",
+        f"reward.custom_reward_function.path={quoted(reward)}",
+    )
     return run(OUT.resolve(), *OVERRIDES, *paths, *more, *RECIPE, steps=STEPS, watch=progress.watch)
 
 
 def table(steps: Sequence[dict[str, Any]]) -> Table:
-    """A row a step; 80 columns hold it."""
+    """Make a table with one row per step, which fits in 80 columns."""
     made = Table(title="verl's main_ppo: policy + hint + replay", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for title, *_ in (("\nStep",), *COLUMNS):
         made.add_column(title if "\n" in title else f"\n{title}", justify="right")
@@ -183,7 +187,7 @@ def table(steps: Sequence[dict[str, Any]]) -> Table:
 
 
 def last_lines(log: str, count: int = 15) -> list[str]:
-    """The end of verl's log, and before it the last line of ours or of Python's that names an error."""
+    """The end of verl's log, after the last earlier line that names an error."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines[:-count] if "Error: " in line]
     return [*errors[-1:], *lines[-count:]]

@@ -1,4 +1,4 @@
-"""The CPU as verl's platform, and its FSDP engine on it."""
+"""Register the CPU as a platform of verl, with verl's FSDP engine on it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ ZERO = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memo
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """A function of anything that returns the value."""
+    """Return a function that takes any arguments and returns the value."""
     return lambda *_, **__: value
 
 
@@ -35,13 +35,13 @@ nothing = always(None)
 
 
 def device_module() -> ModuleType:
-    """torch.cpu with what verl calls of torch.cuda."""
+    """torch.cpu with the functions of torch.cuda that verl calls."""
     module = ModuleType("cpu_as_a_device")
     module.__dict__.update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"})
     module.__dict__.update(dict.fromkeys(NOTHING, nothing))
     module.__dict__.update(dict.fromkeys(ZERO, always(0)))
     module.__dict__.update(
-        is_available=always(False),  # so that nothing counts a GPU's memory
+        is_available=always(False),  # so that verl does not measure the memory of a GPU
         get_device_name=always("CPU"),
         mem_get_info=always((1, 1)),
         get_rng_state=torch.get_rng_state,
@@ -52,7 +52,7 @@ def device_module() -> ModuleType:
 
 @PlatformRegistry.register(platform=PLATFORM)
 class CPU(PlatformBase):
-    """One device, which Ray is told to call a GPU: a worker asks Ray for one."""
+    """One device, which is declared to Ray as a GPU, because a worker of verl asks for one."""
 
     device_name = "cpu"
     vendor_name = PLATFORM
@@ -70,22 +70,22 @@ class CPU(PlatformBase):
     profiler_start = profiler_stop = cudart = nothing
 
     def manual_seed(self, seed: int) -> None:
-        """Of the one device, and of all."""
+        """Seed the one device."""
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Only by VERL_PLATFORM."""
+        """Whether VERL_PLATFORM names this platform."""
         return os.environ.get("VERL_PLATFORM") == PLATFORM
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """A range that no profiler sees."""
+        """Do nothing: there is no profiler."""
         yield
 
 
-# Before the engine is imported, which takes the function by its name.
+# This must precede the import of the engine, which imports the function by name.
 distributed.initialize_global_process_group_ray = partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
 )
@@ -93,10 +93,10 @@ distributed.initialize_global_process_group_ray = partial(
 import verl.workers.engine.fsdp.transformer_impl as fsdp  # noqa: E402
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead  # noqa: E402
 
-# A reference policy's, which verl wants in pinned memory: there is no GPU to pin it for.
+# verl puts the reference policy in pinned memory, for which there must be a GPU.
 fsdp.CPUOffloadPolicy = always(fsdp.CPUOffloadPolicy(pin_memory=False))
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class Engine(FSDPEngineWithLMHead):
-    """verl's own, which is registered for GPUs alone."""
+    """verl's own engine, which verl registers for GPUs only."""

@@ -1,4 +1,4 @@
-"""For `trainer.v1.sampler.custom_sampler`: verl's own, its rows in an order that no clock decides."""
+"""A sampler for `trainer.v1.sampler.custom_sampler`: verl's own, with its rows in a fixed order."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
 class Ordered(ReplayBuffer):
-    """Rows by what they say. verl's come as they arrived, which a sum of floating-point numbers sees."""
+    """Rows sorted by their tokens. verl's order is that of arrival, which changes sums by a rounding."""
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """verl's batch, sorted by prompt and response."""
@@ -17,6 +17,6 @@ class Ordered(ReplayBuffer):
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
         rows = list(zip(*(data[field].unbind() for field in fields), strict=True))
-        said = [(prompt.tolist(), response.tolist()) for prompt, response in rows]
-        batch.reorder(sorted(range(len(said)), key=said.__getitem__))
+        texts = [(prompt.tolist(), response.tolist()) for prompt, response in rows]
+        batch.reorder(sorted(range(len(texts)), key=texts.__getitem__))
         return batch, metrics

@@ -1,4 +1,4 @@
-"""main_ppo's command line for two cores: everything in float32, nothing compiled, one of each worker."""
+"""The command line of main_ppo for two cores: float32, nothing compiled, one worker of each kind."""
 
 from pathlib import Path
 
@@ -6,8 +6,13 @@ ORDER = Path(__file__).with_name("order.py")
 PROMPTS, SAMPLES = 4, 4  # of a batch: two mini-batches of 8 rows, each in two micro-batches, and all again
 
 
+def quoted(path: Path) -> str:
+    """A path as a value of Hydra's command line, where a comma, a space or a bracket has another meaning."""
+    return "'" + str(path).replace("'", r"\'") + "'"
+
+
 def overrides(folder: Path, steps: int) -> list[str]:
-    """Hydra's overrides for a run on what `tiny.make` wrote."""
+    """Hydra's overrides for a run on the files that `tiny.make` wrote."""
     return [f"data.{line}" for line in _data(folder)] + [
         *(f"actor_rollout_ref.model.{line}" for line in _model(folder)),
         *(f"actor_rollout_ref.actor.{line}" for line in _actor()),
@@ -21,8 +26,8 @@ def overrides(folder: Path, steps: int) -> list[str]:
 
 def _data(folder: Path) -> list[str]:
     return [
-        f"train_files={folder}/train.parquet",
-        f"val_files={folder}/train.parquet",
+        f"train_files={quoted(folder / 'train.parquet')}",
+        f"val_files={quoted(folder / 'train.parquet')}",
         f"train_batch_size={PROMPTS}",
         "max_prompt_length=48",
         "max_response_length=8",
@@ -35,7 +40,7 @@ def _data(folder: Path) -> list[str]:
 
 def _model(folder: Path) -> list[str]:
     return [
-        f"path={folder}/model",
+        f"path={quoted(folder / 'model')}",
         "use_remove_padding=False",
         "enable_gradient_checkpointing=False",
     ]
@@ -97,18 +102,18 @@ def _trainer(steps: int) -> list[str]:
         "save_freq=-1",
         "test_freq=-1",
         "resume_mode=disable",
-        f"v1.sampler.custom_sampler.path={ORDER}",
+        f"v1.sampler.custom_sampler.path={quoted(ORDER)}",
         "v1.sampler.custom_sampler.name=Ordered",
     ]
 
 
 def _machine(folder: Path) -> list[str]:
     return [
-        f"reward.custom_reward_function.path={folder}/reward.py",
+        f"reward.custom_reward_function.path={quoted(folder / 'reward.py')}",
         "reward.num_workers=1",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        f"hydra.run.dir={folder}/hydra",
-        # Ray's CPUs are a count, and verl's actors wait for ever when there are too few; its GPU is the CPU.
+        f"hydra.run.dir={quoted(folder / 'hydra')}",
+        # Ray only counts CPUs. verl's actors wait for ever if there are too few. The "GPU" is the CPU.
         "ray_kwargs.ray_init.num_cpus=32",
         "+ray_kwargs.ray_init.num_gpus=1",
         "+ray_kwargs.ray_init.include_dashboard=False",

@@ -25,7 +25,7 @@ END = 8  # 1 modulo this ends a response, as <eos> does, so that lengths differ
 
 @ray.remote(num_cpus=0)
 class Server:
-    """Samples, one request at a time."""
+    """A server that samples responses, one request at a time."""
 
     def __init__(self, path: str, length: int) -> None:
         from transformers import AutoModelForCausalLM
@@ -36,7 +36,7 @@ class Server:
         self.asked: Counter[tuple[int, ...]] = Counter()
 
     async def load(self, weights: dict[str, Tensor], step: int | None) -> None:
-        """The trainer's weights; sampling starts anew."""
+        """Load the trainer's weights, and restart the count of requests."""
         self.model.load_state_dict(weights)
         self.step = self.step if step is None else step
         self.asked.clear()
@@ -44,7 +44,7 @@ class Server:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """One response. Its seed is the step, the prompt, and how often this prompt was asked before."""
+        """Sample one response, seeded by the step, the prompt and how often it was asked for."""
         async with self.lock:
             prompt = tuple(prompt_ids)
             seed = crc32(repr((self.step, prompt, self.asked[prompt])).encode())
@@ -66,7 +66,7 @@ class Server:
     def sample(
         self, ids: Tensor, length: int, temperature: float, generator: torch.Generator
     ) -> tuple[list[int], list[float]]:
-        """Tokens up to one that ends the sequence, and their log-probabilities; temperature 0 is greedy."""
+        """Sample tokens and log-probabilities until a token ends the response; temperature 0 is greedy."""
         tokens, logprobs, past = [], [], None
         for _ in range(length):
             output = self.model(ids, past_key_values=past, use_cache=True)
@@ -82,17 +82,17 @@ class Server:
         return tokens, logprobs
 
     async def nothing(self, *_: Any, **__: Any) -> None:
-        """There is no cache and no memory to give back."""
+        """Do nothing: there is no cache and no memory to release."""
 
     wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = nothing
     release_kv_cache = resume_kv_cache = start_profile = stop_profile = nothing
 
 
 class Replica(RolloutReplica):
-    """verl's handle of the server."""
+    """The handle that verl has of the server."""
 
     async def launch_servers(self) -> None:
-        """Start it; it answers once the model is there."""
+        """Start the server and wait until it has the model."""
         server = Server.options(name=f"{NAME}_{self.replica_rank}", max_concurrency=64)
         handle = server.remote(self.model_config.path, self.config.response_length)
         await handle.nothing.remote()
@@ -101,13 +101,13 @@ class Replica(RolloutReplica):
 
 
 class Sender(BaseRollout):
-    """In the actor's worker: takes the weights out and to the server."""
+    """Sends the weights from the actor's worker to the server."""
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Do nothing: nothing was released."""
 
     async def release(self) -> None:
-        """There is no memory to give back."""
+        """Do nothing: there is no memory to release."""
 
     async def update_weights(
         self,
@@ -116,7 +116,7 @@ class Sender(BaseRollout):
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Every parameter, whole, in float32."""
+        """Send every parameter, unsharded and in float32, and save them for the tests."""
         assert wire_format == "named_tensors", wire_format
         whole = {name: value.detach().float().cpu().clone() for name, value in weights}
         rank = os.environ.get("RANK", "0")

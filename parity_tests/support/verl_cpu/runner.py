@@ -1,4 +1,4 @@
-"""One run of `python -m verl.trainer.main_ppo` in a process of its own, and the end of all it started."""
+"""Run `python -m verl.trainer.main_ppo` in a process of its own, and end every process that it started."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +26,15 @@ TIMEOUT = 900.0
 
 
 class Run(NamedTuple):
-    """What a run left behind."""
+    """The result of a run."""
 
     code: int | None  # 0: it finished; None: it was cut off
     log: str
     metrics: list[dict[str, Any]]  # of each step
     parameters: list[dict[str, Tensor]]  # before the first step, and after each
     seconds: float
-    survivors: list[str]  # processes of the run that lived when main_ppo had ended or timed out
-    left: list[str]  # those that live still, after they were killed
+    survivors: list[str]  # processes of the run that were alive when main_ppo had ended or timed out
+    left: list[str]  # processes that are alive after they were killed
 
 
 def run(
@@ -49,12 +50,11 @@ def run(
     `until` cuts the run off as soon as the log says that. `watch` is called a few times a second.
     """
     token = prepared(out)
-    sessions = Path(tempfile.mkdtemp(prefix="ray"))  # a socket's path must be short
-    options = [*overrides(out, steps), f"+ray_kwargs.ray_init._temp_dir={sessions}", *more]
     start = time.monotonic()
-    with (out / "main_ppo.log").open("w") as log:
+    with short_paths() as (short, python), (out / "main_ppo.log").open("w") as log:
+        options = [*overrides(out, steps), f"+ray_kwargs.ray_init._temp_dir={short}", *more]
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "verl.trainer.main_ppo", *options],
+            [python, "-u", "-m", "verl.trainer.main_ppo", *options],
             cwd=out,
             env=environment(out, token),
             stdout=log,
@@ -68,7 +68,6 @@ def run(
             seconds = time.monotonic() - start
             survivors, left = end(token, 0.0 if code is None else 10.0, process.pid)
             process.wait()
-            shutil.rmtree(sessions, ignore_errors=True)
     return Run(
         code,
         (out / "main_ppo.log").read_text(errors="replace"),
@@ -80,8 +79,23 @@ def run(
     )
 
 
+@contextmanager
+def short_paths() -> Iterator[tuple[Path, str]]:
+    """Make a folder for Ray with a short path, and this interpreter by a path in that folder.
+
+    The path of a socket has at most 107 bytes. And Ray starts its workers by a shell, to which it gives the
+    path of the interpreter without quotes: a space in it ends every worker.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    (folder / "env").symlink_to(sys.prefix)
+    try:
+        yield folder, str(folder / "env" / Path(sys.executable).relative_to(sys.prefix))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def prepared(out: Path) -> str:
-    """Put what a run trains with into the folder; the mark of its processes."""
+    """Write the files that a run needs into the folder, and return the mark of its processes."""
     tiny.make(out)
     (out / "imports").mkdir()
     (out / "imports" / "parity_tests").symlink_to(TESTS)  # not the library: that is the installed one
@@ -91,7 +105,7 @@ def prepared(out: Path) -> str:
 def wait(
     process: subprocess.Popen[bytes], log: Path, timeout: float, until: str | None, watch: Callable[[], None]
 ) -> int | None:
-    """The exit code; None after the timeout, or at once when the log has the words."""
+    """Return the exit code; None after the timeout, or as soon as the log has the words."""
     end = time.monotonic() + timeout
     while (code := process.poll()) is None and time.monotonic() < end:
         if until and until in log.read_text(errors="replace"):
@@ -102,7 +116,7 @@ def wait(
 
 
 def environment(out: Path, token: str) -> dict[str, str]:
-    """This process's, without what would lead Ray to another cluster."""
+    """The environment of this process, without what would connect Ray to another cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return kept | {
         MARK: token,
@@ -122,7 +136,7 @@ def environment(out: Path, token: str) -> dict[str, str]:
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
-    """What verl's file logger wrote, a line a step."""
+    """Read the metrics of each step that verl's file logger wrote."""
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -130,9 +144,9 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def marked(token: str, session: int | None) -> list[psutil.Process]:
-    """The processes of a run, by its session, or by the environment if they have one of their own.
+    """Find the processes of a run, by its session or by the mark in their environment.
 
-    Both, for Ray's agents overwrite their environment with a title.
+    Neither is enough: some have a session of their own, and Ray's agents overwrite their environment.
     """
     found = []
     for process in psutil.process_iter():
@@ -146,7 +160,7 @@ def marked(token: str, session: int | None) -> list[psutil.Process]:
 
 
 def end(token: str, grace: float, session: int | None = None) -> tuple[list[str], list[str]]:
-    """Kill what is left of a run; what lived after the grace, and what lives still."""
+    """Kill the processes of a run; return those alive after the grace, and those alive after the kill."""
     until = time.monotonic() + grace
     while (alive := marked(token, session)) and time.monotonic() < until:
         time.sleep(0.2)  # Ray's own processes end a moment after the driver
@@ -165,8 +179,8 @@ def end(token: str, grace: float, session: int | None = None) -> tuple[list[str]
 
 
 def named(process: psutil.Process) -> str:
-    """For a message."""
+    """The id, name and command line of a process, for a message."""
     try:
-        return f"{process.pid} {' '.join(process.cmdline())[:80]}"
+        return f"{process.pid} {process.name()}: {' '.join(process.cmdline())[:80]}"
     except psutil.Error:
         return str(process.pid)

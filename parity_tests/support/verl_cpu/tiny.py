@@ -1,4 +1,4 @@
-"""What a run trains with, all of it made here: a model, a byte-level tokenizer, sums as prompts, a reward."""
+"""Make the files that a run needs: a model, a byte-level tokenizer, sums as prompts, a reward."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def make(folder: Path) -> None:
 
 
 def tokenizer(folder: Path) -> int:
-    """One token a byte, with Qwen's marks of a turn, which verl looks for; how many tokens there are."""
+    """Write a tokenizer of bytes with Qwen's marks of a turn, which verl expects; return its size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def tokenizer(folder: Path) -> int:
 
 
 def model(folder: Path, vocabulary: int) -> None:
-    """A Qwen2 of two layers, the same in every run."""
+    """Write a Qwen2 of two layers, the same in every run."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def model(folder: Path, vocabulary: int) -> None:
 
 
 def data(path: Path) -> None:
-    """Sixteen prompts, no two alike; three of four have a hint, and as many a pair or two."""
+    """Write sixteen different prompts; twelve have a hint, and twelve have one or two pairs."""
     from pandas import DataFrame
 
     rows = [

@@ -1,4 +1,4 @@
-"""What the tests of main_ppo share: the runs, each once, and what must hold of one that ended well."""
+"""Overrides and comparisons that the tests of main_ppo share."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ Trained = Callable[..., Run]
 
 
 def finished(done: Run) -> Run:
-    """The run, which must have ended well and have moved the parameters."""
+    """The run, after the assertion that it finished and changed the parameters."""
     assert done.code == 0, done.log[-6000:]
     assert len(done.metrics) == STEPS and len(done.parameters) == STEPS + 1
     assert apart(done.parameters[-1], done.parameters[0]) > 1e-3, "steps that move nothing prove nothing"
@@ -37,13 +37,13 @@ def finished(done: Run) -> Run:
 
 
 def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest difference of an entry."""
+    """The largest difference between two sets of parameters."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in b)
 
 
 def composers(done: Run) -> list[dict[str, float]]:
-    """What we logged, of each step."""
+    """Our metrics of each step."""
     return [
         {name: value for name, value in step.items() if name.startswith("actor/composer/")}
         for step in done.metrics

@@ -24,8 +24,7 @@ from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
-from composer_plugins.adapters.verl_parts.fields import (
-    FROM_LOGITS,
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     TEACHER,
     TOP_IDS,
@@ -33,9 +32,10 @@ from composer_plugins.adapters.verl_parts.fields import (
     TOP_LOGPROBS,
     nested,
 )
-from composer_plugins.adapters.verl_plugin.loss import ComposerLoss
-from composer_plugins.adapters.verl_plugin.scoring import Spoken, row
-from composer_plugins.adapters.verl_plugin.workers import AnsweringWorker
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 from parity_tests.support.verl_cpu.overrides import overrides
 
 ROWS, STEPS = 8, 6
@@ -63,22 +63,22 @@ def config_of(folder: Path, node: dict[str, Any]) -> Any:
     return config
 
 
-def spoken() -> tuple[list[Spoken], list[Spoken]]:
+def sequences() -> tuple[list[PromptResponse], list[PromptResponse]]:
     """Fixed responses after their prompts, and after the teacher's, which are longer."""
     g = torch.Generator().manual_seed(0)
 
     def draw(n: int) -> Tensor:
         return torch.randint(5, 260, (n,), generator=g)
 
-    plain = [Spoken(draw(3 + i % 3), draw(2 + i % 4)) for i in range(ROWS)]
-    return plain, [Spoken(torch.cat([draw(4), one.prompt]), one.response) for one in plain]
+    plain = [PromptResponse(draw(3 + i % 3), draw(2 + i % 4)) for i in range(ROWS)]
+    return plain, [PromptResponse(torch.cat([draw(4), one.prompt]), one.response) for one in plain]
 
 
-def batch(rows: list[dict[str, Tensor]], **told: Any) -> TensorDict:
+def batch(rows: list[dict[str, Tensor]], **extra: Any) -> TensorDict:
     """As a worker gets it."""
     fields = {name: nested([one[name] for one in rows]) for name in rows[0]}
     data = TensorDict(fields, batch_size=len(rows))
-    tensordict_utils.assign_non_tensor(data, **told)
+    tensordict_utils.assign_non_tensor(data, **extra)
     return data
 
 
@@ -87,20 +87,22 @@ def main(folder: Path, node: dict[str, Any]) -> None:
     config = config_of(folder, node)
     ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, object_store_memory=1 << 28)
     pool = RayResourcePool([1], use_gpu=True, max_colocate_count=1)
-    worker = RayClassWithInitArgs(ray.remote(AnsweringWorker), config=config.actor_rollout_ref, role="actor")
+    worker = RayClassWithInitArgs(
+        ray.remote(TopKLogprobsWorker), config=config.actor_rollout_ref, role="actor"
+    )
     group = RayWorkerGroup(pool, worker, device_name="cpu")
     group.init_model()
-    plain, hinted = spoken()
+    plain, hinted = sequences()
     top_k = node.get("hint_top_k")
-    asked = {"compute_loss": True, FROM_LOGITS: True, TOP_K: top_k} if top_k else {"compute_loss": False}
-    question = batch([row(one) for one in hinted], calculate_entropy=False, temperature=1.0, **asked)
+    asked = {"compute_loss": True, SHOW_LOGITS: True, TOP_K: top_k} if top_k else {"compute_loss": False}
+    question = batch([batch_row(one) for one in hinted], calculate_entropy=False, temperature=1.0, **asked)
     answer = group.compute_log_prob(question)
     masks = nested([torch.ones_like(one.response) for one in plain])
     names = {TOP_LOGPROBS: TOP_LOGPROBS, TOP_IDS: TOP_IDS} if top_k else {"log_probs": TEACHER}
     found = {to: response_from_nested(answer[name], masks).unbind() for name, to in names.items()}
     rows = [
         {
-            **row(one),
+            **batch_row(one),
             HINT_MASK: torch.ones_like(one.response),
             "old_log_probs": torch.zeros(len(one.response)),
             "advantages": torch.zeros(len(one.response)),
@@ -111,7 +113,7 @@ def main(folder: Path, node: dict[str, Any]) -> None:
     group.set_loss_fn(ComposerLoss(omega_conf_to_dataclass(config.actor_rollout_ref.actor), node))
     steps = [
         tensordict_utils.get(
-            group.update_actor(batch(rows, **TRAIN, **{FROM_LOGITS: bool(top_k)})), "metrics"
+            group.update_actor(batch(rows, **TRAIN, **{SHOW_LOGITS: bool(top_k)})), "metrics"
         )
         for _ in range(STEPS)
     ]

@@ -1,0 +1,156 @@
+"""The three channels on one sequence of PRIME-RL: the sum that comes back, and the metrics."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.config import Channels, findings
+from composer_plugins.adapters.prime_rl_plugin.metrics import SIDES, Averages
+from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
+from composer_plugins.diagnosis import enforce
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.composer import composer
+from composer_plugins.kernels.corrections import corrected
+from composer_plugins.kernels.masking import at_least_float32, keep
+from composer_plugins.kernels.types import TokenLoss
+
+
+class Masks(NamedTuple):
+    """Which unmasked tokens each channel trains, [tokens]; None where no reference came."""
+
+    policy: Tensor
+    hint: Tensor | None
+    replay: Tensor | None
+
+
+class ChannelsLoss:
+    """The loss of these channels as a function of LossInputs. The first call checks them."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels, self.config = channels, channels.config
+        self.hint = None
+        if channels.hint is not None and self.config.hint_estimator != "advantage":
+            self.hint = channels.hint.taking("old_logprobs")
+        self.reported = {side for sides in SIDES for side in sides}  # of the kernel, under another name
+        if "rollout_logprobs" in channels.policy.loss.needs:
+            self.reported.add("ratio")  # of trainer to rollout, which is logged for every policy
+        self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
+
+    def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum over the unmasked tokens of one sequence, and its metrics."""
+        s = upstream.streams(inputs)
+        self._check(inputs, s)
+        masks = _masks(s)
+        policy, config = self._policy(s, masks), self.config
+        hint = replay = None
+        if self.hint is not None and s.reference is not None:
+            hint = self._hint(s, masks)
+        if config.replay_weight and masks.replay is not None and s.weights is not None:
+            replay = -keep(at_least_float32(s.logprobs), masks.replay)
+        total = composer(
+            _sum(policy.loss, s),
+            None if hint is None else _sum(hint.loss, s),
+            None if replay is None else _sum(replay, s),
+            policy_weight=config.policy_weight,
+            hint_weight=config.hint_weight,
+            replay_weight=config.replay_weight,
+        )
+        return total, self._metrics(s, masks, policy, hint, replay)
+
+    def _check(self, inputs: Any, s: upstream.Streams) -> None:
+        """Look at the first inputs closely, and again when another stream joins them."""
+        kind = s.reference is not None, s.weights is not None
+        if kind in self.checked:
+            return
+        upstream.check_streams(inputs, s, needs_reference=bool(self.channels.wanted.hint))
+        if not self.checked:
+            enforce(findings(self.channels, upstream.generation_of_inputs(inputs, upstream.installed())))
+        self.checked.add(kind)
+
+    def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
+        """The policy loss. One that learns from a reference trains the tokens that have one."""
+        logprobs, is_current = s.logprobs.detach(), self.config.anchor == "current"
+        given = {
+            "logprobs": s.logprobs,
+            "rollout_logprobs": s.rollout_logprobs,
+            "old_logprobs": logprobs if is_current else s.rollout_logprobs,
+            "advantages": self._advantages(s, masks),
+            "mask": masks.policy,
+        }
+        if self.channels.learns_from_reference:
+            reference = logprobs if s.reference is None else s.reference
+            hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
+            given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
+        token: TokenLoss = self.channels.policy.call(given)
+        if self.channels.mismatch is not None:
+            pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}
+            token = corrected(token, self.channels.mismatch.call(pair), masks.policy)
+        return token
+
+    def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
+        """With hint_estimator "advantage", A + hint_weight (log T - log pi): teacher_tau of v0.4 and v0.5."""
+        if self.config.hint_estimator != "advantage" or s.reference is None or masks.hint is None:
+            return s.advantages
+        gap = at_least_float32(s.reference) - at_least_float32(s.logprobs).detach()
+        return s.advantages + self.config.hint_weight * keep(gap, masks.hint)
+
+    def _hint(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
+        """The divergence from the reference on the sampled tokens, each weighted by trainer / rollout.
+
+        The rollout policy sampled them: without that weight the estimate would be of a KL to an older policy.
+        """
+        assert self.hint is not None
+        token: TokenLoss = self.hint.call(
+            {
+                "student_logprobs": s.logprobs,
+                "teacher_logprobs": s.reference,
+                "old_logprobs": s.rollout_logprobs,
+                "mask": masks.hint,
+            }
+        )
+        return token
+
+    def _metrics(
+        self,
+        s: upstream.Streams,
+        masks: Masks,
+        policy: TokenLoss,
+        hint: TokenLoss | None,
+        replay: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """The metrics, whose keys are the same with and without a reference."""
+        averages = Averages(masks.policy)
+        averages.mean("policy/loss", policy.loss.detach(), "policy")
+        gap = weighted = None
+        if s.reference is not None and masks.hint is not None:
+            gap = keep(s.logprobs.detach() - s.reference, masks.hint)
+            averages.masks["all"] = s.mask
+        if replay is not None and s.weights is not None and masks.replay is not None:
+            weighted = keep(replay.detach() * s.weights, masks.replay)
+        averages.fraction("hint/token_frac", masks.hint, "all")
+        averages.fraction("replay/token_frac", masks.replay, "all")
+        averages.mean("hint/kl", gap, "hint/token_frac")
+        averages.mean("hint/loss", None if hint is None else hint.loss.detach(), "hint/token_frac")
+        averages.mean("replay/loss", weighted, "replay/token_frac")
+        kl, excess = averages.mismatch(s.logprobs, s.rollout_logprobs)
+        averages.trust_region(policy.metrics, kl)
+        averages.of_kernel(policy.metrics, self.reported)
+        return averages.computed(excess)
+
+
+def _masks(s: upstream.Streams) -> Masks:
+    if s.reference is None:
+        return Masks(s.mask, None, None)
+    replay = s.mask & is_replay(s.reference)
+    policy = s.mask ^ replay
+    return Masks(policy, policy & has_reference(s.reference, policy), replay)
+
+
+def _sum(token_loss: Tensor, s: upstream.Streams) -> Tensor:
+    """The sum over unmasked tokens, each times its weight: PRIME-RL's trainer divides.
+
+    A kernel's loss is exactly 0 where masked, and a weight there may be anything.
+    """
+    return token_loss.sum() if s.weights is None else aggregate(token_loss * s.weights, s.mask, "token-sum")

@@ -1,0 +1,187 @@
+"""`[trainer.loss.kwargs]` as the one config, and what of it PRIME-RL cannot run."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
+from composer_plugins.bundled.adapters import PRIME_RL
+from composer_plugins.catalogue import Choice
+from composer_plugins.config import ComposerConfig
+from composer_plugins.diagnosis import Finding
+from composer_plugins.errors import ConfigError
+
+MODULE = "composer_plugins.adapters.prime_rl_plugin"
+TABLE = "trainer.loss.kwargs"
+DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
+HINT_OPTIONS = ("hint_divergence", "hint_estimator", "hint_params")
+
+
+class Named(NamedTuple):
+    """A function for `import_path` that has chosen some options."""
+
+    summary: str
+    options: dict[str, str]
+
+
+ROLLOUT, REINFORCE = {"anchor": "rollout"}, {"policy": "reinforce"}
+NAMED = {
+    "dppo": Named(
+        "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default from v0.6.0 to August 2026.",
+        {"policy": "dppo_tv@prime-rl"},
+    ),
+    "ipo": Named("IPO as PRIME-RL @559b447 has it (threshold 0.1, kl_tau 1e-3).", {"policy": "ipo@prime-rl"}),
+    "grpo": Named("PPO's clip (0.2 and 0.2) around the rollout policy.", {"policy": "grpo"} | ROLLOUT),
+    "dapo": Named("PPO's clip with a higher upper bound (0.2 and 0.28).", {"policy": "dapo"} | ROLLOUT),
+    "gspo": Named("GSPO: one clipped ratio per sequence.", {"policy": "gspo"} | ROLLOUT),
+    "cispo": Named("CISPO: the clipped ratio is a weight and drops no token.", {"policy": "cispo"} | ROLLOUT),
+    "sapo": Named("SAPO: a soft gate in place of the clip.", {"policy": "sapo"} | ROLLOUT),
+    "tis": Named("REINFORCE with truncated importance sampling (cap 2).", REINFORCE | {"mismatch": "tis"}),
+    "icepop": Named(
+        "REINFORCE on the tokens for which trainer and rollout engine agree.",
+        REINFORCE | {"mismatch": "icepop"},
+    ),
+}
+
+_ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
+_TEACHER = "the teacher is whatever computed the reference log-probabilities", "remove it"
+_SAMPLED = "PRIME-RL provides the log-probability of the sampled token only", "remove it"
+# Options of other frameworks: why the loss does not decide them here, and what to do.
+DECIDED_ELSEWHERE = {
+    "advantage": _ALGORITHM,
+    "advantage_params": _ALGORITHM,
+    "hint_teacher": _TEACHER,
+    "hint_ema_rate": _TEACHER,
+    "hint_top_k": _SAMPLED,
+    "hint_t_start": _SAMPLED,
+    "teacher_prompt_template": _TEACHER,
+    "replay_loss": ("the coefficient of a pair is DPO's", "call stamps.stamp_replay_pair, and remove it"),
+    "replay_params": ("the coefficient is computed before", "give beta to stamps.stamp_replay_pair"),
+}
+
+
+class Wanted(NamedTuple):
+    """The channels that are asked for, each in the words of the option that asks; "" if it is not."""
+
+    hint: str
+    replay: str
+
+    @property
+    def any(self) -> str:
+        """Both in a phrase."""
+        return " and ".join(filter(None, self))
+
+
+class Channels(NamedTuple):
+    """What `[trainer.loss.kwargs]` asks for, checked."""
+
+    config: ComposerConfig
+    policy: Choice
+    mismatch: Choice | None
+    hint: Choice | None
+
+    @property
+    def learns_from_reference(self) -> bool:
+        """Whether the policy loss itself needs reference log-probabilities."""
+        return not {"teacher_logprobs", "ref_logprobs"}.isdisjoint(self.policy.loss.needs)
+
+    @property
+    def wanted(self) -> Wanted:
+        """The channels that need more than advantages."""
+        hint, replay = wanted(self.config.model_dump())
+        by_policy = f"policy {self.policy.name!r}" if self.learns_from_reference else ""
+        return Wanted(hint or by_policy, replay)
+
+
+def wanted(options: Mapping[str, Any]) -> Wanted:
+    """The channels by their weights, whatever else may be wrong with the options."""
+
+    def phrase(name: str) -> str:
+        value = options.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            return f"{name} = {value:g}"
+        return ""
+
+    return Wanted(phrase("hint_weight"), phrase("replay_weight"))
+
+
+def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE) -> Channels:
+    """The channels that these kwargs of one of our functions ask for, or one ConfigError below `key`."""
+    try:
+        return _parse(kwargs, function)
+    except ConfigError as error:
+        raise error.under(key) from None
+
+
+def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
+    fixed = NAMED[function].options if function in NAMED else {}
+    for option, value in fixed.items():
+        if option in kwargs:
+            problem = f"the function {function} has chosen {value!r} already"
+            raise ConfigError(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
+    for option, (problem, remedy) in DECIDED_ELSEWHERE.items():
+        if option in kwargs:
+            raise ConfigError(option, problem, remedy)
+    config = ComposerConfig.parse({**DEFAULTS, **fixed, **kwargs})
+    for option in HINT_OPTIONS:
+        if option in kwargs and not config.hint_weight:
+            raise ConfigError(
+                option, "hint_weight is 0, so no hint is learned", "set hint_weight, or remove it"
+            )
+    policy, mismatch = config.choose_policy(), config.choose_mismatch()
+    hint = config.choose_hint() if config.hint_weight else None
+    for choice in (policy, mismatch, hint):
+        if choice is not None:
+            PRIME_RL.require(choice)
+    channels = Channels(config, policy, mismatch, hint)
+    _check_anchor(config, policy)
+    if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.anchor == "rollout"):
+        problem = (
+            f"the ratio of policy {policy.name!r} is trainer over rollout already, and would count twice"
+        )
+        raise ConfigError("mismatch", problem, "remove it, or use policy = 'reinforce' or anchor = 'current'")
+    if config.hint_estimator == "advantage":
+        if config.hint_params:
+            problem = "they belong to a divergence, and hint_estimator = 'advantage' computes none"
+            raise ConfigError("hint_params", problem, "remove them")
+        if channels.learns_from_reference:
+            problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
+            raise ConfigError("hint_estimator", problem, "remove it, or choose another policy")
+    return channels
+
+
+def _check_anchor(config: ComposerConfig, policy: Choice) -> None:
+    needs_old = "old_logprobs" in policy.loss.needs
+    if needs_old and config.anchor is None:
+        raise ConfigError(
+            "policy",
+            f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's",
+            "set anchor = 'rollout' for the ratio to those, or anchor = 'current' for a ratio of 1",
+        )
+    if config.anchor is not None and not needs_old:
+        raise ConfigError("anchor", f"policy {policy.name!r} takes no old_logprobs", "remove it")
+
+
+def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
+    """What these channels meet in this PRIME-RL, for the doctor and for the first call of the loss."""
+    yield from not_available(channels.wanted, generation, key)
+    policy = channels.policy
+    if channels.config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
+        yield Finding(
+            "warning",
+            f"{key}.policy",
+            f"{policy.name!r} is published with the reduction {policy.mode}, and PRIME-RL divides the sum "
+            f"over tokens by {generation.denominator}",
+            "expect longer completions to weigh more, or train in TRL or verl, which have that reduction",
+        )
+
+
+def not_available(wanted: Wanted, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
+    """The channels that this PRIME-RL cannot fill."""
+    for phrase, filled_by, option, why in (
+        (wanted.hint, generation.hint, "hint_weight", "allows no teacher beside RL to fill teacher_logprobs"),
+        (wanted.replay, generation.replay, "replay_weight", "has no weights that carry a pair's coefficient"),
+    ):
+        if phrase and not filled_by:
+            problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"
+            at = option if phrase.startswith(option) else "policy"
+            yield Finding("error", f"{key}.{at}", problem, "upgrade to 0.7 or later, or remove it")

@@ -1,0 +1,184 @@
+"""What `composer-plugins doctor` finds in PRIME-RL's TOML: the ways in which a run can be lost.
+
+PRIME-RL itself validates types and names of options. Here is what it accepts, and what it reports only after
+the model is loaded.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.config import MODULE, NAMED, Wanted, findings, parse, wanted
+from composer_plugins.adapters.prime_rl_plugin.doctor import probe
+from composer_plugins.adapters.prime_rl_plugin.doctor.channels import STAMP_WORDS, channels, unweighted
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, read
+from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.diagnosis import Examination, Finding, Target, ask
+from composer_plugins.errors import ConfigError, did_you_mean, near
+
+FUNCTIONS = ("loss_fn", *NAMED)
+TOO_LATE = "an import path resolves only after the model is loaded"
+
+
+def examine(files: Sequence[Path], target: Target) -> Examination:
+    """Everything that is wrong with these TOML files, merged from left to right, as far as can be told."""
+    run = read(files)
+    plugins = {name for source in run.sources for name in source.plugins.values()}
+    custom = run.loss is not None and run.loss.get("type") == "custom"
+    path = run.path if custom and ":" not in run.path and "." in run.path else ""
+    question = upstream.probe_arguments(path, sorted(plugins), STAMP_WORDS)
+    facts = ask(target.python, Path(probe.__file__), question)
+    number, is_newest = facts["prime_rl"]
+    generation = (
+        upstream.generation_of(number, is_newest)
+        if target.version is None
+        else upstream.generation_of(target.version)
+    )
+    found = list(loss_table(run, generation))
+    if custom:
+        found += import_path(run, facts, target.python)
+        asked, more = kwargs(run, generation)
+        found += more
+        found += denominators(run, generation)
+        found += channels(run, asked, generation, facts["plugins"])
+        if function(run):
+            found += unweighted(run, asked, generation, facts["plugins"])
+    return Examination(against(target, number, generation), tuple(found))
+
+
+def against(target: Target, number: str | None, generation: Generation) -> str:
+    """Which PRIME-RL the file was compared with, and how that is known."""
+    end = f"up to {generation.until}" if generation.until else "and later"
+    contract = f"the contract of PRIME-RL {generation.since} {end}"
+    if target.version is not None:
+        return f"{contract} (--version {target.version})"
+    if number is not None:
+        return f"{contract} ({number} is installed for {target.python})"
+    return f"{contract} (none is installed for {target.python}; name another with --version)"
+
+
+def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
+    """Whether there is a table of type "custom" that has only the options of one."""
+    key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
+    if run.whole and "loss" in run.config:
+        problem = "this table is at the top of a file for `rl`, which reads [trainer.loss]"
+        remedy = "rename it to [trainer.loss]; [loss] is for a trainer's own config"
+        yield Finding("error", "loss", problem, remedy)
+    if run.loss is None:
+        yield Finding("warning", key, "there is no such table, so PRIME-RL trains with its own loss", ours)
+        return
+    kind = run.loss.get("type")
+    if kind == "custom":
+        for name in run.loss.keys() - upstream.LOSS_OPTIONS:
+            problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
+            yield Finding("error", f"{key}.{name}", problem, f"move it to [{key}.kwargs]")
+    elif extra := [name for name in ("import_path", "kwargs") if name in run.loss]:
+        given = "there is no type" if kind is None else f"it is {kind!r}"
+        problem = f'{given}, and only type = "custom" reads {" and ".join(extra)}'
+        yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
+    elif isinstance(kind, str) and kind in upstream.OWN_LOSSES:
+        is_default = kind == "default"
+        gone = ", which newer PRIME-RL does not have (#3418)" if is_default else ""
+        problem = f"{kind!r} is PRIME-RL's own loss{gone}"
+        yield Finding("warning", f"{key}.type", problem, _default(generation) if is_default else ours)
+    else:
+        name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
+        problem = f'it is {kind!r}, and PRIME-RL has its own losses and "custom"'
+        yield Finding(
+            "error", f"{key}.type", problem, f'set type = "custom", import_path = "{MODULE}.{name}"'
+        )
+
+
+def _default(generation: Generation) -> str:
+    if policy := upstream.OLD_DEFAULTS.get(generation.since):
+        return f'set import_path = "{MODULE}.loss_fn" and kwargs.policy = "{policy}", which is that loss'
+    return f'set import_path = "{MODULE}.dppo", which is that loss'
+
+
+def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Finding]:
+    """Whether PRIME-RL will find the function: it splits the path at its last dot."""
+    assert run.loss is not None
+    path = run.path
+
+    def error(problem: str, remedy: str) -> Finding:
+        return Finding("error", f"{run.loss_key}.import_path", problem, remedy)
+
+    if not path:
+        given = run.loss.get("import_path")
+        yield error(f"it is {given!r}, not a dotted path", f'set import_path = "{MODULE}.loss_fn"')
+    elif ":" in path:
+        problem = f"{path!r} has a colon, and PRIME-RL splits at the last dot"
+        yield error(problem, f'set import_path = "{path.replace(":", ".")}"')
+    elif "." not in path:
+        yield error(f"{path!r} has no dot", "write module.function")
+    if facts["package"] and (path.startswith("composer_plugins") or not path):
+        problem = f"{python}, which will train, cannot import composer_plugins: {facts['package']}"
+        yield error(problem, f"install it there: uv pip install --python {python} composer-plugins")
+    elif facts["loss"] is not None:
+        stage, detail = facts["loss"]
+        yield error(*_unresolved(path, stage, detail, python))
+
+
+def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, str]:
+    """The problem and the remedy, by the stage at which the look-up of the path ended."""
+    module, _, name = path.rpartition(".")
+    if stage == "inside":
+        short, _, attribute = detail.rpartition(".")
+        return (
+            f"{path!r}: {detail} is not a module, and PRIME-RL takes all before the last dot for one",
+            f"name the function in {short} (step = {attribute}().{name}), and set that name",
+        )
+    if stage == "module":
+        problem = f"{path!r}: {python} has no module {detail}, and {TOO_LATE}"
+        return problem, f"install it for {python}, or correct the path"
+    if stage == "attribute":
+        names = near(name, FUNCTIONS if module == MODULE else detail)
+        remedy = did_you_mean(names) if names else f"name a function of {module}"
+        if module == MODULE and not names:
+            remedy = f"name one of {', '.join(FUNCTIONS)}"
+        return f"{path!r}: the module {module} has no {name!r}, and {TOO_LATE}", remedy
+    if stage == "callable":
+        remedy = f'set import_path = "{path}.loss_fn"' if path == MODULE else "name a function"
+        return f"{path!r} is a {detail}, not a function", remedy
+    return f"{path!r}: importing {module} fails in {python}: {detail}", "correct that import there"
+
+
+def function(run: Run) -> str:
+    """Which of our functions is named, with a dot or a colon; "" if none is."""
+    module, _, name = run.path.replace(":", ".").rpartition(".")
+    return name if module == MODULE and name in FUNCTIONS else ""
+
+
+def kwargs(run: Run, generation: Generation) -> tuple[Wanted, list[Finding]]:
+    """The channels that one of our functions is asked for, and what is wrong with its kwargs."""
+    assert run.loss is not None
+    key, given = f"{run.loss_key}.kwargs", run.loss.get("kwargs", {})
+    if not function(run):
+        return Wanted("", ""), []
+    if not isinstance(given, dict):
+        return Wanted("", ""), [Finding("error", key, f"it is {given!r}", f"make it a table: [{key}]")]
+    try:
+        parsed = parse(given, function(run), key)
+    except ConfigError as error:
+        return wanted(given), [Finding.from_error(error)]
+    return parsed.wanted, list(findings(parsed, generation, key))
+
+
+def denominators(run: Run, generation: Generation) -> Iterator[Finding]:
+    """What v0.4 and v0.5 divide a sum by, and that v0.4's `rl` starts no custom loss at all."""
+    key = f"{run.loss_key}.type"
+    if generation is upstream.GENERATIONS[0] and run.whole:
+        problem = "`rl` of PRIME-RL 0.4 reads trainer.loss.teacher_tau, which a custom loss does not have"
+        remedy = "upgrade to 0.6 or later, or start trainer and orchestrator by themselves"
+        yield Finding("error", key, problem, remedy)
+    effect = {
+        upstream.MICRO_BATCHES: "the number of micro-batches, so the step grows with the tokens in one",
+        upstream.OWN_TOKENS: "each rank's own tokens, so the weight of a token depends on its rank",
+    }.get(generation.denominator)
+    if effect is not None:
+        problem = (
+            f"PRIME-RL {generation.since} divides a custom loss, which is a sum over tokens, by {effect}"
+        )
+        remedy = "upgrade to 0.6 or later, which divides by the tokens of the global batch"
+        yield Finding("warning", key, problem, remedy)

@@ -1,0 +1,189 @@
+"""Whether a hint or a replayed pair can reach the loss, by the orchestrator's part of the TOML."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.config import MODULE, Wanted, not_available
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, Source, table
+from composer_plugins.adapters.prime_rl_plugin.upstream import ECHO, NEWEST, NODE, ROUTED, TEACHER, Generation
+from composer_plugins.diagnosis import Finding
+
+ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"
+# What the source of an environment names if it stamps: our functions, verifiers' fields, PRIME-RL's stream.
+REFERENCE_FIELD, WEIGHTS_FIELD = upstream.NODE_FIELDS
+HINT_WORDS = {"stamp_reference", "stamp_from_store", REFERENCE_FIELD}
+REPLAY_WORDS = {"stamp_replay_pair", "stamp_from_store", WEIGHTS_FIELD}
+OWN_STREAM = ROUTED["opsd"]
+STAMP_WORDS = [*sorted(HINT_WORDS | REPLAY_WORDS), f"'{OWN_STREAM}'", f'"{OWN_STREAM}"']
+
+Words = Mapping[str, list[str] | None]  # by plugin, those in its source; None if it is not installed
+
+
+def channels(run: Run, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+    """Whether a hint or a pair reaches the loss: available, stamped, not filtered out, not routed past it."""
+    if not run.whole:
+        if wanted.any:
+            problem = (
+                f"{wanted.any} is set, and what stamps and filters samples is in the orchestrator's config"
+            )
+            yield Finding(
+                "info", f"{run.loss_key}.kwargs", problem, "give the doctor the rl.toml, which has both"
+            )
+        return
+    yield from _routed_past(run, wanted)
+    if not wanted.any or list(not_available(wanted, generation)):
+        return
+    yield from _filtered_out(run, wanted, generation)
+    if generation.hint == TEACHER:
+        yield from _no_teacher(run, wanted)
+    for source in run.sources:
+        if source.algorithm not in ROUTED:
+            yield from _never_stamped(source, wanted, generation, words)
+
+
+def unweighted(run: Run, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+    """Pairs that are stamped without `replay_weight`: their tokens train nothing."""
+    if wanted.replay or not generation.replay:
+        return
+    for source in run.sources:
+        who = "" if source.algorithm in ROUTED else _stamps_pairs(source, wanted, generation, words)
+        if who:
+            key = f"{run.loss_key}.kwargs"
+            problem = f"{who} stamps pairs, and their tokens train nothing without replay_weight"
+            remedy = f"set replay_weight = 1.0 in [{key}], or stamp no pairs"
+            yield Finding("warning", f"{key}.replay_weight", problem, remedy)
+            return
+
+
+def _stamps_pairs(source: Source, wanted: Wanted, generation: Generation, words: Words) -> str:
+    """What stamps pairs, as far as can be told. A store beside a hint is taken for the hint's."""
+    if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path") == ECHO_FILTER:
+        options = table(source.filter, "kwargs")
+        kinds = options.get("kinds")
+        has_pairs = "replay" in kinds if isinstance(kinds, list) else not wanted.hint
+        if "store" in options and has_pairs:
+            return "echo_filter"
+    if generation.replay == NODE:
+        plugins = source.plugins.values()
+        return next((name for name in plugins if "stamp_replay_pair" in (words.get(name) or ())), "")
+    return ""
+
+
+def _routed_past(run: Run, wanted: Wanted) -> Iterator[Finding]:
+    """Algorithms whose samples PRIME-RL trains with its own ref_kl or ce, without calling a custom loss."""
+    mode = table(run.config, "orchestrator").get("training_mode", "")  # v0.6: of the whole run
+    if not isinstance(mode, str):
+        remedy = 'set training_mode = "rl"'
+        yield Finding("error", "orchestrator.training_mode", f"it is {mode!r}, not a word", remedy)
+        mode = ""
+    sources = [(one.algorithm, one.algorithm_key) for one in run.sources]
+    if not sources:
+        default = table(run.config, "orchestrator", "algo").get("type", upstream.DEFAULT_ALGORITHM)
+        sources = [(str(default), "orchestrator.algo.type")]
+    if mode in ROUTED:
+        sources = [(mode, "orchestrator.training_mode")]
+    everything = all(algorithm in ROUTED for algorithm, _ in sources)
+    for algorithm, key in dict.fromkeys(sources):
+        if algorithm not in ROUTED:
+            continue
+        own = ROUTED[algorithm]
+        problem = f"PRIME-RL trains the samples of {algorithm!r} with its own {own}, not with this loss"
+        remedy = 'set type = "grpo", or another algorithm that assigns advantages'
+        if wanted.any:
+            problem += f", so {wanted.any} has no effect on them"
+        if wanted.hint and own == OWN_STREAM:
+            remedy = 'choose one: remove hint_weight, or set type = "grpo" and stamp in the environment'
+        yield Finding("error" if everything and wanted.any else "warning", key, problem, remedy)
+
+
+def _filtered_out(run: Run, wanted: Wanted, generation: Generation) -> Iterator[Finding]:
+    """Filters of zero advantages: they drop a group of equal rewards, in which only hint and replay train."""
+    orchestrator = table(run.config, "orchestrator")
+    lost = f"it drops samples of advantage 0, and {wanted.any} with them"
+    listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
+    if generation is NEWEST and not listed:
+        train = table(orchestrator, "train")
+        option = upstream.NEWEST_OPTION
+        if train.get(option, True) is not False:
+            value = "true" if option in train else "not set, which means true"
+            remedy = f"set {option} = false in [orchestrator.train]"
+            yield Finding("error", f"orchestrator.train.{option}", f"it is {value}, and {lost}", remedy)
+        yield from _gated(train, lost)
+    elif listed or generation.hint == ECHO:
+        yield from _batch_filters(orchestrator, lost)
+    elif table(orchestrator, "buffer").get("online_difficulty_filtering") is True:
+        key = "orchestrator.buffer.online_difficulty_filtering"
+        yield Finding("error", key, f"it is true, and {lost}", "set it to false")
+
+
+def _gated(train: dict[str, Any], lost: str) -> Iterator[Finding]:
+    sources = train.get("source")
+    for source in sources if isinstance(sources, list) else ():
+        for name, gate in table(source, "curriculum", "gates").items():
+            if table(gate).get("type") == "advantage_range":
+                low, high = gate.get("reject_min", 0.0), gate.get("reject_max", 0.0)
+                if all(isinstance(x, int | float) for x in (low, high)) and low <= 0 <= high:
+                    key = f"orchestrator.train.source.curriculum.gates.{name}"
+                    problem = f"it rejects advantages from {low} to {high}: {lost}"
+                    yield Finding("error", key, problem, "remove the gate, or keep 0 out of its range")
+
+
+def _batch_filters(orchestrator: dict[str, Any], lost: str) -> Iterator[Finding]:
+    """v0.6 to v0.8: the default list of filters after a batch has zero_advantage in it."""
+    for slot in ("pre_batch_filters", "post_batch_filters"):
+        key, listed = f"orchestrator.{slot}", orchestrator.get(slot)
+        if listed is None:
+            if slot == "post_batch_filters":
+                problem = f'it is not set, and its default has the filter "zero_advantage": {lost}'
+                remedy = f'add [[{key}]] with type = "zero_advantage", enforce = false'
+                yield Finding("error", key, problem, remedy)
+            continue
+        for one in listed if isinstance(listed, list) else ():
+            if table(one).get("type") == "zero_advantage" and one.get("enforce", True) is not False:
+                value = one.get("enforce", "not set, which means true")
+                problem = f'of "zero_advantage" it is {value}: {lost}'
+                yield Finding("error", f"{key}.enforce", problem, f"set enforce = false in [[{key}]]")
+
+
+def _no_teacher(run: Run, wanted: Wanted) -> Iterator[Finding]:
+    """v0.4 and v0.5: a teacher model scores every sample."""
+    given = "teacher_model" in table(run.config, "orchestrator") or "teacher_inference" in run.config
+    given = given or bool(table(run.config, "deployment").get("num_teacher_gpus"))
+    if wanted.hint and not (given or run.config.get("teacher_gpu_ids")):
+        problem = f"{wanted.hint} is set, and without a teacher_model nothing fills teacher_logprobs"
+        yield Finding("error", TEACHER, problem, f"add [{TEACHER}] with its model and client")
+
+
+def _never_stamped(source: Source, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+    """Since v0.7 only an echo filter, and in the newest the environment, stamps beside RL."""
+    if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path"):
+        return
+    if generation.hint == ECHO:
+        problem = f"{wanted.any} is set, and {source.algorithm!r} stamps nothing before {NEWEST.since}"
+        remedy = f'set type = "echo" with filter.import_path = "{ECHO_FILTER}", or upgrade'
+        yield Finding("error", source.algorithm_key, problem, remedy)
+    if generation.hint != NODE:
+        return
+    found = {word for name in source.plugins.values() for word in words.get(name) or ()}
+    absent = [name for name in source.plugins.values() if words.get(name) is None]
+    key = next(iter(source.plugins), source.key)
+    for phrase, stamps, call in (
+        (wanted.hint, HINT_WORDS, "stamp_reference"),
+        (wanted.replay, REPLAY_WORDS, "stamp_replay_pair"),
+    ):
+        if phrase and not stamps & found:
+            why = f"cannot be read: {', '.join(absent)} is not installed" if absent else "names no stamp"
+            problem = (
+                f"{phrase} is set, {source.algorithm!r} stamps nothing, and the environment's code {why}"
+            )
+            remedy = f"call stamps.{call} in its Task.finalize or Env.finalize"
+            if absent:
+                remedy = f"install it for the interpreter that is asked (--python), and {remedy}"
+            yield Finding("warning", key, problem, remedy)
+    if wanted.hint and OWN_STREAM in found:
+        problem = (
+            f"{wanted.hint} is set, and the environment names PRIME-RL's own {OWN_STREAM}: a sample gets both"
+        )
+        remedy = f"stamp {WEIGHTS_FIELD}['{OWN_STREAM}'] or set hint_weight, not both"
+        yield Finding("warning", key, problem, remedy)

@@ -1,0 +1,88 @@
+"""A program for the interpreter that will train: what PRIME-RL would find there when it imports.
+
+It needs only the standard library, and does not import prime_rl. Its second argument is the JSON of
+`upstream.probe_arguments`.
+"""
+
+import importlib
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+def complaint(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def package() -> str:
+    """Why composer_plugins cannot be imported; "" if it can."""
+    try:
+        importlib.import_module("composer_plugins.errors")
+    except BaseException as error:
+        return complaint(error)
+    return ""
+
+
+def loss(path: str) -> list[Any] | None:
+    """What is wrong with an import path, as [stage, detail]; None if it is a function.
+
+    PRIME-RL takes what stands after the last dot for an attribute, and the rest for a module.
+    """
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        if not (module_name + ".").startswith(missing + "."):
+            return ["fails", complaint(error)]
+        parent = missing.rpartition(".")[0]
+        inside = hasattr(sys.modules.get(parent), missing.rpartition(".")[2])
+        return ["inside", missing] if inside else ["module", missing]
+    except BaseException as error:
+        return ["fails", complaint(error)]
+    if not hasattr(module, name):
+        return ["attribute", sorted(one for one in vars(module) if not one.startswith("_"))]
+    return None if callable(getattr(module, name)) else ["callable", type(getattr(module, name)).__name__]
+
+
+def words(plugin: str, wanted: list[str]) -> list[str] | None:
+    """Which of the wanted words the source of a verifiers plugin has; None if it is not installed."""
+    name = plugin.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    try:
+        spec = find_spec(name)
+    except BaseException:  # of "a.b", a is imported
+        return None
+    if spec is None:
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in folder.rglob("*.py")] or [Path(spec.origin or "")]
+    text = "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
+    return sorted({word.strip("'\"") for word in wanted if word in text})
+
+
+def release(distribution: str, package: str, newest: list[str]) -> list[Any]:
+    """The installed version of PRIME-RL, and whether its file `newest[0]` has the option `newest[1]`."""
+    try:
+        number = version(distribution)
+    except PackageNotFoundError:
+        return [None, False]
+    spec = find_spec(package)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    files = [folder / newest[0] for folder in folders]
+    return [number, any(newest[1] in file.read_text() for file in files if file.is_file())]
+
+
+if __name__ == "__main__":
+    answer, question = sys.argv[1], json.loads(sys.argv[2])
+    path = question["import_path"]
+    facts = {
+        "prime_rl": release(question["distribution"], question["package"], question["newest"]),
+        "package": package(),
+        "loss": loss(path) if path else None,
+        "plugins": {plugin: words(plugin, question["words"]) for plugin in question["plugins"]},
+    }
+    print(answer + json.dumps(facts), flush=True)

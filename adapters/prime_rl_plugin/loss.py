@@ -1,0 +1,72 @@
+"""The functions that `trainer.loss.import_path` names: any loss of the catalogue in PRIME-RL.
+
+PRIME-RL calls the function once per sequence of a packed micro-batch, adds up the results and divides them by
+a count of its own. The function therefore returns a sum over tokens.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from composer_plugins.adapters.prime_rl_plugin.config import NAMED, parse
+
+if TYPE_CHECKING:  # the store and the doctor import this package without torch
+    from torch import Tensor
+
+    from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+
+
+class LossOutputs(NamedTuple):
+    """What PRIME-RL reads of a result, by these two names."""
+
+    loss: "Tensor"
+    metrics: "dict[str, Tensor]"
+
+
+Loss = Callable[..., LossOutputs]
+
+
+def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
+    """policy_weight * policy + hint_weight * hint + replay_weight * replay, summed over unmasked tokens.
+
+    `kwargs` are the keys of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default
+    "dppo_tv@prime-rl") with `policy_params`, `anchor` ("rollout" or "current": whose log-probabilities stand
+    in for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
+    `hint_estimator` ("score", "k2", "k3", or "advantage": a part of the advantages), `replay_weight`.
+    The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's
+    weights multiply every term. Metrics are 0-dimensional float32, the same keys at every call.
+    """
+    return LossOutputs(*_built("loss_fn", kwargs)(inputs))
+
+
+def _named(name: str) -> Loss:
+    """`loss_fn` with the options of `NAMED`."""
+
+    def function(inputs: Any, **kwargs: Any) -> LossOutputs:
+        return LossOutputs(*_built(name, kwargs)(inputs))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{NAMED[name].summary} `loss_fn` with {NAMED[name].options}."
+    return function
+
+
+dppo = _named("dppo")
+ipo = _named("ipo")
+grpo = _named("grpo")
+dapo = _named("dapo")
+gspo = _named("gspo")
+cispo = _named("cispo")
+sapo = _named("sapo")
+tis = _named("tis")
+icepop = _named("icepop")
+
+_losses: "dict[tuple[str, str], ChannelsLoss]" = {}
+
+
+def _built(function: str, kwargs: dict[str, Any]) -> "ChannelsLoss":
+    """The loss of these kwargs, parsed once: PRIME-RL passes the same ones at every call."""
+    key = function, repr(sorted(kwargs.items()))  # which distinguishes True from 1, as a hash would not
+    if key not in _losses:
+        from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+
+        _losses[key] = ChannelsLoss(parse(kwargs, function))
+    return _losses[key]

@@ -1,0 +1,203 @@
+"""Stamp hints and replayed pairs on verifiers' nodes, for PRIME-RL after 0.8.
+
+An environment stamps in `Task.finalize` or `Env.finalize`. PRIME-RL's algorithms leave the stamps alone, and
+its loss sees them:
+
+    class MyTask(vf.Task):
+        async def finalize(self, trace, runtime):
+            for node, logprobs in await my_teacher(trace):
+                stamp_reference(node, logprobs)
+            check_trace(trace)
+
+A token carries one reference and one weight: it belongs to a hint or to a pair, not to both. Set
+`[orchestrator.train] filter_zero_advantages = false`: otherwise PRIME-RL drops groups of equal rewards with
+their stamps. `stored_stamps` stamps from a store, and serves PRIME-RL 0.7 and 0.8.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, cast
+
+import numpy as np
+
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.upstream import Node
+from composer_plugins.adapters.prime_rl_plugin.values import (
+    MARKED,
+    REPLAY,
+    log_probabilities,
+    numbers,
+    of_kind,
+    reference_values,
+)
+from composer_plugins.errors import ConfigError, DataError
+
+SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
+    """Stamp a teacher's log-probabilities, in nats, of the node's sampled tokens, one each, in their order.
+
+    They are of the completion as it was sampled, under the teacher's own prompt, which has the hint in it.
+    They replace an earlier reference. Raises DataError for a wrong number of them, for one that is not finite
+    or is positive, for 0.0 throughout (which means no reference), and for a node without sampled tokens or of
+    a pair.
+    """
+    count = upstream.sampled_count(node)
+    if is_pair(node):
+        problem = "this node belongs to a replayed pair"
+        raise DataError("reference", problem, "stamp a token with a hint or a pair, not both")
+    given = of_kind(logprobs, "fiu", "reference", "numbers")
+    if len(given) == len(node.token_ids) != count:
+        problem = f"{len(given)} log-probabilities for {count} sampled tokens"
+        raise DataError("reference", problem, "keep those of SAMPLED tokens, where node.mask is True")
+    upstream.set_reference(node, reference_values(given, count, "reference").tolist())
+
+
+def stamp_plain(node: Node) -> None:
+    """Stamp weight 1 on an ordinary node of a branch in which another node belongs to a pair.
+
+    Where a branch has a stream of weights, PRIME-RL gives weight 0 to the tokens that are not in it, and so
+    takes them out of the loss.
+    """
+    count = upstream.sampled_count(node)
+    if is_pair(node):
+        raise DataError("node", "it belongs to a pair, whose coefficient this would overwrite", "leave it")
+    upstream.set_weights(node, [1.0] * count)
+
+
+def stamp_replay_pair(
+    chosen: Node | Sequence[Node], rejected: Node | Sequence[Node], beta: float = 0.1, weight: float = 1.0
+) -> float:
+    """Stamp DPO's gradient of one pair as a coefficient per token, and return the coefficient.
+
+        u = sum over sampled tokens of log pi - log pi_ref
+        c = weight * beta * sigmoid(-beta (u_chosen - u_rejected)),   loss = sum of -(+c or -c) * log pi
+
+    log pi is the engine's (`node.logprobs`), and log pi_ref the reference on the node (`stamp_reference`),
+    which the mark of a pair overwrites. A completion is its node, or its nodes if it has several turns.
+    Leave out the nodes that both completions begin with: they cancel.
+
+    The gradient is exactly DPO's at the policy that sampled, which is before the first update on the pair. c
+    does not change afterwards. Set `replay_weight` with it. c is never 0: PRIME-RL would take out the token.
+
+    Source: arXiv 2305.18290, the gradient below eq. 7.
+    """
+    pair = _nodes(chosen), _nodes(rejected)
+    if {id(node) for node in pair[0]} & {id(node) for node in pair[1]}:
+        raise DataError(
+            "pair", "a node is in both completions", "leave out what they have in common, it cancels"
+        )
+    coefficient = dpo_coefficient(_margin(pair[0]) - _margin(pair[1]), beta=beta, weight=weight)
+    for nodes, signed in zip(pair, (coefficient, -coefficient), strict=True):
+        for node in nodes:
+            count = upstream.sampled_count(node)
+            upstream.set_reference(node, [REPLAY] * count)
+            upstream.set_weights(node, [signed] * count)
+    return coefficient
+
+
+def dpo_coefficient(margin: float, *, beta: float = 0.1, weight: float = 1.0) -> float:
+    """weight * beta * sigmoid(-beta * margin), margin = u_chosen - u_rejected; at least float32's smallest.
+
+    It is the coefficient of the chosen completion's tokens, and minus it that of the rejected one's:
+    -d loss / d log pi of DPO.
+    """
+    for name, value in (("beta", beta), ("weight", weight)):
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+            problem = f"{value!r} is not a positive number"
+            raise ConfigError(name, problem, "set a positive number, or leave the pair unstamped")
+    if not math.isfinite(margin):
+        raise DataError("margin", f"it is {margin}", "pass a finite number")
+    scale = float(weight * beta)
+    if scale > LARGEST:
+        problem = f"{scale:g} is beyond float32, in which the trainer has its weights"
+        raise ConfigError("weight * beta", problem, "set smaller numbers")
+    steep = min(beta * margin, -math.log(sys.float_info.min))
+    return max(scale / (1 + math.exp(steep)), SMALLEST)
+
+
+def is_pair(node: Node) -> bool:
+    """Whether the node carries the mark of a replayed pair."""
+    return any(value > MARKED for value in upstream.reference(node) or ())
+
+
+def check_trace(trace: Any) -> None:
+    """Raise DataError where a branch of `trace` is stamped in part, or with what is not a stamp.
+
+    PRIME-RL fills what is missing in a branch: a weight with 0, which takes the token out of the loss, and a
+    reference with 0.0, which means probability 1. `trace` may also be the nodes of one branch.
+    """
+    if not hasattr(trace, "branches"):
+        _check_nodes([node for node in trace if upstream.is_trained(node)])
+        return
+    for _, parts in upstream.trained_branches(trace):
+        _check_nodes([part.node for part in parts if part.is_trained])
+
+
+def _check_nodes(nodes: list[Node]) -> None:
+    weights = [upstream.weights(node) for node in nodes]
+    plain = [node for node in nodes if not is_pair(node)]
+    with_reference = sum(upstream.reference(node) is not None for node in plain)
+    with_weights = sum(stream is not None for stream in weights)
+    for count, total, what, effect, call in (
+        (with_reference, len(plain), "reference", "have probability 1", "stamp_reference"),
+        (with_weights, len(nodes), "weight", "be taken out of the loss", "stamp_plain"),
+    ):
+        if 0 < count < total:
+            problem = f"{count} of {total} trained nodes have one, and the others would {effect}"
+            raise DataError(f"{what}s of a branch", problem, f"{call} the others, or none")
+    for node, stream in zip(nodes, weights, strict=True):
+        _check_mark(node, stream)
+        if stream is not None:
+            numbers(stream, len(node.token_ids), "weights")
+    if with_reference:
+        joined = np.concatenate([_reference(node) for node in plain])
+        reference_values(joined, len(joined), "references of a branch")
+    if with_weights and not any(any(stream or ()) for stream in weights):
+        problem = "they are all 0.0, which PRIME-RL reads as weight 1"
+        raise DataError("weights of a branch", problem, "stamp other weights, or none")
+
+
+def _check_mark(node: Node, weights: list[float] | None) -> None:
+    """Of a node of a pair: the mark at each sampled token, and weights beside it."""
+    if not is_pair(node):
+        return
+    count, marks = upstream.sampled_count(node), upstream.reference(node) or []
+    if marks != [REPLAY] * count:
+        found = sum(value == REPLAY for value in marks)
+        raise DataError("pair", f"its mark is at {found} of {count} sampled tokens", "use stamp_replay_pair")
+    if weights is None:
+        raise DataError(
+            "pair", "its mark is there without its weights", "use stamp_replay_pair, which sets both"
+        )
+
+
+def _nodes(completion: Node | Sequence[Node]) -> list[Node]:
+    is_one = hasattr(completion, "token_ids")
+    nodes = [cast(Node, completion)] if is_one else list(cast(Sequence[Node], completion))
+    if not nodes:
+        raise DataError("pair", "a completion has no nodes", "pass the nodes that the policy sampled")
+    if len({id(node) for node in nodes}) < len(nodes):
+        raise DataError("pair", "a node is twice in a completion", "pass each node once")
+    return nodes
+
+
+def _margin(nodes: Sequence[Node]) -> float:
+    """u of one completion, from its nodes' policy and reference."""
+    terms: list[float] = []
+    for node in nodes:
+        count = upstream.sampled_count(node)
+        if is_pair(node):
+            raise DataError("pair", "a node belongs to a pair already", "pass each node in one pair only")
+        if upstream.reference(node) is None:
+            raise DataError("pair", "a node has no reference", "stamp_reference it with pi_ref's first")
+        terms += (log_probabilities(node.logprobs, count, "logprobs") - _reference(node)).tolist()
+    return math.fsum(terms)
+
+
+def _reference(node: Node) -> Any:
+    return log_probabilities(upstream.reference(node) or (), upstream.sampled_count(node), "reference")

@@ -1,0 +1,223 @@
+"""A store of per-token numbers by token ids: a teacher's log-probabilities, or the coefficients of pairs.
+
+PRIME-RL's loss sees no token ids. Numbers that belong to a completion are therefore looked up before its
+samples leave the orchestrator or the environment:
+
+    with StoreWriter("pairs.store") as writer:
+        writer.put(token_ids, values, "reference")
+    Store("pairs.store").get(token_ids, "reference")
+
+A store is one SQLite file with a write-ahead log. `flush` commits: a process that is killed, or a machine
+that loses power, loses only what was not flushed. Any number of processes read beside a writer. Writers take
+turns. All of them must run on one machine, because they share the log's index as memory: for several nodes
+write on one, close the writer, and copy the file to the others, or let them read it where nobody writes.
+Where a writer was killed, its log (`-wal`) lies beside the file: open the store once before you copy it.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal, Self, get_args
+from urllib.parse import quote
+
+import numpy as np
+
+from composer_plugins.adapters.prime_rl_plugin.values import Array, numbers, of_kind, reference_values
+from composer_plugins.errors import ConfigError, DataError, unknown
+
+Kind = Literal["reference", "replay"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+KEY_BYTES = 16
+APPLICATION, FORMAT = 0x436F6D70, 1  # in the file's header: whose SQLite file it is, and its layout
+PAGE = 4096  # bytes: SQLite's own choice
+TIMEOUT = 60.0  # seconds that a writer waits for another one's transaction
+
+CREATE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, numbers BLOB NOT NULL)"
+RESTORE = "restore it from a copy, or write it again"
+READ = "SELECT numbers FROM records WHERE key = ?"
+WRITE = (
+    "INSERT INTO records VALUES (?, ?) "
+    "ON CONFLICT (key) DO UPDATE SET numbers = excluded.numbers WHERE numbers IS NOT excluded.numbers"
+)
+
+
+class Store:
+    """The committed records of the file `path`, each as it is when it is asked for.
+
+    The file is open only while it is read, so a store may be replaced at its path, and a process may fork. In
+    a folder that this process cannot write to, a store is readable unless a writer was killed there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        len(self)  # says now what is wrong with the file
+
+    def get(self, token_ids: Sequence[int], kind: Kind) -> Array | None:
+        """The float32 values that were put last for exactly these tokens, one each, or None."""
+        key = _key(token_ids, kind)
+        with _opened(self.path) as connection:
+            row = connection.execute(READ, (key,)).fetchone()
+        return None if row is None else np.frombuffer(row[0], dtype="<f4").astype(np.float32)
+
+    def __len__(self) -> int:
+        with _opened(self.path) as connection:
+            count: int = connection.execute("SELECT count(*) FROM records").fetchone()[0]
+        return count
+
+
+class StoreWriter(Store):
+    """Adds records to the store `path`, which it creates where there is none.
+
+    `put` collects and `flush` commits: flush some thousand records at a time. Another process may write too,
+    and waits for its turn. A forked process starts with nothing put.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._pending: dict[bytes, bytes] = {}
+        self._process, self._is_closed = os.getpid(), False
+        _create(Path(path).absolute())
+        super().__init__(path)
+
+    def put(self, token_ids: Sequence[int], values: Sequence[float] | Array, kind: Kind) -> None:
+        """Collect the values of these tokens, one each; at tokens the policy did not sample, any number.
+
+        "reference": log-probabilities, nats. "replay": signed coefficients (`stamps.dpo_coefficient`).
+        """
+        key, pending = _key(token_ids, kind), self._own_pending()
+        checked = (reference_values if kind == "reference" else numbers)(values, len(token_ids), kind)
+        with np.errstate(over="ignore"):
+            stored = checked.astype("<f4")
+        if not (stored.any() and np.isfinite(stored).all()):
+            raise DataError(kind, "it is 0 throughout or infinite in float32", "pass numbers in its range")
+        pending[key] = stored.tobytes()
+
+    def flush(self) -> None:
+        """Commit what was put: once this returns, neither a kill nor a power cut loses it."""
+        if not (pending := self._own_pending()):
+            return
+        with _opened(self.path) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:  # commits, or rolls back
+                connection.executemany(WRITE, pending.items())
+        pending.clear()
+
+    def close(self) -> None:
+        """Flush, and take nothing more."""
+        if not self._is_closed:
+            self.flush()
+            self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _own_pending(self) -> dict[bytes, bytes]:
+        """What this process has put, which is not what it inherited by a fork."""
+        if self._is_closed:
+            raise ConfigError(str(self.path), "this writer is closed", "open another StoreWriter")
+        if self._process != os.getpid():
+            self._process, self._pending = os.getpid(), {}
+        return self._pending
+
+
+def _key(token_ids: Sequence[int], kind: str) -> bytes:
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS, noun="kind of record")
+    ids = of_kind(token_ids, "iu", "token_ids", "integers")
+    if not ids.size:
+        raise DataError("token_ids", "no token", "pass the ids of a whole branch")
+    if (wrong := (ids < 0) | (ids > np.iinfo(np.int64).max)).any():
+        raise DataError("token_ids", f"{ids[wrong][0]} is no token id", "pass ids from 0 to 2**63 - 1")
+    content = ids.astype("<i8").tobytes()
+    return hashlib.blake2b(content, digest_size=KEY_BYTES, person=kind.encode()).digest()
+
+
+def _create(path: Path) -> None:
+    """Make `path` a store, unless it is one or something else already."""
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(_connected(path, "rwc")) as connection:
+            is_empty = not connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute("BEGIN IMMEDIATE")  # fails here and not at the first flush, if it must
+            if is_empty:
+                connection.execute(CREATE)
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+            _check(connection, path)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode = WAL")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The store, open for as long as it is used: a connection would not survive a fork."""
+    with _explained(path), closing(_connected(path, "rw")) as connection:
+        is_alone = _is_without_log(path)
+        if is_alone and path.stat().st_size % PAGE:  # SQLite would read 0 for the rest of the last page
+            raise DataError(str(path), f"is cut off after {path.stat().st_size} bytes", RESTORE)
+        try:
+            _check(connection, path)
+        except sqlite3.OperationalError:
+            if os.access(path.parent, os.W_OK) or not is_alone:
+                raise
+        else:
+            yield connection
+            return
+    # No log can be written in this folder, and none is there to be read.
+    with _explained(path), closing(_connected(path, "ro", "&immutable=1")) as connection:
+        _check(connection, path)
+        yield connection
+
+
+def _is_without_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return not (log.exists() and log.stat().st_size)
+
+
+def _connected(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
+    name = f"file:{quote(str(path))}?mode={mode}{more}"
+    return sqlite3.connect(name, uri=True, timeout=TIMEOUT, isolation_level=None)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise DataError unless this SQLite file is a store of this format."""
+    application, written = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    if application != APPLICATION:
+        raise DataError(str(path), "is no store of composer-plugins", "name another file")
+    if written != FORMAT:
+        problem = f"has format {written}, and this version reads {FORMAT}"
+        raise DataError(str(path), problem, "install the version that wrote it")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's and SQLite's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "give a file in a folder that this process can use"
+        raise ConfigError(str(path), f"cannot be opened: {error.strerror or error}", remedy) from None
+    except sqlite3.Error as error:
+        raise _explanation(path, error) from None
+
+
+def _explanation(path: Path, error: sqlite3.Error) -> ConfigError | DataError:
+    code = error.sqlite_errorcode & 0xFF
+    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        return DataError(str(path), f"is no store, or a part of one ({error})", RESTORE)
+    if code == sqlite3.SQLITE_CANTOPEN and not path.exists():
+        return ConfigError(str(path), "there is no store", "write one with StoreWriter")
+    if code == sqlite3.SQLITE_BUSY:
+        problem = f"another process has been writing for more than {TIMEOUT:g} seconds"
+        return ConfigError(str(path), problem, "let one process write, or write several stores")
+    problem = f"cannot be read or written ({error})"
+    return ConfigError(str(path), problem, "give a file in a folder that this process can use")

@@ -1,0 +1,108 @@
+"""Stamp from a store: verifiers' nodes after PRIME-RL 0.8, and the samples of 0.7 and 0.8.
+
+    [orchestrator.algo]
+    type = "echo"
+    [orchestrator.algo.filter]
+    import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"
+    kwargs = { store = "/shared/pairs.store" }
+
+The nodes of 0.7 and 0.8 cannot carry stamps, and echo's filter is the only function of a user's that those
+call on a rollout before it goes to the trainer. They ask it which observations echo shall train on. It keeps
+none and stamps the samples, so the algorithm is then grpo. It runs once per rollout and blocks the
+orchestrator's event loop, so it uses no network.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
+from composer_plugins.adapters.prime_rl_plugin.store import Kind, Store
+from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values
+from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.errors import DataError
+
+FIRST_REPLAY: tuple[Kind, ...] = ("replay", "reference")
+
+Found = tuple[Kind, Array]
+
+
+def echo_filter(rollout: Any, *, store: str, kinds: Sequence[Kind] = FIRST_REPLAY) -> list[list[bool]]:
+    """Stamp `rollout` from the store at `store`, and keep no observation: `algo.filter` of type "echo".
+
+    Each sample is looked up by its token ids, under each of `kinds` in turn, and takes the first record
+    found; without a record it stays as it was. The samples are stamped where the rollout has them (0.7 and
+    0.8), otherwise its nodes. A record that has only 0.0 at the sampled tokens is left out with a warning.
+    """
+    opened, samples = Store(store), upstream.samples(rollout)
+    if samples is None:
+        stamp_from_store(rollout, opened, kinds)
+    for sample in samples or ():
+        if (found := _look_up(opened, kinds, sample.token_ids)) is not None:
+            with _left_out_with_a_warning():
+                upstream.stamp_sample(sample, *_streams(found, sample.mask))
+    return [[False] * len(branch.token_ids) for branch, _ in upstream.trained_branches(rollout)]
+
+
+def stamp_from_store(trace: Any, store: Store, kinds: Sequence[Kind] = FIRST_REPLAY) -> int:
+    """Stamp the trained nodes of each branch found in `store` by its token ids; return how many were found.
+
+    For `Task.finalize` or `Env.finalize`. A node in two branches takes the record of the first one, which
+    trains it. A record that cannot be stamped is left out with a warning.
+    """
+    stamped = 0
+    for branch, parts in upstream.trained_branches(trace):
+        if (found := _look_up(store, kinds, branch.token_ids)) is not None:
+            with _left_out_with_a_warning():
+                _stamp_branch(parts, found)
+                stamped += 1
+    return stamped
+
+
+def _stamp_branch(parts: list[upstream.Part], found: Found) -> None:
+    mask = [part.is_trained and sampled for part in parts for sampled in part.node.mask]
+    reference, weights = _streams(found, mask)
+    trained = [(part.node, part.start + np.flatnonzero(part.node.mask)) for part in parts if part.is_trained]
+    for node, _ in trained:
+        upstream.check_node_type(type(node))
+        if weights is None and is_pair(node):
+            problem = f"a node of this branch of {len(mask)} tokens belongs to a pair"
+            raise DataError("stored reference", problem, "store a hint or a pair for a token, not both")
+    for node, sampled in trained:
+        upstream.set_reference(node, [reference[i] for i in sampled])
+        if weights is not None:
+            upstream.set_weights(node, [weights[i] for i in sampled])
+
+
+@contextmanager
+def _left_out_with_a_warning() -> Iterator[None]:
+    """Do not end a run for a record that cannot be stamped: PRIME-RL catches no error here."""
+    try:
+        yield
+    except DataError as error:
+        warnings.warn(f"left out: {error}", ComposerWarning, stacklevel=4)
+
+
+def _streams(found: Found, mask: Iterable[bool]) -> tuple[list[float], list[float] | None]:
+    """The reference and the weights of a branch, one each per token, 0.0 where `mask` is False."""
+    kind, values = found
+    sampled = np.asarray(mask, dtype=bool)
+    own = np.where(sampled, values, 0.0).astype(np.float64)
+    key = f"stored {kind} of {len(sampled)} tokens"
+    if kind == "reference":
+        return reference_values(own, len(sampled), key).tolist(), None
+    if not own.any():
+        problem = "it is 0.0 at every sampled token, which PRIME-RL reads as weight 1"
+        raise DataError(key, problem, "store coefficients of the sampled tokens")
+    return np.where(sampled, REPLAY, 0.0).tolist(), own.tolist()
+
+
+def _look_up(store: Store, kinds: Sequence[Kind], token_ids: Sequence[int]) -> Found | None:
+    for kind in kinds:
+        if (values := store.get(token_ids, kind)) is not None:
+            return kind, values
+    return None

@@ -1,0 +1,284 @@
+"""What this adapter relies on in PRIME-RL and verifiers: versions, fields, names of losses and algorithms.
+
+To port the adapter to another release, begin here. Neither package is imported: their objects are read by the
+fields below. The options of the user's TOML are read in `doctor/`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from composer_plugins.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # the doctor loads no torch
+    from torch import Tensor
+
+# --- Releases ------------------------------------------------------------------------------------------
+
+
+class Generation(NamedTuple):
+    """A run of PRIME-RL releases with one contract for a custom loss. "" for a channel: not available."""
+
+    since: str
+    until: str  # the first release after it; "" for the newest
+    denominator: str  # what the trainer divides the sum by
+    hint: str  # what fills the reference log-probabilities beside RL
+    replay: str  # what fills the weights
+
+
+TEACHER, ECHO, NODE = "orchestrator.teacher_model", "echo filter", "verifiers node"
+MICRO_BATCHES = "the number of micro-batches"
+OWN_TOKENS, GLOBAL_TOKENS = "this rank's tokens", "the tokens of the global batch"
+
+GENERATIONS = (
+    Generation("0.4", "0.5", MICRO_BATCHES, TEACHER, ""),
+    Generation("0.5", "0.6", OWN_TOKENS, TEACHER, ""),
+    Generation("0.6", "0.7", GLOBAL_TOKENS, "", ""),  # a teacher and RL exclude each other in one run
+    Generation("0.7", "0.8.1.dev52", GLOBAL_TOKENS, ECHO, ECHO),
+    Generation("0.8.1.dev52", "", GLOBAL_TOKENS, NODE, NODE),
+)
+NEWEST = GENERATIONS[-1]
+# Known from its source text only: its divisor is the sum of the weights, in which a pair's +c and -c cancel.
+AFTER_559B447 = Generation("after 559b447", "", GLOBAL_TOKENS, NODE, "")
+# Which release a field or an option appeared in.
+WEIGHTS_SINCE, SAMPLES_SINCE, NODES_SINCE = "0.7", "0.7", "0.8.1.dev52"
+VERIFIERS_SINCE = "commit 4bcb48e55 of August 2026"
+
+MODE = "token-mean"  # how the trainer reduces; since 0.6 over the whole batch
+DISTRIBUTION, PACKAGE = "prime-rl", "prime_rl"
+# The newest generation still calls itself 0.8.0. This option of the orchestrator distinguishes it.
+NEWEST_FILE, NEWEST_OPTION = "configs/orchestrator.py", "filter_zero_advantages"
+
+
+def installed() -> str | None:
+    """PRIME-RL's version in this environment, without importing it."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
+
+
+def generation_of(release: str | None, is_newest: bool = False) -> Generation:
+    """The contract of a release, or the newest one if nothing is known of it."""
+    if release is None or is_newest or release.upper() == "HEAD":
+        return NEWEST
+    number = _number(release)
+    if number < _number(GENERATIONS[0].since):
+        problem = f"PRIME-RL {release} takes no custom loss"
+        raise ConfigError("--version", problem, "upgrade PRIME-RL to 0.5 or later, or name another version")
+    return [one for one in GENERATIONS if _number(one.since) <= number][-1]
+
+
+def _number(release: str) -> tuple[float, ...]:
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
+    if found is None:
+        raise ConfigError("--version", f"{release!r} is no version", "write 0.8.0, 0.8.1.dev52 or HEAD")
+    major, minor, patch, dev = found.groups()
+    return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
+
+
+# --- What the loss is called with ----------------------------------------------------------------------
+
+
+class Streams(NamedTuple):
+    """PRIME-RL's LossInputs under the catalogue's names: one packed sequence, [tokens] each."""
+
+    logprobs: "Tensor"
+    rollout_logprobs: "Tensor"
+    advantages: "Tensor"
+    mask: "Tensor"
+    reference: "Tensor | None"
+    weights: "Tensor | None"
+
+
+STREAMS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+REFERENCES = ("ref_logprobs", "teacher_logprobs")  # the second one before 0.7
+WEIGHTS = "loss_weights"
+SINCE_559B447 = "trainer_mask_logprobs"
+
+
+def streams(inputs: Any) -> Streams:
+    """The fields of LossInputs; DataError if one that every release has is absent."""
+    given: list[Any] = [getattr(inputs, name, None) for name in STREAMS]
+    if absent := [name for name, x in zip(STREAMS, given, strict=True) if x is None]:
+        remedy = "point import_path at a function that PRIME-RL calls with its LossInputs"
+        raise DataError("LossInputs", f"there is no {' and no '.join(absent)}", remedy)
+    reference = next((getattr(inputs, name) for name in REFERENCES if hasattr(inputs, name)), None)
+    logprobs, rollout_logprobs, advantages, mask = given
+    weights = getattr(inputs, WEIGHTS, None)
+    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
+
+
+def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None:
+    """Raise DataError for another type or shape. Values are not checked: that would wait for the device."""
+    import torch
+
+    if needs_reference and not any(hasattr(inputs, name) for name in REFERENCES):
+        problem = f"there is no {' and no '.join(REFERENCES)}, which a hint needs"
+        raise DataError("LossInputs", problem, "remove the hint: this PRIME-RL cannot carry it")
+    names = dict(zip(Streams._fields, (*STREAMS, REFERENCES[0], WEIGHTS), strict=True))
+    given = {names[field]: x for field, x in found._asdict().items() if x is not None}
+    mask = given[names["mask"]]
+    for name, x in given.items():
+        is_tensor, wanted = isinstance(x, torch.Tensor), "booleans" if x is mask else "floating point"
+        sound = is_tensor and (x.dtype is torch.bool if x is mask else x.dtype.is_floating_point)
+        if not sound:
+            kind = x.dtype if is_tensor else type(x).__name__
+            raise DataError(name, f"it is {kind}", f"pass a tensor of {wanted}")
+    for name, x in given.items():
+        if x.dim() != 1 or x.shape != mask.shape or not x.numel():
+            problem = f"its shape is {tuple(x.shape)}, and that of {names['mask']} {tuple(mask.shape)}"
+            raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
+
+
+def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
+    """The contract of the PRIME-RL that made these LossInputs, as far as their fields and `release` tell."""
+    if hasattr(inputs, SINCE_559B447):
+        return AFTER_559B447
+    if hasattr(inputs, WEIGHTS):
+        return NEWEST
+    # 0.5 and 0.6 have the same fields, and the tag v0.5.0 calls itself 0.4.0.
+    return GENERATIONS[2] if (release or "").startswith("0.6") else GENERATIONS[1]
+
+
+# --- verifiers' nodes, and PRIME-RL's samples ----------------------------------------------------------
+
+
+class Node(Protocol):
+    """A message of verifiers: its log-probabilities are one per sampled token, the rest one per token."""
+
+    sampled: bool
+    token_ids: list[int]
+    mask: list[bool]  # True at the tokens that the policy sampled
+    logprobs: list[float]
+
+
+class Part(NamedTuple):
+    """A node in a branch, whose tokens begin at `start`."""
+
+    node: Node
+    start: int
+    is_trained: bool
+
+
+NODE_FIELDS = ("reference_logprobs", "loss_weights")
+SAMPLE_FIELDS = ("ref_logprobs", "rl_weights")
+POLICY_STREAM = "rl"  # of a node's weights the ones that the custom loss sees
+
+
+def reference(node: Node) -> list[float] | None:
+    """The reference log-probabilities that the node carries, one per sampled token."""
+    values: list[float] | None = node.reference_logprobs  # type: ignore[attr-defined]
+    return values
+
+
+def set_reference(node: Node, values: list[float]) -> None:
+    """Give the node its reference log-probabilities."""
+    node.reference_logprobs = values  # type: ignore[attr-defined]
+
+
+def weights(node: Node) -> list[float] | None:
+    """The weights of the custom loss that the node carries, one per token."""
+    values: list[float] | None = (node.loss_weights or {}).get(POLICY_STREAM)  # type: ignore[attr-defined]
+    return values
+
+
+def set_weights(node: Node, per_sampled: Sequence[float]) -> None:
+    """Give the node one weight per sampled token, beside the weights of PRIME-RL's other losses."""
+    left = iter(per_sampled)
+    own = [next(left) if sampled else 0.0 for sampled in node.mask]
+    node.loss_weights = (node.loss_weights or {}) | {POLICY_STREAM: own}  # type: ignore[attr-defined]
+
+
+def check_node_type(node_type: type) -> None:
+    """ConfigError unless nodes of this type, `verifiers.v1.graph.MessageNode`, can carry a stamp.
+
+    Call it where an environment is built: an old verifiers is then found before the first rollout.
+    """
+    fields = getattr(node_type, "model_fields", None) or getattr(node_type, "__dataclass_fields__", {})
+    if absent := [name for name in NODE_FIELDS if name not in fields]:
+        raise ConfigError(
+            node_type.__name__,
+            f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
+            f"PRIME-RL passes on since {NODES_SINCE}",
+            "upgrade, or with PRIME-RL 0.7 and 0.8 use stored_stamps.echo_filter",
+        )
+
+
+def sampled_count(node: Node) -> int:
+    """How many of the node's tokens the policy sampled; an error if the node cannot be stamped."""
+    check_node_type(type(node))
+    if len(node.mask) != len(node.token_ids):
+        problem = f"has {len(node.token_ids)} tokens and a mask of {len(node.mask)}"
+        raise DataError("node", problem, "give one boolean per token")
+    count = sum(node.mask)
+    if not (node.sampled and count):
+        raise DataError(
+            "node", "the policy did not sample it, so it is not trained", "stamp completions only"
+        )
+    return count
+
+
+def is_trained(node: Node) -> bool:
+    """Whether PRIME-RL trains any token of this node, in the first branch that contains it."""
+    return node.sampled and any(node.mask)
+
+
+def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Part]]]:
+    """Each branch with a token to train, and its parts. A node in two branches is trained in the first one.
+
+    `trace` is a verifiers trace, or a rollout of PRIME-RL 0.7 and 0.8.
+    """
+    seen: set[int] = set()
+    for branch in trace.branches:
+        parts, start = [], 0
+        for node in branch.nodes:
+            parts.append(Part(node, start, is_trained(node) and id(node) not in seen))
+            start += len(node.token_ids)
+        seen |= {id(part.node) for part in parts if part.is_trained}
+        if any(part.is_trained for part in parts):
+            yield branch, parts
+
+
+def samples(rollout: Any) -> list[Any] | None:
+    """The samples of a rollout of PRIME-RL 0.7 and 0.8, checked; None for a later one, which has nodes."""
+    found = getattr(rollout, "samples", None)
+    for sample in found or ():
+        if absent := [name for name in SAMPLE_FIELDS if not hasattr(sample, name)]:
+            problem = f"there is no {' and no '.join(absent)}, which PRIME-RL has since {SAMPLES_SINCE}"
+            raise ConfigError(type(sample).__name__, problem, "upgrade PRIME-RL")
+    return found
+
+
+def stamp_sample(sample: Any, reference: list[float], weights: list[float] | None) -> None:
+    """Give a sample its streams, one number per token."""
+    sample.ref_logprobs = reference
+    if weights is not None:
+        sample.rl_weights = weights
+
+
+# --- Names in the user's TOML --------------------------------------------------------------------------
+
+LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
+OWN_LOSSES = {"default", "ipo", "sft", "icepop", "ppo", "cispo"}  # types, in one version or another
+OLD_DEFAULTS = {"0.4": "masked_is@prime-rl<0.5", "0.5": "ipo@prime-rl<0.6"}  # later, `dppo`
+DEFAULT_ALGORITHM = "grpo"
+ECHO_ALGORITHM = "echo"
+# Algorithms whose samples PRIME-RL trains with a loss of its own, and with which one.
+ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
+
+
+def probe_arguments(import_path: str, plugins: Sequence[str], words: Sequence[str]) -> str:
+    """What `doctor/probe.py` needs to know. It runs in another interpreter, and imports none of this."""
+    return json.dumps(
+        {
+            "import_path": import_path,
+            "plugins": list(plugins),
+            "words": list(words),
+            "distribution": DISTRIBUTION,
+            "package": PACKAGE,
+            "newest": [NEWEST_FILE, NEWEST_OPTION],
+        }
+    )

@@ -1,0 +1,83 @@
+"""The per-token numbers that reach the loss through PRIME-RL, and the checks on them.
+
+PRIME-RL hands on two streams of floats. A token has one reference log-probability and, since 0.7, one weight.
+A hint is a reference: the teacher's log-probability, which is at most 0. A token of a replayed pair needs no
+reference, so a positive one (no log-probability is positive) marks it, and its weight is the pair's signed
+coefficient. PRIME-RL's packing writes 0.0 at every token of a sequence that has no reference.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from composer_plugins.errors import DataError
+
+if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
+    from torch import Tensor
+
+REPLAY = 1.0  # the reference that marks a token of a pair
+MARKED = 0.5  # above it a reference is that mark: an engine's log-probability may round to a little above 0
+ROUNDING = 1e-5  # nats by which a log-probability of an engine may exceed 0
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def is_replay(reference: "Tensor") -> "Tensor":
+    """Where a token belongs to a replayed pair."""
+    return reference > MARKED
+
+
+def has_reference(reference: "Tensor", mask: "Tensor") -> "Tensor":
+    """Whether the unmasked tokens have a reference, as a 0-dimensional boolean on their device.
+
+    A single 0.0 is a teacher's probability of 1. 0.0 at every token is no reference.
+    """
+    return (mask & (reference != 0)).any()
+
+
+def reference_values(values: Sequence[float] | Array, count: int, key: str) -> Array:
+    """`values` as `count` log-probabilities of a teacher, float64 and at most 0; DataError otherwise."""
+    array = log_probabilities(values, count, key)
+    if not array.any():
+        raise DataError(
+            key,
+            "every log-probability is exactly 0.0, which to PRIME-RL's packing means no reference",
+            "pass -1e-9 for 0.0 if the teacher is certain of every token",
+        )
+    return array
+
+
+def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> Array:
+    """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0."""
+    array = numbers(values, count, key)
+    if (wrong := array > ROUNDING).any():
+        raise DataError(
+            key,
+            f"{array[wrong][0]} at position {wrong.argmax()} is positive",
+            "pass log-probabilities, in nats",
+        )
+    return np.minimum(array, 0.0)
+
+
+def numbers(values: Sequence[float] | Array, count: int, key: str) -> Array:
+    """`values` as `count` finite float64 numbers."""
+    array = of_kind(values, "fiu", key, "numbers").astype(np.float64)
+    if array.shape != (count,):
+        raise DataError(key, f"{len(array)} numbers for {count} tokens", "pass one number per token")
+    if (wrong := ~np.isfinite(array)).any():
+        raise DataError(key, f"{array[wrong][0]} at position {wrong.argmax()}", "pass finite numbers")
+    return array
+
+
+def of_kind(values: Any, kinds: str, key: str, wanted: str) -> Array:
+    """`values` as an array with one dimension, of these of numpy's kinds: neither text nor booleans."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(key, "lists of several lengths", f"pass one list of {wanted}") from None
+    booleans = isinstance(values, list | tuple) and any(isinstance(value, bool) for value in values)
+    if array.ndim != 1 or array.dtype.kind not in kinds or booleans:
+        given = "bool" if booleans else array.dtype
+        raise DataError(key, f"{given} of shape {array.shape}", f"pass one list of {wanted}")
+    return array

@@ -1,0 +1,95 @@
+"""`composer-plugins doctor --verl`: what a run would lose to its environment or its config.
+
+verl looks up an estimator and a loss by name after the model is loaded and the first rollout is done, and it
+hides the error of a plugin. The doctor asks the interpreter that will train before that.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.adapters.verl_plugin import upstream
+from composer_plugins.adapters.verl_plugin.doctor import probe
+from composer_plugins.adapters.verl_plugin.doctor.environment import environment
+from composer_plugins.adapters.verl_plugin.requirements import Run
+from composer_plugins.diagnosis import Examination, Finding, Target, ask
+from composer_plugins.errors import ConfigError
+
+
+def examine(files: Sequence[Path], target: Target) -> Examination:
+    """Return everything that is wrong with the environment of `target`, this YAML and these overrides."""
+    request = request_of(files, target)
+    facts = ask(target.python, Path(probe.__file__), json.dumps(request))
+    release = upstream.release_of(target.version or facts["verl"]["version"])
+    composed = "".join(
+        f", composed with --config-dir {file.resolve().parent} --config-name {file.stem}" for file in files
+    )
+    return Examination(compared_with(target, facts, release) + composed, tuple(judge(facts, target, release)))
+
+
+def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
+    """Return what the probe is to examine: the file by its folder and its name, as hydra takes it."""
+    if len(files) > 1:
+        problem = f"{', '.join(map(str, files))} are several files, and main_ppo takes one"
+        raise ConfigError("FILE", problem, "name the others in its defaults list")
+    request = {"compose": bool(files or target.overrides), "folder": "", "name": "ppo_trainer"}
+    for file in files:
+        if file.suffix != ".yaml":
+            problem = "hydra reads files that end in .yaml"
+            raise ConfigError(str(file), problem, "rename it, or write an override as key=value")
+        try:
+            file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"it cannot be read: {getattr(error, 'strerror', error)}"
+            raise ConfigError(str(file), problem, "name a readable file") from None
+        request |= {"folder": str(file.resolve().parent), "name": file.name}
+    return request | {
+        "overrides": list(target.overrides),
+        "version": target.version,
+        "variables": [upstream.MODULES, upstream.PLUGINS, "RAY_ADDRESS"],
+        "plugin": upstream.PLUGIN,
+        "imports_trl": upstream.IMPORTS_TRL,
+    }
+
+
+def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -> Iterator[Finding]:
+    """Yield the findings in what the probe answered."""
+    run = Run(facts["config"], release) if facts["config"] else None
+    yield from environment(facts, run, target, release)
+    if facts["composition"]:
+        yield composition(facts["composition"])
+    if run is None:
+        return
+    if run.at(upstream.ACTOR) is None or run.at(upstream.PROJECT) is None:
+        problem = "the config has nothing of verl's own"
+        yield Finding("error", "defaults", problem, "begin the file with defaults: [ppo_trainer, _self_]")
+        return
+    if facts["library"]:
+        library = run.at(upstream.EXTERNAL_LIB)
+        problem = f"{library!r} does not import: {facts['library']}"
+        yield Finding("error", upstream.EXTERNAL_LIB, problem, "correct it, or remove it")
+    for finding in facts["findings"]:  # of requirements.py, in the interpreter that will train
+        yield Finding(*finding)
+
+
+def composition(message: str) -> Finding:
+    """Return what hydra says, which main_ppo would say as well."""
+    kind, _, text = message.partition(": ")
+    remedy = "correct the file or the override"
+    if added := re.search(r"use (\+.+)", text):
+        remedy = f"write '{added[1].strip()}'; to replace a whole table, remove the old one first: '~KEY'"
+    return Finding("error", "hydra", f"the config cannot be composed: {kind}: {text}", remedy)
+
+
+def compared_with(target: Target, facts: Mapping[str, Any], release: upstream.Release) -> str:
+    """Return which verl this is, and how that is known."""
+    installed = facts["verl"]["version"]
+    if target.version:
+        text = f"verl {target.version} (--version)"
+    elif installed:
+        text = f"verl {installed} ({target.python})"
+    else:
+        return f"verl 0.6 to 0.9 (none is installed for {target.python}; --python names another)"
+    return text + ("; the doctor knows 0.6 to 0.9" if release and release >= upstream.UNTESTED else "")

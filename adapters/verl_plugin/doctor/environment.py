@@ -1,0 +1,155 @@
+"""The interpreter that will train: verl, our plugin in it, TRL, TransferQueue, and Ray's environment."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from composer_plugins.adapters.verl_plugin.requirements import Run
+from composer_plugins.adapters.verl_plugin.rules import is_ours
+from composer_plugins.adapters.verl_plugin.upstream import (
+    ACTOR,
+    ENTRY_POINT,
+    ENTRY_POINTS,
+    FIRST,
+    MODULES,
+    PLUGIN,
+    PLUGINS,
+    RAY_INIT,
+    SHOWS_LOGITS,
+    USE_V1,
+    Release,
+)
+from composer_plugins.diagnosis import Finding, Target
+
+
+def at_least(release: Release, wanted: tuple[int, int]) -> bool:
+    """Whether verl is at least as new; where none is installed, the newest is assumed."""
+    return release is None or release >= wanted
+
+
+def environment(
+    facts: Mapping[str, Any], run: Run | None, target: Target, release: Release
+) -> Iterator[Finding]:
+    """Yield what is wrong before a config is looked at."""
+    python = target.python
+    if facts["package"]:
+        problem = f"{python}, which will train, cannot import composer-plugins: {facts['package']}"
+        yield Finding("error", "composer-plugins", problem, _install(python, "composer-plugins"))
+    if facts["verl"]["absent"]:
+        problem = f"{python}, which will train, has no verl"
+        remedy = f"{_install(python, 'verl[verl-core]')}, or name the interpreter with --python"
+        yield Finding("error", "verl", problem, remedy)
+        return
+    if not at_least(release, FIRST):
+        problem = f"verl {'.'.join(map(str, release or ()))} refuses an estimator that is not its own"
+        yield Finding("error", "verl", problem, "upgrade to 0.6 or later; hints and replay need 0.9")
+        return
+    named = facts["environment"].get(MODULES, "")
+    yield from _modules(facts, named)
+    if facts["verl"]["error"]:
+        problem = f"import verl fails in {python}: {facts['verl']['error']}"
+        yield Finding("error", "verl", problem, f'correct that: {python} -c "import verl" shows it')
+        return
+    if not facts["package"] and not any(facts["verl"]["modules"].values()):
+        yield from _registered(facts, named, target, release)
+    yield from _trl(facts, run)
+    yield from _transfer_queue(facts, run, release, python)
+    yield from _cluster(facts, run, release)
+
+
+def _install(python: str, what: str) -> str:
+    return f"uv pip install --python {python} '{what}'"
+
+
+def _modules(facts: Mapping[str, Any], named: str) -> Iterator[Finding]:
+    """verl splits the variable at its commas, strips no spaces, and fails where a module does."""
+    parts = named.split(",") if named else []
+    clean = ",".join(part.strip() for part in parts if part.strip())
+    if clean != named:
+        problem = f"it is {named!r}, and verl strips no spaces and skips no empty name, so import verl fails"
+        yield Finding("error", MODULES, problem, f"export {MODULES}={clean}" if clean else f"unset {MODULES}")
+        return
+    for name, error in facts["verl"]["modules"].items():
+        if error:
+            problem = f"{name} does not import, and import verl fails with it: {error}"
+            yield Finding("error", MODULES, problem, f"correct or remove {name}")
+
+
+def _registered(facts: Mapping[str, Any], named: str, target: Target, release: Release) -> Iterator[Finding]:
+    """Whether our names are in verl's registries after `import verl`, and if not, why."""
+    python = target.python
+    if facts["verl"]["failure"]:
+        problem = f"the plugin failed, and verl does not show the error: {facts['verl']['failure']}"
+        remedy = f'correct that: {python} -W default -c "import verl" shows it'
+        yield Finding("error", "verl.plugins", problem, remedy)
+    elif target.version and not at_least(release, ENTRY_POINTS) and PLUGIN not in named:
+        # This release is not the one that is installed, so its registries are not known.
+        yield _why(facts, release, python, f"verl {target.version} will know no estimator 'composer'")
+    elif missing := [kind for kind in ("estimators", "losses") if not any(map(is_ours, facts[kind]))]:
+        missed = " or ".join({"estimators": "estimator", "losses": "policy loss"}[kind] for kind in missing)
+        yield _why(facts, release, python, f"verl knows no {missed} 'composer' after import verl")
+
+
+def _why(facts: Mapping[str, Any], release: Release, python: str, problem: str) -> Finding:
+    export, policy = f"export {MODULES}={PLUGIN}", facts["environment"].get(PLUGINS, "auto").strip().lower()
+    if not at_least(release, ENTRY_POINTS):
+        return Finding("error", MODULES, f"{problem}, because verl before 0.9 loads no entry points", export)
+    if policy == "none":
+        return Finding(
+            "error", PLUGINS, f"{problem}, because none loads no plugin", f"unset {PLUGINS}, or {export}"
+        )
+    allowed = [one.strip() for one in policy.split(",")]
+    if policy != "auto" and ENTRY_POINT not in allowed:
+        remedy = f"export {PLUGINS}={','.join([*filter(None, allowed), ENTRY_POINT])}"
+        return Finding("error", PLUGINS, f"{problem}, because {policy!r} does not allow it", remedy)
+    if ENTRY_POINT not in facts["entry_points"]:
+        problem += ", because composer-plugins was installed without its entry point"
+        remedy = f"{_install(python, 'composer-plugins')} --reinstall, or {export}"
+        return Finding("error", "verl.plugins", problem, remedy)
+    remedy = f'{python} -c "import {PLUGIN}" shows why'
+    return Finding("error", "verl.plugins", f"{problem}, and the plugin did not fail", remedy)
+
+
+def _trl(facts: Mapping[str, Any], run: Run | None) -> Iterator[Finding]:
+    """verl's FSDP engine imports a class of TRL's wherever TRL is installed."""
+    trl = facts["trl"]
+    if trl and not trl["exports"] and (run is None or run.at(f"{ACTOR}.strategy") in SHOWS_LOGITS):
+        problem = (
+            f"TRL {trl['version'] or ''} is installed beside verl and has no {trl['name']}, which verl's "
+        )
+        problem += "FSDP engine imports wherever TRL is installed, so every actor ends with an ImportError"
+        yield Finding("error", "trl", problem, "uninstall trl here, and give it an environment of its own")
+
+
+def _transfer_queue(
+    facts: Mapping[str, Any], run: Run | None, release: Release, python: str
+) -> Iterator[Finding]:
+    queue = facts["transfer_queue"]
+    if not at_least(release, ENTRY_POINTS) or (run is not None and not run.is_v1):
+        return
+    install = _install(python, "verl[verl-core]")
+    if not queue["present"]:
+        problem = f"{queue['wanted'] or 'TransferQueue'} is not installed, and verl's trainer imports it "
+        problem += f"({USE_V1} is True by default)"
+        remedy = f"{install}, or set {USE_V1}=False, which has no hint or replay"
+        yield Finding("error", "transfer_queue", problem, remedy)
+    elif not queue["fits"]:
+        problem = f"TransferQueue is {queue['version']}, and verl needs {queue['wanted']}"
+        yield Finding("warning", "transfer_queue", problem, install)
+
+
+def _cluster(facts: Mapping[str, Any], run: Run | None, release: Release) -> Iterator[Finding]:
+    """verl forwards a fixed list of variables to a Ray cluster that runs already; these are not in it."""
+    where = (run and run.at(f"{RAY_INIT}.address")) or facts["environment"].get("RAY_ADDRESS")
+    if not where or where == "local":
+        return
+    forwarded = (run and run.at(f"{RAY_INIT}.runtime_env.env_vars")) or {}
+    by_entry_point = at_least(release, ENTRY_POINTS) and ENTRY_POINT in facts["entry_points"]
+    for name in (MODULES, PLUGINS):
+        value = facts["environment"].get(name)
+        if value and name not in forwarded:
+            ours = name == MODULES and PLUGIN in value and not by_entry_point
+            problem = f"{value!r} is set here, and not in the Ray cluster at {where}, where verl will run"
+            remedy = f"+{RAY_INIT}.runtime_env.env_vars.{name}='{value}'"
+            if by_entry_point:
+                remedy += "; composer-plugins itself only has to be installed on every node"
+            yield Finding("error" if ours else "warning", name, problem, remedy)

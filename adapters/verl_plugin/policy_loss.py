@@ -1,0 +1,96 @@
+"""Policy losses as verl calls them: in an actor's worker, once per micro-batch, by keyword."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.verl_plugin.config import node_of
+from composer_plugins.adapters.verl_plugin.rules import parse_registered
+from composer_plugins.adapters.verl_plugin.upstream import (
+    AGG_MODE,
+    FORCED_MODES,
+    NORM_MODE,
+    norm_mode_is_a_sum,
+)
+from composer_plugins.catalogue import Choice
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.kernels.corrections import corrected
+from composer_plugins.kernels.types import Metric, TokenLoss
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
+DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
+
+
+def policy_loss(name: str | None) -> PolicyLoss:
+    """Return the loss mode `composer/<name>`; with None `composer`, which `composer.policy` names."""
+    parsed: dict[str, tuple[ComposerConfig, Choice]] = {}
+
+    def loss(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: Mode = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the scalar that verl steps on, by its denominators of the whole batch, and the metrics.
+
+        `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
+        (DPPO) gets it too, as verl's own does: bypass_mode makes it the rollout engine's.
+        """
+        node = node_of(getattr(config, "policy_loss", None) or {})
+        key = repr(sorted(node.items()))
+        if first := key not in parsed:
+            parsed[key] = parse_registered(node, "policy", name, loss_agg_mode)
+        composer, choice = parsed[key]
+        mask = response_mask.bool()
+        tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
+        token: TokenLoss = choice.call(tensors | {"advantages": advantages, "mask": mask}, check=first)
+        if rollout_is_weights is not None:
+            token = corrected(token, rollout_is_weights, mask)
+        mode = FORCED_MODES.get(choice.name, loss_agg_mode)
+        scalar = reduce(token.loss, mask, mode, global_batch(config))
+        weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
+        return weighted, means(token.metrics, "policy")
+
+    loss.__name__ = loss.__qualname__ = f"composer_{name or 'policy_loss'}"
+    return loss
+
+
+def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -> Tensor:
+    """Return verl's agg_loss: the sum over the denominator of the global batch, times the ranks.
+
+    DDP and FSDP take the mean of the ranks' gradients, which that factor undoes.
+    """
+    length = info.get("loss_scale_factor") or mask.shape[-1]
+    if mode == NORM_MODE and norm_mode_is_a_sum():
+        return aggregate(token_loss, mask, mode, num_sequences=1, max_length=length)
+    ranks = info.get("dp_size") or 1
+    counts = {ours: info.get(theirs) for ours, theirs in DENOMINATORS.items()}
+    needed = {"token-mean": "num_tokens", "token-sum": None}.get(mode, "num_sequences")
+    if ranks > 1 and needed is not None and counts[needed] is None:
+        problem = f"{mode!r} on {ranks} ranks needs {DENOMINATORS[needed]}, which verl did not pass"
+        raise ConfigError(AGG_MODE, problem, "set token-sum, or train on one rank")
+    return ranks * aggregate(token_loss, mask, mode, **counts, max_length=length)
+
+
+def global_batch(config: Any) -> dict[str, Any]:
+    """Return the counts of the whole batch; verl 0.6 has none and divides by the micro-batch's."""
+    return dict(getattr(config, "global_batch_info", None) or {})
+
+
+def means(metrics: Mapping[str, Metric], channel: str) -> dict[str, float]:
+    """Return the mean of each metric where it counts, in one wait for the device."""
+    if not metrics:
+        return {}
+    found = [
+        torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1) for value, where in metrics.values()
+    ]
+    values = torch.stack([mean.float() for mean in found]).tolist()
+    return {f"actor/composer/{channel}/{name}": value for name, value in zip(metrics, values, strict=True)}

@@ -1,0 +1,183 @@
+"""The options under `algorithm.composer`: parsing them, and refusing what verl cannot provide."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
+
+from composer_plugins.adapters.verl_plugin.upstream import AGG_MODE, DEFAULT_MODE, FORCED_MODES, TRAINER_MODE
+from composer_plugins.bundled.adapters import VERL
+from composer_plugins.catalogue import Choice
+from composer_plugins.checks import check_top_k
+from composer_plugins.config import ComposerConfig
+from composer_plugins.diagnosis import Finding, enforce
+from composer_plugins.errors import ConfigError
+
+NODE = "algorithm.composer"
+TRAINER = "composer_sync"
+CHANNELS = ("hint", "replay")
+NOT_AVAILABLE = {
+    "anchor": "verl keeps old_log_probs itself",
+    "mismatch": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
+    "mismatch_params": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
+    "hint_ema_rate": "verl keeps no average of the policy's weights",
+}
+
+_delivered = ContextVar("delivered", default=False)
+
+
+@contextmanager
+def channels_delivered() -> Iterator[None]:
+    """While composer_sync calls verl: our functions in its registries accept hint and replay weights."""
+    token = _delivered.set(True)
+    try:
+        yield
+    finally:
+        _delivered.reset(token)
+
+
+class Channels(NamedTuple):
+    """The hint channel and the replay channel of a config; None for a channel without a weight."""
+
+    config: ComposerConfig
+    hint: Choice | None
+    replay: Choice | None
+
+    @property
+    def hint_is_loss(self) -> bool:
+        """Whether the hint is a term of the loss, and not a part of the advantages."""
+        return self.hint is not None and self.config.hint_estimator != "advantage"
+
+    @property
+    def compares_distributions(self) -> bool:
+        """Whether the hint needs more of the teacher than the sampled token's log-probability."""
+        return self.hint_is_loss and self.hint is not None and "student_logits" in self.hint.loss.needs
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether a channel needs verl's reference policy: as the teacher, or for a preference loss."""
+        frozen = self.hint is not None and self.config.hint_teacher == "base"
+        return frozen or (self.replay is not None and "ref_chosen" in self.replay.loss.needs)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a registered name is `composer` or `composer/<name>`."""
+    return name == "composer" or name.startswith("composer/")
+
+
+def loss_in(name: str) -> str | None:
+    """Return the loss in `composer/<name>`; None if `algorithm.composer` says which it is."""
+    return name.removeprefix("composer/") if name.startswith("composer/") else None
+
+
+def parse(node: Mapping[str, Any]) -> ComposerConfig:
+    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide."""
+    for option, reason in NOT_AVAILABLE.items():
+        if option in node:
+            raise ConfigError(option, f"it is not available here, because {reason}", "remove it")
+    return ComposerConfig.parse(node)
+
+
+def parse_choice(
+    node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None
+) -> tuple[ComposerConfig, Choice]:
+    """Return the config and its loss of this kind. `name` is the loss in a registered name, if it has one."""
+    if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
+        remedy = f"remove it, or write composer in place of composer/{name}"
+        raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
+    config = parse(node if name is None else {kind: name, **node})
+    choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
+    VERL.require(choice)
+    return config, choice
+
+
+def parse_registered(
+    node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None, mode: str = ""
+) -> tuple[ComposerConfig, Choice]:
+    """`parse_choice` for a function in verl's registries, where only composer_sync delivers a channel.
+
+    composer_sync has enforced the findings already; without it, those that the function can see are here.
+    """
+    try:
+        config, choice = parse_choice(node, kind, name)
+    except ConfigError as error:
+        raise error.under(NODE) from None
+    if not _delivered.get():
+        enforce(undelivered(config, delivers=False))
+        enforce(reduction(choice, mode))
+    return config, choice
+
+
+def parse_channels(node: Mapping[str, Any]) -> Channels:
+    """Return the channels as composer_sync delivers them."""
+    config = parse(node)
+    found = Channels(
+        config,
+        config.choose_hint() if config.hint_weight else None,
+        config.choose_replay() if config.replay_weight else None,
+    )
+    for choice in (found.hint, found.replay):
+        if choice is not None:
+            VERL.require(choice)
+    _check_hint(found)
+    return found
+
+
+def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
+    """Yield the weights that have no effect. `delivers` says whether the trainer is composer_sync."""
+    channels = [channel for channel in CHANNELS if getattr(config, f"{channel}_weight")]
+    for channel in channels if not delivers else ():
+        weight = f"{channel}_weight"
+        problem = f"it is {getattr(config, weight):g}, and only the trainer {TRAINER} has a {channel} channel"
+        remedy = f"set {TRAINER_MODE}={TRAINER} (verl 0.9 or later, with trainer.use_v1=True), or {weight}=0"
+        yield Finding("error", f"{NODE}.{weight}", problem, remedy)
+    if config.policy_weight != 1 and not (delivers and channels):
+        problem = f"it is {config.policy_weight:g}, and there is no other channel to weigh the policy against"
+        remedy = f"remove it, or set a hint_weight or replay_weight, with {TRAINER_MODE}={TRAINER}"
+        yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
+
+
+def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
+    """Yield a warning where verl's loss_agg_mode is not the reduction that belongs to the loss.
+
+    That is the paper's, or a dialect's where its row has one. verl's default is no such claim: a loss named
+    as verl's own (`grpo@verl`) is reduced as verl is set to.
+    """
+    own = choice.dialect.mode if choice.dialect else choice.loss.mode
+    if choice.upstream == "verl" and own == DEFAULT_MODE:
+        own = ""
+    if own and mode and mode != own:
+        problem, remedy = f"it is {mode!r}, and {choice.name!r} is reduced by {own!r}", f"set it to {own!r}"
+        theirs = f"{choice.loss.name}@verl"
+        modes = [dialect.mode for dialect in choice.loss.dialects if dialect.upstream == "verl"]
+        if modes and modes[0] in ("", DEFAULT_MODE) and theirs not in FORCED_MODES:
+            remedy += f", or name {theirs}, which is reduced as verl is set to"
+        yield Finding("warning", AGG_MODE, problem, remedy)
+
+
+def _check_hint(found: Channels) -> None:
+    config, hint = found.config, found.hint
+    if hint is None:
+        return
+    if config.hint_teacher == "ema":
+        problem = "'ema' is not available here, because verl keeps no average of the policy's weights"
+        raise ConfigError(
+            "hint_teacher", problem, "set base (the reference policy) or live (the policy itself)"
+        )
+    if config.hint_estimator == "advantage" and config.hint_params:
+        problem = "they are parameters of a divergence, and hint_estimator='advantage' computes none"
+        raise ConfigError("hint_params", problem, "remove them")
+    if found.compares_distributions:
+        if config.hint_top_k is None:
+            problem = f"it is not set, and {hint.name!r} compares distributions, of which only the teacher's "
+            problem += "largest entries are sent between processes"
+            remedy = "set it (SDPO: 100), or set hint_divergence='sampled_token'"
+            raise ConfigError("hint_top_k", problem, remedy)
+        if "teacher_logits" in hint.loss.needs:
+            check_top_k(hint, config.hint_top_k + 1)  # the entries and one for the rest
+            if (temperature := hint.value("temperature")) not in (None, 1):
+                problem = f"it is {temperature:g}, and verl's logits are at rollout.temperature already"
+                raise ConfigError("hint_params.temperature", problem, "set it to 1")
+    elif config.hint_top_k is not None:
+        what = repr(hint.name) if found.hint_is_loss else "hint_estimator='advantage'"
+        raise ConfigError("hint_top_k", f"{what} uses the sampled token alone", "remove it")

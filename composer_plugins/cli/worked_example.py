@@ -1,0 +1,125 @@
+"""The one small example on which `explain` compares dialects: two rollouts of three tokens.
+
+The second rollout has an empty last position; the numbers are chosen so that clips, caps and masks
+differ: ratios between 0.4 and 2.7, advantages of both signs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import REQUIRED, Dialect, Loss
+from composer_plugins.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
+
+LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
+MASK = [[True, True, True], [True, True, False]]
+# The difference of another policy's log-probabilities from `logprobs`, in nats.
+SHIFTS = {
+    "old_logprobs": [[-0.05, 0.3, -1.0], [0.9, -0.15, 0.0]],
+    "rollout_logprobs": [[-0.1, 0.2, -0.9], [0.8, -0.2, 0.0]],
+    "ref_logprobs": [[-0.5, 0.1, 0.4], [0.2, -0.6, 0.0]],
+    "region_logprobs": [[-0.05, 0.3, -1.0], [0.9, -0.15, 0.0]],
+    "teacher_logprobs": [[0.3, -0.8, 0.6], [0.1, -0.4, 0.0]],
+}
+GIVEN: dict[str, Any] = {
+    "logprobs": LOGPROBS,
+    "student_logprobs": LOGPROBS,
+    "mask": MASK,
+    "advantages": [[1.0], [-0.5]],
+    "entropies": [[0.6, 1.1, 1.4], [0.9, 0.3, 0.0]],
+    "token_loss": [[0.4, -0.2, 0.3], [0.5, 0.1, 0.0]],
+    "token_rewards": [[0.0, 0.0, 1.0], [0.0, 0.2, 0.0]],
+    "group_ids": [0, 0, 0, 1, 1, 2],
+    "rewards": [1.0, 0.0, 0.2, 0.7, 0.7, 0.4],
+    "lengths": [5.0, 9.0, 4.0, 7.0, 3.0, 6.0],
+    "baselines": [0.5, 0.3],
+    "chosen": [-4.0, -2.5, -6.0],
+    "rejected": [-5.0, -2.0, -6.5],
+    "ref_chosen": [-4.5, -2.2, -5.0],
+    "ref_rejected": [-4.6, -2.4, -6.0],
+    "chosen_nll": [0.8, 0.5, 1.2],
+    "gold_nll": [0.7, 0.6, 1.0],
+    "scores": [-4.0, -2.5, -6.0, -3.0, -5.0, -2.0],
+    "ref_scores": [-4.5, -2.2, -5.0, -3.5, -4.0, -2.4],
+    "desirable": [True, False, True, True, False, False],
+    "reference_kl": 0.3,
+}
+VOCABULARY, K = 5, 3
+
+
+def tensors(loss: Loss) -> dict[str, Any]:
+    """An input for each that the loss needs, in float64; raises KeyError for one that has no example."""
+    return {need: _tensor(need, loss) for need in loss.needs}
+
+
+def _tensor(need: str, loss: Loss) -> Any:
+    if need == "generator":
+        return torch.Generator().manual_seed(0)
+    if need == "mask" and loss.kind == "advantage" and "token_rewards" not in loss.needs:
+        return torch.ones(len(GIVEN["rewards"]), dtype=torch.bool)
+    if need == "group_ids" and loss.kind == "aggregation":
+        return torch.tensor([0, 1])
+    if need in GIVEN:
+        values = torch.tensor(GIVEN[need])
+        return values.double() if values.dtype.is_floating_point else values
+    if need in SHIFTS:
+        shifted = torch.tensor(LOGPROBS, dtype=torch.float64) + torch.tensor(
+            SHIFTS[need], dtype=torch.float64
+        )
+        return shifted.clamp(max=-0.05)
+    shape = INPUTS[need].shape
+    if shape == "[]":
+        return torch.tensor(0.1, dtype=torch.float64)
+    size = {TOKENS: (2, 3), VOCAB: (2, 3, VOCABULARY), TOP_K: (2, 3, K), PAIRS: (3,), ROWS: (6,)}.get(
+        shape, (6, 2)
+    )
+    drawn = torch.randn(
+        size, generator=torch.Generator().manual_seed(sum(map(ord, need))), dtype=torch.float64
+    )
+    if need.endswith("_ids"):
+        return drawn.argsort(-1)
+    return torch.log_softmax(drawn, -1) - 0.1 if need.endswith("logprobs") else drawn
+
+
+def examples(loss: Loss) -> dict[str, Any]:
+    """A value for each parameter that has no default."""
+    required = {n: loss.parameters[n].example for n, default in loss.defaults.items() if default is REQUIRED}
+    for name, value in required.items():
+        if value is None:
+            raise ValueError(f"{name} has neither a default nor an example: Parameter(..., example=1)")
+    return required
+
+
+def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
+    """The loss (or value) on the example, and the gradient of its sum with respect to its first input.
+
+    Over a vocabulary the gradient's norm is given. A top_k beyond the example's vocabulary is cut to it.
+    """
+    given = tensors(loss)
+    first = given[loss.needs[0]]
+    if first.dtype.is_floating_point:
+        first.requires_grad_()
+    result = loss.kernel()(*given.values(), **_keywords(loss, dialect))
+    value = getattr(result, "loss", result)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"it returned {value!r}; it should return a tensor or a TokenLoss")
+    shown = {"loss" if hasattr(result, "loss") else "value": value.detach()}
+    if value.requires_grad:
+        gradient = torch.autograd.grad(value.sum(), first)[0]
+        over_vocabulary = INPUTS[loss.needs[0]].shape == VOCAB
+        shown |= {"|gradient|": gradient.norm(dim=-1)} if over_vocabulary else {"gradient": gradient}
+    return shown
+
+
+def _keywords(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:
+    params = examples(loss)
+    if dialect:
+        counts = {"rows": 2, "width": 3}
+        params |= {**dialect.params, **{name: counts[fact] for name, fact in dialect.counts.items()}}
+        params |= {name: _tensor(name, loss) for name in dialect.takes}
+    if top_k := params.get("top_k", loss.defaults.get("top_k")):
+        params["top_k"] = min(top_k, VOCABULARY)
+    if "generator" in loss.optional:
+        params["generator"] = _tensor("generator", loss)
+    return params

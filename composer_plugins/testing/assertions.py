@@ -1,0 +1,59 @@
+"""Compare two results within a tolerance that follows from the dtype and the number of terms."""
+
+import torch
+from torch import Tensor
+
+ROUNDINGS_PER_TERM = 8  # exp, log, a product or two, a sum: each within half a unit in the last place
+
+
+def tolerance(dtype: torch.dtype, terms: int, magnitude: float) -> float:
+    """The largest difference that rounding explains: eps * roundings per term * terms * largest term."""
+    return torch.finfo(dtype).eps * ROUNDINGS_PER_TERM * terms * magnitude
+
+
+def assert_parity(
+    ours: Tensor,
+    theirs: Tensor,
+    *,
+    terms: int,
+    dtype: torch.dtype = torch.float64,
+    magnitude: float | None = None,
+    what: str = "value",
+) -> None:
+    """Assert equality within `tolerance`; NaN equals NaN, and an infinity the same infinity.
+
+    `dtype` is that of the coarser side, `terms` the length of the longest sum behind one number, and
+    `magnitude` the largest term of it: by default the largest finite number of `theirs`.
+    """
+    __tracebackhide__ = True
+    ours, theirs = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
+    assert ours.shape == theirs.shape, f"{what}: shape {tuple(ours.shape)}, not {tuple(theirs.shape)}"
+    if magnitude is None:
+        finite = theirs[theirs.isfinite()].abs()
+        magnitude = float(finite.max()) if finite.numel() else 0.0
+    allowed = tolerance(dtype, terms, magnitude)
+    wrong = ~((ours - theirs).abs() <= allowed)
+    wrong &= ~((ours == theirs) | (ours.isnan() & theirs.isnan()))
+    if wrong.any():
+        rows = [
+            f"  {tuple(i.tolist())}: {float(ours[tuple(i)])!r}, wanted {float(theirs[tuple(i)])!r}"
+            for i in wrong.nonzero()[:8]
+        ]
+        count = f"{int(wrong.sum())} of {wrong.numel()} differ by more than {allowed:.3g}"
+        largest = (ours - theirs).abs()[wrong].nan_to_num(nan=float("inf")).max()
+        raise AssertionError(f"{what}: {count}; max error {float(largest):.6g}\n" + "\n".join(rows))
+
+
+def assert_loss_parity(
+    loss: Tensor, token_loss: Tensor, logprobs: Tensor, *, theirs: Tensor, their_gradient: Tensor
+) -> None:
+    """Assert that a reduced loss and its gradient equal those of a reference.
+
+    The loss is a sum over tokens that may cancel, so the magnitude is its largest term and not the sum. The
+    gradient of one token is a sum over tokens too, where ratios are per sequence.
+    """
+    __tracebackhide__ = True
+    share, gradient = torch.autograd.grad(loss, [token_loss, logprobs])
+    largest = float((share * token_loss.detach()).abs().max())
+    assert_parity(loss, theirs, terms=token_loss.numel(), magnitude=largest, what="loss")
+    assert_parity(gradient, their_gradient, terms=token_loss.shape[-1], what="gradient")

@@ -1,0 +1,195 @@
+"""What `list` and `explain` print, and their errors."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from composer_plugins.catalogue import Loss
+from composer_plugins.cli import app, listing
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels import preference
+from composer_plugins.plugins import collect, get_plugin_manager, losses
+from parity_tests.support.every import each
+
+RUN = CliRunner(env={"COLUMNS": "200"})
+LOSSES = losses()
+
+
+def output(*words: str, columns: int = 200) -> str:
+    done = RUN.invoke(app, words, catch_exceptions=False, env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def error(*words: str) -> str:
+    raised = RUN.invoke(app, words).exception
+    assert isinstance(raised, ConfigError)
+    return str(raised)
+
+
+# list
+
+
+def listed(*words: str) -> list[dict[str, Any]]:
+    return json.loads(output("list", "--json", *words))["losses"]
+
+
+def upstreams(rows: list[dict[str, Any]]) -> set[str]:
+    return {d["name"].partition("@")[2] for row in rows for d in row["dialects"]}
+
+
+def test_the_list_names_every_loss_with_its_source_and_its_proof() -> None:
+    text = output("list")
+    for loss in LOSSES:
+        assert f"\n{loss.name} " in text and loss.paper.split()[0] in text
+        assert all(f"  @{dialect.upstream}" in text for dialect in loss.dialects)
+    assert "TODO" not in text
+
+
+@pytest.mark.parametrize("words", [["list"], ["explain", "cispo"], ["explain", "dpo"]])
+def test_a_narrow_terminal_cuts_nothing_off_and_no_line_ends_in_blanks(words: list[str]) -> None:
+    lines = output(*words, columns=80).splitlines()
+    assert len(lines) > 10 and "…" not in "".join(lines)
+    assert [line for line in lines if line != line.rstrip() or len(line) > 80] == []
+
+
+def test_json_has_every_loss_with_every_parameter_and_dialect() -> None:
+    rows = listed()
+    assert [(row["kind"], row["name"]) for row in rows] == [(loss.kind, loss.name) for loss in LOSSES]
+    for row, loss in zip(rows, LOSSES, strict=True):
+        assert list(row["parameters"]) == list(loss.parameters)
+        assert all(row[key] for key in ("summary", "paper", "proof", "kernel", "needs", "distribution"))
+        assert [d["name"] for d in row["dialects"]] == [f"{loss.name}@{d.upstream}" for d in loss.dialects]
+    (dpo,) = [row for row in rows if row["name"] == "dpo"]
+    beta, smoothing = (dpo["parameters"][name] for name in ("beta", "label_smoothing"))
+    assert beta == {"help": beta["help"], "default": 0.1, "low": 0, "low_open": True}
+    assert smoothing["high"] == 0.5 and "e-324" not in output("list", "--json")
+
+
+def test_kind_and_needs_keep_the_losses_of_that_kind_with_that_input() -> None:
+    assert {row["kind"] for row in listed("--kind", "kl")} == {"kl"}
+    names = {row["name"] for row in listed("--needs", "rollout_logprobs", "--kind", "policy")}
+    assert "dppo_tv" in names and "grpo" not in names
+
+
+def test_framework_keeps_the_losses_that_its_adapter_runs_with_every_dialect() -> None:
+    in_trl = {row["name"]: row for row in listed("--framework", "trl", "--kind", "policy")}
+    assert "reinforce" in in_trl and "dppo_topk_tv" not in in_trl
+    everything = listed("--kind", "policy")
+    assert all(row in everything and "trl" in row["frameworks"] for row in in_trl.values())
+    assert {row["kind"] for row in listed("--framework", "trl")} == {"policy", "divergence", "preference"}
+
+
+def test_dialects_of_keeps_the_dialects_of_one_upstream_whichever_framework_runs_them() -> None:
+    of_verl = listed("--dialects-of", "verl")
+    assert "kl" in {row["kind"] for row in of_verl} and all(row["dialects"] for row in of_verl)
+    assert {"verl", "verl<0.7.1"} <= upstreams(of_verl)
+    assert {name.partition("<")[0] for name in upstreams(of_verl)} == {"verl"}
+    assert upstreams(listed("--dialects-of", "verl<0.7.1")) == {"verl<0.7.1"}
+    both = listed("--framework", "trl", "--dialects-of", "verl", "--kind", "policy")
+    assert upstreams(both) == {"verl"} and all("trl" in row["frameworks"] for row in both)
+
+
+def test_a_dialect_that_takes_an_input_which_its_framework_lacks_is_left_out() -> None:
+    found = collect(get_plugin_manager(entry_points=False))
+    (row,) = [loss for loss in found.losses if loss.kind == "policy" and loss.name == "grpo"]
+    taking, plain = (replace(row.dialects[0], upstream=name, takes=()) for name in "ab")
+    dialects = (replace(taking, takes=("values",)), plain)
+    registry = found._replace(losses=(replace(row, optional=("values",), dialects=dialects),))
+    ((_, shown),) = listing.select(registry, framework="trl")
+    assert [dialect.upstream for dialect in shown] == ["b"]
+
+
+def test_one_loss_is_counted_in_the_singular() -> None:
+    assert output("list", "--kind", "policy", "--dialects-of", "sdpo").splitlines() == ["no loss matches"]
+    (row,) = [loss for loss in LOSSES if loss.kind == "policy" and loss.name == "cispo"]
+    assert listing.count([(row, list(row.dialects[:1]))]) == "1 policy loss, 1 dialect"
+    assert listing.count([(row, []), (row, [])]) == "2 policy losses, 0 dialects"
+
+
+# explain
+
+
+@each()
+def test_every_loss_can_be_explained(row: Loss) -> None:
+    text = output("explain", row.name, "--kind", row.kind)
+    assert row.paper.split()[0] in text
+    assert all(name in text for name in (*row.needs, *row.parameters))
+    assert all(f"{row.name}@{dialect.upstream}" in text for dialect in row.dialects)
+    example = text.partition("on the worked example")[2].splitlines()
+    assert "nan" not in "".join(example)
+    assert any(line.split()[-1][-1].isdigit() for line in example if line)
+
+
+def example(*words: str) -> list[str]:
+    return output("explain", *words).partition("on the worked example\n")[2].splitlines()
+
+
+def test_dialects_stand_side_by_side_with_different_numbers() -> None:
+    (row,) = [line.split() for line in example("cispo") if "rollout 0 token 1" in line and "-1.2" in line]
+    assert row[-3:] == ["0.889", "0.96", "0.24"]  # the paper's, verl's, TRL's
+
+
+def test_a_default_that_a_dialect_keeps_is_in_parentheses() -> None:
+    def row(name: str, parameter: str) -> list[str]:
+        _, values = [one for one in output("explain", name).splitlines() if one.startswith(f"  {parameter} ")]
+        return values.split()[1:]
+
+    assert row("gdpo", "ddof")[:3] == ["1", "(1)", "(1)"]
+    assert row("seq-mean-token-sum-norm", "max_length")[:5] == ["required", "width", "width", "512", "512"]
+    assert "parameters (in parentheses: the dialect keeps the default)\n" in output("explain", "gdpo")
+
+
+def test_the_page_says_which_frameworks_run_a_loss() -> None:
+    for name in ("k1", "token-mean"):
+        assert "runs in  a part of other losses: call the kernel" in output("explain", name)
+    assert "runs in      no adapter yet: call the kernel" in output("explain", "dppo_topk_tv")
+    assert "trl" in output("explain", "reinforce").partition("runs in")[2].splitlines()[0]
+
+
+def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() -> None:
+    token_loss, mask, heading, *_ = example("token-mean")
+    assert token_loss.split(maxsplit=1) == ["token_loss", "[[0.4, -0.2, 0.3], [0.5, 0.1, 0]]"]
+    assert mask.split(maxsplit=1) == ["mask", "[[1, 1, 1], [1, 1, 0]]"]
+    assert heading.split()[:2] == ["value", "default"]
+    assert example("gdpo")[0].startswith("  reward_components  [[")
+    assert example("dro")[0].startswith("  with beta=")
+    assert example("dro")[0].endswith("(no default: an example)") and "an example" not in example("cispo")[0]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("list --kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
+        ("list --needs old_logprob", "--needs: unknown input 'old_logprob'; did you mean 'old_logprobs'?"),
+        ("list --framework TRL", "--framework: unknown framework 'TRL'; did you mean 'trl'?"),
+        ("list --framework oat", "--framework: there is no adapter for 'oat' yet (there is one for trl, "),
+        ("list --dialects-of vrel", "--dialects-of: unknown upstream 'vrel'; did you mean 'verl'?"),
+        ("explain cipso", "NAME: unknown loss 'cipso'; did you mean 'cispo'?"),
+        ("explain @trl", "NAME: no loss is given; known: "),
+        ("explain cispo --kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
+        (
+            "explain cispo --kind advantage",
+            "NAME: 'cispo' is a policy loss, not an advantage; choose another",
+        ),
+        ("explain cispo@nope", "NAME: unknown dialect 'cispo@nope'; known: cispo@trl, cispo@verl ('cispo' "),
+        ("explain grpo@nope", "NAME: unknown dialect 'grpo@nope'; known: policy grpo@verl, grpo@trl, grpo@"),
+        ("explain wpo", "NAME: 'wpo' is not a loss of its own; weigh the pairs of any preference loss with "),
+        ("explain LD-DPO", "NAME: 'LD-DPO' is not a loss of its own; score completions with ld_logprobs of "),
+        ("explain bnpo", "NAME: 'bnpo' is not a loss of its own; use grpo@trl with the denominator token-me"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_known_ones(words: str, message: str) -> None:
+    assert error(*words.split()).startswith(message)
+
+
+def test_the_remedies_name_what_exists() -> None:
+    assert {"wpo_weights", "weighted", "ld_logprobs"} <= {*preference.__all__}
+    assert ", or advantage grpo@" in error("explain", "grpo@nope")
+    assert error("list", "--framework", "oat").endswith("composer-plugins list --dialects-of oat")

@@ -1,0 +1,100 @@
+"""Errors and findings: a key, a problem and a remedy, the same for a doctor, a trainer and a test."""
+
+import ast
+import pickle
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from composer_plugins.diagnosis import ComposerWarning, Finding, enforce
+from composer_plugins.errors import ConfigError, DataError, unknown
+from parity_tests.support.paths import ROOT
+
+FOLDERS = ("composer_plugins", "adapters", "recipes")
+ERROR = ConfigError("policy", "it is 3", "set a name")
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError])
+def test_an_error_survives_pickling_and_can_be_put_under_a_prefix(kind: type[ConfigError]) -> None:
+    error = kind("row 3", "it is empty", "remove it")
+    sent = pickle.loads(pickle.dumps(error))  # as Ray sends it from a worker
+    assert type(sent) is kind and str(sent) == "row 3: it is empty; remove it"
+    below = error.under("train_dataset", ", ")
+    assert type(below) is kind and str(below) == "train_dataset, row 3: it is empty; remove it"
+    assert error.under("algorithm.composer").key == "algorithm.composer.row 3"
+
+
+def test_enforce_raises_the_first_error_and_warns_of_each_warning_before_it() -> None:
+    first = Finding.from_error(ERROR)
+    remark, warning = (first._replace(severity=severity) for severity in ("info", "warning"))
+    later = first._replace(key="hint_weight")
+    with pytest.warns(ComposerWarning) as warned, pytest.raises(ConfigError) as refused:
+        enforce([remark, warning, first, warning, later])
+    assert [str(one.message) for one in warned] == [str(refused.value)] == [str(ERROR)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enforce([remark])
+
+
+KNOWN = ["reinforce_pp", "reinforce_pp_baseline", "token_mean", "dppo_kl", "dppo_tv"]
+KNOWN += ["dppo_topk_a", "dppo_topk_b", "dppo_topk_c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("Token-Mean", "did you mean 'token_mean'?"),
+        ("REINFORCE++", "did you mean 'reinforce_pp'?"),
+        ("REINFORCE++-b", "did you mean 'reinforce_pp_baseline'?"),
+        ("dppo", "did you mean 'dppo_kl', 'dppo_tv', 'dppo_topk_a' or 'dppo_topk_b'?"),
+        ("tokn_mean", "did you mean 'token_mean'?"),
+        ("xyz", f"known: {', '.join(sorted(KNOWN))} (and more there)"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(name: str, remedy: str) -> None:
+    error = unknown("loss_agg_mode", name, KNOWN, noun="mode", more="and more there")
+    assert (error.key, error.problem, error.remedy) == ("loss_agg_mode", f"unknown mode {name!r}", remedy)
+
+
+def test_no_name_at_all_is_answered_with_the_known_ones() -> None:
+    error = unknown("mode", " ", KNOWN)
+    assert error.problem == "no mode is given" and error.remedy.startswith("known: dppo_kl, ")
+
+
+CALLS = {"ConfigError": 3, "DataError": 3, "ComposerError": 3, "Finding": 4}  # and their arguments
+
+
+def literal(node: ast.AST) -> str:
+    """The text of a string or of an f-string, whose values stand as {}."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(literal, node.values))
+    return str(node.value) if isinstance(node, ast.Constant) else "{}"
+
+
+def faults(node: ast.AST) -> Iterator[str]:
+    """What is wrong with the three parts of an error, or with a text that is prepared for one."""
+    problem = remedy = "{}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+        parts = [literal(part) for part in (*node.args, *(word.value for word in node.keywords))]
+        if len(parts) == CALLS[node.func.id] and all(parts):
+            problem, remedy = parts[-2:]
+        elif not isinstance(node.args[0], ast.Starred):  # a finding of another interpreter
+            yield f"a part is missing: {parts}"
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        problem = literal(node.value) if node.targets[0].id == "problem" else "{}"
+    if "; " in problem:
+        yield f"'; ' stands only between a problem and its remedy: {problem}"
+    if problem.endswith(".") or (remedy.endswith(".") and not remedy.endswith("...")):
+        yield f"an error ends without a full stop: {problem}; {remedy}"
+
+
+def test_every_error_and_finding_has_a_problem_and_a_remedy() -> None:
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {fault}"  # type: ignore[attr-defined]
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        for fault in faults(node)
+    ]
+    assert len(files) > 50 and not found, "\n".join(found)

@@ -1,0 +1,88 @@
+"""One home for each thing: findings, the call of a chosen kernel, the internals of a framework."""
+
+import ast
+from collections.abc import Iterator
+from typing import TypeVar
+
+from parity_tests.support.paths import ROOT
+
+Node = TypeVar("Node", bound=ast.AST)
+
+TREES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text())
+    for folder in ("composer_plugins", "adapters", "recipes")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+ADAPTERS = {"/".join(file.split("/")[:2]) for file in TREES if file.startswith("adapters/")}
+
+# Every module that uses a regular expression, and over what: never over a message of ours.
+REGULAR_EXPRESSIONS = {
+    "adapters/prime_rl_plugin/upstream.py": "a version",
+    "adapters/verl_plugin/doctor/__init__.py": "a message of hydra's",
+    "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
+    "adapters/verl_plugin/upstream.py": "a version",
+    "composer_plugins/catalogue.py": "the version in the name of a dialect",
+}
+KERNEL_USERS = {
+    "composer_plugins/catalogue.py",  # Choice.call; the defaults
+    "composer_plugins/cli/explaining.py",  # the docstring
+    "composer_plugins/cli/worked_example.py",  # every dialect of a loss, none of them chosen
+}
+
+
+def nodes(kind: type[Node], folder: str = "") -> Iterator[tuple[str, Node]]:
+    for file, tree in TREES.items():
+        for node in ast.walk(tree) if file.startswith(folder) else ():
+            if isinstance(node, kind):
+                yield file, node
+
+
+def test_there_is_one_class_of_findings() -> None:
+    classes = [(file, node.name) for file, node in nodes(ast.ClassDef) if node.name in ("Finding", "Fault")]
+    assert classes == [("composer_plugins/diagnosis.py", "Finding")]
+
+
+def test_regular_expressions_are_used_only_where_a_reason_is_given() -> None:
+    users = {file for file, node in nodes(ast.Import) if "re" in [one.name for one in node.names]}
+    users |= {file for file, node in nodes(ast.ImportFrom) if node.module == "re"}
+    assert users == set(REGULAR_EXPRESSIONS)
+
+
+def test_a_chosen_kernel_is_called_in_one_place() -> None:
+    users = {file for file, node in nodes(ast.Attribute) if node.attr == "kernel"}
+    assert {file for file in users if not file.startswith("composer_plugins/testing/")} == KERNEL_USERS
+
+
+def private_names(folder: str) -> Iterator[tuple[str, int, str, bool]]:
+    """File, line and private name of each attribute, getattr and import, and whether it is on super()."""
+    for file, node in nodes(ast.expr, folder):
+        name = node.attr if isinstance(node, ast.Attribute) else ""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            name = str(getattr(node.args[1], "value", ""))
+        if name.startswith("_") and not name.startswith("__"):
+            yield file, node.lineno, name, ast.unparse(node).startswith("super().")
+    for file, imported in nodes(ast.ImportFrom, folder):
+        for alias in imported.names:
+            if alias.name.startswith("_") and not (imported.module or "").startswith("composer_plugins"):
+                yield file, imported.lineno, alias.name, False
+
+
+def own_names(folder: str) -> set[str]:
+    """The functions, classes, variables and attributes of self that an adapter defines."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.name for kind in kinds for _, node in nodes(kind, folder)}
+    names |= {node.id for _, node in nodes(ast.Name, folder) if isinstance(node.ctx, ast.Store)}
+    attributes = [node for _, node in nodes(ast.Attribute, folder) if isinstance(node.ctx, ast.Store)]
+    return names | {node.attr for node in attributes if ast.unparse(node.value) == "self"}
+
+
+def test_private_names_of_a_framework_stand_only_in_upstream_py() -> None:
+    """A private name is the framework's unless the adapter defines it. An override is named there too."""
+    found = []
+    for adapter in ADAPTERS:
+        own, upstream = own_names(f"{adapter}/"), f"{adapter}/upstream.py"
+        named = (ROOT / upstream).read_text()
+        for file, line, name, on_super in private_names(f"{adapter}/"):
+            if file != upstream and (name not in named if on_super else name not in own):
+                found.append(f"{file}:{line}: {'super().' * on_super}{name} is not in {upstream}")
+    assert len(ADAPTERS) == 3 and not found, "\n".join(found)
