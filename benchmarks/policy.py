@@ -39,7 +39,7 @@ LOSSES: tuple[tuple[str, str | None, str | None], ...] = (
 
 
 def batch() -> dict[str, Tensor]:
-    """Log-probabilities of a policy a little off its anchor; a third of each row is padding or so."""
+    """Log-probabilities of a policy near the old policy; a third of each row is padding or so."""
     g = torch.Generator().manual_seed(0)
     old = -2 * torch.rand(SHAPE, generator=g)
     logprobs = (old + 0.2 * torch.randn(SHAPE, generator=g)).clamp(max=0)

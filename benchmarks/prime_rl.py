@@ -55,7 +55,7 @@ def main() -> None:
     runs = {
         "PRIME-RL's default": step(upstream, cut, type="default"),
         "loss_fn, the same loss": step(upstream, cut, **ours),
-        "loss_fn, cispo": step(upstream, cut, **ours, kwargs={"policy": "cispo", "anchor": "rollout"}),
+        "loss_fn, cispo": step(upstream, cut, **ours, kwargs={"policy": "cispo", "old_policy": "rollout"}),
     }
     console = Console(width=100, highlight=False)
     table = Table(title=f"{checkout.name}: {SEQUENCES} x {TOKENS}, load average {load():.2f}")

@@ -83,6 +83,8 @@ class Parameter:
     @property
     def interval(self) -> str:
         """The range as mathematics writes it: [0, 1], (0, inf)."""
+        if self.unchecked:
+            return "not checked"
         low = "(0" if self.low_open else "(-inf" if self.low == -math.inf else f"[{self.low:g}"
         return f"{low}, inf)" if self.high == math.inf else f"{low}, {self.high:g}]"
 
@@ -131,6 +133,9 @@ class Loss:
     average: bool = False  # preference: scores are length-averaged log-probabilities
     mode: str = ""  # policy: the paper's aggregation mode
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
+    # Whether the gradient is the derivative of the value, or that of a detached weight times log pi(y_t)
+    # ("score"), or another one that is put in its place ("surrogate").
+    gradient: Literal["derivative", "score", "surrogate"] = "derivative"
 
     def __post_init__(self) -> None:
         if self.path == "" and self.kind in MODULES and isinstance(self.name, str):

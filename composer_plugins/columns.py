@@ -17,14 +17,14 @@ MAX_AGREEING = 1e6  # a count of teachers; more is a mistake, and could overflow
 
 Row = Mapping[str, Any]
 Prompt = str | list[dict[str, Any]]
-Side = Prompt
+Completion = Prompt
 
 
 class Pair(NamedTuple):
     """Two completions of one prompt, and how much their order counts."""
 
-    chosen: Side
-    rejected: Side
+    chosen: Completion
+    rejected: Completion
     weight: float
 
 
@@ -37,7 +37,7 @@ def content_text(content: Any) -> str:
     raise DataError("message content", f"it is {_short(content)}", "write a string or blocks of text")
 
 
-def text_of(side: Side) -> str:
+def text_of(side: Completion) -> str:
     """The text of a string, or of messages joined by line breaks."""
     return side if isinstance(side, str) else "\n".join(content_text(m["content"]) for m in side)
 
@@ -91,7 +91,7 @@ def pairs_of(row: Row) -> list[Pair]:
     return [Pair(*pair) for pair in zip(chosen, rejected, weights, strict=True)]
 
 
-def answer_of(side: Side) -> list[dict[str, Any]]:
+def completion_messages(side: Completion) -> list[dict[str, Any]]:
     """A completion in a chat as messages, of which the assistant's is the first."""
     answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
     if answer[0].get("role") != "assistant":
@@ -141,7 +141,7 @@ def _is_side(value: Any) -> bool:
     return messages and all(isinstance(m, Mapping) and "content" in m for m in value)
 
 
-def _sides(row: Row, column: str) -> list[Side]:
+def _sides(row: Row, column: str) -> list[Completion]:
     value = row.get(column)
     if value is None:
         return []

@@ -12,18 +12,18 @@ from composer_plugins.plugins import losses
 
 
 class ComposerConfig(BaseModel):
-    """policy_weight * policy + hint_weight * hint + replay_weight * replay, and what each of them is."""
+    """The options of policy_weight * policy + hint_weight * hint + replay_weight * replay."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "0.1" and true are no numbers
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "0.1" and true are not numbers
 
-    advantage: str = "grpo"  # where the estimator is ours: verl
+    advantage: str = "grpo"  # verl only: the other frameworks compute the advantages
     advantage_params: dict[str, Any] = Field(default_factory=dict)
 
     policy: str = "grpo"
     policy_params: dict[str, Any] = Field(default_factory=dict)
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
-    # Where a framework keeps no `old_logprobs`: whose probabilities stand in for them.
-    anchor: Literal["rollout", "current"] | None = None
+    # PRIME-RL keeps no `old_logprobs`: the policy whose log-probabilities are used for them.
+    old_policy: Literal["rollout", "current"] | None = None
     mismatch: str | None = None  # a rollout correction: tis, mis, icepop
     mismatch_params: dict[str, Any] = Field(default_factory=dict)
 
@@ -34,9 +34,9 @@ class ComposerConfig(BaseModel):
     hint_estimator: Literal["score", "k2", "k3", "advantage"] | None = None
     hint_teacher: Literal["base", "ema", "live"] = "base"
     hint_ema_rate: float = Field(0.05, gt=0, le=1, allow_inf_nan=False)
-    # Where the teacher's distribution is sent between processes: how many entries of it.
+    # verl sends this many entries of the teacher's distributions between processes.
     hint_top_k: int | None = Field(None, ge=1)
-    # TAID's t at the first step, from which it walks to that of hint_params; None: it stays there.
+    # TAID's t at the first step; it grows to the t of hint_params. None: t is constant.
     hint_t_start: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     teacher_prompt_template: str = "{prompt}\n\n{privileged_context}"
 

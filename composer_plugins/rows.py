@@ -15,7 +15,10 @@ from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, 
 from composer_plugins.inputs import INPUTS
 
 MODES = [loss.name for loss in reduction.LOSSES if loss.kind == "aggregation"]
-STRINGS = {Loss: ("path", "summary", "paper", "proof", "mode"), Dialect: ("source", "proof", "note", "mode")}
+STRINGS = {
+    Loss: ("path", "summary", "paper", "proof", "mode", "gradient"),
+    Dialect: ("source", "proof", "note", "mode"),
+}
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MEND = "correct the row, a composer_plugins.catalogue.Loss"
 

@@ -5,7 +5,7 @@
     import_path = "composer_plugins.adapters.prime_rl_plugin.loss_fn"
     [trainer.loss.kwargs]
     policy = "cispo"
-    anchor = "rollout"
+    old_policy = "rollout"
 
 `stamps` and `stored_stamps` bring hints and pairs to the loss, `store` keeps them. `upstream` has what the
 adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/prime_rl.md.

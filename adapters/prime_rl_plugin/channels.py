@@ -71,7 +71,7 @@ class ChannelsLoss:
 
     def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
         """The policy loss. One that learns from a reference trains the tokens that have one."""
-        logprobs, is_current = s.logprobs.detach(), self.config.anchor == "current"
+        logprobs, is_current = s.logprobs.detach(), self.config.old_policy == "current"
         given = {
             "logprobs": s.logprobs,
             "rollout_logprobs": s.rollout_logprobs,

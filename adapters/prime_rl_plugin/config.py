@@ -23,7 +23,7 @@ class Named(NamedTuple):
     options: dict[str, str]
 
 
-ROLLOUT, REINFORCE = {"anchor": "rollout"}, {"policy": "reinforce"}
+ROLLOUT, REINFORCE = {"old_policy": "rollout"}, {"policy": "reinforce"}
 NAMED = {
     "dppo": Named(
         "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default from v0.6.0 to August 2026.",
@@ -132,13 +132,17 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     for choice in (policy, mismatch, hint):
         if choice is not None:
             PRIME_RL.require(choice)
+    if ":" in config.policy:  # a user's own function: PRIME-RL passes every optional input that it has
+        policy = policy.taking(*PRIME_RL.provides["policy"])
     channels = Channels(config, policy, mismatch, hint)
-    _check_anchor(config, policy)
-    if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.anchor == "rollout"):
+    _check_old_policy(config, policy)
+    if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"):
         problem = (
             f"the ratio of policy {policy.name!r} is trainer over rollout already, and would count twice"
         )
-        raise ConfigError("mismatch", problem, "remove it, or use policy = 'reinforce' or anchor = 'current'")
+        raise ConfigError(
+            "mismatch", problem, "remove it, or use policy = 'reinforce' or old_policy = 'current'"
+        )
     if config.hint_estimator == "advantage":
         if config.hint_params:
             problem = "they belong to a divergence, and hint_estimator = 'advantage' computes none"
@@ -149,16 +153,16 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     return channels
 
 
-def _check_anchor(config: ComposerConfig, policy: Choice) -> None:
+def _check_old_policy(config: ComposerConfig, policy: Choice) -> None:
     needs_old = "old_logprobs" in policy.loss.needs
-    if needs_old and config.anchor is None:
+    if needs_old and config.old_policy is None:
         raise ConfigError(
             "policy",
             f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's",
-            "set anchor = 'rollout' for the ratio to those, or anchor = 'current' for a ratio of 1",
+            "set old_policy = 'rollout' for the ratio to those, or old_policy = 'current' for a ratio of 1",
         )
-    if config.anchor is not None and not needs_old:
-        raise ConfigError("anchor", f"policy {policy.name!r} takes no old_logprobs", "remove it")
+    if config.old_policy is not None and not needs_old:
+        raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
 
 
 def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:

@@ -29,8 +29,8 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
     """policy_weight * policy + hint_weight * hint + replay_weight * replay, summed over unmasked tokens.
 
     `kwargs` are the keys of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default
-    "dppo_tv@prime-rl") with `policy_params`, `anchor` ("rollout" or "current": whose log-probabilities stand
-    in for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
+    "dppo_tv@prime-rl") with `policy_params`, `old_policy` ("rollout" or "current": whose log-probabilities
+    are used for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
     `hint_estimator` ("score", "k2", "k3", or "advantage": a part of the advantages), `replay_weight`.
     The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's
     weights multiply every term. Metrics are 0-dimensional float32, the same keys at every call.

@@ -5,11 +5,11 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.columns import Prompt, Side, after_prompt, answer_of
+from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages
 from composer_plugins.errors import DataError
 
 
-def encode_completion(trainer: GRPOTrainer, prompt: Prompt, side: Side) -> list[int]:
+def encode_completion(trainer: GRPOTrainer, prompt: Prompt, side: Completion) -> list[int]:
     """Token ids of a completion of `prompt`, with the end of sequence."""
     if isinstance(prompt, str):
         if not isinstance(side, str):
@@ -18,7 +18,7 @@ def encode_completion(trainer: GRPOTrainer, prompt: Prompt, side: Side) -> list[
         ids = tokenizer(side, add_special_tokens=False)["input_ids"]
         ends = bool(ids) and ids[-1] in trainer.eos_token_ids
         return ids if ends else [*ids, tokenizer.eos_token_id]
-    whole = upstream.encode_chat(trainer, [*prompt, *answer_of(side)])
+    whole = upstream.encode_chat(trainer, [*prompt, *completion_messages(side)])
     (start,) = upstream.encode_prompts(trainer, [prompt])
     return after_prompt(whole, start)
 

@@ -17,7 +17,7 @@ NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
 NOT_AVAILABLE = {
-    "anchor": "verl keeps old_log_probs itself",
+    "old_policy": "verl keeps old_log_probs itself",
     "mismatch": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
     "mismatch_params": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
     "hint_ema_rate": "verl keeps no average of the policy's weights",

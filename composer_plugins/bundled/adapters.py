@@ -21,7 +21,7 @@ PRIME_RL = Adapter(
     path="composer_plugins.adapters.prime_rl_plugin:loss_fn",
     summary="a loss_fn for trainer.loss.import_path: any policy loss, sampled-token hints, replay pairs",
     provides={
-        # old_logprobs with `anchor`: the rollout engine's or the policy's own
+        # old_logprobs with `old_policy`: the rollout engine's or the policy's own
         "policy": frozenset(
             {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "advantages"}
             | {"mask"}

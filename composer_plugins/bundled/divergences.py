@@ -224,6 +224,7 @@ LOSSES = (
     ),
     divergence(
         name="adaptive_kl",
+        gradient="surrogate",
         summary="forward KL for the teacher's head, reverse KL for its tail",
         paper="arXiv 2404.02657",
         needs=LOGITS,
@@ -309,6 +310,7 @@ LOSSES = (
     ),
     divergence(
         name="sampled_token",
+        gradient="surrogate",
         summary="reverse KL from the sampled token alone",
         paper="arXiv 2601.20802",
         needs=("student_logprobs", "teacher_logprobs", "mask"),
@@ -388,6 +390,7 @@ LOSSES = (
     ),
     divergence(
         name="taid",
+        gradient="surrogate",
         path="composer_plugins.kernels.taid:taid",
         summary="cross-entropy against a teacher between the student and the real one",
         paper="arXiv 2501.16937",

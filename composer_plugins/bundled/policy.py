@@ -235,6 +235,7 @@ LOSSES = (
     ),
     policy(
         name="gspo_token",
+        gradient="surrogate",
         summary="GSPO's ratio with each token's own gradient",
         paper="arXiv 2507.18071",
         needs=OLD,
@@ -306,6 +307,7 @@ LOSSES = (
     ),
     policy(
         name="cispo",
+        gradient="score",
         summary="REINFORCE weighted by a clipped, detached ratio",
         paper="arXiv 2506.13585",
         needs=OLD,
@@ -333,6 +335,7 @@ LOSSES = (
     ),
     policy(
         name="vespo",
+        gradient="score",
         summary="REINFORCE with a gamma-shaped weight of the sequence's whole ratio",
         paper="arXiv 2602.10693",
         needs=OLD,

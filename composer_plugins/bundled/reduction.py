@@ -74,6 +74,7 @@ KL = (
     ),
     kl(
         name="k1_plus",
+        gradient="surrogate",
         summary="the value of k1 with the gradient of k2",
         paper=SCHULMAN,
         needs=TOKENS,
@@ -82,6 +83,7 @@ KL = (
     ),
     kl(
         name="k3_plus",
+        gradient="surrogate",
         summary="the value of k3 with the gradient of k2",
         paper=SCHULMAN,
         needs=TOKENS,

@@ -41,6 +41,7 @@ def highest(what: str) -> Parameter:
 LOSSES = (
     policy(
         name="dppo_tv",
+        gradient="score",
         summary="REINFORCE while the token's probability stays near the rollout's",
         paper="arXiv 2602.04879",
         needs=ROLLOUT,
@@ -84,6 +85,7 @@ LOSSES = (
     ),
     policy(
         name="dppo_kl",
+        gradient="score",
         summary="as dppo_tv, measured by a Bernoulli KL",
         paper="arXiv 2602.04879",
         needs=ROLLOUT,
@@ -111,6 +113,7 @@ LOSSES = (
     ),
     policy(
         name="dppo_topk_tv",
+        gradient="score",
         summary="as dppo_tv, measured over the k likeliest tokens and the rest",
         paper="arXiv 2602.04879",
         needs=TOP_K,
@@ -129,6 +132,7 @@ LOSSES = (
     ),
     policy(
         name="dppo_topk_kl",
+        gradient="score",
         summary="as dppo_topk_tv, measured by a KL",
         paper="arXiv 2602.04879",
         needs=TOP_K,
@@ -147,6 +151,7 @@ LOSSES = (
     ),
     policy(
         name="ipo",
+        gradient="surrogate",
         summary="dppo_tv with a symmetric region and a squared drift (not the preference loss)",
         paper=f"PRIME-RL {PRIME_RL} (INTELLECT policy optimisation)",
         needs=ROLLOUT,
@@ -174,6 +179,7 @@ LOSSES = (
     ),
     policy(
         name="minirl",
+        gradient="score",
         summary="PPO's clip as a mask, on REINFORCE weighted by the rollout's ratio",
         paper="arXiv 2512.01374",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
@@ -197,6 +203,7 @@ LOSSES = (
     ),
     policy(
         name="masked_is",
+        gradient="score",
         summary="REINFORCE by the rollout's ratio, dropping what is too far off on either side",
         paper="arXiv 2512.16144",
         needs=ROLLOUT,
@@ -338,6 +345,7 @@ LOSSES = (
     ),
     policy(
         name="ref_kl",
+        gradient="surrogate",
         summary="as opd, in a one-sided trust region and with a squared drift",
         paper=f"PRIME-RL {PRIME_RL}",
         needs=DISTILLED,

@@ -97,7 +97,12 @@ def list_losses(
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(help="A loss (cispo) or one of its dialects (cispo@trl).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A loss (cispo), a dialect (cispo@trl), or an import path (my_package.losses:my_loss)."
+        ),
+    ],
     kind: Annotated[
         str | None, typer.Option(help="Where two kinds share the name: policy, advantage ...")
     ] = None,

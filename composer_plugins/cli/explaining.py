@@ -2,16 +2,23 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import cast
 
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from composer_plugins.catalogue import Dialect, Loss, check_kind, unknown_loss
+from composer_plugins.catalogue import Dialect, Kind, Loss, check_kind, choose, unknown_loss
 from composer_plugins.errors import ConfigError, in_a_line, near, spelling, unknown
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import Problem, Registry
+
+GRADIENTS = {
+    "derivative": "",
+    "score": "of a detached weight times log pi(y_t), not the derivative of the value",
+    "surrogate": "not the derivative of the value: see the docstring",
+}
 
 # Published names that are not rows, and how to compute what they mean.
 PARTS = {
@@ -23,9 +30,14 @@ PARTS = {
 
 
 def find(registry: Registry, name: str, kind: str | None = None) -> list[tuple[Loss, Dialect | None]]:
-    """The losses of that name, one of each kind that has it; "cispo@trl" finds the dialect."""
+    """The losses of that name, one of each kind that has it; "cispo@trl" finds the dialect.
+
+    An import path ("my_package.losses:my_loss") is a policy loss, unless `kind` says otherwise.
+    """
     if kind is not None:
         check_kind(kind, "--kind")
+    if ":" in name:
+        return [(choose(registry.losses, cast(Kind, kind or "policy"), name, option="NAME").loss, None)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
@@ -66,13 +78,14 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
     console.print()
     console.print(Padding(Text(inspect.getdoc(loss.kernel()) or ""), (0, 0, 0, 2)))
     console.print()
-    origin = registry.origins[loss.kind, loss.name]
+    origin = registry.origins.get((loss.kind, loss.name), "an import path")
     facts = {
         "paper": loss.paper,
         "kernel": loss.path,
         "proof": loss.proof,
         "denominator": loss.mode,
         "batch": "a statistic of the whole batch: micro-batches change it" if loss.over_batch else "",
+        "gradient": GRADIENTS[loss.gradient],
         "scores": "length-averaged log-probabilities" if loss.average else "",
         "runs in": _runs_in(registry, loss),
         "from": origin,

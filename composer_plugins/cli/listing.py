@@ -89,6 +89,7 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
                 "needs": list(loss.needs),
                 "optional": list(loss.optional),
                 "mode": loss.mode,
+                "gradient": loss.gradient,
                 "over_batch": loss.over_batch,
                 "distribution": registry.origins[loss.kind, loss.name],
                 "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],

@@ -100,6 +100,7 @@ def draw(
         "logits": logits,
         "token_rewards": last * normal(size, 1),
         "token_loss": normal(size, tokens),
+        "prompt_tokens": token_mask.sum(-1) + 3,
     }
     batch = {name: drawn[name] for name in setting.inputs}
     return {

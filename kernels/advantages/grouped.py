@@ -21,6 +21,8 @@ from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import GroupIds, Lengths, Rewards, RowMask
 
+__all__ = ["dr_grpo", "gpg", "grpo", "maxrl", "opo", "pass_at_k", "rloo"]
+
 
 def grpo(
     rewards: Rewards,

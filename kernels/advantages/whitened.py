@@ -21,6 +21,8 @@ from composer_plugins.kernels.groups import (
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import GroupIds, Lengths, Mask, Rewards, RowMask, Tokens
 
+__all__ = ["discounted_returns", "gae", "gdpo", "reinforce_pp", "reinforce_pp_baseline", "remax"]
+
 
 def reinforce_pp(
     token_rewards: Tokens, mask: Mask, *, gamma: float = 1.0, variance_eps: float = 1e-8

@@ -11,31 +11,8 @@ S_v > 0 and T_v = 0 makes KL(S || T) infinite.
 by default "token-mean".
 """
 
-from composer_plugins.kernels.divergences.full import forward_kl, jsd, reverse_kl
-from composer_plugins.kernels.divergences.gated import entropy_gated_kl
-from composer_plugins.kernels.divergences.sampled import importance_weight, sampled_token, sdpo
-from composer_plugins.kernels.divergences.skewed import (
-    adaptive_kl,
-    skewed_forward_kl,
-    skewed_reverse_kl,
-    symmetric_kl,
-    tv,
-)
-from composer_plugins.kernels.divergences.topk import forward_kl_topk, reverse_kl_topk
-
-__all__ = [
-    "adaptive_kl",
-    "entropy_gated_kl",
-    "forward_kl",
-    "forward_kl_topk",
-    "importance_weight",
-    "jsd",
-    "reverse_kl",
-    "reverse_kl_topk",
-    "sampled_token",
-    "sdpo",
-    "skewed_forward_kl",
-    "skewed_reverse_kl",
-    "symmetric_kl",
-    "tv",
-]
+from composer_plugins.kernels.divergences.full import *  # noqa: F403
+from composer_plugins.kernels.divergences.gated import *  # noqa: F403
+from composer_plugins.kernels.divergences.sampled import *  # noqa: F403
+from composer_plugins.kernels.divergences.skewed import *  # noqa: F403
+from composer_plugins.kernels.divergences.topk import *  # noqa: F403

@@ -9,6 +9,8 @@ from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, TokenLoss
 
+__all__ = ["forward_kl", "jsd", "reverse_kl"]
+
 Value = Literal["kl", "cross-entropy"]
 
 

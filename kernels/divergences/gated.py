@@ -6,6 +6,8 @@ from composer_plugins.kernels.divergences.supports import Rest, Side
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss
 
+__all__ = ["entropy_gated_kl"]
+
 
 def entropy_gated_kl(
     student_logits: Logits,

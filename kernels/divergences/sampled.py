@@ -9,6 +9,8 @@ from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["importance_weight", "sampled_token", "sdpo"]
+
 Estimator = Literal["score", "k2", "k3"]
 
 

@@ -12,6 +12,8 @@ from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs,
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss
 
+__all__ = ["adaptive_kl", "skewed_forward_kl", "skewed_reverse_kl", "symmetric_kl", "tv"]
+
 Weights = Literal["paper", "taid"]
 
 

@@ -5,6 +5,8 @@ from composer_plugins.kernels.divergences.supports import Pair, Rest, log_probs_
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss, Tokens, VocabIds
 
+__all__ = ["forward_kl_topk", "reverse_kl_topk"]
+
 
 def forward_kl_topk(
     student_logits: Logits,

@@ -7,6 +7,8 @@ from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import soft_gate
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["dapo", "dr_grpo", "grpo", "kimi", "ppo", "sapo"]
+
 
 def ppo(
     logprobs: Tokens,

@@ -15,6 +15,8 @@ from composer_plugins.kernels.policy.parts import token_advantages
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["clip_cov", "kl_cov"]
+
 
 def clip_cov(
     logprobs: Tokens,

@@ -15,6 +15,8 @@ from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.trust_regions import tv_mask
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["iw_opd", "opd", "ref_kl"]
+
 
 def opd(
     logprobs: Tokens,

@@ -16,6 +16,8 @@ from composer_plugins.kernels.policy.parts import masked_advantages, score
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["masked_is", "opsm"]
+
 Level = Literal["token", "sequence"]
 
 

@@ -20,6 +20,8 @@ from composer_plugins.kernels.trust_regions import (
 )
 from composer_plugins.kernels.types import Advantages, LogProbs, Mask, TokenLoss, Tokens
 
+__all__ = ["dppo_kl", "dppo_topk_kl", "dppo_topk_tv", "dppo_tv", "ipo", "minirl"]
+
 
 def dppo_tv(
     logprobs: Tokens,

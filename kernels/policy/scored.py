@@ -9,6 +9,8 @@ from composer_plugins.kernels.ratios import importance_weight, log_ratio
 from composer_plugins.kernels.trust_regions import gamma_weight
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["cispo", "dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo"]
+
 VESPO_CLAMP = 20.0  # nats, on the log ratio of a token and of a sequence (authors and TRL)
 
 

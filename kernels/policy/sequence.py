@@ -7,6 +7,8 @@ from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, with_
 from composer_plugins.kernels.trust_regions import log_clip
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
+__all__ = ["gmpo", "gspo", "gspo_token", "luspo"]
+
 
 def gspo(
     logprobs: Tokens,

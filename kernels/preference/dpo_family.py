@@ -11,6 +11,19 @@ from composer_plugins.kernels.preference.links import Divergence, divergence_rew
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import Metric, PairLoss, Scores
 
+__all__ = [
+    "aot",
+    "aot_unpaired",
+    "cdpo",
+    "discopop",
+    "dpo",
+    "exo_pair",
+    "hinge",
+    "ipo",
+    "robust",
+    "sigmoid_norm",
+]
+
 
 def dpo(
     chosen: Scores,

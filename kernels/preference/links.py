@@ -11,6 +11,8 @@ from torch import Tensor
 from composer_plugins.kernels.masking import at_least_float32, below_overflow
 from composer_plugins.kernels.types import Metric, Scores
 
+__all__ = ["logistic"]
+
 Values = Float[Tensor, "..."]
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 

@@ -13,6 +13,8 @@ from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.preference.links import reward_metrics
 from composer_plugins.kernels.types import Metric, PairLoss, Scores
 
+__all__ = ["alpha_po", "cpo", "cpo_simpo", "orpo", "sft", "simpo", "tpo", "tpo_l"]
+
 
 def simpo(
     chosen: Scores,

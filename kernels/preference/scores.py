@@ -11,6 +11,8 @@ from torch import Tensor
 from composer_plugins.kernels.masking import at_least_float32, masked_mean, masked_sum, safe_exp
 from composer_plugins.kernels.types import Mask, Metric, PairLoss, Scores, Tokens
 
+__all__ = ["ld_logprobs", "sequence_logprobs", "weighted", "wpo_weights"]
+
 
 def sequence_logprobs(logprobs: Tokens, mask: Mask, *, average: bool = False) -> Float[Tensor, "*batch"]:
     """log pi(y | x): the sum over unmasked tokens, or with `average` their mean (SimPO).

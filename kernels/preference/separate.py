@@ -10,6 +10,8 @@ from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.preference.links import log_ratios, reward_metrics
 from composer_plugins.kernels.types import PairLoss, Scalar, Scores
 
+__all__ = ["apo_down", "apo_zero", "bco_pair", "nca_pair", "sppo_hard"]
+
 
 def nca_pair(
     chosen: Scores, rejected: Scores, ref_chosen: Scores, ref_rejected: Scores, *, beta: float = 0.1

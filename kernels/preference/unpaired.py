@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric, PairLoss, RowMask, RowScores, Scalar
 
+__all__ = ["apo_zero_unpaired", "bco", "kto", "kto_reference_point"]
+
 
 def kto_reference_point(mismatched: RowScores, ref_mismatched: RowScores) -> Scalar:
     """KTO's reference point: an estimate of KL(pi || pi_ref) in nats, at least 0, detached.

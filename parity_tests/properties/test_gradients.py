@@ -10,27 +10,11 @@ from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import draw, tensors
 from composer_plugins.testing.settings import Setting
-from parity_tests.support.every import Exceptions, each, holds, row_id, stale
+from parity_tests.support.every import Exceptions, each, holds, row_id, rows, stale
 
-# A detached weight times A log pi(y_t): the gradient is loss / log pi(y_t), and no derivative of the value.
-SCORE_FORM: Exceptions = dict.fromkeys(
-    (
-        *("policy-cispo", "policy-vespo", "policy-minirl", "policy-masked_is"),
-        *("policy-dppo_tv", "policy-dppo_kl", "policy-dppo_topk_tv", "policy-dppo_topk_kl"),
-    ),
-    "a detached weight times log pi",
-)
-# Neither: a detached value with another gradient put in its place.
-SURROGATES: Exceptions = {
-    "policy-gspo_token": "the ratio of the sequence in value, of the token in gradient",
-    "policy-ipo": "of score form on request, with a regulariser that is not",
-    "policy-ref_kl": "the gap to the teacher is a detached advantage that moves with the policy",
-    "divergence-adaptive_kl": "its weight between the two directions is detached",
-    "divergence-sampled_token": "of score form, or of k2 and k3; either may have a detached weight",
-    "divergence-taid": "the student's share of the target is detached",
-    "kl-k1_plus": "k1 in value, k2 in gradient",
-    "kl-k3_plus": "k3 in value, k2 in gradient",
-}
+# What the catalogue declares of a row's gradient.
+SCORE_FORM: Exceptions = {row_id(row): row.gradient for row in rows() if row.gradient == "score"}
+SURROGATES: Exceptions = {row_id(row): row.gradient for row in rows() if row.gradient == "surrogate"}
 NOT_BY_ROW: Exceptions = {
     "policy-clip_cov": "vmap refuses to draw random numbers; the fraction is of the batch",
     "policy-kl_cov": "the covariance is centred on the batch",

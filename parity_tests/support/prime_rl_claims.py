@@ -54,9 +54,10 @@ def without_a_mask(upstream: Upstream) -> Iterator[Claim]:
 
 
 def users_loss(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, cap: float
+    logprobs: Tensor, advantages: Tensor, mask: Tensor, *, rollout_logprobs: Tensor | None = None, cap: float
 ) -> TokenLoss:
     """A loss of a user's own, named by import path: REINFORCE with a capped ratio."""
+    assert rollout_logprobs is not None, "an optional input that PRIME-RL has is passed"
     ratio = torch.where(mask, logprobs.detach() - rollout_logprobs, 0.0).exp()
     loss = torch.where(mask, -ratio.clamp(max=cap) * advantages * logprobs, 0.0)
     return TokenLoss(loss, {"capped_frac": Metric(ratio > cap, mask)})

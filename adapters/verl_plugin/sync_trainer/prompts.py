@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.upstream import has_adapter, token_limits
-from composer_plugins.columns import Prompt, Side, after_prompt, answer_of, hinted_prompt
+from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages, hinted_prompt
 from composer_plugins.errors import DataError
 
 Messages = list[dict[str, Any]]
@@ -43,9 +43,9 @@ class Prompts:
         self.check_length(len(ids) + len(response), "prompt + hint + response")
         return torch.tensor(ids)
 
-    def completion(self, messages: Messages, side: Side) -> tuple[Tensor, Tensor]:
+    def completion(self, messages: Messages, side: Completion) -> tuple[Tensor, Tensor]:
         """Return the token ids of the prompt, and of a completion up to where the template ends a turn."""
-        answer, prompt = answer_of(side), self.ids(messages)
+        answer, prompt = completion_messages(side), self.ids(messages)
         whole = self.ids([*messages, *answer], add_generation_prompt=False)
         completion = after_prompt(whole, prompt)
         self.check_length(len(whole), "prompt + completion")

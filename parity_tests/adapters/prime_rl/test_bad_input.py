@@ -45,12 +45,16 @@ HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "mismatch": "icepop
         ({"hint_weight": -1.0}, "hint_weight", "it is -1.0"),
         ({"hint_weight": float("nan")}, "hint_weight", "it is nan"),
         ({"policy": "grpo"}, "policy", "needs old_logprobs, and PRIME-RL keeps only the rollout engine's"),
-        ({"policy": "grpo", "anchor": "old"}, "anchor", "'old'"),
-        ({"anchor": "rollout"}, "anchor", "policy 'dppo_tv@prime-rl' takes no old_logprobs; remove it"),
-        ({"policy": "clip_cov", "anchor": "rollout"}, "policy", "a statistic of the whole batch"),
+        ({"policy": "grpo", "old_policy": "old"}, "old_policy", "'old'"),
+        (
+            {"old_policy": "rollout"},
+            "old_policy",
+            "policy 'dppo_tv@prime-rl' takes no old_logprobs",
+        ),
+        ({"policy": "clip_cov", "old_policy": "rollout"}, "policy", "a statistic of the whole batch"),
         ({"policy": "dppo_topk_tv"}, "policy", "needs topk_logprobs, rollout_topk_logprobs, which prime-rl"),
         ({"mismatch": "tis"}, "mismatch", "would count twice"),
-        ({"policy": "grpo", "anchor": "rollout", "mismatch": "tis"}, "mismatch", "would count twice"),
+        ({"policy": "grpo", "old_policy": "rollout", "mismatch": "tis"}, "mismatch", "would count twice"),
         ({"policy": "reinforce", "mismatch": "tsi"}, "mismatch", "did you mean 'tis'?"),
         ({"policy": "reinforce", "mismatch": "mis"}, "mismatch_params.high", "no default"),
         (ICEPOP | {"mismatch_params": {"normalise": True}}, "mismatch", "a statistic of the whole batch"),
@@ -115,10 +119,13 @@ def test_version_0_6_allows_no_teacher_beside_rl(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("kwargs", "warned"),
     [
-        ({"policy": "gspo", "anchor": "rollout"}, "seq-mean-token-mean"),
-        ({"policy": "dr_grpo", "anchor": "rollout"}, "seq-mean-token-sum-norm"),
-        ({"policy": "gspo@trl", "anchor": "rollout"}, ""),  # a dialect was named: the user knows its upstream
-        ({"policy": "dapo", "anchor": "rollout"}, ""),
+        ({"policy": "gspo", "old_policy": "rollout"}, "seq-mean-token-mean"),
+        ({"policy": "dr_grpo", "old_policy": "rollout"}, "seq-mean-token-sum-norm"),
+        (
+            {"policy": "gspo@trl", "old_policy": "rollout"},
+            "",
+        ),  # a dialect is named
+        ({"policy": "dapo", "old_policy": "rollout"}, ""),
         ({}, ""),
     ],
 )
@@ -163,7 +170,7 @@ def test_tensors_of_another_type_are_rejected_at_the_first_call(
 
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("where", ["trainer_logprobs", "inference_logprobs", "advantages"])
-@pytest.mark.parametrize("kwargs", [{}, {"policy": "gspo", "anchor": "rollout"}, {"policy": "ipo"}])
+@pytest.mark.parametrize("kwargs", [{}, {"policy": "gspo", "old_policy": "rollout"}, {"policy": "ipo"}])
 def test_a_nan_at_an_unmasked_token_surfaces_and_a_masked_one_does_nothing(
     where: str, kwargs: dict[str, Any]
 ) -> None:
@@ -221,7 +228,7 @@ def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
     if required:
         kwargs["policy_params"] = required
     if "old_logprobs" in row.needs:
-        kwargs["anchor"] = "rollout"
+        kwargs["old_policy"] = "rollout"
     if not PRIME_RL.runs(row):
         with pytest.raises(ConfigError, match="does not provide|whole batch"):
             loss_fn(inputs(), **kwargs)

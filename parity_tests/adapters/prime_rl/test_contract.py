@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*published with the reduction")
 generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
 CONFIGS: dict[str, dict[str, Any]] = {
     "dppo": {},
-    "gspo": {"policy": "gspo", "anchor": "rollout", "policy_params": {"clip_low": 0.5, "clip_high": 0.5}},
+    "gspo": {"policy": "gspo", "old_policy": "rollout", "policy_params": {"clip_low": 0.5, "clip_high": 0.5}},
     "icepop": {"policy": "reinforce", "mismatch": "icepop"},
     "hint": {"hint_weight": 0.3},
     "hint k3": {"hint_weight": 0.3, "hint_estimator": "k3"},

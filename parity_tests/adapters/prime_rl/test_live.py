@@ -56,8 +56,11 @@ def test_a_loss_by_import_path_runs_through_its_compute_loss(upstream: Upstream)
         x.requires_grad_()
     table = {"type": "custom", "import_path": OURS, "kwargs": USERS}
     loss, metrics = upstream.compute_loss(pack, upstream.loss_fn(**table), 7)
-    streams = (pack.trainer_logprobs, pack.inference_logprobs, pack.advantages, pack.loss_mask)
-    alone = [users_loss(*sequence, cap=1.5).loss.sum() for sequence in zip(*streams, strict=True)]
+    streams = (pack.trainer_logprobs, pack.advantages, pack.loss_mask, pack.inference_logprobs)
+    alone = [
+        users_loss(*given, rollout_logprobs=rollout, cap=1.5).loss.sum()
+        for *given, rollout in zip(*streams, strict=True)
+    ]
     assert_parity(loss, torch.stack(alone).sum() / 7, terms=60)
     assert "composer/policy/capped_frac" in metrics
 
