@@ -18,6 +18,7 @@ from parity_tests.support import verl_cpu
 if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
 
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
@@ -213,7 +214,9 @@ def test_a_loss_of_an_external_library_is_known(
     )
     monkeypatch.syspath_prepend(tmp_path)
     mine = [f"{LOSS}.loss_mode=mine", "actor_rollout_ref.model.external_lib=of_mine"]
-    assert make({}, *mine).policy_only
+    trainer = make({}, *mine)
+    del POLICY_LOSS_REGISTRY["mine"]  # other tests look at what is in it
+    assert trainer.policy_only
 
 
 def test_the_rows_of_a_data_set_class_of_ones_own_are_not_judged_before_it_has_made_them(
