@@ -134,7 +134,7 @@ def _key(token_ids: Sequence[int], kind: str) -> bytes:
     if not ids.size:
         raise DataError("token_ids", "no token", "pass the ids of a whole branch")
     if (wrong := (ids < 0) | (ids > np.iinfo(np.int64).max)).any():
-        raise DataError("token_ids", f"{ids[wrong][0]} is no token id", "pass ids from 0 to 2**63 - 1")
+        raise DataError("token_ids", f"{ids[wrong][0]} is not a token id", "pass ids from 0 to 2**63 - 1")
     content = ids.astype("<i8").tobytes()
     return hashlib.blake2b(content, digest_size=KEY_BYTES, person=kind.encode()).digest()
 
@@ -192,7 +192,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )
     if application != APPLICATION:
-        raise DataError(str(path), "is no store of composer-plugins", "name another file")
+        raise DataError(str(path), "is not a store of composer-plugins", "name another file")
     if written != FORMAT:
         problem = f"has format {written}, and this version reads {FORMAT}"
         raise DataError(str(path), problem, "install the version that wrote it")
@@ -213,7 +213,7 @@ def _explained(path: Path) -> Iterator[None]:
 def _explanation(path: Path, error: sqlite3.Error) -> ConfigError | DataError:
     code = error.sqlite_errorcode & 0xFF
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-        return DataError(str(path), f"is no store, or a part of one ({error})", RESTORE)
+        return DataError(str(path), f"is not a whole store ({error})", RESTORE)
     if code == sqlite3.SQLITE_CANTOPEN and not path.exists():
         return ConfigError(str(path), "there is no store", "write one with StoreWriter")
     if code == sqlite3.SQLITE_BUSY:

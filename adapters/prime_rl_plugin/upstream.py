@@ -74,7 +74,7 @@ def generation_of(release: str | None, is_newest: bool = False) -> Generation:
 def _number(release: str) -> tuple[float, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
     if found is None:
-        raise ConfigError("--version", f"{release!r} is no version", "write 0.8.0, 0.8.1.dev52 or HEAD")
+        raise ConfigError("--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52 or HEAD")
     major, minor, patch, dev = found.groups()
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 

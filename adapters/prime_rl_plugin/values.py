@@ -31,7 +31,7 @@ def is_replay(reference: "Tensor") -> "Tensor":
 def has_reference(reference: "Tensor", mask: "Tensor") -> "Tensor":
     """Whether the unmasked tokens have a reference, as a 0-dimensional boolean on their device.
 
-    A single 0.0 is a teacher's probability of 1. 0.0 at every token is no reference.
+    A single 0.0 is a teacher's probability of 1. 0.0 at every token means no reference.
     """
     return (mask & (reference != 0)).any()
 

@@ -77,7 +77,7 @@ def release_of(version: str | None) -> Release:
     if version is None:
         return None
     if (found := re.match(r"v?(\d+)\.(\d+)", version)) is None:
-        raise ConfigError("--version", f"{version!r} is no version", "write it as 0.9.1 or 0.8")
+        raise ConfigError("--version", f"{version!r} is not a version", "write it as 0.9.1 or 0.8")
     return int(found[1]), int(found[2])
 
 

@@ -48,7 +48,7 @@ def read(files: Sequence[Path]) -> Run:
             raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
     whole = any(name in config for name in ("trainer", "orchestrator", "inference"))
     if not whole and "loss" not in config and "model" not in config:
-        problem = "is no config of PRIME-RL: it has none of its tables"
+        problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
     holder = table(config, "trainer") if whole else config

@@ -496,11 +496,11 @@ def test_the_version_that_is_given_wins_over_the_installed_one(find: Find) -> No
     ("text", "version", "words"),
     [
         ("[trainer.loss\n", None, "rl.toml: is not TOML:"),
-        ("[project]\nname = 'x'", None, "is no config of PRIME-RL [trainer], [loss]"),
+        ("[project]\nname = 'x'", None, "is not a config of PRIME-RL [trainer], [loss]"),
         ("[trainer]\nloss = 3", None, "trainer.loss: it is 3; make it a table"),
         (SOUND, "0.3.0", "takes no custom loss; upgrade PRIME-RL to 0.5 or later"),
-        (SOUND, "", "--version: '' is no version; write 0.8.0"),
-        (SOUND, "newest", "--version: 'newest' is no version; write 0.8.0"),
+        (SOUND, "", "--version: '' is not a version; write 0.8.0"),
+        (SOUND, "newest", "--version: 'newest' is not a version; write 0.8.0"),
     ],
 )
 def test_what_cannot_be_examined_is_one_error(find: Find, text: str, version: str | None, words: str) -> None:

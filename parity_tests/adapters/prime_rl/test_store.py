@@ -222,18 +222,18 @@ def test_what_is_cut_off_or_foreign_is_one_error(path: Path) -> None:
     whole = path.read_bytes()
     for length in (0, 5, 100, 4096, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(DataError, match=r"is no store|is cut off|database disk image is malformed"):
+        with pytest.raises(DataError, match=r"is not a store|is cut off|database disk image is malformed"):
             Store(path)
     path.write_text("[trainer.loss]\n" * 1000)
     for kind in (Store, StoreWriter):
-        with pytest.raises(DataError, match="is cut off|is no store, or a part of one"):
+        with pytest.raises(DataError, match="is cut off|is not a whole store"):
             kind(path)
     assert path.read_text().startswith("[trainer.loss]")
     path.unlink()
     with closing(sqlite3.connect(path)) as foreign:
         foreign.execute("CREATE TABLE records (key, numbers)")
     for kind in (Store, StoreWriter):
-        with pytest.raises(DataError, match=r"store: is no store of composer-plugins; name another file"):
+        with pytest.raises(DataError, match=r"store: is not a store of composer-plugins; name another file"):
             kind(path)
     with closing(sqlite3.connect(path)) as later:
         later.executescript(f"PRAGMA application_id = {module.APPLICATION}; PRAGMA user_version = 9")
@@ -295,12 +295,12 @@ def test_of_two_values_the_last_one_counts(path: Path) -> None:
         (["1", "2"], [-1.0, -1.0], "reference", "list of integers"),
         ([[1], [2, 3]], [-1.0, -1.0], "reference", "lists of several lengths"),
         (None, [-1.0], "reference", "list of integers"),
-        ([1, -1], [-1.0, -1.0], "reference", "-1 is no token id"),
+        ([1, -1], [-1.0, -1.0], "reference", "-1 is not a token id"),
         (
             np.array([1, 2**63], dtype=np.uint64),
             [-1.0] * 2,
             "reference",
-            "9223372036854775808 is no token id",
+            "9223372036854775808 is not a token id",
         ),
         ([1, 2], [True, 0.5], "replay", "bool .* list of numbers"),
     ],

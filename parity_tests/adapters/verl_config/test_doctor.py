@@ -590,7 +590,7 @@ def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     check(found[0], MODULES, "verl 0.8 will know no estimator no entry points")
     assert judged(None, "0.8", environment={MODULES: PLUGIN}) == []
     check(judged(None, "0.5.0")[0], "verl", "verl 0.5 refuses")
-    with pytest.raises(ConfigError, match="--version: 'newest' is no version; write it as 0.9.1"):
+    with pytest.raises(ConfigError, match="--version: 'newest' is not a version; write it as 0.9.1"):
         judged(None, "newest")
 
 
