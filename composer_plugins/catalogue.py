@@ -59,6 +59,8 @@ class Parameter:
 
     def check(self, key: str, value: Any, default: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""
+        if self.unchecked and isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(key, f"it is {value!r}", "set a finite number")
         if self.unchecked or (value is None and default is None):
             return
         if self.choices:
@@ -203,6 +205,16 @@ class Choice:
         return f"{self.loss.name}@{self.upstream}" if self.upstream else self.loss.name
 
     @property
+    def is_import_path(self) -> bool:
+        """Whether the loss is a function that the user named by import path."""
+        return ":" in self.loss.name
+
+    @property
+    def params_option(self) -> str:
+        """The option that holds the parameters: "hint_params" beside "hint_divergence"."""
+        return f"{self.option.removesuffix('_divergence').removesuffix('_loss')}_params"
+
+    @property
     def dialect(self) -> Dialect | None:
         """The row of the dialect, if one was named."""
         return self.loss.dialect(self.upstream) if self.upstream else None
@@ -233,15 +245,22 @@ class Choice:
 
         Every needed input goes in by position, and every taken one that `tensors` has by keyword.
         `params` replace the chosen ones. With `check` the tensors are looked at first (`check_inputs`),
-        which waits for the device: an adapter does so on its first batch.
+        which waits for the device: an adapter does so on its first batch. The result is then checked too,
+        and that of a user's own function always.
         """
-        if check:
-            from composer_plugins.checks import check_inputs  # loads torch
-
-            check_inputs(self, tensors)
         taken = {name: tensors[name] for name in self.takes if name in tensors}
-        needed = (tensors[name] for name in self.loss.needs)
-        return self.loss.kernel()(*needed, **taken, **{**self.params, **params})
+        if not check and not self.is_import_path:
+            return self.loss.kernel()(
+                *(tensors[name] for name in self.loss.needs), **taken, **{**self.params, **params}
+            )
+        from composer_plugins.checks import check_inputs, check_result  # loads torch
+
+        if check:
+            check_inputs(self, tensors)
+        needed = [tensors[name] for name in self.loss.needs]
+        result = self.loss.kernel()(*needed, **taken, **{**self.params, **params})
+        check_result(self, tensors, result)
+        return result
 
 
 def choose(
@@ -265,7 +284,9 @@ def choose(
     if ":" in name:
         from composer_plugins.rows import row_of_import_path
 
-        loss, upstream = row_of_import_path(name, kind, option, losses), ""
+        rows_by_path = {row.path: row for row in losses if row.kind == kind}
+        loss, upstream = rows_by_path.get(name) or row_of_import_path(name, kind, option, losses), ""
+        chosen = Choice(loss, {}, option, takes=loss.optional if ":" in loss.name else ())
     else:
         base, at, upstream = name.partition("@")
         rows = of_kind(losses, kind)
@@ -274,15 +295,16 @@ def choose(
         loss = rows[base]
         if at and not upstream:
             loss.dialect(upstream, option)
+        chosen = Choice(loss, {}, option, upstream)
     dialect = loss.dialect(upstream, option) if upstream else None
-    key = f"{option.removesuffix('_divergence').removesuffix('_loss')}_params"
+    key = chosen.params_option
     merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key)
     given = {*merged, *(dialect.counts if dialect else {})}
     for parameter, default in loss.defaults.items():
         if default is REQUIRED and parameter not in given:
             what = f"{loss.name!r} has no default for it: {loss.parameters[parameter].help}"
             raise ConfigError(f"{key}.{parameter}", what, "set it")
-    return Choice(loss, merged, option, upstream, dialect.takes if dialect else ())
+    return replace(chosen, params=merged, takes=dialect.takes if dialect else chosen.takes)
 
 
 def unknown_loss(
@@ -296,4 +318,8 @@ def unknown_loss(
         return ConfigError(option or kind, problem, f"choose another: {listed}")
     names = [loss.name for loss in losses if loss.kind == kind]
     noun = NOUNS[kind].partition(" ")[2]
+    if "." in name:
+        module, _, function = name.rpartition(".")
+        problem = f"{name!r} is not {NOUNS[kind]}, and an import path has a colon before the function"
+        return ConfigError(option or kind, problem, f"write '{module}:{function}'")
     return unknown(option or kind, name, [*names, *beside], noun=noun, more=listed)

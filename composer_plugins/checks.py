@@ -53,14 +53,48 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
         check_top_k(choice, tensors["student_logits"].shape[-1])
 
 
+def check_result(choice: Choice, inputs: Mapping[str, Any], result: Any) -> None:
+    """Raise ConfigError unless a loss returned one value per token (or pair, or row), with its gradient.
+
+    Shapes and types are looked at, which does not wait for the device.
+    """
+    kind, first = choice.loss.kind, inputs[choice.loss.needs[0]]
+    like = first if kind == "preference" else inputs.get("mask")
+    if kind not in ("policy", "divergence", "preference", "advantage") or not isinstance(like, Tensor):
+        return
+    wanted, unit = tuple(like.shape), {"preference": "pair", "advantage": "row or token"}.get(kind, "token")
+    returned = (
+        "a tensor"
+        if kind == "advantage"
+        else f"{'Pair' if kind == 'preference' else 'Token'}Loss(loss, metrics)"
+    )
+    loss = result if kind == "advantage" else getattr(result, "loss", None)
+    metrics = {} if kind == "advantage" else getattr(result, "metrics", None)
+    remedy = f"return {returned}, with one value per {unit}"
+    if not isinstance(loss, Tensor) or not isinstance(metrics, dict):
+        raise ConfigError(choice.option, f"{choice.name!r} returned {type(result).__name__}", remedy)
+    if tuple(loss.shape) != wanted:
+        problem = f"{choice.name!r} returned the shape {list(loss.shape)}, and not {list(wanted)}"
+        raise ConfigError(choice.option, problem, remedy)
+    for name, metric in metrics.items():
+        if (
+            not isinstance(metric, tuple)
+            or len(metric) != 2
+            or not all(isinstance(x, Tensor) for x in metric)
+        ):
+            problem = f"{choice.name!r} returned the metric {name!r} as {type(metric).__name__}"
+            raise ConfigError(choice.option, problem, "return Metric(value, where), two tensors")
+    if torch.is_grad_enabled() and first.requires_grad and kind != "advantage" and not loss.requires_grad:
+        problem = f"the loss that {choice.name!r} returned has no gradient"
+        raise ConfigError(choice.option, problem, f"compute it from {choice.loss.needs[0]}, not detached")
+
+
 def check_top_k(choice: Choice, vocabulary: int) -> None:
     """Raise ConfigError for a top-k larger than the vocabulary."""
     k = choice.value("top_k")
     if k is not None and k > vocabulary:
-        problem = (
-            f"{k}, the top_k of {choice.name!r}, is more than the {vocabulary} entries of the vocabulary"
-        )
-        raise ConfigError(choice.option or "top_k", problem, f"set top_k to at most {vocabulary}")
+        problem = f"{k} is more than the {vocabulary} entries of the vocabulary"
+        raise ConfigError(f"{choice.params_option}.top_k", problem, f"set it to at most {vocabulary}")
 
 
 def _check_type(need: str, x: Any) -> None:

@@ -63,11 +63,13 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
     needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
     for name in needs:
         if name not in INPUTS:
-            nearest = near(name, inputs)
-            hint = f"{did_you_mean(nearest)} " if nearest else ""
             problem = f"{path!r} takes {name!r} by position, which is not an input of {NOUNS[kind]}"
-            remedy = f"take {', '.join(inputs)}, and parameters by keyword only"
-            raise ConfigError(option, problem, hint + remedy)
+            remedy = f"take inputs among {', '.join(inputs)}"
+            if nearest := near(name, inputs):
+                remedy = did_you_mean(nearest)
+            elif takes[name].default is not inspect.Parameter.empty:
+                remedy = f"write * before {name!r} to make it a parameter"
+            raise ConfigError(option, problem, remedy)
     optional = tuple(name for name in takes if name in INPUTS and name not in needs)
     for name in optional:
         if takes[name].default is not None:
@@ -75,7 +77,9 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
             raise ConfigError(option, problem, "take it by position, or give it the default None")
     keywords = [name for name in takes if name not in (*needs, *optional)]
     unranged = {name: Parameter(f"a parameter of {path}", unchecked=True) for name in keywords}
-    mode = getattr(function, "mode", "")
+    mode, average = getattr(function, "mode", ""), getattr(function, "average", False)
+    if not isinstance(average, bool):
+        raise ConfigError(option, f"the attribute average of {path!r} is {average!r}", "set True or False")
     if mode and mode not in MODES:
         raise unknown(option, str(mode), MODES, noun=f"mode of {path}")
     return Loss(
@@ -88,7 +92,7 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
         needs=needs,
         optional=optional,
         parameters=unranged,
-        average=bool(getattr(function, "average", False)),
+        average=average,
         mode=mode,
     )
 

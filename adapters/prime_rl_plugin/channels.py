@@ -84,6 +84,8 @@ class ChannelsLoss:
             hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
             given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
         token: TokenLoss = self.channels.policy.call(given)
+        if self.channels.policy.is_import_path:  # PRIME-RL adds up every token; ours are 0 at masked ones
+            token = TokenLoss(keep(token.loss, given["mask"]), token.metrics)
         if self.channels.mismatch is not None:
             pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}
             token = corrected(token, self.channels.mismatch.call(pair), masks.policy)

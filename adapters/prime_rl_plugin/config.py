@@ -132,8 +132,6 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     for choice in (policy, mismatch, hint):
         if choice is not None:
             PRIME_RL.require(choice)
-    if ":" in config.policy:  # a user's own function: PRIME-RL passes every optional input that it has
-        policy = policy.taking(*PRIME_RL.provides["policy"])
     channels = Channels(config, policy, mismatch, hint)
     _check_old_policy(config, policy)
     if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"):

@@ -61,7 +61,12 @@ class Store:
         key = _key(token_ids, kind)
         with _opened(self.path) as connection:
             row = connection.execute(READ, (key,)).fetchone()
-        return None if row is None else np.frombuffer(row[0], dtype="<f4").astype(np.float32)
+        if row is None:
+            return None
+        if len(row[0]) != 4 * len(token_ids):
+            problem = f"a record of {len(token_ids)} tokens has {len(row[0])} bytes"
+            raise DataError(str(self.path), problem, RESTORE)
+        return np.frombuffer(row[0], dtype="<f4").astype(np.float32)
 
     def __len__(self) -> int:
         with _opened(self.path) as connection:
@@ -129,7 +134,7 @@ class StoreWriter(Store):
 
 def _key(token_ids: Sequence[int], kind: str) -> bytes:
     if kind not in KINDS:
-        raise unknown("kind", kind, KINDS, noun="kind of record")
+        raise unknown("kind", str(kind), KINDS, noun="kind of record")
     ids = of_kind(token_ids, "iu", "token_ids", "integers")
     if not ids.size:
         raise DataError("token_ids", "no token", "pass the ids of a whole branch")

@@ -95,8 +95,6 @@ class ComposerGRPOConfig(GRPOConfig):
                 except json.JSONDecodeError as error:
                     problem = f"{value!r} is not JSON: {error}"
                     raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
-        if self.loss_type is None and self.policy == UNTOUCHED:
-            self.loss_type = upstream.DEFAULTS["loss_type"]
         super().__post_init__()
         config, policy = self.composer, self.policy_choice()
         for choice in (policy, config.choose_hint(), config.choose_replay()):
@@ -156,8 +154,8 @@ class ComposerGRPOConfig(GRPOConfig):
         if not choice.mode:
             default = upstream.DEFAULTS["loss_type"]
             return upstream.MODES[default], f"TRL's default, {default}: the loss names no reduction"
-        source = choice.upstream or ("the paper" if choice.loss.paper else choice.name)
-        return choice.mode, f"as in {source}: loss_type is not set"
+        source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
+        return choice.mode, f"{source}: loss_type is not set"
 
     def _check_beside(self, policy: Choice) -> None:
         """Raise ConfigError for options of TRL that do not work beside a policy of ours."""
@@ -175,6 +173,9 @@ class ComposerGRPOConfig(GRPOConfig):
         if mode == "token-sum" and self.beta != 0:
             problem = f"TRL's KL is a mean, and {policy.name!r} is a sum over tokens"
             raise ConfigError("beta", problem, f"set beta to 0, or loss_type to one of {denominators}")
+        if mode == "token-sum" and self.entropy_coef != 0:
+            problem = f"TRL's entropy bonus is a mean, and {policy.name!r} is a sum over tokens"
+            raise ConfigError("entropy_coef", problem, f"set it to 0, or loss_type to one of {denominators}")
         if self.importance_sampling_level != "token":
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"

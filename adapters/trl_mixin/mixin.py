@@ -82,7 +82,11 @@ class ComposerLossMixin(_Trainer):
         if peft:
             check_adapter(given, config, needs_base)
         copies = copies_before_patching(given.get("model"), 0 if peft else needs_base + needs_ema)
+        loss_type = options.loss_type
+        if loss_type is None and self._policy is None:  # not set: TRL's own loss has TRL's default
+            options.loss_type = upstream.DEFAULTS["loss_type"]
         super().__init__(*args, **kwargs)
+        options.loss_type = loss_type
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = upstream.loss_type_of(self._policy.mode)
         if self._data_channels:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.config import node_of
-from composer_plugins.adapters.verl_plugin.rules import parse_registered
+from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
 from composer_plugins.errors import DataError
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
@@ -50,8 +49,9 @@ def batch_tensors(
     """Return verl's arguments by their names in the catalogue; the mask is one of rows."""
     token_rewards = torch.where(mask, token_rewards, 0.0)
     rewards = token_rewards.sum(-1)
-    if bad := rewards.isnan().nonzero().flatten().tolist():
-        problem = f"{len(bad)} of {len(rewards)} rollouts have the reward NaN, the first in row {bad[0]}"
+    if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
+        problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
+        problem += f"the first in row {bad[0]}"
         raise DataError(
             "rewards", problem, "return a number from the reward function, or mask the rollout out"
         )

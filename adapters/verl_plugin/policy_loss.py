@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.config import node_of
-from composer_plugins.adapters.verl_plugin.rules import parse_registered
+from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import (
     AGG_MODE,
     FORCED_MODES,
@@ -45,7 +44,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
         (DPPO) gets it too, as verl's own does: bypass_mode makes it the rollout engine's.
         """
         node = node_of(getattr(config, "policy_loss", None) or {})
-        key = repr(sorted(node.items()))
+        key = repr((sorted(node.items()), loss_agg_mode))
         if first := key not in parsed:
             parsed[key] = parse_registered(node, "policy", name, loss_agg_mode)
         composer, choice = parsed[key]

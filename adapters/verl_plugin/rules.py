@@ -5,7 +5,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.adapters.verl_plugin.upstream import AGG_MODE, DEFAULT_MODE, FORCED_MODES, TRAINER_MODE
+from composer_plugins.adapters.verl_plugin.upstream import (
+    AGG_MODE,
+    DEFAULT_MODE,
+    FORCED_MODES,
+    MODES,
+    TRAINER_MODE,
+)
 from composer_plugins.bundled.adapters import VERL
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_top_k
@@ -58,6 +64,18 @@ class Channels(NamedTuple):
         """Whether a channel needs verl's reference policy: as the teacher, or for a preference loss."""
         frozen = self.hint is not None and self.config.hint_teacher == "base"
         return frozen or (self.replay is not None and "ref_chosen" in self.replay.loss.needs)
+
+
+def node_of(config: Any) -> dict[str, Any]:
+    """Return the `composer` node of a DictConfig, dataclass or dict of verl's; {} if it has none."""
+    from omegaconf import OmegaConf  # here, so that importing this module does not need verl
+
+    node = config.get("composer") if hasattr(config, "get") else getattr(config, "composer", None)
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
+    if node is not None and not isinstance(node, Mapping):
+        raise ConfigError(NODE, f"it is {node!r}", "write a table of options")
+    return {str(key): value for key, value in (node or {}).items()}
 
 
 def is_ours(name: str) -> bool:
@@ -148,6 +166,8 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
         own = ""
     if own and mode and mode != own:
         problem, remedy = f"it is {mode!r}, and {choice.name!r} is reduced by {own!r}", f"set it to {own!r}"
+        if own not in MODES:
+            remedy = f"choose another loss: verl does not have {own!r}"
         theirs = f"{choice.loss.name}@verl"
         modes = [dialect.mode for dialect in choice.loss.dialects if dialect.upstream == "verl"]
         if modes and modes[0] in ("", DEFAULT_MODE) and theirs not in FORCED_MODES:

@@ -52,6 +52,7 @@ DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # the engines that show a loss function the logits of the whole vocabulary
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
+MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
 FORCED_MODES: dict[str, Any] = {"sapo@verl": "seq-mean-token-mean"}  # whatever loss_agg_mode is
 
 # Fields of a batch, and entries of a call to a worker.

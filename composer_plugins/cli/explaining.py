@@ -9,10 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from composer_plugins.catalogue import Dialect, Kind, Loss, check_kind, choose, unknown_loss
+from composer_plugins.catalogue import Dialect, Kind, Loss, check_kind, unknown_loss
 from composer_plugins.errors import ConfigError, in_a_line, near, spelling, unknown
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import Problem, Registry
+from composer_plugins.rows import row_of_import_path
 
 GRADIENTS = {
     "derivative": "",
@@ -37,7 +38,7 @@ def find(registry: Registry, name: str, kind: str | None = None) -> list[tuple[L
     if kind is not None:
         check_kind(kind, "--kind")
     if ":" in name:
-        return [(choose(registry.losses, cast(Kind, kind or "policy"), name, option="NAME").loss, None)]
+        return [(row_of_import_path(name, cast(Kind, kind or "policy"), "NAME", registry.losses), None)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
@@ -74,7 +75,8 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
     """Print all that the catalogue and the kernel's docstring say of a loss; return a fault of the kernel."""
     dialects = [only] if only else list(loss.dialects)
     console.print(Text(f"{loss.name}  ({loss.kind})", style="bold"))
-    console.print(Text(loss.summary))
+    if loss.path != loss.name:  # the summary of an import path is its docstring's first line
+        console.print(Text(loss.summary))
     console.print()
     console.print(Padding(Text(inspect.getdoc(loss.kernel()) or ""), (0, 0, 0, 2)))
     console.print()

@@ -151,6 +151,7 @@ def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() 
     choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
     assert choice.call(batch) == (None, None)
     assert choice.taking("values", "mask").takes == ("values",)  # it has no optional input `mask`
+    assert replace(choice, takes=("values",)).taking("entropies").takes == ("values", "entropies")
     assert choice.taking("values", "entropies").call({"logprobs": 1, "values": 3}) == (None, 3)
 
 

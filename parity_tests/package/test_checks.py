@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from composer_plugins.catalogue import Choice, choose
-from composer_plugins.checks import check_inputs
+from composer_plugins.checks import check_inputs, check_result
 from composer_plugins.cli.worked_example import tensors
-from composer_plugins.errors import ComposerError
+from composer_plugins.errors import ComposerError, ConfigError
 from composer_plugins.inputs import INPUTS
+from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.plugins import losses
 from parity_tests.support.every import each
 
@@ -27,6 +28,28 @@ ADVANTAGE, OPO, GDPO, REMAX = (
 
 def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
     check_inputs(choice, tensors(choice.loss) | changed, values=values)
+
+
+WRONG: list[tuple[Choice, Any, str]] = [
+    (GRPO, torch.zeros(2, 3), "returned Tensor; return TokenLoss(loss, metrics)"),
+    (GRPO, TokenLoss(torch.zeros(()), {}), r"returned the shape [], and not [2, 3]; return TokenLoss"),
+    (GRPO, TokenLoss(torch.zeros(2, 1), {}), "returned the shape [2, 1], and not [2, 3]"),
+    (GRPO, TokenLoss(torch.zeros(2, 3), {"m": 1.0}), "returned the metric 'm' as float; return Metric"),  # type: ignore[dict-item]
+    (GRPO, TokenLoss(torch.zeros(2, 3), {}), "has no gradient; compute it from logprobs, not detached"),
+    (DPO, PairLoss(torch.zeros(3, 1), {}), "returned the shape [3, 1], and not [3]; return PairLoss"),
+    (ADVANTAGE, torch.zeros(6, 1), "returned the shape [6, 1], and not [6]; return a tensor"),
+]
+
+
+@pytest.mark.parametrize(("choice", "result", "message"), WRONG)
+def test_a_wrong_result_of_a_loss_is_rejected(choice: Choice, result: Any, message: str) -> None:
+    given = tensors(choice.loss) | ({"mask": torch.ones(6, dtype=torch.bool)} if choice is ADVANTAGE else {})
+    if choice is not ADVANTAGE:
+        given[choice.loss.needs[0]].requires_grad_()
+    with pytest.raises(ConfigError) as refused:
+        check_result(choice, given, result)
+    assert message in str(refused.value)
+    check_result(choice, given, choice.call(given, check=True))
 
 
 @each()
@@ -97,7 +120,7 @@ def with_id(wrong: int, *place: int) -> torch.Tensor:
         (TOP_K, {"teacher_topk_logprobs": zeros(2, 3, 6), "teacher_topk_ids": ids(2, 3, 6)},
          "teacher_topk_logprobs: it has 6 entries, and the vocabulary of student_logits 5; pass no more"),
         (choose(losses(), "divergence", "jsd", {"top_k": 6}, option="hint_divergence"), {},
-         "hint_divergence: 6, the top_k of 'jsd', is more than the 5 entries of the vocabulary; set top_k"),
+         "hint_params.top_k: 6 is more than the 5 entries of the vocabulary; set it"),
         (TOP_K, {"teacher_topk_ids": with_id(-1, 0, 0, 0)}, "teacher_topk_ids: they go from -1 to "),
         (TOP_K, {"teacher_topk_ids": with_id(5, 0, 0, 0)}, " to 5, and student_logits has 5 entries; use a "
          "teacher with the student's tokenizer"),

@@ -147,15 +147,20 @@ def test_the_row_of_an_import_path_is_derived_from_the_signature() -> None:
 def test_a_loss_by_import_path_is_called_as_one_of_ours() -> None:
     batch = {"mask": None, "advantages": torch.tensor(2.0), "logprobs": torch.tensor(3.0), "entropies": 1.0}
     choice = chosen("loss", {"scale": 5.0})
-    assert choice.call(batch) == (30.0, None, "none")
-    assert choice.taking("entropies").call(batch, bonus="some") == (30.0, 1.0, "some")
+    assert choice.call(batch) == (30.0, 1.0, "none")  # an optional input is passed where the batch has it
+    del batch["entropies"]
+    assert choice.call(batch, bonus="some") == (30.0, None, "some")
+
+
+def test_the_import_path_of_one_of_ours_is_its_row() -> None:
+    assert choose(losses(), "policy", "composer_plugins.kernels.policy:clip_cov").loss.over_batch
 
 
 @pytest.mark.parametrize(
     ("function", "params", "error"),
     [
         ("critic", {}, "policy: 'foreign_kernels:critic' takes 'critic_values' by position, which is not an "
-         "input of a policy loss; take advantages, "),
+         "input of a policy loss; "),
         ("outside", {"scael": 1}, "policy_params.scael: unknown foreign_kernels:outside parameter"),
         ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it: a parameter of"),
         ("ones", {}, "policy: 'foreign_kernels:ones' takes the input 'entropies' by keyword, and its"),
@@ -164,12 +169,18 @@ def test_a_loss_by_import_path_is_called_as_one_of_ours() -> None:
         ("thing", {}, "policy: 'foreign_kernels:thing' does not exist: foreign_kernels has no function"),
         ("bare", {}, "policy: 'foreign_kernels:bare' has no signature; name a function written in Python"),
         ("", {}, "policy: 'foreign_kernels:' is not an import path; write module:function"),
+        ("loss", {"scale": float("nan")}, "policy_params.scale: it is nan; set a finite number"),
     ],
 )  # fmt: skip
 def test_a_function_that_is_not_a_loss_is_rejected(function: str, params: Any, error: str) -> None:
     with pytest.raises(ConfigError) as refused:
         chosen(function, params)
     assert str(refused.value).startswith(error)
+
+
+def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
+    with pytest.raises(ConfigError, match="write 'my_package.losses:mine'"):
+        choose(losses(), "policy", "my_package.losses.mine")
 
 
 def test_a_module_that_fails_on_import_is_named_at_the_option() -> None:

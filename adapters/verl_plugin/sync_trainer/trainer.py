@@ -17,9 +17,14 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 
-from composer_plugins.adapters.verl_plugin.config import node_of
 from composer_plugins.adapters.verl_plugin.requirements import Run, findings, parquet_columns
-from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.rules import (
+    NODE,
+    TRAINER,
+    channels_delivered,
+    node_of,
+    parse_channels,
+)
 from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T

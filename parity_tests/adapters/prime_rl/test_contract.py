@@ -17,6 +17,7 @@ from composer_plugins.adapters.prime_rl_plugin import loss as loss_module
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
 from composer_plugins.adapters.prime_rl_plugin.config import NAMED
 from composer_plugins.kernels.divergences import sampled_token
+from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
 from parity_tests.support import prime_rl_claims, prime_rl_doubles
@@ -280,6 +281,21 @@ def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None
     expected = -(weight * inputs.advantages * inputs.trainer_logprobs)[inputs.loss_mask].sum()
     assert_parity(out.loss, expected, terms=30)
     assert 0 < out.metrics["composer/policy/capped_frac"] < 1
+
+
+def unmasked(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> TokenLoss:
+    """A loss that forgets the mask."""
+    return TokenLoss(-advantages * (logprobs - rollout_logprobs).exp(), {})
+
+
+def test_a_users_loss_trains_no_masked_token() -> None:
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
+    inputs.trainer_logprobs.requires_grad_()
+    out = loss_fn(inputs, policy=f"{__name__}:unmasked")
+    (slope,) = torch.autograd.grad(out.loss, inputs.trainer_logprobs)
+    assert slope[inputs.loss_mask].all() and not slope[~inputs.loss_mask].any()
 
 
 def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ MISTAKES: list[tuple[str, ...]] = [
         "function cispo has chosen 'cispo' already remove it",
     ),
     (
-        edited((POLICY, 'policy = "gspo"\nanchor = "rollout"')),
+        edited((POLICY, 'policy = "gspo"\nold_policy = "rollout"')),
         "warning trainer.loss.kwargs.policy",
         "'gspo' seq-mean-token-mean divides by the tokens of the global batch expect",
     ),

@@ -61,6 +61,6 @@ def test_a_loss_that_trl_cannot_run_is_refused() -> None:
 
 
 def test_a_hint_over_more_entries_than_the_vocabulary_has_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="hint_divergence: 9999, the top_k of 'jsd', is more than the 28"):
+    with pytest.raises(ConfigError, match="hint_params.top_k: 9999 is more than the 28"):
         tiny.trainer(hint_weight=1.0, hint_params={"top_k": 9999})
     tiny.trainer(hint_weight=1.0, hint_params={"top_k": 4, "top_k_of": "student", "rest": "tail"}).train()

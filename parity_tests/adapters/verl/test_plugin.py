@@ -114,6 +114,16 @@ def test_importing_the_module_register_registers_and_importing_the_package_does_
     assert printed.split()[-2:] == ["False", "True"]
 
 
+def test_a_process_that_unpickles_the_config_before_verl_is_imported_has_the_plugin() -> None:
+    program = (
+        "import composer_plugins.adapters.verl_plugin.config\n"
+        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as names\n"
+        "print('composer' in names)"
+    )
+    printed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
+    assert printed.split()[-1] == "True"
+
+
 def my_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, power: float
 ) -> TokenLoss:
@@ -198,6 +208,7 @@ def test_padding_rows_singletons_and_nan_rewards() -> None:
     advantages, _ = call(token_level_rewards=rewards, response_mask=mask, config=algorithm(), index=ids)
     assert advantages[0].tolist() == [pytest.approx(0.7071, abs=1e-3)] * 2
     assert not advantages[2:].any()
-    rewards[1, 1] = torch.nan
-    with pytest.raises(DataError, match="1 of 4 rollouts have the reward NaN, the first in row 1"):
-        call(token_level_rewards=rewards, response_mask=mask, config=algorithm(), index=ids)
+    for bad in ("nan", "inf"):
+        rewards[1, 1] = float(bad)
+        with pytest.raises(DataError, match=f"1 of 4 rollouts have the reward {bad}, the first in row 1"):
+            call(token_level_rewards=rewards, response_mask=mask, config=algorithm(), index=ids)

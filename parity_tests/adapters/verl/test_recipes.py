@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig, node_of
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.requirements import Run, findings, wanted_columns
-from composer_plugins.adapters.verl_plugin.rules import parse_channels, parse_choice
+from composer_plugins.adapters.verl_plugin.rules import node_of, parse_channels, parse_choice
 from composer_plugins.adapters.verl_plugin.upstream import registries
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.diagnosis import Finding
