@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
 from parity_tests.support import tiny
 from parity_tests.support.dialects import kernel
 from parity_tests.support.paths import ROOT
@@ -141,6 +143,13 @@ def test_trls_kl_has_the_denominator_of_our_policy(tmp_path: Path, loss_type: st
     theirs = tiny.gradients(tiny.trainer(**options, loss_type=loss_type or "grpo"))
     ours = tiny.gradients(tiny.trainer(policy="grpo", **options, loss_type=loss_type))
     assert max(map(tiny.relative_difference, theirs, ours)) <= FLOAT32
+
+
+def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
+    config = ComposerGRPOConfig(output_dir="out", use_cpu=True, bf16=False)
+    gspo = replace(config, policy="gspo", generation_batch_size=None)
+    choice = gspo.policy_choice()
+    assert choice is not None and gspo.policy_mode(choice)[0] == "seq-mean-token-mean"
 
 
 def test_without_a_policy_of_ours_loss_type_is_trls() -> None:

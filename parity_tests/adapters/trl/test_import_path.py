@@ -28,6 +28,13 @@ def preference(chosen, rejected, *, margin=1.0):
     return PairLoss((margin - chosen + rejected).relu(), {})
 preference.average = True
 
+def weighted(logprobs, old_logprobs, advantages, mask, *, rollout_logprobs=None):
+    assert rollout_logprobs is not None, "an optional input that TRL has"
+    return policy(logprobs, rollout_logprobs, advantages, mask)
+
+def averaged(logprobs, advantages, mask):
+    return TokenLoss(policy(logprobs, logprobs.detach(), advantages, mask).loss.mean(), {})
+
 def with_values(logprobs, values, mask):
     return TokenLoss(logprobs * values, {})
 '''
@@ -39,7 +46,9 @@ def my_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize(("mine", "ours"), [("policy", "dapo"), ("per_sequence", "grpo")])
+@pytest.mark.parametrize(
+    ("mine", "ours"), [("policy", "dapo"), ("per_sequence", "grpo"), ("weighted", "dapo")]
+)
 def test_a_policy_has_the_gradient_of_the_same_loss_of_ours(mine: str, ours: str) -> None:
     """On the first step no ratio is clipped. Without a mode of its own it has TRL's default, dapo's."""
     expected, gradient = (
@@ -67,6 +76,11 @@ def test_all_three_channels_train() -> None:
         for name in ("reverse_kl", "my_losses:divergence")
     )
     assert tiny.relative_difference(expected, gradient) <= 1e-6
+
+
+def test_a_loss_that_averages_over_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^policy: 'my_losses:averaged' returned the shape \[\], and not"):
+        tiny.gradients(tiny.trainer(policy="my_losses:averaged"))
 
 
 def test_a_signature_that_asks_for_what_trl_lacks_is_refused_before_training() -> None:
