@@ -60,7 +60,7 @@ def test_what_the_trainer_delivers_parses(node: Mapping[str, Any]) -> None:
             "hint_params",
             "computes none",
         ),
-        ({**TOP_K, "hint_params": {"top_k": 10}}, "hint_divergence", "10 is more than the 9 entries"),
+        ({**TOP_K, "hint_params": {"top_k": 10}}, "hint_params.top_k", "10 is more than the 9 entries"),
         ({**TOP_K, "hint_divergence": "jsd@trl"}, "hint_params.temperature", "it is 0.9 rollout.temperature"),
         ({**TOP_K, "hint_t_start": 0.1}, "hint_t_start", "only TAID has a t"),
         ({**TAID, "hint_params": {"t": 0.2}}, "hint_t_start", "0.4 is above hint_params.t, 0.2"),
