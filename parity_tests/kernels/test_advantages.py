@@ -1,9 +1,8 @@
 """Group-relative advantages: loops, and what they promise of equal rewards, offsets and masks."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -190,14 +189,6 @@ def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: fl
 def test_nan_reward_of_an_unmasked_row_reaches_its_own_group_only(estimator: Estimator) -> None:
     rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
     assert estimator(rewards, ids).isnan().tolist() == [True, True, False, False]
-
-
-@pytest.fixture
-def without_annotation_checks() -> Iterator[None]:
-    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")

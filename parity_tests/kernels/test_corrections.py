@@ -1,9 +1,8 @@
 """Rollout corrections: plain loops, verl and TRL as they write them, and what the weights promise."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -154,14 +153,6 @@ def test_a_corrected_loss_is_the_loss_times_its_weight_where_there_is_a_mask() -
     assert token.loss.tolist() == [[0.5, -4.0, 0.0]] and set(token.metrics) == {"clipped", "correction"}
     token.loss.sum().backward()
     assert x.grad is not None and x.grad.tolist() == [[0.5, 2.0, 0.0]]
-
-
-@pytest.fixture
-def without_annotation_checks() -> Iterator[None]:
-    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")

@@ -1,10 +1,8 @@
 """A divergence refuses tensors whose shapes do not belong together, and says which."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 
@@ -39,14 +37,6 @@ LOGITS: dict[str, Any] = {
     "entropy_gated_kl": partial(entropy_gated_kl, min_entropy=0.5),
     "taid": partial(taid, t=0.5),
 }
-
-
-@pytest.fixture
-def without_annotation_checks() -> Iterator[None]:
-    """Kernels as users call them: jaxtyping would refuse such shapes before the kernel does."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")

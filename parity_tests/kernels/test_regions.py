@@ -1,10 +1,9 @@
 """Trust regions and off-policy masks against loops over tokens; the two value forms; the drift term."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -122,14 +121,6 @@ def test_the_ratio_form_is_minus_the_ratio_times_the_advantage() -> None:
         lp, lp - 0.25, torch.tensor([[2.0]], dtype=torch.float64), lp < 0, form="ratio", ratio_cap=1.0
     )
     assert_is(capped.loss, torch.full_like(lp, -2.0))
-
-
-@pytest.fixture
-def without_annotation_checks() -> Iterator[None]:
-    """Kernels as users call them: jaxtyping would reject a wrong choice before the kernel does."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")
