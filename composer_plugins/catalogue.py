@@ -178,10 +178,10 @@ class Loss:
         raise unknown(key or self.kind, upstream, known, noun="dialect", stem=f"{self.name}@", more=alone)
 
 
-def check_kind(kind: str, key: str) -> None:
+def check_kind(kind: object, key: str) -> None:
     """Raise ConfigError at `key` for an unknown kind."""
     if kind not in get_args(Kind):
-        raise unknown(key, kind, get_args(Kind), noun="kind")
+        raise unknown(key, str(kind), get_args(Kind), noun="kind")
 
 
 def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
@@ -248,18 +248,15 @@ class Choice:
         which waits for the device: an adapter does so on its first batch. The result is then checked too,
         and that of a user's own function always.
         """
-        taken = {name: tensors[name] for name in self.takes if name in tensors}
-        if not check and not self.is_import_path:
-            return self.loss.kernel()(
-                *(tensors[name] for name in self.loss.needs), **taken, **{**self.params, **params}
-            )
-        from composer_plugins.checks import check_inputs, check_result  # loads torch
+        from composer_plugins.checks import check_inputs, check_result  # loads torch, as the kernel does
 
         if check:
             check_inputs(self, tensors)
         needed = [tensors[name] for name in self.loss.needs]
+        taken = {name: tensors[name] for name in self.takes if name in tensors}
         result = self.loss.kernel()(*needed, **taken, **{**self.params, **params})
-        check_result(self, tensors, result)
+        if check or self.is_import_path:
+            check_result(self, tensors, result)
         return result
 
 

@@ -7,10 +7,10 @@ bundled rows with the same function.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, get_args
+from typing import Any
 
 from composer_plugins.bundled import reduction
-from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter
+from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.inputs import INPUTS
 
@@ -27,8 +27,7 @@ def check_row(loss: object) -> None:
     """Raise ConfigError for a row that nobody could run: its data, its kernel, its kernel's signature."""
     if not isinstance(loss, Loss):
         raise ConfigError("register", f"it got {loss!r}", "pass a composer_plugins.catalogue.Loss")
-    if loss.kind not in get_args(Kind):
-        raise unknown(f"loss {loss.name!r}", str(loss.kind), get_args(Kind), noun="kind")
+    check_kind(loss.kind, f"loss {loss.name!r}")
     where, name = f"{loss.kind} {loss.name!r}", loss.name
     if not isinstance(name, str) or not name or {"@", ":"} & {*name} or name != name.strip():
         problem = "the name is empty, has a blank at an end, or has '@' or ':' in it"
