@@ -16,7 +16,7 @@ class Adapter:
     summary: str
     provides: Mapping[Kind, frozenset[str]]  # by kind of loss, the inputs it can be called with
     # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".
-    cuts: Mapping[Kind, str] = field(default_factory=dict)
+    partial_batch: Mapping[Kind, str] = field(default_factory=dict)
 
     def missing(self, loss: Loss) -> list[str]:
         """The inputs of `loss` that this framework does not have; all of them for a kind it never runs."""
@@ -30,9 +30,9 @@ class Adapter:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
         loss, listed = choice.loss, f"composer-plugins list --framework {self.framework} --kind "
         remedy = f"choose another: {listed}{loss.kind} shows those that run here"
-        normalised = choice.params.get("normalise") and loss.kind in self.cuts
+        normalised = choice.params.get("normalise") and loss.kind in self.partial_batch
         if loss.over_batch or normalised:
-            why = self.cuts.get(loss.kind, "the loss would change with the size of a micro-batch")
+            why = self.partial_batch.get(loss.kind, "the loss would change with the size of a micro-batch")
             what = f"{choice.name!r}{' with normalise' * bool(normalised)} is a statistic of the whole batch"
             raise ConfigError(choice.option, f"{what}, and {why}", remedy)
         if missing := self.missing(loss):

@@ -106,11 +106,11 @@ class Dialect:
     source: str  # file and function of the upstream, with its version or commit
     proof: str  # "folder/test_file.py::test_name", or "no reference obtainable: the reason"
     note: str = ""  # what the upstream calls the parameters; what it does differently around the loss
-    takes: tuple[str, ...] = ()  # the optional inputs of the loss that this upstream passes to it
+    optional: tuple[str, ...] = ()  # the optional inputs of the loss that this upstream passes to it
     average: bool | None = None  # preference: whether its scores are averages, where not as the row's
     mode: str = ""  # policy: the upstream's own default aggregation mode, where not the paper's
     # aggregation: a denominator that the upstream takes from the batch: all rows, or the padded width
-    counts: Mapping[str, Literal["rows", "width"]] = field(default_factory=dict)
+    denominators: Mapping[str, Literal["rows", "width"]] = field(default_factory=dict)
 
     @property
     def framework(self) -> str:
@@ -197,7 +197,7 @@ class Choice:
     params: Mapping[str, Any]
     option: str = ""  # "policy", "hint_divergence" ...: the key of errors about this choice
     upstream: str = ""  # of a dialect: "trl"
-    takes: tuple[str, ...] = ()  # the optional inputs that are passed to it
+    optional: tuple[str, ...] = ()  # the optional inputs that are passed to it
 
     @property
     def name(self) -> str:
@@ -235,10 +235,10 @@ class Choice:
         """What a parameter will be: as it was set, or the kernel's default; None where it is no parameter."""
         return self.params[parameter] if parameter in self.params else self.loss.defaults.get(parameter)
 
-    def taking(self, *names: str) -> "Choice":
+    def with_optional(self, *names: str) -> "Choice":
         """This choice, called with these optional inputs too, as far as its loss has them."""
-        added = [name for name in names if name in self.loss.optional and name not in self.takes]
-        return replace(self, takes=(*self.takes, *added))
+        added = [name for name in names if name in self.loss.optional and name not in self.optional]
+        return replace(self, optional=(*self.optional, *added))
 
     def call(self, tensors: Mapping[str, Any], *, check: bool = False, **params: Any) -> Any:
         """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
@@ -253,7 +253,7 @@ class Choice:
         if check:
             check_inputs(self, tensors)
         needed = [tensors[name] for name in self.loss.needs]
-        taken = {name: tensors[name] for name in self.takes if name in tensors}
+        taken = {name: tensors[name] for name in self.optional if name in tensors}
         result = self.loss.kernel()(*needed, **taken, **{**self.params, **params})
         if check or self.is_import_path:
             check_result(self, tensors, result)
@@ -267,12 +267,12 @@ def choose(
     params: Mapping[str, Any] | None = None,
     *,
     option: str = "",
-    beside: Iterable[str] = (),
+    also_accepted: Iterable[str] = (),
 ) -> Choice:
     """The loss that `name` names, with `params` over those of its dialect.
 
     `name` is a loss ("cispo"), a dialect of one ("cispo@trl"), or the import path of a function of the
-    user's ("my_package.losses:my_loss"). `option` is the option that holds the name, and `beside` what
+    user's ("my_package.losses:my_loss"). `option` is the option that holds the name, and `also_accepted` what
     else that option accepts, for the error.
     Raises ConfigError for an unknown name, dialect or parameter, for a value out of its range, and for a
     required parameter that is missing.
@@ -283,12 +283,12 @@ def choose(
 
         rows_by_path = {row.path: row for row in losses if row.kind == kind}
         loss, upstream = rows_by_path.get(name) or row_of_import_path(name, kind, option, losses), ""
-        chosen = Choice(loss, {}, option, takes=loss.optional if ":" in loss.name else ())
+        chosen = Choice(loss, {}, option, optional=loss.optional if ":" in loss.name else ())
     else:
         base, at, upstream = name.partition("@")
         rows = of_kind(losses, kind)
         if base not in rows:
-            raise unknown_loss(losses, base, kind, option=option, beside=beside)
+            raise unknown_loss(losses, base, kind, option=option, also_accepted=also_accepted)
         loss = rows[base]
         if at and not upstream:
             loss.dialect(upstream, option)
@@ -296,16 +296,16 @@ def choose(
     dialect = loss.dialect(upstream, option) if upstream else None
     key = chosen.params_option
     merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key)
-    given = {*merged, *(dialect.counts if dialect else {})}
+    given = {*merged, *(dialect.denominators if dialect else {})}
     for parameter, default in loss.defaults.items():
         if default is REQUIRED and parameter not in given:
             what = f"{loss.name!r} has no default for it: {loss.parameters[parameter].help}"
             raise ConfigError(f"{key}.{parameter}", what, "set it")
-    return replace(chosen, params=merged, takes=dialect.takes if dialect else chosen.takes)
+    return replace(chosen, params=merged, optional=dialect.optional if dialect else chosen.optional)
 
 
 def unknown_loss(
-    losses: Iterable[Loss], name: str, kind: str, *, option: str = "", beside: Iterable[str] = ()
+    losses: Iterable[Loss], name: str, kind: str, *, option: str = "", also_accepted: Iterable[str] = ()
 ) -> ConfigError:
     """The error for a name that no loss of this kind has; it may be another kind's."""
     losses = tuple(losses)
@@ -319,4 +319,4 @@ def unknown_loss(
         module, _, function = name.rpartition(".")
         problem = f"{name!r} is not {NOUNS[kind]}, and an import path has a colon before the function"
         return ConfigError(option or kind, problem, f"write '{module}:{function}'")
-    return unknown(option or kind, name, [*names, *beside], noun=noun, more=listed)
+    return unknown(option or kind, name, [*names, *also_accepted], noun=noun, more=listed)

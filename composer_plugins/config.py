@@ -45,20 +45,20 @@ class ComposerConfig(BaseModel):
     replay_params: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], *, untouched: str | None = None) -> "ComposerConfig":
+    def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
         """`values` as a config, or one ConfigError.
 
-        `untouched` is the value of `policy` by which a framework keeps its own RL term ("trl").
+        `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl").
         """
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
             raise _first(error) from None
-        if config.policy != untouched:
-            config.choose_policy(untouched)
+        if config.policy != framework_loss:
+            config.choose_policy(framework_loss)
         elif config.policy_params:
             given = ", ".join(sorted(config.policy_params))
-            problem = f"policy={untouched!r} is the framework's own loss, and {given} would not reach it"
+            problem = f"policy={framework_loss!r} is the framework's own loss, and {given} would not reach it"
             raise ConfigError("policy_params", problem, "name a policy, or set the framework's own options")
         config.choose_advantage()
         config.choose_mismatch()
@@ -68,10 +68,11 @@ class ComposerConfig(BaseModel):
         _check_template(config.teacher_prompt_template)
         return config
 
-    def choose_policy(self, untouched: str | None = None) -> Choice:
+    def choose_policy(self, framework_loss: str | None = None) -> Choice:
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
-        beside = [untouched] if untouched else []
-        return choose(losses(), "policy", self.policy, self.policy_params, option="policy", beside=beside)
+        others = (framework_loss,) if framework_loss else ()
+        params = self.policy_params
+        return choose(losses(), "policy", self.policy, params, option="policy", also_accepted=others)
 
     def choose_advantage(self) -> Choice:
         """The advantage estimator, which may be a dialect ("grpo@verl")."""

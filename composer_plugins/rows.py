@@ -135,14 +135,14 @@ def _check_dialect(loss: Loss, dialect: Dialect) -> None:
         loss.check(dialect.params)
     except ConfigError as error:
         raise error.under(where, ", ") from None
-    for name, fact in dialect.counts.items():
+    for name, fact in dialect.denominators.items():
         if name not in loss.parameters or fact not in ("rows", "width"):
             raise ConfigError(
-                f"{where}, counts", f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
+                f"{where}, denominators", f"it has {name!r}: {fact!r}", "set a parameter: 'rows' or 'width'"
             )
-    for name in dialect.takes:
+    for name in dialect.optional:
         if name not in loss.optional:
-            raise ConfigError(f"{where}, takes", f"{name!r} is not among the row's optional inputs", MEND)
+            raise ConfigError(f"{where}, optional", f"{name!r} is not among the row's optional inputs", MEND)
 
 
 def _kernel(path: str) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ class ChannelsLoss:
         self.channels, self.config = channels, channels.config
         self.hint = None
         if channels.hint is not None and self.config.hint_estimator != "advantage":
-            self.hint = channels.hint.taking("old_logprobs")
+            self.hint = channels.hint.with_optional("old_logprobs")
         self.reported = {side for sides in SIDES for side in sides}  # of the kernel, under another name
         if "rollout_logprobs" in channels.policy.loss.needs:
             self.reported.add("ratio")  # of trainer to rollout, which is logged for every policy

@@ -193,6 +193,9 @@ def _connected(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Raise DataError unless this SQLite file is a store of this format."""
+    # Asked first: a writer that creates the file commits its first page with all that follows.
+    if not connection.execute("PRAGMA page_count").fetchone()[0]:
+        raise DataError(str(path), "is an empty file", "write the store with StoreWriter")
     application, written = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )

@@ -13,7 +13,7 @@ from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
 
-UNTOUCHED = "trl"  # the value of `policy` that keeps TRL's own term
+TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own term
 PARAMS = ("policy_params", "hint_params", "replay_params")
 
 
@@ -31,7 +31,7 @@ class ComposerGRPOConfig(GRPOConfig):
     """
 
     policy: str = option(
-        UNTOUCHED,
+        TRL_LOSS,
         "Policy loss. 'trl' keeps TRL's own (loss_type, epsilon ...). Any other replaces it: a loss of the "
         "catalogue (gspo), a dialect (cispo@trl), an import path (my_package.losses:my_loss).",
     )
@@ -116,7 +116,7 @@ class ComposerGRPOConfig(GRPOConfig):
         values = {name: getattr(self, name) for name in names}
         return ComposerConfig.parse(
             {name: {} if value is None and name in PARAMS else value for name, value in values.items()},
-            untouched=UNTOUCHED,
+            framework_loss=TRL_LOSS,
         )
 
     def policy_choice(self) -> Choice | None:
@@ -127,9 +127,9 @@ class ComposerGRPOConfig(GRPOConfig):
         that gspo keeps its own clip range.
         """
         config = self.composer
-        if config.policy == UNTOUCHED:
+        if config.policy == TRL_LOSS:
             return None
-        chosen = config.choose_policy(UNTOUCHED)
+        chosen = config.choose_policy(TRL_LOSS)
         trl: dict[str, tuple[str, Any]] = {}  # by our parameter: TRL's option and its value
         if self.epsilon != upstream.DEFAULTS["epsilon"]:
             trl |= dict.fromkeys(("clip_low", "clip_high"), ("epsilon", self.epsilon))

@@ -35,7 +35,7 @@ def estimator(name: str | None) -> Estimator:
         per_token = "token_rewards" in choice.loss.needs
         if per_token:
             tensors["mask"] = mask
-        found = choice.taking(*choice.loss.optional).call(tensors, check=True)
+        found = choice.with_optional(*choice.loss.optional).call(tensors, check=True)
         found = torch.where(mask, found if per_token else found.unsqueeze(-1), 0.0)
         return found, found
 

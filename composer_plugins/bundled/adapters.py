@@ -13,7 +13,7 @@ TRL = Adapter(
         ),
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },
-    cuts=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
+    partial_batch=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
 )
 
 PRIME_RL = Adapter(
@@ -29,7 +29,7 @@ PRIME_RL = Adapter(
         "divergence": frozenset({"student_logprobs", "teacher_logprobs", "mask"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
     },
-    cuts=dict.fromkeys(
+    partial_batch=dict.fromkeys(
         ("policy", "divergence", "correction"), "PRIME-RL calls a loss with one sequence at a time"
     ),
 )
@@ -49,7 +49,7 @@ VERL = Adapter(
         ),
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },
-    cuts={
+    partial_batch={
         "policy": "verl cuts the batch into micro-batches",
         "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
     },

@@ -295,7 +295,7 @@ AGGREGATIONS = (
         Dialect(upstream="verl", source=AGG, proof=VERL_EQUAL, note=GLOBAL_ROWS.partition(";")[0]),
         Dialect(
             upstream="trl",
-            counts={"num_sequences": "rows"},
+            denominators={"num_sequences": "rows"},
             source=TRL_LOSS,
             proof=TRL_EQUAL,
             note="loss_type luspo; rows without an unmasked token count",
@@ -309,14 +309,14 @@ AGGREGATIONS = (
         Dialect(upstream="verl", source=AGG, proof=VERL_EQUAL, note=GLOBAL_ROWS),
         Dialect(
             upstream="trl",
-            counts={"num_sequences": "rows"},
+            denominators={"num_sequences": "rows"},
             source=TRL_LOSS,
             proof=TRL_EQUAL,
             note="loss_type grpo and sapo; rows without an unmasked token count",
         ),
         Dialect(
             upstream="oat",
-            counts={"num_sequences": "rows"},
+            denominators={"num_sequences": "rows"},
             source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
             proof=OAT_EQUAL,
             note="critic_type grpo",
@@ -332,7 +332,7 @@ AGGREGATIONS = (
         },
         Dialect(
             upstream="verl",
-            counts={"max_length": "width"},
+            denominators={"max_length": "width"},
             source=AGG,
             proof=VERL_EQUAL,
             note="loss_scale_factor is max_length; without it the padded width, which varies by batch",
@@ -340,7 +340,7 @@ AGGREGATIONS = (
         Dialect(
             upstream="verl<0.7.1",
             params={"num_sequences": 1},
-            counts={"max_length": "width"},
+            denominators={"max_length": "width"},
             source="verl 0.7.0 trainer/ppo/core_algos.py agg_loss (verl-project/verl@b178a3c)",
             proof=IN + "test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences",
             note="not divided by the number of sequences, and so larger by it; also in Stable-RL and SDPO",
@@ -348,7 +348,7 @@ AGGREGATIONS = (
         Dialect(
             upstream="trl",
             params={"max_length": 512},
-            counts={"num_sequences": "rows"},
+            denominators={"num_sequences": "rows"},
             source=TRL_LOSS,
             proof=TRL_EQUAL,
             note="loss_type dr_grpo; max_completion_length, 512 by default, is max_length",
@@ -356,7 +356,7 @@ AGGREGATIONS = (
         Dialect(
             upstream="oat",
             params={"max_length": 512},
-            counts={"num_sequences": "rows"},
+            denominators={"num_sequences": "rows"},
             source="sail-sg/oat@c1a074c oat/args.py, oat/algorithms/ppo.py PPOLearner; "
             "sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
             proof=OAT_EQUAL,

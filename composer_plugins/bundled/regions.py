@@ -363,7 +363,7 @@ LOSSES = (
             Dialect(
                 upstream="prime-rl<0.7",
                 params={"tv_low": 0.2, "tv_high": 0.2, "kl_tau": 1e-3, "form": "ratio"},
-                takes=("advantages",),
+                optional=("advantages",),
                 source=f"PRIME-RL v0.6.0 {PRIME_RL}@38494cc opd_loss_fn",
                 proof=f"{PRIME}::test_losses_equal_prime_rl_v0_6",
                 note="called opd; the task's advantages choose the side of its region",

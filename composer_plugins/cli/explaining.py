@@ -136,7 +136,7 @@ def _grid(rows: Sequence[tuple[str, ...]]) -> Table:
 def _inputs(loss: Loss, dialects: list[Dialect]) -> Table:
     shown: list[tuple[str, ...]] = [(name, *INPUTS[name]) for name in loss.needs]
     for name in loss.optional:
-        dialects_with_it = ", ".join(f"@{d.upstream}" for d in dialects if name in d.takes)
+        dialects_with_it = ", ".join(f"@{d.upstream}" for d in dialects if name in d.optional)
         optional = f"optional; taken by {dialects_with_it}" if dialects_with_it else "optional"
         shown.append((name, INPUTS[name].shape, f"{INPUTS[name].help} ({optional})"))
     return _grid(shown)
@@ -158,5 +158,5 @@ def _parameters(loss: Loss, dialects: list[Dialect]) -> Group:
 
 
 def _value(name: str, default: str, dialect: Dialect) -> Text:
-    values = {**dialect.params, **dialect.counts}
+    values = {**dialect.params, **dialect.denominators}
     return Text(str(values[name])) if name in values else Text(f"({default})", style="dim")

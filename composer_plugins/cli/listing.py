@@ -71,7 +71,7 @@ def _adapter(registry: Registry, framework: str) -> Adapter:
 
 
 def _asked(loss: Loss, dialect: Dialect, adapter: Adapter | None, upstream: str | None) -> bool:
-    provided = adapter is None or {*dialect.takes} <= adapter.provides.get(loss.kind, frozenset())
+    provided = adapter is None or {*dialect.optional} <= adapter.provides.get(loss.kind, frozenset())
     return provided and upstream in (None, dialect.upstream, dialect.framework)
 
 
@@ -99,8 +99,8 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
                         "name": f"{loss.name}@{d.upstream}",
                         "params": dict(d.params),
                         "mode": d.mode,
-                        "counts": dict(d.counts),
-                        "takes": list(d.takes),
+                        "denominators": dict(d.denominators),
+                        "optional": list(d.optional),
                         "source": d.source,
                         "proof": d.proof,
                         "note": d.note,
@@ -149,8 +149,8 @@ def _number(n: int, one: str, many: str) -> str:
 
 
 def _changes(dialect: Dialect) -> str:
-    values = [f"{name}={value}" for name, value in {**dialect.params, **dialect.counts}.items()]
-    return ", ".join([*values, *(f"with {name}" for name in dialect.takes)])
+    values = [f"{name}={value}" for name, value in {**dialect.params, **dialect.denominators}.items()]
+    return ", ".join([*values, *(f"with {name}" for name in dialect.optional)])
 
 
 def _parameter(parameter: Parameter, default: Any) -> dict[str, Any]:

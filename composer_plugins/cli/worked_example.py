@@ -116,8 +116,8 @@ def _keywords(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:
     params = examples(loss)
     if dialect:
         counts = {"rows": 2, "width": 3}
-        params |= {**dialect.params, **{name: counts[fact] for name, fact in dialect.counts.items()}}
-        params |= {name: _tensor(name, loss) for name in dialect.takes}
+        params |= {**dialect.params, **{name: counts[fact] for name, fact in dialect.denominators.items()}}
+        params |= {name: _tensor(name, loss) for name in dialect.optional}
     if top_k := params.get("top_k", loss.defaults.get("top_k")):
         params["top_k"] = min(top_k, VOCABULARY)
     if "generator" in loss.optional:

@@ -43,7 +43,7 @@ class Setting:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs that it is called with."""
-        return (*self.loss.needs, *self.choice.takes)
+        return (*self.loss.needs, *self.choice.optional)
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -92,9 +92,9 @@ def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
     least = (UNIFORM,) if UNIFORM in optional else ()
 
     def setting(
-        label: str, takes: tuple[str, ...] = optional, params: Mapping[str, Value] | None = None
+        label: str, passed: tuple[str, ...] = optional, params: Mapping[str, Value] | None = None
     ) -> Setting:
-        return Setting(Choice(loss, base | dict(params or {}), takes=takes), f"{loss.name}{label}")
+        return Setting(Choice(loss, base | dict(params or {}), optional=passed), f"{loss.name}{label}")
 
     yield setting("", least)
     if optional != least:

@@ -66,7 +66,7 @@ def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int], 
     row = of_kind(losses(), "aggregation")[name.partition("@")[0]]
     dialect = row.dialect(name.partition("@")[2])
     facts = {"rows": mask.shape[0], "width": mask.shape[-1]}
-    params = dict(dialect.params) | {n: facts[fact] for n, fact in dialect.counts.items()}
+    params = dict(dialect.params) | {n: facts[fact] for n, fact in dialect.denominators.items()}
     passed = {
         "num_tokens": kwargs.get("batch_num_tokens"),
         "num_sequences": kwargs.get("global_batch_size"),

@@ -33,9 +33,9 @@ def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None
     examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
     for dialect in loss.dialects:
         given = {name: value for name, value in examples.items() if name not in dialect.params}
-        given = {name: value for name, value in given.items() if name not in dialect.counts}
+        given = {name: value for name, value in given.items() if name not in dialect.denominators}
         choice = choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}", given)
-        assert choice.params == {**dialect.params, **given} and choice.takes == dialect.takes
+        assert choice.params == {**dialect.params, **given} and choice.optional == dialect.optional
 
 
 @over_rows
@@ -112,9 +112,9 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
 
 
 def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_no_parameters() -> None:
-    assert ComposerConfig.parse({"policy": "trl"}, untouched="trl").policy == "trl"
+    assert ComposerConfig.parse({"policy": "trl"}, framework_loss="trl").policy == "trl"
     with pytest.raises(ConfigError, match="clip_low would not reach it; name a policy, or set the framework"):
-        ComposerConfig.parse({"policy": "trl", "policy_params": {"clip_low": 0.1}}, untouched="trl")
+        ComposerConfig.parse({"policy": "trl", "policy_params": {"clip_low": 0.1}}, framework_loss="trl")
 
 
 def test_an_unknown_name_without_a_near_match_lists_eight_of_the_known_ones() -> None:
@@ -150,9 +150,12 @@ def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() 
     object.__setattr__(row, "kernel", lambda: kernel)
     choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
     assert choice.call(batch) == (None, None)
-    assert choice.taking("values", "mask").takes == ("values",)  # it has no optional input `mask`
-    assert replace(choice, takes=("values",)).taking("entropies").takes == ("values", "entropies")
-    assert choice.taking("values", "entropies").call({"logprobs": 1, "values": 3}) == (None, 3)
+    assert choice.with_optional("values", "mask").optional == ("values",)  # it has no optional input `mask`
+    assert replace(choice, optional=("values",)).with_optional("entropies").optional == (
+        "values",
+        "entropies",
+    )
+    assert choice.with_optional("values", "entropies").call({"logprobs": 1, "values": 3}) == (None, 3)
 
 
 def test_a_choice_checks_its_inputs_only_when_asked() -> None:
@@ -187,7 +190,8 @@ def test_a_choice_knows_the_value_that_each_parameter_will_have() -> None:
 # What a framework provides
 
 ADAPTER = Adapter(
-    framework="acme", path="", summary="", cuts={"policy": "Acme cuts it", "correction": "Acme cuts it"},
+    framework="acme", path="", summary="",
+    partial_batch={"policy": "Acme cuts it", "correction": "Acme cuts it"},
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "advantages", "mask", "generator"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),

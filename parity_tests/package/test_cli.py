@@ -96,8 +96,8 @@ def test_dialects_of_keeps_the_dialects_of_one_upstream_whichever_framework_runs
 def test_a_dialect_that_takes_an_input_which_its_framework_lacks_is_left_out() -> None:
     found = collect(get_plugin_manager(entry_points=False))
     (row,) = [loss for loss in found.losses if loss.kind == "policy" and loss.name == "grpo"]
-    taking, plain = (replace(row.dialects[0], upstream=name, takes=()) for name in "ab")
-    dialects = (replace(taking, takes=("values",)), plain)
+    taking, plain = (replace(row.dialects[0], upstream=name, optional=()) for name in "ab")
+    dialects = (replace(taking, optional=("values",)), plain)
     registry = found._replace(losses=(replace(row, optional=("values",), dialects=dialects),))
     ((_, shown),) = listing.select(registry, framework="trl")
     assert [dialect.upstream for dialect in shown] == ["b"]

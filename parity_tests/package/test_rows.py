@@ -102,8 +102,8 @@ def test_a_sound_row_passes() -> None:
         ({"dialects": (dialect(), dialect({"scale": 1.0}))}, "dialect 'mine@acme': the row has it twice;"),
         ({"dialects": (dialect(upstream=""),)}, "dialect: its upstream is ''; set the upstream's name"),
         ({"dialects": (dialect(note=None),)}, "dialect 'mine@acme', note: it is None; set a string"),
-        ({"dialects": (dialect(counts={"scale": "tokens"}),)}, "dialect 'mine@acme', counts: it has"),
-        ({"dialects": (dialect(takes=("values",)),)}, "dialect 'mine@acme', takes: 'values' is not among"),
+        ({"dialects": (dialect(denominators={"scale": "tokens"}),)}, "'mine@acme', denominators: it has"),
+        ({"dialects": (dialect(optional=("values",)),)}, "'mine@acme', optional: 'values' is not among"),
         # its path
         ({"path": "foreign_kernels.mine"}, "path: 'foreign_kernels.mine' is not an import path; write"),
         ({"path": "foreign_kernels:"}, "path: 'foreign_kernels:' is not an import path; write"),

@@ -37,7 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         # The trainer's config checks this too, but only after torch is loaded.
-        ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, untouched="trl")
+        ComposerConfig.parse({"policy": self.policy, "hint_teacher": self.teacher}, framework_loss="trl")
 
 
 def parse_runs(texts: Iterable[str]) -> list[Channels]:

@@ -127,7 +127,7 @@ class ComposerLoss:
         hint = self.channels.hint
         assert hint is not None
         if hint.value("ratio_cap") is not None:  # weights each token by its ratio to the old policy
-            hint = hint.taking("student_logprobs", "old_logprobs")
+            hint = hint.with_optional("student_logprobs", "old_logprobs")
         token: TokenLoss = hint.call(tensors, check=self.hint_metrics is None, **params)
         self.hint_metrics = token.metrics
         return token.loss
