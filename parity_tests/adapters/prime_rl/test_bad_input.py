@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.adapters.prime_rl_plugin import cispo, loss, loss_fn, upstream
+from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.diagnosis import ComposerWarning
@@ -132,7 +133,7 @@ def test_version_0_6_allows_no_teacher_beside_rl(monkeypatch: pytest.MonkeyPatch
 def test_a_paper_that_reduces_otherwise_is_warned_of_once(
     kwargs: dict[str, Any], warned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss, "_losses", {})
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss_fn(inputs(), **kwargs)

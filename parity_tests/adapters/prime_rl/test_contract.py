@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import loss as loss_module
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
 from composer_plugins.adapters.prime_rl_plugin.config import NAMED
 from composer_plugins.kernels.divergences import sampled_token
@@ -300,9 +299,9 @@ def test_a_users_loss_trains_no_masked_token() -> None:
 
 def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = loss_module.parse
-    monkeypatch.setattr(loss_module, "parse", lambda *given: calls.append(given) or real(*given))
-    monkeypatch.setattr(loss_module, "_losses", {})
+    real = prime_rl_plugin.parse
+    monkeypatch.setattr(prime_rl_plugin, "parse", lambda *given: calls.append(given) or real(*given))
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
     for _ in range(3):
         loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.1})
@@ -315,9 +314,9 @@ def test_no_call_waits_for_the_device(kwargs: dict[str, Any]) -> None:
     """Under fake tensors `.item()` and `bool()` of a tensor raise."""
     generation = GENERATIONS["v0.8.0"]
     loss_fn(inputs_of(generation, packed(trained([sample(0, 6, reference=True, weights=True)]))), **kwargs)
-    metrics.forget()  # tensors of the device
+    metrics._layout.cache_clear()  # tensors of the device
     with FakeTensorMode() as mode:
         given = {name: mode.from_tensor(x) for name, x in sample(0, 6, reference=True, weights=True).items()}
         out = loss_fn(inputs_of(generation, packed([given])), **kwargs)
     assert out.loss.shape == ()
-    metrics.forget()
+    metrics._layout.cache_clear()
