@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 from composer_plugins.errors import ConfigError, unknown
 
@@ -21,23 +21,23 @@ MAX = sys.float_info.max
 Kind = Literal["policy", "advantage", "divergence", "preference", "kl", "correction", "aggregation"]
 Value = float | int | str | bool | None
 
-NOUNS: dict[str, str] = {  # by kind, what one loss of it is called
-    "policy": "a policy loss",
-    "advantage": "an advantage",
-    "divergence": "a divergence",
-    "preference": "a preference loss",
-    "kl": "a KL estimator",
-    "correction": "a rollout correction",
-    "aggregation": "an aggregation mode",
-}
-MODULES: dict[str, str] = {  # by kind, the module of composer_plugins.kernels with its functions
-    "policy": "policy",
-    "advantage": "advantages",
-    "divergence": "divergences",
-    "preference": "preference",
-    "kl": "kl",
-    "correction": "corrections",
-    "aggregation": "aggregation",
+
+class KindNames(NamedTuple):
+    """How one loss of a kind is called, and several; the module of composer_plugins.kernels with them."""
+
+    one: str
+    several: str
+    module: str
+
+
+KINDS: dict[str, KindNames] = {
+    "policy": KindNames("a policy loss", "policy losses", "policy"),
+    "advantage": KindNames("an advantage", "advantages", "advantages"),
+    "divergence": KindNames("a divergence", "divergences", "divergences"),
+    "preference": KindNames("a preference loss", "preference losses", "preference"),
+    "kl": KindNames("a KL estimator", "KL estimators", "kl"),
+    "correction": KindNames("a rollout correction", "rollout corrections", "corrections"),
+    "aggregation": KindNames("an aggregation mode", "aggregation modes", "aggregation"),
 }
 
 
@@ -140,8 +140,8 @@ class Loss:
     gradient: Literal["derivative", "score", "surrogate"] = "derivative"
 
     def __post_init__(self) -> None:
-        if self.path == "" and self.kind in MODULES and isinstance(self.name, str):
-            path = f"composer_plugins.kernels.{MODULES[self.kind]}:{self.name.replace('-', '_')}"
+        if self.path == "" and self.kind in KINDS and isinstance(self.name, str):
+            path = f"composer_plugins.kernels.{KINDS[self.kind].module}:{self.name.replace('-', '_')}"
             object.__setattr__(self, "path", path)
 
     def kernel(self) -> Callable[..., Any]:
@@ -180,8 +180,8 @@ class Loss:
 
 def check_kind(kind: object, key: str) -> None:
     """Raise ConfigError at `key` for an unknown kind."""
-    if kind not in get_args(Kind):
-        raise unknown(key, str(kind), get_args(Kind), noun="kind")
+    if kind not in KINDS:
+        raise unknown(key, str(kind), KINDS, noun="kind")
 
 
 def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
@@ -310,13 +310,13 @@ def unknown_loss(
     """The error for a name that no loss of this kind has; it may be another kind's."""
     losses = tuple(losses)
     listed = f"composer-plugins list --kind {kind} shows all"
-    if others := [NOUNS[loss.kind] for loss in losses if loss.name == name]:
-        problem = f"{name!r} is {' and '.join(others)}, not {NOUNS[kind]}"
+    wanted = KINDS[kind].one
+    if others := [KINDS[loss.kind].one for loss in losses if loss.name == name]:
+        problem = f"{name!r} is {' and '.join(others)}, not {wanted}"
         return ConfigError(option or kind, problem, f"choose another: {listed}")
     names = [loss.name for loss in losses if loss.kind == kind]
-    noun = NOUNS[kind].partition(" ")[2]
     if "." in name:
         module, _, function = name.rpartition(".")
-        problem = f"{name!r} is not {NOUNS[kind]}, and an import path has a colon before the function"
+        problem = f"{name!r} is not {wanted}, and an import path has a colon before the function"
         return ConfigError(option or kind, problem, f"write '{module}:{function}'")
-    return unknown(option or kind, name, [*names, *also_accepted], noun=noun, more=listed)
+    return unknown(option or kind, name, [*names, *also_accepted], noun=wanted.partition(" ")[2], more=listed)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from composer_plugins.bundled import reduction
-from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
+from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.inputs import INPUTS
 
@@ -62,7 +62,7 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
     needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
     for name in needs:
         if name not in INPUTS:
-            problem = f"{path!r} takes {name!r} by position, which is not an input of {NOUNS[kind]}"
+            problem = f"{path!r} takes {name!r} by position, which is not an input of {KINDS[kind].one}"
             remedy = f"take inputs among {', '.join(inputs)}"
             if nearest := near(name, inputs):
                 remedy = did_you_mean(nearest)

@@ -1,4 +1,4 @@
-"""PRIME-RL: any loss of the catalogue by one line of TOML, with a hint and a replay channel beside it.
+"""PRIME-RL: any loss of the catalogue, with a hint channel and a replay channel beside it.
 
     [trainer.loss]
     type = "custom"
@@ -7,34 +7,73 @@
     policy = "cispo"
     old_policy = "rollout"
 
-`stamps` and `stored_stamps` bring hints and pairs to the loss, `store` keeps them. `upstream` has what the
-adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/prime_rl.md.
+`import_path` names a function of this file. PRIME-RL calls it once per sequence of a packed micro-batch, adds
+up the results and divides them by a count of its own. The function therefore returns a sum over tokens.
+
+`stamps` and `stored_stamps` bring hints and pairs to the loss, and `store` keeps them. `upstream` has what
+the adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/prime_rl.md.
 """
 
-from composer_plugins.adapters.prime_rl_plugin.loss import (
-    LossOutputs,
-    cispo,
-    dapo,
-    dppo,
-    grpo,
-    gspo,
-    icepop,
-    ipo,
-    loss_fn,
-    sapo,
-    tis,
-)
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = [
-    "LossOutputs",
-    "cispo",
-    "dapo",
-    "dppo",
-    "grpo",
-    "gspo",
-    "icepop",
-    "ipo",
-    "loss_fn",
-    "sapo",
-    "tis",
-]
+from composer_plugins.adapters.prime_rl_plugin.config import NAMED, parse
+
+if TYPE_CHECKING:  # the store and the doctor import this package without torch
+    from torch import Tensor
+
+    from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+
+
+class LossOutputs(NamedTuple):
+    """What PRIME-RL reads of a result, by these two names."""
+
+    loss: "Tensor"
+    metrics: "dict[str, Tensor]"
+
+
+def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
+    """policy_weight * policy + hint_weight * hint + replay_weight * replay, summed over unmasked tokens.
+
+    `kwargs` are the keys of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default
+    "dppo_tv@prime-rl") with `policy_params`, `old_policy` ("rollout" or "current": whose log-probabilities
+    are used for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
+    `hint_estimator` ("score", "k2", "k3", or "advantage": a part of the advantages), `replay_weight`.
+    The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's
+    `loss_weights` multiply every term. Metrics are 0-dimensional float32, with the same keys at every call.
+    """
+    return LossOutputs(*_built("loss_fn", kwargs)(inputs))
+
+
+def _named(name: str) -> Callable[..., LossOutputs]:
+    """`loss_fn` with the options of `NAMED`."""
+
+    def function(inputs: Any, **kwargs: Any) -> LossOutputs:
+        return LossOutputs(*_built(name, kwargs)(inputs))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{NAMED[name].summary} `loss_fn` with {NAMED[name].options}."
+    return function
+
+
+dppo = _named("dppo")
+ipo = _named("ipo")
+grpo = _named("grpo")
+dapo = _named("dapo")
+gspo = _named("gspo")
+cispo = _named("cispo")
+sapo = _named("sapo")
+tis = _named("tis")
+icepop = _named("icepop")
+
+_losses: "dict[tuple[str, str], ChannelsLoss]" = {}
+
+
+def _built(function: str, kwargs: dict[str, Any]) -> "ChannelsLoss":
+    """The loss of these kwargs, parsed once: PRIME-RL passes the same ones at every call."""
+    key = function, repr(sorted(kwargs.items()))  # which distinguishes True from 1, as a hash would not
+    if key not in _losses:
+        from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+
+        _losses[key] = ChannelsLoss(parse(kwargs, function))
+    return _losses[key]

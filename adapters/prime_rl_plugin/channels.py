@@ -1,4 +1,4 @@
-"""The three channels on one sequence of PRIME-RL: the sum that comes back, and the metrics."""
+"""The three channels on one sequence of PRIME-RL: the sum that is returned, and the metrics."""
 
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ class ChannelsLoss:
         self.hint = None
         if channels.hint is not None and self.config.hint_estimator != "advantage":
             self.hint = channels.hint.with_optional("old_logprobs")
-        self.reported = {side for sides in SIDES for side in sides}  # of the kernel, under another name
+        # The kernel's metrics that are reported under another name, without "policy/".
+        self.reported = {side for sides in SIDES for side in sides}
         if "rollout_logprobs" in channels.policy.loss.needs:
             self.reported.add("ratio")  # of trainer to rollout, which is logged for every policy
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
@@ -43,10 +44,8 @@ class ChannelsLoss:
         s = upstream.streams(inputs)
         self._check(inputs, s)
         masks = _masks(s)
-        policy, config = self._policy(s, masks), self.config
-        hint = replay = None
-        if self.hint is not None and s.reference is not None:
-            hint = self._hint(s, masks)
+        policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
+        replay = None
         if config.replay_weight and masks.replay is not None and s.weights is not None:
             replay = -keep(at_least_float32(s.logprobs), masks.replay)
         total = composer(
@@ -98,20 +97,15 @@ class ChannelsLoss:
         gap = at_least_float32(s.reference) - at_least_float32(s.logprobs).detach()
         return s.advantages + self.config.hint_weight * keep(gap, masks.hint)
 
-    def _hint(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
+    def _hint(self, s: upstream.Streams, masks: Masks) -> TokenLoss | None:
         """The divergence from the reference on the sampled tokens, each weighted by trainer / rollout.
 
         The rollout policy sampled them: without that weight the estimate would be of a KL to an older policy.
         """
-        assert self.hint is not None
-        token: TokenLoss = self.hint.call(
-            {
-                "student_logprobs": s.logprobs,
-                "teacher_logprobs": s.reference,
-                "old_logprobs": s.rollout_logprobs,
-                "mask": masks.hint,
-            }
-        )
+        if self.hint is None or masks.hint is None:
+            return None
+        given = {"student_logprobs": s.logprobs, "teacher_logprobs": s.reference, "mask": masks.hint}
+        token: TokenLoss = self.hint.call(given | {"old_logprobs": s.rollout_logprobs})
         return token
 
     def _metrics(

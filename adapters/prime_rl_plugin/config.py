@@ -1,4 +1,4 @@
-"""`[trainer.loss.kwargs]` as the one config, and what of it PRIME-RL cannot run."""
+"""`[trainer.loss.kwargs]` parsed and checked, and what of it this PRIME-RL cannot run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ HINT_OPTIONS = ("hint_divergence", "hint_estimator", "hint_params")
 
 
 class Named(NamedTuple):
-    """A function for `import_path` that has chosen some options."""
+    """A function for `import_path` whose options are fixed in part."""
 
     summary: str
     options: dict[str, str]
@@ -60,14 +60,14 @@ DECIDED_ELSEWHERE = {
 
 
 class Wanted(NamedTuple):
-    """The channels that are asked for, each in the words of the option that asks; "" if it is not."""
+    """The channels that are asked for: "hint_weight = 0.1", the option that asks; "" if none does."""
 
     hint: str
     replay: str
 
     @property
     def any(self) -> str:
-        """Both in a phrase."""
+        """Both in one phrase, for a message."""
         return " and ".join(filter(None, self))
 
 
@@ -124,23 +124,25 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     config = ComposerConfig.parse({**DEFAULTS, **fixed, **kwargs})
     for option in HINT_OPTIONS:
         if option in kwargs and not config.hint_weight:
-            raise ConfigError(
-                option, "hint_weight is 0, so no hint is learned", "set hint_weight, or remove it"
-            )
+            problem = "hint_weight is 0, so no hint is learned"
+            raise ConfigError(option, problem, "set hint_weight, or remove it")
     policy, mismatch = config.choose_policy(), config.choose_mismatch()
     hint = config.choose_hint() if config.hint_weight else None
     for choice in (policy, mismatch, hint):
         if choice is not None:
             PRIME_RL.require(choice)
     channels = Channels(config, policy, mismatch, hint)
-    _check_old_policy(config, policy)
+    needs_old = "old_logprobs" in policy.loss.needs
+    if needs_old and config.old_policy is None:
+        problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
+        remedy = "set old_policy = 'rollout' for a ratio to those, or old_policy = 'current' for a ratio of 1"
+        raise ConfigError("policy", problem, remedy)
+    if config.old_policy is not None and not needs_old:
+        raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
     if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"):
-        problem = (
-            f"the ratio of policy {policy.name!r} is trainer over rollout already, and would count twice"
-        )
-        raise ConfigError(
-            "mismatch", problem, "remove it, or use policy = 'reinforce' or old_policy = 'current'"
-        )
+        problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
+        remedy = "remove it, or use policy = 'reinforce' or old_policy = 'current'"
+        raise ConfigError("mismatch", problem, remedy)
     if config.hint_estimator == "advantage":
         if config.hint_params:
             problem = "they belong to a divergence, and hint_estimator = 'advantage' computes none"
@@ -151,20 +153,8 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     return channels
 
 
-def _check_old_policy(config: ComposerConfig, policy: Choice) -> None:
-    needs_old = "old_logprobs" in policy.loss.needs
-    if needs_old and config.old_policy is None:
-        raise ConfigError(
-            "policy",
-            f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's",
-            "set old_policy = 'rollout' for the ratio to those, or old_policy = 'current' for a ratio of 1",
-        )
-    if config.old_policy is not None and not needs_old:
-        raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
-
-
 def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
-    """What these channels meet in this PRIME-RL, for the doctor and for the first call of the loss."""
+    """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.wanted, generation, key)
     policy = channels.policy
     if channels.config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
@@ -178,7 +168,7 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
 
 
 def not_available(wanted: Wanted, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
-    """The channels that this PRIME-RL cannot fill."""
+    """An error for each channel that this PRIME-RL cannot fill."""
     for phrase, filled_by, option, why in (
         (wanted.hint, generation.hint, "hint_weight", "allows no teacher beside RL to fill teacher_logprobs"),
         (wanted.replay, generation.replay, "replay_weight", "has no weights that carry a pair's coefficient"),

@@ -1,7 +1,7 @@
 """The metrics of one sequence, as PRIME-RL logs them: 0-dimensional float32, the same keys at every call.
 
-The loss runs once per sequence, where the number of operations is what costs. So `Averages` collects masks
-and masked values, and sums all of a kind in one operation.
+The loss runs once per sequence, where the time depends on the number of operations. `Averages` therefore
+collects masks and masked values, and sums all masks in one operation and all values in another.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ Quotient = tuple[str, str]  # a sum, and the mask whose count divides it
 
 
 class Averages:
-    """Masks, values that are 0 outside of one, and the quotients of their sums that are the metrics."""
+    """Masks, values that are 0 outside of a mask, and metrics, which are quotients of their sums."""
 
     def __init__(self, policy_mask: Tensor) -> None:
         self.masks: dict[str, Tensor] = {"policy": policy_mask}
@@ -71,46 +71,28 @@ class Averages:
                 self.mean(f"policy/{name}", keep(value.float(), where), f"where {name}")
 
     def computed(self, excess: Tensor) -> dict[str, Tensor]:
-        """Every metric in the order they were named, and the ratio's; 0 where there is nothing to average.
+        """Every metric in the order of the calls, then the ratio's two; 0 where there is nothing to average.
 
-        `excess` is the ratio less 1, and 0 where masked. So is its largest value.
+        `excess` is the ratio less 1, and 0 where masked. 1 is added to its mean and to its largest value.
         """
         self.values["excess"] = excess
         self.quotients |= {"ratio": ("excess", "policy"), "ratio_max": ("largest", ZERO)}
+        names = (*self.masks, *self.values, "largest", ZERO)
+        above, below, plus, zero = _layout(names, (*self.quotients.items(),), excess.device)
         counts = torch.stack([*self.masks.values()]).sum(-1)
         values = torch.stack([*self.values.values()]).sum(-1)
-        sums = torch.cat([counts, values, excess.amax(-1, keepdim=True), _zero(values.dtype, values.device)])
-        names = (*self.masks, *self.values, "largest", ZERO)
-        above, below, plus = _layout(names, (*self.quotients.items(),), values.device)
+        sums = torch.cat([counts, values, excess.amax(-1, keepdim=True), zero])
         means = sums.index_select(0, above) / sums.index_select(0, below).clamp(min=1) + plus
-        return dict(zip(_prefixed((*self.quotients,)), means.float().unbind(), strict=True))
+        keys = [PREFIX + name for name in self.quotients]
+        return dict(zip(keys, means.float().unbind(), strict=True))
 
 
-# Computed once, because a copy to the device waits for it.
-
-
-@cache
+@cache  # because a copy to the device waits for it
 def _layout(
     names: tuple[str, ...], quotients: tuple[tuple[str, Quotient], ...], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For every quotient, where its two sums are, and what is added to it."""
+) -> list[Tensor]:
+    """For every quotient, where its two sums are and what is added to it; and the sum `ZERO`."""
     at = {name: i for i, name in enumerate(names)}
     above, below = ([at[pair[side]] for _, pair in quotients] for side in (0, 1))
     plus = [float(name in {"ratio", "ratio_max"}) for name, _ in quotients]
-    return tuple(torch.tensor(column, device=device) for column in (above, below, plus))  # type: ignore[return-value]
-
-
-@cache
-def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(1, dtype=dtype, device=device)
-
-
-@cache
-def _prefixed(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{PREFIX}{name}" for name in names)
-
-
-def forget() -> None:
-    """Drop the cached tensors of a device: for tests under fake tensors."""
-    _layout.cache_clear()
-    _zero.cache_clear()
+    return [torch.tensor(column, device=device) for column in (above, below, plus, [0.0])]

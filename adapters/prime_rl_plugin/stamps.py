@@ -1,7 +1,7 @@
 """Stamp hints and replayed pairs on verifiers' nodes, for PRIME-RL after 0.8.
 
-An environment stamps in `Task.finalize` or `Env.finalize`. PRIME-RL's algorithms leave the stamps alone, and
-its loss sees them:
+A stamp is one number per token that travels with a node to the loss. An environment stamps in `Task.finalize`
+or `Env.finalize`, and PRIME-RL's algorithms leave the stamps as they are:
 
     class MyTask(vf.Task):
         async def finalize(self, trace, runtime):
@@ -9,7 +9,7 @@ its loss sees them:
                 stamp_reference(node, logprobs)
             check_trace(trace)
 
-A token carries one reference and one weight: it belongs to a hint or to a pair, not to both. Set
+A token has one reference and one weight. It therefore belongs to a hint or to a pair, not to both. Set
 `[orchestrator.train] filter_zero_advantages = false`: otherwise PRIME-RL drops groups of equal rewards with
 their stamps. `stored_stamps` stamps from a store, and serves PRIME-RL 0.7 and 0.8.
 """
@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import Node
 from composer_plugins.adapters.prime_rl_plugin.values import (
     MARKED,
     REPLAY,
+    Array,
     log_probabilities,
     numbers,
     of_kind,
@@ -41,10 +42,10 @@ LARGEST = float(np.finfo(np.float32).max)
 def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
     """Stamp a teacher's log-probabilities, in nats, of the node's sampled tokens, one each, in their order.
 
-    They are of the completion as it was sampled, under the teacher's own prompt, which has the hint in it.
-    They replace an earlier reference. Raises DataError for a wrong number of them, for one that is not finite
-    or is positive, for 0.0 throughout (which means no reference), and for a node without sampled tokens or of
-    a pair.
+    The teacher scores the completion as it was sampled, after its own prompt, which has the hint in it. The
+    stamp replaces an earlier reference. Raises DataError for a wrong number of values, for one that is not
+    finite or is positive, for 0.0 throughout (which means no reference), and for a node that has no sampled
+    tokens or belongs to a pair.
     """
     count = upstream.sampled_count(node)
     if is_pair(node):
@@ -54,7 +55,7 @@ def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
     if len(given) == len(node.token_ids) != count:
         problem = f"{len(given)} log-probabilities for {count} sampled tokens"
         raise DataError("reference", problem, "keep those of SAMPLED tokens, where node.mask is True")
-    upstream.set_reference(node, reference_values(given, count, "reference").tolist())
+    node.reference_logprobs = reference_values(given, count, "reference").tolist()
 
 
 def stamp_plain(node: Node) -> None:
@@ -88,14 +89,13 @@ def stamp_replay_pair(
     """
     pair = _nodes(chosen), _nodes(rejected)
     if {id(node) for node in pair[0]} & {id(node) for node in pair[1]}:
-        raise DataError(
-            "pair", "a node is in both completions", "leave out what they have in common, it cancels"
-        )
+        remedy = "leave out what they have in common: it cancels"
+        raise DataError("pair", "a node is in both completions", remedy)
     coefficient = dpo_coefficient(_margin(pair[0]) - _margin(pair[1]), beta=beta, weight=weight)
     for nodes, signed in zip(pair, (coefficient, -coefficient), strict=True):
         for node in nodes:
             count = upstream.sampled_count(node)
-            upstream.set_reference(node, [REPLAY] * count)
+            node.reference_logprobs = [REPLAY] * count
             upstream.set_weights(node, [signed] * count)
     return coefficient
 
@@ -122,11 +122,11 @@ def dpo_coefficient(margin: float, *, beta: float = 0.1, weight: float = 1.0) ->
 
 def is_pair(node: Node) -> bool:
     """Whether the node carries the mark of a replayed pair."""
-    return any(value > MARKED for value in upstream.reference(node) or ())
+    return any(value > MARKED for value in node.reference_logprobs or ())
 
 
 def check_trace(trace: Any) -> None:
-    """Raise DataError where a branch of `trace` is stamped in part, or with what is not a stamp.
+    """Raise DataError if only a part of a branch of `trace` is stamped, or a stamp has wrong values.
 
     PRIME-RL fills what is missing in a branch: a weight with 0, which takes the token out of the loss, and a
     reference with 0.0, which means probability 1. `trace` may also be the nodes of one branch.
@@ -134,14 +134,14 @@ def check_trace(trace: Any) -> None:
     if not hasattr(trace, "branches"):
         _check_nodes([node for node in trace if upstream.is_trained(node)])
         return
-    for _, parts in upstream.trained_branches(trace):
-        _check_nodes([part.node for part in parts if part.is_trained])
+    for _, nodes in upstream.trained_branches(trace):
+        _check_nodes(nodes)
 
 
 def _check_nodes(nodes: list[Node]) -> None:
     weights = [upstream.weights(node) for node in nodes]
     plain = [node for node in nodes if not is_pair(node)]
-    with_reference = sum(upstream.reference(node) is not None for node in plain)
+    with_reference = sum(node.reference_logprobs is not None for node in plain)
     with_weights = sum(stream is not None for stream in weights)
     for count, total, what, effect, call in (
         (with_reference, len(plain), "reference", "have probability 1", "stamp_reference"),
@@ -149,9 +149,10 @@ def _check_nodes(nodes: list[Node]) -> None:
     ):
         if 0 < count < total:
             problem = f"{count} of {total} trained nodes have one, and the others would {effect}"
-            raise DataError(f"{what}s of a branch", problem, f"{call} the others, or none")
+            raise DataError(f"{what}s of a branch", problem, f"call {call} for the others too, or for none")
     for node, stream in zip(nodes, weights, strict=True):
-        _check_mark(node, stream)
+        if is_pair(node):
+            _check_mark(node, stream)
         if stream is not None:
             numbers(stream, len(node.token_ids), "weights")
     if with_reference:
@@ -163,22 +164,18 @@ def _check_nodes(nodes: list[Node]) -> None:
 
 
 def _check_mark(node: Node, weights: list[float] | None) -> None:
-    """Of a node of a pair: the mark at each sampled token, and weights beside it."""
-    if not is_pair(node):
-        return
-    count, marks = upstream.sampled_count(node), upstream.reference(node) or []
+    """Raise DataError unless a node of a pair has its mark at every sampled token, and weights."""
+    count, marks = upstream.sampled_count(node), node.reference_logprobs or []
     if marks != [REPLAY] * count:
         found = sum(value == REPLAY for value in marks)
         raise DataError("pair", f"its mark is at {found} of {count} sampled tokens", "use stamp_replay_pair")
     if weights is None:
-        raise DataError(
-            "pair", "its mark is there without its weights", "use stamp_replay_pair, which sets both"
-        )
+        problem = "its mark is there without its weights"
+        raise DataError("pair", problem, "use stamp_replay_pair, which sets both")
 
 
-def _nodes(completion: Node | Sequence[Node]) -> list[Node]:
-    is_one = hasattr(completion, "token_ids")
-    nodes = [cast(Node, completion)] if is_one else list(cast(Sequence[Node], completion))
+def _nodes(completion: Any) -> list[Node]:
+    nodes = [completion] if hasattr(completion, "token_ids") else list(completion)
     if not nodes:
         raise DataError("pair", "a completion has no nodes", "pass the nodes that the policy sampled")
     if len({id(node) for node in nodes}) < len(nodes):
@@ -187,17 +184,18 @@ def _nodes(completion: Node | Sequence[Node]) -> list[Node]:
 
 
 def _margin(nodes: Sequence[Node]) -> float:
-    """u of one completion, from its nodes' policy and reference."""
+    """u of one completion, from the log-probabilities of the policy and the reference on its nodes."""
     terms: list[float] = []
     for node in nodes:
         count = upstream.sampled_count(node)
         if is_pair(node):
             raise DataError("pair", "a node belongs to a pair already", "pass each node in one pair only")
-        if upstream.reference(node) is None:
-            raise DataError("pair", "a node has no reference", "stamp_reference it with pi_ref's first")
+        if node.reference_logprobs is None:
+            problem = "a node has no reference"
+            raise DataError("pair", problem, "stamp pi_ref's log-probabilities first, with stamp_reference")
         terms += (log_probabilities(node.logprobs, count, "logprobs") - _reference(node)).tolist()
     return math.fsum(terms)
 
 
-def _reference(node: Node) -> Any:
-    return log_probabilities(upstream.reference(node) or (), upstream.sampled_count(node), "reference")
+def _reference(node: Node) -> Array:
+    return log_probabilities(node.reference_logprobs or (), upstream.sampled_count(node), "reference")

@@ -8,10 +8,10 @@ samples leave the orchestrator or the environment:
     Store("pairs.store").get(token_ids, "reference")
 
 A store is one SQLite file with a write-ahead log. `flush` commits: a process that is killed, or a machine
-that loses power, loses only what was not flushed. Any number of processes read beside a writer. Writers take
-turns. All of them must run on one machine, because they share the log's index as memory: for several nodes
-write on one, close the writer, and copy the file to the others, or let them read it where nobody writes.
-Where a writer was killed, its log (`-wal`) lies beside the file: open the store once before you copy it.
+that loses power, loses only what was not flushed. Any number of processes read while one writes, and writers
+take turns. All of them must run on one machine, because they share the log's index as memory. For several
+machines write on one, close the writer, and copy the file to the others, or let them read it while nobody
+writes. If a writer was killed, its log (`-wal`) is beside the file: open the store once before you copy it.
 """
 
 import hashlib
@@ -33,12 +33,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 KEY_BYTES = 16
 APPLICATION, FORMAT = 0x436F6D70, 1  # in the file's header: whose SQLite file it is, and its layout
-PAGE = 4096  # bytes: SQLite's own choice
+PAGE = 4096  # bytes: SQLite's default
 TIMEOUT = 60.0  # seconds that a writer waits for another one's transaction
 
 CREATE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, numbers BLOB NOT NULL)"
 RESTORE = "restore it from a copy, or write it again"
-READ = "SELECT numbers FROM records WHERE key = ?"
 WRITE = (
     "INSERT INTO records VALUES (?, ?) "
     "ON CONFLICT (key) DO UPDATE SET numbers = excluded.numbers WHERE numbers IS NOT excluded.numbers"
@@ -46,7 +45,7 @@ WRITE = (
 
 
 class Store:
-    """The committed records of the file `path`, each as it is when it is asked for.
+    """The committed records of the file `path`, read anew at every call.
 
     The file is open only while it is read, so a store may be replaced at its path, and a process may fork. In
     a folder that this process cannot write to, a store is readable unless a writer was killed there.
@@ -54,13 +53,13 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        len(self)  # says now what is wrong with the file
+        len(self)  # raises now if something is wrong with the file
 
     def get(self, token_ids: Sequence[int], kind: Kind) -> Array | None:
         """The float32 values that were put last for exactly these tokens, one each, or None."""
         key = _key(token_ids, kind)
         with _opened(self.path) as connection:
-            row = connection.execute(READ, (key,)).fetchone()
+            row = connection.execute("SELECT numbers FROM records WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
         if len(row[0]) != 4 * len(token_ids):
@@ -75,10 +74,10 @@ class Store:
 
 
 class StoreWriter(Store):
-    """Adds records to the store `path`, which it creates where there is none.
+    """Adds records to the store `path`, and creates the file if there is none.
 
     `put` collects and `flush` commits: flush some thousand records at a time. Another process may write too,
-    and waits for its turn. A forked process starts with nothing put.
+    and waits for its turn. After a fork, what the parent has put but not flushed stays with the parent.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -88,7 +87,7 @@ class StoreWriter(Store):
         super().__init__(path)
 
     def put(self, token_ids: Sequence[int], values: Sequence[float] | Array, kind: Kind) -> None:
-        """Collect the values of these tokens, one each; at tokens the policy did not sample, any number.
+        """Collect the values of these tokens, one each. A token that was not sampled takes any number.
 
         "reference": log-probabilities, nats. "replay": signed coefficients (`stamps.dpo_coefficient`).
         """
@@ -112,7 +111,7 @@ class StoreWriter(Store):
         pending.clear()
 
     def close(self) -> None:
-        """Flush, and take nothing more."""
+        """Flush. After this `put` and `flush` raise ConfigError."""
         if not self._is_closed:
             self.flush()
             self._is_closed = True
@@ -124,7 +123,7 @@ class StoreWriter(Store):
         self.close()
 
     def _own_pending(self) -> dict[bytes, bytes]:
-        """What this process has put, which is not what it inherited by a fork."""
+        """What this process has put, without what it inherited by a fork."""
         if self._is_closed:
             raise ConfigError(str(self.path), "this writer is closed", "open another StoreWriter")
         if self._process != os.getpid():
@@ -149,7 +148,7 @@ def _create(path: Path) -> None:
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(_connected(path, "rwc")) as connection:
-            is_empty = not connection.execute("PRAGMA page_count").fetchone()[0]
+            is_empty = not _pragma(connection, "page_count")
             connection.execute("BEGIN IMMEDIATE")  # fails here and not at the first flush, if it must
             if is_empty:
                 connection.execute(CREATE)
@@ -163,27 +162,24 @@ def _create(path: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The store, open for as long as it is used: a connection would not survive a fork."""
+    log = path.with_name(path.name + "-wal")
     with _explained(path), closing(_connected(path, "rw")) as connection:
-        is_alone = _is_without_log(path)
-        if is_alone and path.stat().st_size % PAGE:  # SQLite would read 0 for the rest of the last page
-            raise DataError(str(path), f"is cut off after {path.stat().st_size} bytes", RESTORE)
+        has_log = log.exists() and log.stat().st_size > 0
+        size = path.stat().st_size
+        if size % PAGE and not has_log:  # SQLite would read 0 for the rest of the last page
+            raise DataError(str(path), f"is cut off after {size} bytes", RESTORE)
         try:
             _check(connection, path)
         except sqlite3.OperationalError:
-            if os.access(path.parent, os.W_OK) or not is_alone:
+            if has_log or os.access(path.parent, os.W_OK):
                 raise
         else:
             yield connection
             return
-    # No log can be written in this folder, and none is there to be read.
+    # No log can be written in this folder, and there is none to read.
     with _explained(path), closing(_connected(path, "ro", "&immutable=1")) as connection:
         _check(connection, path)
         yield connection
-
-
-def _is_without_log(path: Path) -> bool:
-    log = path.with_name(path.name + "-wal")
-    return not (log.exists() and log.stat().st_size)
 
 
 def _connected(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
@@ -191,17 +187,19 @@ def _connected(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
     return sqlite3.connect(name, uri=True, timeout=TIMEOUT, isolation_level=None)
 
 
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Raise DataError unless this SQLite file is a store of this format."""
     # Asked first: a writer that creates the file commits its first page with all that follows.
-    if not connection.execute("PRAGMA page_count").fetchone()[0]:
+    if not _pragma(connection, "page_count"):
         raise DataError(str(path), "is an empty file", "write the store with StoreWriter")
-    application, written = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-    )
-    if application != APPLICATION:
+    if _pragma(connection, "application_id") != APPLICATION:
         raise DataError(str(path), "is not a store of composer-plugins", "name another file")
-    if written != FORMAT:
+    if (written := _pragma(connection, "user_version")) != FORMAT:
         problem = f"has format {written}, and this version reads {FORMAT}"
         raise DataError(str(path), problem, "install the version that wrote it")
 
@@ -209,23 +207,18 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn the operating system's and SQLite's errors into ours."""
+    key, remedy = str(path), "give a file in a folder that this process can use"
     try:
         yield
     except OSError as error:
-        remedy = "give a file in a folder that this process can use"
-        raise ConfigError(str(path), f"cannot be opened: {error.strerror or error}", remedy) from None
+        raise ConfigError(key, f"cannot be opened: {error.strerror or error}", remedy) from None
     except sqlite3.Error as error:
-        raise _explanation(path, error) from None
-
-
-def _explanation(path: Path, error: sqlite3.Error) -> ConfigError | DataError:
-    code = error.sqlite_errorcode & 0xFF
-    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-        return DataError(str(path), f"is not a whole store ({error})", RESTORE)
-    if code == sqlite3.SQLITE_CANTOPEN and not path.exists():
-        return ConfigError(str(path), "there is no store", "write one with StoreWriter")
-    if code == sqlite3.SQLITE_BUSY:
-        problem = f"another process has been writing for more than {TIMEOUT:g} seconds"
-        return ConfigError(str(path), problem, "let one process write, or write several stores")
-    problem = f"cannot be read or written ({error})"
-    return ConfigError(str(path), problem, "give a file in a folder that this process can use")
+        code = error.sqlite_errorcode & 0xFF
+        if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+            raise DataError(key, f"is not a whole store ({error})", RESTORE) from None
+        if code == sqlite3.SQLITE_CANTOPEN and not path.exists():
+            raise ConfigError(key, "there is no store", "write one with StoreWriter") from None
+        if code == sqlite3.SQLITE_BUSY:
+            problem = f"another process has been writing for more than {TIMEOUT:g} seconds"
+            raise ConfigError(key, problem, "let one process write, or write several stores") from None
+        raise ConfigError(key, f"cannot be read or written ({error})", remedy) from None

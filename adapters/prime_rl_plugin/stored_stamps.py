@@ -6,14 +6,14 @@
     import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"
     kwargs = { store = "/shared/pairs.store" }
 
-The nodes of 0.7 and 0.8 cannot carry stamps, and echo's filter is the only function of a user's that those
-call on a rollout before it goes to the trainer. They ask it which observations echo shall train on. It keeps
-none and stamps the samples, so the algorithm is then grpo. It runs once per rollout and blocks the
-orchestrator's event loop, so it uses no network.
+In PRIME-RL 0.7 and 0.8 nodes cannot carry stamps. The filter of the algorithm "echo" is the only function of
+the user's that is called on a rollout before the trainer gets it. It is asked which observations echo trains
+on. `echo_filter` selects none, so that the algorithm trains as grpo, and stamps the samples. It runs once per
+rollout and blocks the orchestrator's event loop, so it uses no network.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,10 @@ def echo_filter(rollout: Any, *, store: str, kinds: Sequence[Kind] = FIRST_REPLA
     for sample in samples or ():
         if (found := _look_up(opened, kinds, sample.token_ids)) is not None:
             with _left_out_with_a_warning():
-                upstream.stamp_sample(sample, *_streams(found, sample.mask))
+                reference, weights = _streams(found, sample.mask)
+                sample.ref_logprobs = reference.tolist()
+                if weights is not None:
+                    sample.rl_weights = weights.tolist()
     return [[False] * len(branch.token_ids) for branch, _ in upstream.trained_branches(rollout)]
 
 
@@ -55,27 +58,28 @@ def stamp_from_store(trace: Any, store: Store, kinds: Sequence[Kind] = FIRST_REP
     trains it. A record that cannot be stamped is left out with a warning.
     """
     stamped = 0
-    for branch, parts in upstream.trained_branches(trace):
+    for branch, nodes in upstream.trained_branches(trace):
         if (found := _look_up(store, kinds, branch.token_ids)) is not None:
             with _left_out_with_a_warning():
-                _stamp_branch(parts, found)
+                _stamp_branch(branch, nodes, found)
                 stamped += 1
     return stamped
 
 
-def _stamp_branch(parts: list[upstream.Part], found: Found) -> None:
-    mask = [part.is_trained and sampled for part in parts for sampled in part.node.mask]
+def _stamp_branch(branch: Any, trained: list[upstream.Node], found: Found) -> None:
+    ids = {id(node) for node in trained}
+    mask = [sampled and id(node) in ids for node in branch.nodes for sampled in node.mask]
     reference, weights = _streams(found, mask)
-    trained = [(part.node, part.start + np.flatnonzero(part.node.mask)) for part in parts if part.is_trained]
-    for node, _ in trained:
+    for node in trained:
         upstream.check_node_type(type(node))
         if weights is None and is_pair(node):
             problem = f"a node of this branch of {len(mask)} tokens belongs to a pair"
             raise DataError("stored reference", problem, "store a hint or a pair for a token, not both")
-    for node, sampled in trained:
-        upstream.set_reference(node, [reference[i] for i in sampled])
+    ends = np.cumsum([sum(node.mask) for node in trained])
+    for node, positions in zip(trained, np.split(np.flatnonzero(mask), ends[:-1]), strict=True):
+        node.reference_logprobs = reference[positions].tolist()
         if weights is not None:
-            upstream.set_weights(node, [weights[i] for i in sampled])
+            upstream.set_weights(node, weights[positions].tolist())
 
 
 @contextmanager
@@ -87,18 +91,18 @@ def _left_out_with_a_warning() -> Iterator[None]:
         warnings.warn(f"left out: {error}", ComposerWarning, stacklevel=4)
 
 
-def _streams(found: Found, mask: Iterable[bool]) -> tuple[list[float], list[float] | None]:
+def _streams(found: Found, mask: Sequence[bool]) -> tuple[Array, Array | None]:
     """The reference and the weights of a branch, one each per token, 0.0 where `mask` is False."""
     kind, values = found
     sampled = np.asarray(mask, dtype=bool)
     own = np.where(sampled, values, 0.0).astype(np.float64)
     key = f"stored {kind} of {len(sampled)} tokens"
     if kind == "reference":
-        return reference_values(own, len(sampled), key).tolist(), None
+        return reference_values(own, len(sampled), key), None
     if not own.any():
         problem = "it is 0.0 at every sampled token, which PRIME-RL reads as weight 1"
         raise DataError(key, problem, "store coefficients of the sampled tokens")
-    return np.where(sampled, REPLAY, 0.0).tolist(), own.tolist()
+    return np.where(sampled, REPLAY, 0.0), own
 
 
 def _look_up(store: Store, kinds: Sequence[Kind], token_ids: Sequence[int]) -> Found | None:

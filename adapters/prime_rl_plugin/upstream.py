@@ -4,7 +4,6 @@ To port the adapter to another release, begin here. Neither package is imported:
 fields below. The options of the user's TOML are read in `doctor/`.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +18,13 @@ if TYPE_CHECKING:  # the doctor loads no torch
 
 
 class Generation(NamedTuple):
-    """A run of PRIME-RL releases with one contract for a custom loss. "" for a channel: not available."""
+    """Successive releases of PRIME-RL that call a custom loss in the same way."""
 
     since: str
     until: str  # the first release after it; "" for the newest
     denominator: str  # what the trainer divides the sum by
-    hint: str  # what fills the reference log-probabilities beside RL
-    replay: str  # what fills the weights
+    hint: str  # what fills the reference log-probabilities beside RL; "" if nothing does
+    replay: str  # what fills the weights; "" if nothing does
 
 
 TEACHER, ECHO, NODE = "orchestrator.teacher_model", "echo filter", "verifiers node"
@@ -40,16 +39,17 @@ GENERATIONS = (
     Generation("0.8.1.dev52", "", GLOBAL_TOKENS, NODE, NODE),
 )
 NEWEST = GENERATIONS[-1]
-# Known from its source text only: its divisor is the sum of the weights, in which a pair's +c and -c cancel.
+# Known from source text only. Its denominator is the sum of the weights, in which a pair's +c and -c cancel.
 AFTER_559B447 = Generation("after 559b447", "", GLOBAL_TOKENS, NODE, "")
-# Which release a field or an option appeared in.
-WEIGHTS_SINCE, SAMPLES_SINCE, NODES_SINCE = "0.7", "0.7", "0.8.1.dev52"
-VERIFIERS_SINCE = "commit 4bcb48e55 of August 2026"
+# The first release with SAMPLE_FIELDS, and the first verifiers with NODE_FIELDS.
+SAMPLES_SINCE, VERIFIERS_SINCE = "0.7", "commit 4bcb48e55 of August 2026"
 
 MODE = "token-mean"  # how the trainer reduces; since 0.6 over the whole batch
-DISTRIBUTION, PACKAGE = "prime-rl", "prime_rl"
+DISTRIBUTION = "prime-rl"
 # The newest generation still calls itself 0.8.0. This option of the orchestrator distinguishes it.
-NEWEST_FILE, NEWEST_OPTION = "configs/orchestrator.py", "filter_zero_advantages"
+NEWEST_OPTION = "filter_zero_advantages"
+# What `doctor/probe.py` is given to find the installed release: distribution, package, file, option in it.
+INSTALLATION = (DISTRIBUTION, "prime_rl", "configs/orchestrator.py", NEWEST_OPTION)
 
 
 def installed() -> str | None:
@@ -61,7 +61,7 @@ def installed() -> str | None:
 
 
 def generation_of(release: str | None, is_newest: bool = False) -> Generation:
-    """The contract of a release, or the newest one if nothing is known of it."""
+    """The generation of a release; the newest one if the release is not known."""
     if release is None or is_newest or release.upper() == "HEAD":
         return NEWEST
     number = _number(release)
@@ -100,7 +100,7 @@ SINCE_559B447 = "trainer_mask_logprobs"
 
 
 def streams(inputs: Any) -> Streams:
-    """The fields of LossInputs; DataError if one that every release has is absent."""
+    """The fields of LossInputs; DataError if one is absent that every release has."""
     given: list[Any] = [getattr(inputs, name, None) for name in STREAMS]
     if absent := [name for name, x in zip(STREAMS, given, strict=True) if x is None]:
         remedy = "point import_path at a function that PRIME-RL calls with its LossInputs"
@@ -112,29 +112,28 @@ def streams(inputs: Any) -> Streams:
 
 
 def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None:
-    """Raise DataError for another type or shape. Values are not checked: that would wait for the device."""
+    """Raise DataError for a wrong type or shape. Values are not checked: that would wait for the device."""
     import torch
 
     if needs_reference and not any(hasattr(inputs, name) for name in REFERENCES):
         problem = f"there is no {' and no '.join(REFERENCES)}, which a hint needs"
         raise DataError("LossInputs", problem, "remove the hint: this PRIME-RL cannot carry it")
-    names = dict(zip(Streams._fields, (*STREAMS, REFERENCES[0], WEIGHTS), strict=True))
-    given = {names[field]: x for field, x in found._asdict().items() if x is not None}
-    mask = given[names["mask"]]
+    names, mask = (*STREAMS, REFERENCES[0], WEIGHTS), found.mask
+    given = {name: x for name, x in zip(names, found, strict=True) if x is not None}
     for name, x in given.items():
-        is_tensor, wanted = isinstance(x, torch.Tensor), "booleans" if x is mask else "floating point"
-        sound = is_tensor and (x.dtype is torch.bool if x is mask else x.dtype.is_floating_point)
-        if not sound:
-            kind = x.dtype if is_tensor else type(x).__name__
-            raise DataError(name, f"it is {kind}", f"pass a tensor of {wanted}")
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        if x is mask and kind is not torch.bool:
+            raise DataError(name, f"it is {kind}", "pass a tensor of booleans")
+        if x is not mask and not getattr(kind, "is_floating_point", False):
+            raise DataError(name, f"it is {kind}", "pass a tensor of floating point")
     for name, x in given.items():
         if x.dim() != 1 or x.shape != mask.shape or not x.numel():
-            problem = f"its shape is {tuple(x.shape)}, and that of {names['mask']} {tuple(mask.shape)}"
+            problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
             raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
 
 
 def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
-    """The contract of the PRIME-RL that made these LossInputs, as far as their fields and `release` tell."""
+    """The generation of the PRIME-RL that made these LossInputs, by their fields and its `release`."""
     if hasattr(inputs, SINCE_559B447):
         return AFTER_559B447
     if hasattr(inputs, WEIGHTS):
@@ -147,49 +146,31 @@ def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
 
 
 class Node(Protocol):
-    """A message of verifiers: its log-probabilities are one per sampled token, the rest one per token."""
+    """A message of verifiers. `sampled_count` checks that it has the last two fields, which are newer."""
 
     sampled: bool
     token_ids: list[int]
     mask: list[bool]  # True at the tokens that the policy sampled
-    logprobs: list[float]
-
-
-class Part(NamedTuple):
-    """A node in a branch, whose tokens begin at `start`."""
-
-    node: Node
-    start: int
-    is_trained: bool
+    logprobs: list[float]  # one per sampled token
+    reference_logprobs: list[float] | None  # one per sampled token
+    loss_weights: dict[str, list[float]] | None  # one per token, by the name of PRIME-RL's loss
 
 
 NODE_FIELDS = ("reference_logprobs", "loss_weights")
 SAMPLE_FIELDS = ("ref_logprobs", "rl_weights")
-POLICY_STREAM = "rl"  # of a node's weights the ones that the custom loss sees
-
-
-def reference(node: Node) -> list[float] | None:
-    """The reference log-probabilities that the node carries, one per sampled token."""
-    values: list[float] | None = node.reference_logprobs  # type: ignore[attr-defined]
-    return values
-
-
-def set_reference(node: Node, values: list[float]) -> None:
-    """Give the node its reference log-probabilities."""
-    node.reference_logprobs = values  # type: ignore[attr-defined]
+POLICY_STREAM = "rl"  # the weights of the custom loss; a node may carry those of PRIME-RL's other losses too
 
 
 def weights(node: Node) -> list[float] | None:
     """The weights of the custom loss that the node carries, one per token."""
-    values: list[float] | None = (node.loss_weights or {}).get(POLICY_STREAM)  # type: ignore[attr-defined]
-    return values
+    return (node.loss_weights or {}).get(POLICY_STREAM)
 
 
 def set_weights(node: Node, per_sampled: Sequence[float]) -> None:
     """Give the node one weight per sampled token, beside the weights of PRIME-RL's other losses."""
     left = iter(per_sampled)
     own = [next(left) if sampled else 0.0 for sampled in node.mask]
-    node.loss_weights = (node.loss_weights or {}) | {POLICY_STREAM: own}  # type: ignore[attr-defined]
+    node.loss_weights = (node.loss_weights or {}) | {POLICY_STREAM: own}
 
 
 def check_node_type(node_type: type) -> None:
@@ -202,7 +183,7 @@ def check_node_type(node_type: type) -> None:
         raise ConfigError(
             node_type.__name__,
             f"there is no {' and no '.join(absent)}, which verifiers has since {VERIFIERS_SINCE}, and which "
-            f"PRIME-RL passes on since {NODES_SINCE}",
+            f"PRIME-RL passes on since {NEWEST.since}",
             "upgrade, or with PRIME-RL 0.7 and 0.8 use stored_stamps.echo_filter",
         )
 
@@ -222,24 +203,21 @@ def sampled_count(node: Node) -> int:
 
 
 def is_trained(node: Node) -> bool:
-    """Whether PRIME-RL trains any token of this node, in the first branch that contains it."""
+    """Whether PRIME-RL trains any token of this node."""
     return node.sampled and any(node.mask)
 
 
-def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Part]]]:
-    """Each branch with a token to train, and its parts. A node in two branches is trained in the first one.
+def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
+    """Each branch with nodes to train, and these nodes. A node in two branches is trained in the first one.
 
     `trace` is a verifiers trace, or a rollout of PRIME-RL 0.7 and 0.8.
     """
     seen: set[int] = set()
     for branch in trace.branches:
-        parts, start = [], 0
-        for node in branch.nodes:
-            parts.append(Part(node, start, is_trained(node) and id(node) not in seen))
-            start += len(node.token_ids)
-        seen |= {id(part.node) for part in parts if part.is_trained}
-        if any(part.is_trained for part in parts):
-            yield branch, parts
+        trained = [node for node in branch.nodes if is_trained(node) and id(node) not in seen]
+        seen |= {id(node) for node in trained}
+        if trained:
+            yield branch, trained
 
 
 def samples(rollout: Any) -> list[Any] | None:
@@ -252,33 +230,12 @@ def samples(rollout: Any) -> list[Any] | None:
     return found
 
 
-def stamp_sample(sample: Any, reference: list[float], weights: list[float] | None) -> None:
-    """Give a sample its streams, one number per token."""
-    sample.ref_logprobs = reference
-    if weights is not None:
-        sample.rl_weights = weights
-
-
 # --- Names in the user's TOML --------------------------------------------------------------------------
 
 LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
-OWN_LOSSES = {"default", "ipo", "sft", "icepop", "ppo", "cispo"}  # types, in one version or another
+OWN_LOSSES = {"ipo", "sft", "icepop", "ppo", "cispo"}  # types beside "default", in one version or another
 OLD_DEFAULTS = {"0.4": "masked_is@prime-rl<0.5", "0.5": "ipo@prime-rl<0.6"}  # later, `dppo`
 DEFAULT_ALGORITHM = "grpo"
 ECHO_ALGORITHM = "echo"
 # Algorithms whose samples PRIME-RL trains with a loss of its own, and with which one.
 ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
-
-
-def probe_arguments(import_path: str, plugins: Sequence[str], words: Sequence[str]) -> str:
-    """What `doctor/probe.py` needs to know. It runs in another interpreter, and imports none of this."""
-    return json.dumps(
-        {
-            "import_path": import_path,
-            "plugins": list(plugins),
-            "words": list(words),
-            "distribution": DISTRIBUTION,
-            "package": PACKAGE,
-            "newest": [NEWEST_FILE, NEWEST_OPTION],
-        }
-    )

@@ -1,8 +1,8 @@
 """The per-token numbers that reach the loss through PRIME-RL, and the checks on them.
 
-PRIME-RL hands on two streams of floats. A token has one reference log-probability and, since 0.7, one weight.
-A hint is a reference: the teacher's log-probability, which is at most 0. A token of a replayed pair needs no
-reference, so a positive one (no log-probability is positive) marks it, and its weight is the pair's signed
+PRIME-RL passes two numbers per token to the loss: a reference log-probability and, since 0.7, a weight. For a
+hint the reference is the teacher's log-probability, which is at most 0. A token of a replayed pair needs no
+reference. There the positive number `REPLAY` marks the token, and the weight is the pair's signed
 coefficient. PRIME-RL's packing writes 0.0 at every token of a sequence that has no reference.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
     from torch import Tensor
 
 REPLAY = 1.0  # the reference that marks a token of a pair
-MARKED = 0.5  # above it a reference is that mark: an engine's log-probability may round to a little above 0
+MARKED = 0.5  # a reference above this is the mark; one that is a little above 0 was rounded by its engine
 ROUNDING = 1e-5  # nats by which a log-probability of an engine may exceed 0
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -40,11 +40,8 @@ def reference_values(values: Sequence[float] | Array, count: int, key: str) -> A
     """`values` as `count` log-probabilities of a teacher, float64 and at most 0; DataError otherwise."""
     array = log_probabilities(values, count, key)
     if not array.any():
-        raise DataError(
-            key,
-            "every log-probability is exactly 0.0, which to PRIME-RL's packing means no reference",
-            "pass -1e-9 for 0.0 if the teacher is certain of every token",
-        )
+        problem = "every log-probability is exactly 0.0, which to PRIME-RL's packing means no reference"
+        raise DataError(key, problem, "pass -1e-9 for 0.0 if the teacher is certain of every token")
     return array
 
 
@@ -52,11 +49,8 @@ def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> 
     """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0."""
     array = numbers(values, count, key)
     if (wrong := array > ROUNDING).any():
-        raise DataError(
-            key,
-            f"{array[wrong][0]} at position {wrong.argmax()} is positive",
-            "pass log-probabilities, in nats",
-        )
+        problem = f"{array[wrong][0]} at position {wrong.argmax()} is positive"
+        raise DataError(key, problem, "pass log-probabilities, in nats")
     return np.minimum(array, 0.0)
 
 
@@ -71,7 +65,7 @@ def numbers(values: Sequence[float] | Array, count: int, key: str) -> Array:
 
 
 def of_kind(values: Any, kinds: str, key: str, wanted: str) -> Array:
-    """`values` as an array with one dimension, of these of numpy's kinds: neither text nor booleans."""
+    """`values` as an array of one dimension, whose dtype is of one of numpy's `kinds` ("fiu")."""
     try:
         array = np.asarray(values)
     except ValueError:

@@ -13,7 +13,7 @@ from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
 
-TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own term
+TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
 
 
@@ -78,7 +78,7 @@ class ComposerGRPOConfig(GRPOConfig):
     )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
-        # Before the generated __init__, whose TypeError names no nearest match.
+        # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
         accepted = inspect.signature(cls.__init__).parameters
         if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
             return super().__new__(cls)  # a subclass with an __init__ of its own
@@ -101,28 +101,22 @@ class ComposerGRPOConfig(GRPOConfig):
             if choice is not None:
                 ADAPTER.require(choice)
         if policy is not None:
-            self._check_beside(policy)
+            self._check_options_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
-            raise ConfigError(
-                "remove_unused_columns",
-                "it is True, which drops the columns that the hint and replay channels read",
-                "leave it False, TRL's default for GRPO",
-            )
+            problem = "it is True, which drops the columns that the hint and replay channels read"
+            raise ConfigError("remove_unused_columns", problem, "leave it False, TRL's default for GRPO")
 
     @property
     def composer(self) -> ComposerConfig:
-        """These fields as the library's one config model."""
-        names = [name for name in ComposerConfig.model_fields if hasattr(self, name)]
-        values = {name: getattr(self, name) for name in names}
-        return ComposerConfig.parse(
-            {name: {} if value is None and name in PARAMS else value for name, value in values.items()},
-            framework_loss=TRL_LOSS,
-        )
+        """The options of the three channels as a checked ComposerConfig."""
+        values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
+        values |= {name: {} for name in PARAMS if values[name] is None}
+        return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
     def policy_choice(self) -> Choice | None:
-        """Our policy loss with `policy_params` and TRL's clip options where they are set; None: TRL's own.
+        """Our policy loss with its parameters; None with policy="trl".
 
-        TRL's epsilon, epsilon_high and delta have their meaning for losses that clip as TRL's GRPO does. For
+        TRL's epsilon, epsilon_high and delta set the parameters of a loss that clips as TRL's GRPO does. For
         any other loss, setting one of them is an error. An epsilon at TRL's default counts as not set, so
         that gspo keeps its own clip range.
         """
@@ -148,7 +142,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return replace(chosen, params={**chosen.params, **{name: value for name, (_, value) in trl.items()}})
 
     def policy_mode(self, choice: Choice) -> tuple[str, str]:
-        """How our policy loss is reduced, a key of `upstream.DENOMINATORS`, and where that comes from."""
+        """How our policy loss is reduced (a key of `upstream.DENOMINATORS`), and what decided so."""
         if self.loss_type is not None:
             return upstream.MODES[self.loss_type], f"set by loss_type={self.loss_type}"
         if not choice.mode:
@@ -157,7 +151,7 @@ class ComposerGRPOConfig(GRPOConfig):
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
 
-    def _check_beside(self, policy: Choice) -> None:
+    def _check_options_beside(self, policy: Choice) -> None:
         """Raise ConfigError for options of TRL that do not work beside a policy of ours."""
         denominators = ", ".join(upstream.MODES)
         if self.loss_type not in (None, *upstream.MODES, *upstream.OTHER_LOSSES):
@@ -170,19 +164,17 @@ class ComposerGRPOConfig(GRPOConfig):
         if mode not in upstream.DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             raise ConfigError("loss_type", problem, f"set one of {denominators}")
-        if mode == "token-sum" and self.beta != 0:
-            problem = f"TRL's KL is a mean, and {policy.name!r} is a sum over tokens"
-            raise ConfigError("beta", problem, f"set beta to 0, or loss_type to one of {denominators}")
-        if mode == "token-sum" and self.entropy_coef != 0:
-            problem = f"TRL's entropy bonus is a mean, and {policy.name!r} is a sum over tokens"
-            raise ConfigError("entropy_coef", problem, f"set it to 0, or loss_type to one of {denominators}")
+        for key, term in (("beta", "KL"), ("entropy_coef", "entropy bonus")):
+            if mode == "token-sum" and getattr(self, key) != 0:
+                problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
+                raise ConfigError(key, problem, f"set it to 0, or loss_type to one of {denominators}")
         if self.importance_sampling_level != "token":
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"
             raise ConfigError("importance_sampling_level", problem, remedy)
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
         if corrected and "rollout_logprobs" in policy.loss.needs:
-            problem = f"{policy.name!r} has its ratio to vLLM already, and would be corrected twice"
+            problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
             raise ConfigError("vllm_importance_sampling_correction", problem, "set it to False")
 
 

@@ -1,7 +1,6 @@
 """Forward passes that return logits: plain calls of the model, which TRL's fused head leaves unchanged."""
 
 import inspect
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,13 +15,16 @@ def completion_logits(
 ) -> Tensor:
     """Logits [B, completion_length, V] that predict the last `completion_length` tokens of each row.
 
-    They are divided by the sampling temperature, as TRL's own log-probabilities are, so that student,
-    teacher and reference are the distributions that completions are sampled from.
+    They are divided by the sampling temperature, as TRL's own log-probabilities are. So student, teacher and
+    reference are the distributions that completions are sampled from.
     """
     keep = completion_length + 1  # the logits at t predict the token at t + 1
     # A model with absolute positions would otherwise count the padding on the left.
     options = {"logits_to_keep": keep, "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0)}
-    options = {name: value for name, value in options.items() if name in _accepted(trainer)}
+    policy = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    policy = policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # PEFT
+    accepted = inspect.signature(type(policy).forward).parameters  # some models have no such argument
+    options = {name: value for name, value in options.items() if name in accepted}
     with trainer.accelerator.autocast():
         logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **options).logits
     return logits[:, -keep:-1] / trainer.temperature
@@ -39,12 +41,5 @@ def text_config(trainer: GRPOTrainer) -> Any:
 
 
 def longest_input(trainer: GRPOTrainer) -> int | None:
-    """The number of tokens that the model takes, where its config says."""
+    """The number of tokens that the model takes; None where its config does not say."""
     return getattr(text_config(trainer), "max_position_embeddings", None)
-
-
-def _accepted(trainer: GRPOTrainer) -> Collection[str]:
-    """The arguments of the model's forward. Some models have no logits_to_keep or no position_ids."""
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inspect.signature(type(model).forward).parameters

@@ -1,6 +1,7 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,78 +10,76 @@ from trl import GRPOTrainer
 
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
-from composer_plugins.adapters.trl_mixin.hint import HintChannel
-from composer_plugins.adapters.trl_mixin.replay import ReplayChannel
 from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import Finding
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 
 DataChannel = HintChannel | ReplayChannel
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
 
-def uses_peft(given: dict[str, Any]) -> bool:
+def uses_peft(arguments: dict[str, Any]) -> bool:
     """Whether the policy will be a PEFT model, by the arguments of the trainer's constructor."""
-    return hasattr(given.get("model"), "peft_config") or given.get("peft_config") is not None
+    return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
 
 
-def check_adapter(given: dict[str, Any], config: ComposerConfig, needs_base: bool) -> None:
-    """Raise ConfigError for a PEFT model with an ema teacher, or without an initial policy to ask."""
+def check_adapter(arguments: dict[str, Any], config: ComposerConfig, needs_base: bool) -> None:
+    """Raise ConfigError for a PEFT model with an ema teacher, or without access to the initial policy."""
     if config.hint_weight > 0 and config.hint_teacher == "ema":
         problem = "it is 'ema', which keeps a copy of all weights, and PEFT is used to avoid such copies"
         raise ConfigError("hint_teacher", problem, "set it to 'base'")
-    adapter = given.get("peft_config")
+    adapter = arguments.get("peft_config")
     init, bias = getattr(adapter, "init_lora_weights", True), getattr(adapter, "bias", "none")
     if needs_base and (init not in (True, "gaussian") or bias != "none"):
         problem = f"with init_lora_weights={init!r} and bias={bias!r}, {NOT_INITIAL}"
         raise ConfigError("peft_config", problem, "set init_lora_weights=True or 'gaussian', and bias='none'")
-    if needs_base and hasattr(given.get("model"), "peft_config"):
+    if needs_base and hasattr(arguments.get("model"), "peft_config"):
         remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
         raise ConfigError("model", f"it has an adapter already, so {NOT_INITIAL}", remedy)
 
 
-def trainer_findings(trainer: GRPOTrainer, config: ComposerConfig) -> Iterator[Finding]:
-    """What the forward passes of the hint and replay channels cannot do in this trainer."""
-
-    def error(key: str, problem: str, remedy: str) -> Finding:
-        return Finding("error", key, problem, remedy)
-
+def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
+    """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
     args, vision = trainer.args, upstream.is_vision_model(trainer)
     teacher = config.hint_teacher if config.hint_weight > 0 else None
     if teacher is not None and not vision:
         check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
     if args.cast_lm_head_to_fp32:
         problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
-        yield error("cast_lm_head_to_fp32", problem, "leave it False with the hint and replay channels")
+        remedy = "leave it False with the hint and replay channels"
+        raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
     half = {p.dtype for p in trainer.model.parameters()} & {torch.bfloat16, torch.float16}
     if teacher == "ema" and half:
-        problem = f"it is 'ema' on {half.pop()} weights, where rounding loses a step of hint_ema_rate"
+        problem = f"it is 'ema' on {half.pop()} weights, whose rounding loses the teacher's small steps"
         remedy = "load the model in float32 (bf16=True computes in bfloat16)"
-        yield error("hint_teacher", problem, remedy)
+        raise ConfigError("hint_teacher", problem, remedy)
     if teacher == "live":
-        problem = (
-            "it is 'live', which moves with its student and collapsed to reward 0 in 3 of 3 measured seeds"
+        warnings.warn(
+            "hint_teacher: it is 'live', which moves with its student and collapsed to reward 0 in 3 of 3 "
+            "measured seeds; set it to 'base', which learned in all 3",
+            ComposerWarning,
+            stacklevel=3,  # the line that constructs the trainer
         )
-        yield Finding("warning", "hint_teacher", problem, "set it to 'base', which learned in all of them")
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
-        yield error("processing_class", problem, "set tokenizer.eos_token")
+        raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
     if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():
         sharded = "fsdp" if trainer.is_fsdp_enabled else "deepspeed"
         problem = "it shards the weights, and frozen copies of sharded weights have not been tested"
-        yield error(sharded, problem, "use DDP or ZeRO-1/2")
+        raise ConfigError(sharded, problem, "use DDP or ZeRO-1/2")
     if vision:
-        problem = "it takes images, and the forward passes of the hint and replay channels have none"
-        yield error("model", problem, "set hint_weight=0 and replay_weight=0")
+        problem = "it takes images, and the hint and replay channels do not pass images to the model"
+        raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
     if trainer.environment_factories is not None:
-        problem = "the prompt is known only after reset(), and hints and pairs stand in the data set"
-        yield error("environment_factory", problem, "set hint_weight=0 and replay_weight=0")
+        problem = "the prompt is known only after reset(), but the data set holds the hints and pairs"
+        raise ConfigError("environment_factory", problem, "set hint_weight=0 and replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
         problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"
-        yield error("gradient_checkpointing_kwargs", problem, "set {'use_reentrant': False}")
+        raise ConfigError("gradient_checkpointing_kwargs", problem, "set {'use_reentrant': False}")
 
 
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:
@@ -93,8 +92,8 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
         if dataset is None:
             continue
         for channel in channels:
-            for label, row in columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name):
-                _check_row(label, trainer, channel, row, name == "train_dataset")
+            rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
+            _check_rows(trainer, channel, rows, training=name == "train_dataset")
 
 
 def check_streamed(
@@ -104,14 +103,14 @@ def check_streamed(
     training = trainer.model.training
     if columns.is_streamed(trainer.train_dataset if training else trainer.eval_dataset):
         for channel in channels:
-            for row in rows:
-                _check_row("streamed row", trainer, channel, row, training)
+            _check_rows(trainer, channel, [("streamed row", row) for row in rows], training)
 
 
-def _check_row(
-    label: str, trainer: GRPOTrainer, channel: DataChannel, row: columns.Row, training: bool
+def _check_rows(
+    trainer: GRPOTrainer, channel: DataChannel, rows: Iterable[tuple[str, columns.Row]], training: bool
 ) -> None:
-    try:
-        channel.check_row(trainer, row, training)
-    except DataError as error:
-        raise error.under(label, ", ") from None
+    for label, row in rows:
+        try:
+            channel.check_row(trainer, row, training)
+        except DataError as error:
+            raise error.under(label, ", ") from None

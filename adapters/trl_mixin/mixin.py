@@ -1,5 +1,6 @@
 """`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
+import copy
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
@@ -8,20 +9,10 @@ from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin import guards, upstream
+from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.guards import (
-    check_adapter,
-    check_datasets,
-    check_streamed,
-    trainer_findings,
-    uses_peft,
-)
-from composer_plugins.adapters.trl_mixin.hint import HintChannel
-from composer_plugins.adapters.trl_mixin.policy import PolicyChannel
-from composer_plugins.adapters.trl_mixin.replay import ReplayChannel
-from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, Teacher, copies_before_patching, frozen
-from composer_plugins.diagnosis import enforce
+from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, Teacher
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
 
@@ -45,7 +36,7 @@ class ComposerLossMixin(_Trainer):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, Trainer):
-            return  # a mixin of mixins
+            return  # a mixin derived from this one
         bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
         if not issubclass(cls, GRPOTrainer):
             problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
@@ -60,7 +51,7 @@ class ComposerLossMixin(_Trainer):
             problem = "it is not a trl.GRPOTrainer"
             raise ConfigError(type(self).__name__, problem, "mix ComposerLossMixin into a GRPOTrainer")
         upstream.require_supported_trl()
-        given = dict(zip(list(inspect.signature(GRPOTrainer).parameters), args, strict=False)) | kwargs
+        given = dict(zip(inspect.signature(GRPOTrainer).parameters, args, strict=False)) | kwargs
         options = given.get("args")
         if not isinstance(options, ComposerGRPOConfig):
             raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
@@ -75,41 +66,49 @@ class ComposerLossMixin(_Trainer):
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
 
-        needs_base = self._hint is not None and config.hint_teacher == "base"
-        needs_base |= self._replay is not None and self._replay.needs_reference
-        needs_ema = self._hint is not None and config.hint_teacher == "ema"
-        peft = uses_peft(given)
+        teacher_kind = config.hint_teacher if self._hint is not None else None
+        needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
+        peft = guards.uses_peft(given)
         if peft:
-            check_adapter(given, config, needs_base)
-        copies = copies_before_patching(given.get("model"), 0 if peft else needs_base + needs_ema)
+            guards.check_adapter(given, config, needs_base)
+        # TRL's constructor patches the model's forward with a closure over the original model. A copy made
+        # after it would run the weights of the policy.
+        copies: list[nn.Module] = []
+        if isinstance(given.get("model"), nn.Module) and not peft:
+            copies = [copy.deepcopy(given["model"]) for _ in range(needs_base + (teacher_kind == "ema"))]
         loss_type = options.loss_type
-        if loss_type is None and self._policy is None:  # not set: TRL's own loss has TRL's default
+        if loss_type is None and self._policy is None:
             options.loss_type = upstream.DEFAULTS["loss_type"]
         super().__init__(*args, **kwargs)
         options.loss_type = loss_type
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
-            self.loss_type = upstream.loss_type_of(self._policy.mode)
+            self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
         if self._data_channels:
-            enforce(trainer_findings(self, config))
-            check_datasets(self, self._data_channels)
+            guards.check_trainer(self, config)
+            guards.check_datasets(self, self._data_channels)
             self._make_teachers(copies, peft, needs_base)
         if self.accelerator.is_main_process:
             _log_info(self._describe())
 
     def _make_teachers(self, copies: list[nn.Module], peft: bool, needs_base: bool) -> None:
-        def make() -> nn.Module:
-            model = copies.pop() if copies else frozen(upstream.load_copy(self))
+        """Give the hint channel its teacher, and the replay channel its reference."""
+
+        def frozen_copy() -> nn.Module:
+            model = copies.pop() if copies else upstream.load_copy(self)
+            model.eval().requires_grad_(False)
             return self.accelerator.prepare_model(model, evaluation_mode=True)
 
-        policy = self.accelerator.unwrap_model(self.model)
-        kind = self._composer.hint_teacher
-        base = Teacher(policy, without_adapter=peft) if peft or not needs_base else Teacher(make())
+        policy, config = self.accelerator.unwrap_model(self.model), self._composer
+        initial = Teacher(policy, without_adapter=peft)
+        if needs_base and not peft:
+            initial = Teacher(frozen_copy())
         if self._replay is not None and self._replay.needs_reference:
-            self._replay.reference = base
-        if self._hint is not None:
-            self._hint.teacher = {"base": base, "live": Teacher(policy)}.get(kind) or Teacher(make())
-            if kind == "ema":
-                self.add_callback(EmaTeacher(self._hint.teacher.model, self._composer.hint_ema_rate))
+            self._replay.reference = initial
+        if self._hint is not None and config.hint_teacher == "ema":
+            self._hint.teacher = Teacher(frozen_copy())
+            self.add_callback(EmaTeacher(self._hint.teacher.model, config.hint_ema_rate))
+        elif self._hint is not None:
+            self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
     def _describe(self) -> str:
         """The losses of this run, with their weights, parameters and denominators."""
@@ -120,7 +119,7 @@ class ComposerLossMixin(_Trainer):
         return "composer loss = " + " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        check_streamed(self, self._data_channels, inputs)
+        guards.check_streamed(self, self._data_channels, inputs)
         output = super()._generate_and_score_completions(inputs)
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, output)
@@ -163,7 +162,7 @@ class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):
 
 
 def _log_info(line: str) -> None:
-    """Log `line` at INFO, and set logging up where nobody has: Python would not show it."""
+    """Log `line` at INFO. Where nobody has configured logging, do so: Python would not show the line."""
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     if not logger.hasHandlers():

@@ -1,10 +1,5 @@
-"""Teachers and references: frozen copies of the policy, its moving average, or the policy itself.
+"""Teachers and references: frozen copies of the policy, its moving average, or the policy itself."""
 
-Copies are made *before* TRL's constructor runs. It patches the model's forward with a closure over the
-original model, so a later deepcopy would run the live weights.
-"""
-
-import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,14 +19,14 @@ STATE_FILE = "composer_ema_teacher.safetensors"
 
 @dataclass
 class Teacher:
-    """A model that a channel asks for logits, and that this never trains."""
+    """A model that a channel compares the policy with. It gets no gradient."""
 
     model: Any
     without_adapter: bool = False  # with PEFT the initial policy is the model with its adapter switched off
 
     @contextmanager
-    def asked(self) -> Iterator[nn.Module]:
-        """The model without gradient and dropout; afterwards it is in the state it was in."""
+    def in_eval_mode(self) -> Iterator[nn.Module]:
+        """The model without gradient and dropout. Afterwards it is back in the mode it was in."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -39,18 +34,6 @@ class Teacher:
                 yield self.model
         finally:
             self.model.train(was_training)
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    """`model` in evaluation mode and without gradients."""
-    return model.eval().requires_grad_(False)
-
-
-def copies_before_patching(model: Any, count: int) -> list[nn.Module]:
-    """`count` frozen copies of a model that was given as a module; none of one that was given as a path."""
-    if not isinstance(model, nn.Module):
-        return []
-    return [frozen(copy.deepcopy(model)) for _ in range(count)]
 
 
 class EmaTeacher(TrainerCallback):

@@ -14,10 +14,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import create_model_from_path, get_config_model_id
+from trl.trainer.utils import create_model_from_path, get_config_model_id, pad
 
-from composer_plugins.columns import Prompt
-from composer_plugins.errors import ConfigError
+from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
@@ -31,6 +31,7 @@ MODES = {
     "dapo": "token-mean",
     "luspo": "seq-mean-token-sum",
 }
+LOSS_TYPES = {mode: loss_type for loss_type, mode in MODES.items()}  # "token-sum" has none, and no KL
 OTHER_LOSSES = ("cispo", "sapo", "vespo")  # values of `loss_type` that are losses of their own
 
 DENOMINATORS = {
@@ -42,14 +43,14 @@ DENOMINATORS = {
     "token-sum": "the sum over all tokens of the whole batch",
 }
 
-# TRL's clip options by our parameters, and the losses of ours for which they mean the same.
+# By parameter of ours that a clip option of TRL sets: the losses of ours in which it means the same.
 CLIPPED = ("grpo", "dapo", "dr_grpo", "gspo", "gspo_token")
 CLIP_OPTIONS = {"clip_low": CLIPPED, "clip_high": CLIPPED, "ratio_cap": ("grpo",)}
 
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
 
-# Metrics of TRL's policy term. Without advantages they are 0, or the KL alone.
+# The metrics of TRL's policy term. With zero advantages they are 0, or the KL alone.
 POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
 
@@ -57,9 +58,8 @@ def require_supported_trl() -> None:
     """Raise ConfigError unless the installed GRPOTrainer is the one described above."""
     helper = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
     if GRPOTrainer.loss_is_scaled_for_ga is not True or "compute_aux_loss" not in helper:
-        raise ConfigError(
-            "trl", "the installed version is not one that this adapter supports", "install 'trl>=1.16,<1.17'"
-        )
+        problem = "the installed version is not one that this adapter supports"
+        raise ConfigError("trl", problem, "install 'trl>=1.16,<1.17'")
 
 
 class PolicyForward:
@@ -76,7 +76,7 @@ class PolicyForward:
             self.inputs = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
 
     def record(self, outputs: Any) -> None:
-        """Keep the log-probabilities and entropies, before TRL goes on to use them."""
+        """Keep the log-probabilities and entropies. TRL's loss is computed after this call."""
         self.logprobs, self.entropies = outputs[:2]
         old = self.inputs.get("old_per_token_logps")
         if self._without_advantages and old is not None:
@@ -97,11 +97,6 @@ def accumulation_steps(trainer: GRPOTrainer) -> int:
 def generations(trainer: GRPOTrainer, training: bool) -> int:
     """The number of completions of each prompt; evaluation may have fewer."""
     return trainer.num_generations if training else trainer.num_generations_eval
-
-
-def loss_type_of(mode: str) -> str:
-    """The `loss_type` that divides TRL's own KL as `mode` divides our policy loss."""
-    return next((loss_type for loss_type, m in MODES.items() if m == mode), DEFAULTS["loss_type"])
 
 
 def reduce_loss(
@@ -127,7 +122,7 @@ def reduce_loss(
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """The completion tokens that TRL trains on: those that no tool wrote."""
+    """The completion tokens [B, T] that TRL trains on: those that no tool wrote."""
     mask = inputs["completion_mask"]
     return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
 
@@ -156,7 +151,7 @@ def policy_factor(
     """The product of the masks and weights that TRL's options multiply a policy loss with.
 
     These are the off-policy sequence mask of DeepSeek-V3.2, the top-entropy mask, and the importance ratio
-    between the trainer and vLLM. Without any of them it is 1.0.
+    between the trainer and vLLM. The factor is 1.0 where none of these options is set.
     """
     factor: Tensor | float = 1.0
     mask = tensors["mask"].to(entropies)
@@ -176,7 +171,7 @@ def policy_factor(
 
 
 def metrics(trainer: GRPOTrainer) -> dict[str, list[float]]:
-    """The values to log at the next step by their names, of training or of evaluation. TRL averages each."""
+    """The values of each metric since the last log, of training or of evaluation. TRL logs their mean."""
     return trainer._metrics["train" if trainer.model.training else "eval"]
 
 
@@ -195,17 +190,35 @@ def encode_prompts(trainer: GRPOTrainer, prompts: list[Prompt]) -> list[list[int
     return trainer._tokenize_prompts(prompts)[0] if prompts else []
 
 
-def encode_chat(trainer: GRPOTrainer, messages: list[dict[str, Any]]) -> list[int]:
-    """Token ids of a whole conversation, with the chat template and tools that TRL itself uses."""
+def encode_completion(trainer: GRPOTrainer, prompt: Prompt, completion: Completion) -> list[int]:
+    """Token ids of a completion of `prompt`, with the end of sequence.
+
+    Of a conversation they are what the chat template adds to the prompt, with the tools that TRL uses.
+    """
+    if isinstance(prompt, str):
+        if not isinstance(completion, str):
+            raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
+        ids = tokenizer(trainer)(completion, add_special_tokens=False)["input_ids"]
+        ends = bool(ids) and ids[-1] in trainer.eos_token_ids
+        return ids if ends else [*ids, tokenizer(trainer).eos_token_id]
     rendered = trainer.processing_class.apply_chat_template(
-        conversation=[messages],
+        conversation=[[*prompt, *completion_messages(completion)]],
         tools=trainer.tools or None,
         chat_template=trainer.chat_template,
         tokenize=True,
         return_dict=True,
         **trainer.chat_template_kwargs,
     )
-    return rendered["input_ids"][0]
+    (start,) = encode_prompts(trainer, [prompt])
+    return after_prompt(rendered["input_ids"][0], start)
+
+
+def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of token ids, padded on the left to one width, and a mask [B, width] that is 0 on padding."""
+    tensors, device = [torch.tensor(row, dtype=torch.long) for row in rows], trainer.accelerator.device
+    ids = pad(tensors, tokenizer(trainer).pad_token_id, padding_side="left")
+    mask = pad([torch.ones_like(row) for row in tensors], 0, padding_side="left")
+    return ids.to(device), mask.to(device)
 
 
 def load_copy(trainer: GRPOTrainer) -> nn.Module:
@@ -214,9 +227,7 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     options = dict(trainer.args.model_init_kwargs or {})
     options.setdefault("trust_remote_code", trainer.args.trust_remote_code)
     options |= {"dtype": policy.dtype, "device_map": None}
-    with (
-        torch.random.fork_rng()
-    ):  # loading may initialise weights, and must not change the run's random numbers
+    with torch.random.fork_rng():  # loading may initialise weights; the run's random numbers stay TRL's
         loaded = create_model_from_path(get_config_model_id(policy.config), **options)
     loaded.load_state_dict(policy.state_dict())
     return loaded

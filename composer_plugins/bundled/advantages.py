@@ -2,9 +2,8 @@
 
 from functools import partial
 
-from composer_plugins.catalogue import Dialect, Loss, Parameter, Value
-
-advantage = partial(Loss, kind="advantage")
+from composer_plugins.bundled.shared import prime_rl, trl, verl
+from composer_plugins.catalogue import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
 SINGLETON = Parameter("what a group of one gets: 0, or its own reward", choices=("zero", "raw"))
@@ -17,31 +16,27 @@ LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
 GOLDEN = "golden/test_advantages.py::"
 TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
-R1_ZERO = "sail-sg/understand-r1-zero@dfca49d train_zero_math.py compute_monte_carlo_advantages"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
 PRIVATE = (
     "no reference obtainable: the estimator is inside a trainer that cannot be imported without its engine"
 )
 
-
-def verl(function: str, test: str, note: str = "", **params: Value) -> Dialect:
-    """verl's estimator of that function."""
-    return Dialect(
-        upstream="verl",
-        params=params,
-        source=f"verl 0.9.1 trainer/ppo/core_algos.py compute_{function}",
-        proof=GOLDEN + test,
-        note=note,
-    )
+advantage = partial(Loss, kind="advantage")
+# Fields that many rows share. A row may override them.
+within_groups = partial(advantage, needs=GROUPED, optional=("mask", "num_groups"), proof=LOOPS)
+r1_zero = partial(
+    Dialect,
+    upstream="r1-zero",
+    source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py compute_monte_carlo_advantages",
+    proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
+)
 
 
 LOSSES = (
-    advantage(
+    within_groups(
         name="grpo",
         summary="the reward's deviation from its group's mean, in standard deviations",
         paper="arXiv 2402.03300",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
         parameters={
             "scale": Parameter("whose standard deviation", choices=("group", "batch", "none")),
             "ddof": DDOF,
@@ -50,28 +45,19 @@ LOSSES = (
         },
         dialects=(
             verl(
-                "grpo_outcome_advantage",
-                "test_grpo_equals_verl",
-                "a group of one passes its reward through, divided by 1 + eps; without "
+                "compute_grpo_outcome_advantage",
+                params={"ddof": 1, "eps": 1e-6, "singleton": "raw"},
+                proof=GOLDEN + "test_grpo_equals_verl",
+                note="a group of one passes its reward through, divided by 1 + eps; without "
                 "norm_adv_by_std_in_grpo it is dr_grpo",
-                ddof=1,
-                eps=1e-6,
-                singleton="raw",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"ddof": 1, "eps": 1e-4},
                 source=TRL,
                 proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
             ),
-            Dialect(
-                upstream="r1-zero",
-                params={"ddof": 1, "eps": 1e-8},
-                source=R1_ZERO,
-                proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
-                note="critic_type grpo; as in oat",
-            ),
+            r1_zero(params={"ddof": 1, "eps": 1e-8}, note="critic_type grpo; as in oat"),
             Dialect(
                 upstream="openrlhf",
                 params={"ddof": 1, "eps": 1e-9},
@@ -95,119 +81,92 @@ LOSSES = (
                 note="a batch whose size is not groups times n becomes one group",
             ),
         ),
-        proof=LOOPS,
     ),
-    advantage(
+    within_groups(
         name="dr_grpo",
         summary="the reward's deviation from its group's mean",
         paper="arXiv 2503.20783",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
         dialects=(
             verl(
-                "grpo_outcome_advantage",
-                "test_grpo_equals_verl",
-                "norm_adv_by_std_in_grpo: false; a group of one passes its reward through",
-                singleton="raw",
+                "compute_grpo_outcome_advantage",
+                params={"singleton": "raw"},
+                proof=GOLDEN + "test_grpo_equals_verl",
+                note="norm_adv_by_std_in_grpo: false; a group of one passes its reward through",
             ),
-            Dialect(
-                upstream="trl",
-                source=TRL,
-                proof=GOLDEN + "test_advantages_equal_trl",
-                note="scale_rewards none",
-            ),
-            Dialect(
-                upstream="r1-zero",
-                source=R1_ZERO,
-                proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
-                note="critic_type drgrpo; as in oat",
-            ),
-            Dialect(
-                upstream="prime-rl",
+            trl(source=TRL, proof=GOLDEN + "test_advantages_equal_trl", note="scale_rewards none"),
+            r1_zero(note="critic_type drgrpo; as in oat"),
+            prime_rl(
                 source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
                 proof=PRIVATE,
                 note="called grpo there; length_penalty is off by default",
             ),
         ),
-        proof=LOOPS,
     ),
-    advantage(
+    within_groups(
         name="rloo",
         summary="the reward less the mean of the others of its group",
         paper="arXiv 2402.14740",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
         dialects=(
             verl(
-                "rloo_outcome_advantage",
-                "test_rloo_equals_verl",
-                "rloo_vectorized gives a group of one 0: singleton zero",
-                singleton="raw",
+                "compute_rloo_outcome_advantage",
+                params={"singleton": "raw"},
+                proof=GOLDEN + "test_rloo_equals_verl",
+                note="rloo_vectorized gives a group of one 0: singleton zero",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 source="TRL 1.16 trainer/rloo_trainer.py _generate_and_score_completions",
                 proof="live/trl/test_advantages.py::test_rloo_equals_trl",
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
         ),
-        proof=LOOPS,
     ),
-    advantage(
+    within_groups(
         name="maxrl",
         summary="the reward's deviation from its group's mean, over that mean",
         paper="arXiv 2602.02710",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
         dialects=(
-            Dialect(
-                upstream="prime-rl",
+            prime_rl(
                 source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
                 proof=PRIVATE,
                 note="called max_rl there",
             ),
         ),
-        proof=LOOPS,
     ),
-    advantage(
+    within_groups(
         name="opo",
         summary="the reward less its group's mean weighted by length",
         paper="arXiv 2505.23585",
         needs=(*GROUPED, "lengths"),
-        optional=("mask", "num_groups"),
         parameters={"singleton": SINGLETON},
-        dialects=(verl("opo_outcome_advantage", "test_opo_equals_verl", singleton="raw"),),
-        proof=LOOPS,
+        dialects=(
+            verl(
+                "compute_opo_outcome_advantage",
+                params={"singleton": "raw"},
+                proof=GOLDEN + "test_opo_equals_verl",
+            ),
+        ),
     ),
-    advantage(
+    within_groups(
         name="gpg",
         summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
         paper="arXiv 2504.02546",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
-        parameters={
-            "f_norm": Parameter("divides the advantage", low=1e-6),
-            "singleton": SINGLETON,
-        },
+        parameters={"f_norm": Parameter("divides the advantage", low=1e-6), "singleton": SINGLETON},
         dialects=(
             verl(
-                "gpg_outcome_advantage",
-                "test_gpg_equals_verl",
-                "alpha is rounded to float32; its argument alpha is ignored",
-                singleton="raw",
+                "compute_gpg_outcome_advantage",
+                params={"singleton": "raw"},
+                proof=GOLDEN + "test_gpg_equals_verl",
+                note="alpha is rounded to float32; its argument alpha is ignored",
             ),
         ),
-        proof=LOOPS,
     ),
-    advantage(
+    within_groups(
         name="pass_at_k",
         summary="only the best of a group: by how much it beats the second best",
         paper="arXiv 2503.19595",
-        needs=GROUPED,
-        optional=("mask", "num_groups"),
         parameters={
             "scale": Parameter("what divides the lead", choices=("group", "none")),
             "ddof": DDOF,
@@ -215,14 +174,12 @@ LOSSES = (
         },
         dialects=(
             verl(
-                "grpo_passk_outcome_advantage",
-                "test_pass_at_k_equals_verl",
-                "grpo_passk; norm_adv_by_std_in_grpo: false is scale none; a group of one raises",
-                scale="group",
-                eps=1e-6,
+                "compute_grpo_passk_outcome_advantage",
+                params={"scale": "group", "eps": 1e-6},
+                proof=GOLDEN + "test_pass_at_k_equals_verl",
+                note="grpo_passk; norm_adv_by_std_in_grpo: false is scale none; a group of one raises",
             ),
         ),
-        proof=LOOPS,
     ),
     advantage(
         name="reinforce_pp",
@@ -232,29 +189,27 @@ LOSSES = (
         parameters={"gamma": GAMMA, "variance_eps": VARIANCE_EPS},
         dialects=(
             verl(
-                "reinforce_plus_plus_outcome_advantage",
-                "test_reinforce_pp_equals_verl",
-                "algorithm.gamma, 1.0 by default",
+                "compute_reinforce_plus_plus_outcome_advantage",
+                proof=GOLDEN + "test_reinforce_pp_equals_verl",
+                note="algorithm.gamma, 1.0 by default",
             ),
         ),
         proof=TOKEN_LOOPS + "test_reinforce_pp_equals_loops",
     ),
-    advantage(
+    within_groups(
         name="reinforce_pp_baseline",
         summary="the reward's deviation from its group's mean, whitened over the batch",
         paper="arXiv 2501.03262",
-        needs=GROUPED,
         optional=("lengths", "mask", "num_groups"),
         parameters={"variance_eps": VARIANCE_EPS, "singleton": SINGLETON},
         dialects=(
             verl(
-                "reinforce_plus_plus_baseline_outcome_advantage",
-                "test_reinforce_pp_baseline_equals_verl",
-                "whitened over tokens: give lengths",
-                singleton="raw",
+                "compute_reinforce_plus_plus_baseline_outcome_advantage",
+                params={"singleton": "raw"},
+                proof=GOLDEN + "test_reinforce_pp_baseline_equals_verl",
+                note="whitened over tokens: give lengths",
             ),
         ),
-        proof=LOOPS,
     ),
     advantage(
         name="gdpo",
@@ -266,21 +221,17 @@ LOSSES = (
             "ddof": DDOF,
             "eps": Parameter("added to a group's standard deviation", low=0),
             "batch_eps": Parameter("added to the batch's standard deviation", low=0),
-            "variance_eps": Parameter(VARIANCE_EPS.help, low=0),
+            "variance_eps": VARIANCE_EPS,
             "singleton": SINGLETON,
         },
         dialects=(
             verl(
-                "gdpo_outcome_advantage",
-                "test_gdpo_equals_verl",
-                "whitened over tokens: give lengths; gdpo_reward_weights are component_weights",
-                eps=1e-6,
-                batch_eps=0.0,
-                variance_eps=1e-8,
-                singleton="raw",
+                "compute_gdpo_outcome_advantage",
+                params={"eps": 1e-6, "batch_eps": 0.0, "variance_eps": 1e-8, "singleton": "raw"},
+                proof=GOLDEN + "test_gdpo_equals_verl",
+                note="whitened over tokens: give lengths; gdpo_reward_weights are component_weights",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"eps": 1e-4, "batch_eps": 1e-4},
                 source=TRL,
                 proof=GOLDEN + "test_gdpo_equals_trl",
@@ -296,9 +247,8 @@ LOSSES = (
         paper="arXiv 2310.10505",
         needs=("token_rewards", "baselines", "mask"),
         dialects=(
-            Dialect(
-                upstream="verl",
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_remax_outcome_advantage",
+            verl(
+                "compute_remax_outcome_advantage",
                 proof="live/verl/test_advantages.py::test_remax_equals_verl",
                 note="reward_baselines",
             ),
@@ -317,10 +267,9 @@ LOSSES = (
             "variance_eps": VARIANCE_EPS,
         },
         dialects=(
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_gae_advantage_return",
                 params={"gamma": 1.0, "lam": 1.0},
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_gae_advantage_return",
                 proof="live/verl/test_advantages.py::test_gae_equals_verl",
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
             ),

@@ -2,27 +2,47 @@
 
 from functools import partial
 
-from composer_plugins.bundled.shared import TEMPERATURE, TINY
+from composer_plugins.bundled.shared import TINY, trl
 from composer_plugins.catalogue import Dialect, Loss, Parameter
-
-divergence = partial(Loss, kind="divergence")
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 
 GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
 PARTS = "kernels/test_divergences_parts.py"
+MIXING = f"{PARTS}::test_mixing_divergences_equal_plain_loops"
 DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
 TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
-PAPERS = f"{GOLDEN}::test_divergences_equal_distillm"
-PORTS = f"{GOLDEN}::test_divergences_equal_taids_repository"
 SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
 NOT_RUN = "no reference obtainable: "
 
+# Fields that many rows share. A row may override them.
+divergence = partial(Loss, kind="divergence", needs=LOGITS)
+distillm = partial(Dialect, upstream="distillm", proof=f"{GOLDEN}::test_divergences_equal_distillm")
+taid = partial(Dialect, upstream="taid", proof=f"{GOLDEN}::test_divergences_equal_taids_repository")
+opsd = partial(Dialect, upstream="opsd", proof=f"{GOLDEN}::test_divergences_equal_opsd")
+sdpo = partial(Dialect, upstream="sdpo", proof=f"{GOLDEN}::test_sdpo_equals_its_authors")
+
+TEACHER_WEIGHT = Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)
 VALUE = Parameter("a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
 ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05")
+RATIO_CAP = Parameter(
+    "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0", low=TINY
+)
+REST = Parameter("what becomes of the probability outside the top k", choices=("renormalised", "raw", "tail"))
+SUPPORT = {  # the temperature, and the part of the vocabulary that is compared
+    "temperature": Parameter("divides both logits", low=1e-3),
+    "top_k": Parameter("compare this many entries; none: the vocabulary", low=1, integer=True),
+    "top_k_of": Parameter("whose largest entries these are", choices=("teacher", "student")),
+    "rest": REST,
+}
+TOP_K_SUPPORT = {  # the same where only the teacher's top k are given
+    "rest": REST,
+    "temperature": Parameter("divides the student's logits", low=1e-3),
+    "logprob_floor": Parameter("least log-probability of both sides, in nats; verl: -10.0", high=0),
+}
 
 
 def skew(whose: str) -> Parameter:
@@ -30,47 +50,23 @@ def skew(whose: str) -> Parameter:
     return Parameter(f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
 
 
-LOG_FLOOR = Parameter("least log-probability of both sides, in nats; verl: -10.0", high=0)
-RATIO_CAP = "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0"
-
-
-REST = Parameter("what becomes of the probability outside the top k", choices=("renormalised", "raw", "tail"))
-SUPPORT = {  # the temperature, and the part of the vocabulary that is compared
-    "temperature": TEMPERATURE,
-    "top_k": Parameter("compare this many entries; none: the vocabulary", low=1, integer=True),
-    "top_k_of": Parameter("whose largest entries these are", choices=("teacher", "student")),
-    "rest": REST,
-}
-
-
 LOSSES = (
     divergence(
         name="forward_kl",
         summary="KL(teacher || student), mean-seeking",
         paper="arXiv 2306.13649",
-        needs=LOGITS,
         parameters=SUPPORT | {"value": VALUE, "entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
-            Dialect(
-                upstream="distillm",
+            distillm(
                 params={"value": "cross-entropy"},
                 source=DISTILLM.format("forward_kl"),
-                proof=PAPERS,
                 note="called a forward KL upstream; its mean over no token is NaN, ours 0",
             ),
-            Dialect(
-                upstream="taid",
-                params={"value": "cross-entropy"},
-                source=TAID.format("fkl"),
-                proof=PORTS,
-                note="class ForwardKL",
-            ),
-            Dialect(
-                upstream="opsd",
+            taid(params={"value": "cross-entropy"}, source=TAID.format("fkl"), note="class ForwardKL"),
+            opsd(
                 params={"temperature": 1.1, "entry_clip": 0.05},
                 source=OPSD.format("8ae338dc") + " and its scripts",
-                proof=f"{GOLDEN}::test_divergences_equal_opsd",
                 note="beta=0 of generalized_jsd_loss; entry_clip is token_clip there",
             ),
         ),
@@ -79,14 +75,12 @@ LOSSES = (
         name="reverse_kl",
         summary="KL(student || teacher), mode-seeking",
         paper="arXiv 2306.08543",
-        needs=LOGITS,
         parameters=SUPPORT | {"entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
-            Dialect(upstream="distillm", source=DISTILLM.format("reverse_kl"), proof=PAPERS),
-            Dialect(upstream="taid", source=TAID.format("rkl"), proof=PORTS, note="class ReverseKL"),
-            Dialect(
-                upstream="trl",
+            distillm(source=DISTILLM.format("reverse_kl")),
+            taid(source=TAID.format("rkl"), note="class ReverseKL"),
+            trl(
                 source="TRL 1.16 trainer/distillation_trainer.py, kernels/chunked_divergence.py",
                 proof="live/trl/test_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
@@ -97,39 +91,27 @@ LOSSES = (
         name="jsd",
         summary="generalized Jensen-Shannon divergence",
         paper="arXiv 2306.13649",
-        needs=LOGITS,
-        parameters={"beta": Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
-        | SUPPORT
-        | {"entry_clip": ENTRY_CLIP},
+        parameters={"beta": TEACHER_WEIGHT} | SUPPORT | {"entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.5, "temperature": 0.9},
                 source="TRL 1.16 experimental/gkd/gkd_trainer.py generalized_jsd_loss",
                 proof=f"{GOLDEN}::test_jsd_equals_trl_gkd",
                 note="GKDTrainer's defaults; softmax in the dtype of the logits",
             ),
-            Dialect(
-                upstream="opsd",
+            opsd(
                 params={"beta": 0.5, "temperature": 1.0},
                 source=OPSD.format("590ec26"),
-                proof=f"{GOLDEN}::test_divergences_equal_opsd",
                 note="top_k is the teacher's, renormalised; entry_clip is token_clip",
             ),
-            Dialect(
-                upstream="distillm",
+            distillm(
                 params={"beta": 0.1},
                 source=DISTILLM.format("js_distance"),
-                proof=PAPERS,
                 note="lam=0.9 weights the student: beta = 1 - lam, which at 0 and 1 is 0 there",
             ),
-            Dialect(
-                upstream="taid",
-                params={"beta": 0.1},
-                source=TAID.format("js"),
-                proof=PORTS,
-                note="class JS, whose teacher_weight is beta",
+            taid(
+                params={"beta": 0.1}, source=TAID.format("js"), note="class JS, whose teacher_weight is beta"
             ),
             Dialect(
                 upstream="liger",
@@ -145,22 +127,17 @@ LOSSES = (
         name="skewed_forward_kl",
         summary="KL(teacher || a little teacher in the student)",
         paper="arXiv 2402.03898",
-        needs=LOGITS,
         parameters={"skew": skew("teacher"), "value": VALUE} | SUPPORT,
-        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
+        proof=MIXING,
         dialects=(
-            Dialect(
-                upstream="distillm",
+            distillm(
                 params={"skew": 0.1, "value": "cross-entropy"},
                 source=DISTILLM.format("skewed_forward_kl"),
-                proof=PAPERS,
                 note="lam weights the teacher",
             ),
-            Dialect(
-                upstream="taid",
+            taid(
                 params={"skew": 0.1, "value": "cross-entropy"},
                 source=TAID.format("skew_fkl"),
-                proof=PORTS,
                 note="class SkewForwardKL, whose target_weight is skew",
             ),
         ),
@@ -169,22 +146,17 @@ LOSSES = (
         name="skewed_reverse_kl",
         summary="KL(student || a little student in the teacher)",
         paper="arXiv 2402.03898",
-        needs=LOGITS,
         parameters={"skew": skew("student")} | SUPPORT,
-        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
+        proof=MIXING,
         dialects=(
-            Dialect(
-                upstream="distillm",
+            distillm(
                 params={"skew": 0.1},
                 source=DISTILLM.format("skewed_reverse_kl"),
-                proof=PAPERS,
                 note="lam weights the student",
             ),
-            Dialect(
-                upstream="taid",
+            taid(
                 params={"skew": 0.1},
                 source=TAID.format("skew_rkl"),
-                proof=PORTS,
                 note="class SkewReverseKL, whose target_weight is skew",
             ),
         ),
@@ -193,19 +165,13 @@ LOSSES = (
         name="symmetric_kl",
         summary="weighted sum of forward and reverse KL",
         paper="arXiv 2402.03898",
-        needs=LOGITS,
-        parameters={
-            "reverse_weight": Parameter("weight of the reverse KL", low=0, high=1),
-            "value": VALUE,
-        }
+        parameters={"reverse_weight": Parameter("weight of the reverse KL", low=0, high=1), "value": VALUE}
         | SUPPORT,
-        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
+        proof=MIXING,
         dialects=(
-            Dialect(
-                upstream="distillm",
+            distillm(
                 params={"reverse_weight": 0.9, "value": "cross-entropy"},
                 source=DISTILLM.format("symmetric_kl"),
-                proof=PAPERS,
                 note="lam is reverse_weight",
             ),
         ),
@@ -214,12 +180,11 @@ LOSSES = (
         name="tv",
         summary="total variation distance",
         paper="arXiv 2307.15190",
-        needs=LOGITS,
         parameters=SUPPORT,
-        proof=f"{PARTS}::test_mixing_divergences_equal_plain_loops",
+        proof=MIXING,
         dialects=(
-            Dialect(upstream="distillm", source=DISTILLM.format("tv_distance"), proof=PAPERS),
-            Dialect(upstream="taid", source=TAID.format("tvd"), proof=PORTS, note="class TVD"),
+            distillm(source=DISTILLM.format("tv_distance")),
+            taid(source=TAID.format("tvd"), note="class TVD"),
         ),
     ),
     divergence(
@@ -227,7 +192,6 @@ LOSSES = (
         gradient="surrogate",
         summary="forward KL for the teacher's head, reverse KL for its tail",
         paper="arXiv 2404.02657",
-        needs=LOGITS,
         parameters={
             "head_mass": Parameter("probability that the teacher's head has at most", low=0, high=1),
             "weights": Parameter("how the two are weighed", choices=("paper", "taid")),
@@ -236,11 +200,9 @@ LOSSES = (
         | SUPPORT,
         proof=f"{PARTS}::test_adaptive_kl_equals_plain_loops",
         dialects=(
-            Dialect(
-                upstream="taid",
+            taid(
                 params={"head_mass": 0.5, "weights": "taid", "value": "cross-entropy"},
                 source=TAID.format("adaptive_kl"),
-                proof=PORTS,
                 note="class AdaptiveKL: head_threshold is head_mass; the head is another set of entries "
                 "there, and the gradient flows through the weights",
             ),
@@ -251,10 +213,8 @@ LOSSES = (
         summary="forward KL from the teacher's k largest log-probabilities",
         paper="arXiv 2306.13649",
         needs=TOP_K,
-        parameters={
-            "rest": REST,
-            "temperature": Parameter("divides the student's logits", low=1e-3),
-            "logprob_floor": LOG_FLOOR,
+        parameters=TOP_K_SUPPORT
+        | {
             "non_negative": Parameter("cut the loss at 0; verl: true", choices=(True, False)),
             "value_cap": Parameter("bound on the loss, in nats; verl: 10.0", low=0),
         },
@@ -268,8 +228,7 @@ LOSSES = (
                 note="log_prob_min_clamp, loss_max_clamp; with use_policy_gradient (its default) it is a "
                 "reward and not this loss",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_server_forward_kl_loss",
                 proof="live/trl/test_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
@@ -283,11 +242,7 @@ LOSSES = (
         summary="reverse KL from the teacher's k largest log-probabilities, and a tail bucket",
         paper="arXiv 2608.14728",
         needs=TOP_K,
-        parameters={
-            "rest": REST,
-            "temperature": Parameter("divides the student's logits", low=1e-3),
-            "logprob_floor": LOG_FLOOR,
-        },
+        parameters=TOP_K_SUPPORT,
         proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(
@@ -297,8 +252,7 @@ LOSSES = (
                 proof=f"{GOLDEN}::test_reverse_kl_topk_equals_tinker",
                 note="the sum over positions",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
                 proof="live/trl/test_divergences.py::"
@@ -319,26 +273,22 @@ LOSSES = (
             "estimator": Parameter("score function, or a KL estimator", choices=("score", "k2", "k3")),
             "log_ratio_clamp": Parameter("clamp on k3's log ratio, in nats; verl: 20.0", low=TINY),
             "value_cap": Parameter("clamp on k3, in nats; verl: 10.0", low=TINY),
-            "ratio_cap": Parameter(RATIO_CAP, low=TINY),
+            "ratio_cap": RATIO_CAP,
         },
         proof=f"{UNIT}::test_sampled_token_has_the_gradient_of_reverse_kl_in_expectation",
         dialects=(
-            Dialect(
-                upstream="sdpo",
+            sdpo(
                 params={"ratio_cap": 2.0},
                 source=SDPO,
-                proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
                 note="full_logit_distillation=False; is_clip is ratio_cap",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"ratio_cap": 2.0},
                 source="TRL 1.16 experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
                 proof="live/trl/test_divergences.py::test_sdpo_equals_its_trainer",
                 note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
             ),
-            Dialect(
-                upstream="opsd",
+            opsd(
                 source="siyan-zhao/OPSD opsd_trainer.py@590ec26, the thinking machines branch",
                 proof=NOT_RUN + "the branch is inside a trainer and is not recorded; its formula is ours",
                 note="A = sg(log T - log S) and -A log S: temperature divides both logits before",
@@ -356,22 +306,16 @@ LOSSES = (
         name="sdpo",
         summary="JSD on the student's top k and a tail, weighted by a capped ratio",
         paper="arXiv 2601.20802",
-        needs=LOGITS,
         optional=("student_logprobs", "old_logprobs"),
-        parameters={"alpha": Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)}
-        | SUPPORT
-        | {"ratio_cap": Parameter(RATIO_CAP, low=TINY)},
+        parameters={"alpha": TEACHER_WEIGHT} | SUPPORT | {"ratio_cap": RATIO_CAP},
         proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
         dialects=(
-            Dialect(
-                upstream="sdpo",
+            sdpo(
                 params={"alpha": 0.5, "top_k": 100, "rest": "tail", "ratio_cap": 2.0},
                 source=SDPO + ", verl/trainer/config/actor/actor.yaml",
-                proof=f"{GOLDEN}::test_sdpo_equals_its_authors",
                 note="distillation_topk, distillation_add_tail (rest), is_clip (ratio_cap); token-mean",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"alpha": 1.0, "rest": "renormalised", "ratio_cap": 2.0},
                 source="TRL 1.16 experimental/sdpo/loss_utils.py (sdft: the same file)",
                 proof=f"{GOLDEN}::test_sdpo_per_token_equals_trl_sdpo_and_sdft",
@@ -383,7 +327,6 @@ LOSSES = (
         name="entropy_gated_kl",
         summary="forward KL where the teacher's entropy is high",
         paper="arXiv 2603.07079",
-        needs=LOGITS,
         parameters={"min_entropy": Parameter("least entropy of the teacher, in nats", low=0, example=1.0)}
         | SUPPORT,
         proof=f"{PARTS}::test_the_gate_is_the_entropy_of_the_teacher",
@@ -394,12 +337,10 @@ LOSSES = (
         path="composer_plugins.kernels.taid:taid",
         summary="cross-entropy against a teacher between the student and the real one",
         paper="arXiv 2501.16937",
-        needs=LOGITS,
         parameters={"t": Parameter("the teacher's weight in the logits", low=0, high=1, example=0.4)},
         proof="kernels/test_taid.py::test_loss_and_its_kl_equal_plain_loops",
         dialects=(
-            Dialect(
-                upstream="taid",
+            taid(
                 params={"t": 0.4},
                 source=TAID.format("taid"),
                 proof="kernels/test_taid.py::test_taid_equals_upstream",

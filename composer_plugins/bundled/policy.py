@@ -2,62 +2,46 @@
 
 from functools import partial
 
-from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, TINY
+from composer_plugins.bundled.shared import CLIPS, GRPO_LOSS, LOG_RATIO_CLAMP, PPO_CLIPS, TINY, oat, trl, verl
 from composer_plugins.catalogue import Dialect, Loss, Parameter
 
-policy = partial(Loss, kind="policy")
-
-ALONE = ("logprobs", "advantages", "mask")
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 
 DUAL_CLIP = Parameter("bound on the loss where A < 0, in units of |A|; verl: 3.0", low=1)
 RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch; TRL's delta", low=1)
+BOUNDS = CLIPS | {"ratio_cap": RATIO_CAP, "dual_clip": DUAL_CLIP, "log_ratio_clamp": LOG_RATIO_CLAMP}
 
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
-VERL = "verl 0.9.1 trainer/ppo/core_algos.py "
-VERL_VANILLA = "golden/test_policy.py::test_clipped_losses_equal_verl_vanilla"
-TRL = "TRL 1.16 trainer/grpo_trainer.py _compute_loss"
-TRL_LOSSES = "golden/test_policy_trl.py::test_policy_losses_equal_trl"
-OAT = "golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat"
+GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"
 
-
-BOUNDS = CLIPS | {"ratio_cap": RATIO_CAP, "dual_clip": DUAL_CLIP, "log_ratio_clamp": LOG_RATIO_CLAMP}
+policy = partial(Loss, kind="policy")
+# Fields that many rows share. A row may override them. The ratio is to the old policy.
+with_ratio = partial(policy, needs=OLD, proof=ORACLE)
+without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"), proof=ORACLE)
 
 
 def vanilla(
     note: str, *, clip_high: float = 0.2, dual_clip: float = 3.0, mode: str = "token-mean"
 ) -> Dialect:
     """verl's one clipped loss: dual clip and clamp are always on, loss_agg_mode is token-mean unless set."""
-    return Dialect(
-        upstream="verl",
-        params={
-            "clip_low": 0.2,
-            "clip_high": clip_high,
-            "dual_clip": dual_clip,
-            "log_ratio_clamp": 20.0,
-        },
-        source=VERL + "compute_policy_loss_vanilla",
-        proof=VERL_VANILLA,
-        note=note,
-        mode=mode,
-    )
+    params = {"clip_low": 0.2, "clip_high": clip_high, "dual_clip": dual_clip, "log_ratio_clamp": 20.0}
+    proof = GOLDEN + "test_clipped_losses_equal_verl_vanilla"
+    return verl("compute_policy_loss_vanilla", params=params, proof=proof, note=note, mode=mode)
 
 
-def trl(note: str, **params: float) -> Dialect:
-    """A `loss_type` of TRL with the defaults of its config."""
-    return Dialect(upstream="trl", params=params, source=TRL, proof=TRL_LOSSES, note=note)
+def grpo_trainer(note: str, **params: float) -> Dialect:
+    """A `loss_type` of TRL's GRPOTrainer with the defaults of its config."""
+    return trl(params=params, source=GRPO_LOSS, proof=GOLDEN_TRL + "test_policy_losses_equal_trl", note=note)
 
 
 LOSSES = (
-    policy(
+    with_ratio(
         name="ppo",
-        summary="the pessimistic one of a clipped and an unclipped ratio",
+        summary="the larger of the losses with the clipped and with the unclipped ratio",
         paper="arXiv 1707.06347",
-        needs=OLD,
         parameters=BOUNDS,
         mode="token-mean",
-        proof=ORACLE,
         dialects=(
             vanilla("loss_mode vanilla; clip_ratio_c is dual_clip"),
             Dialect(
@@ -69,7 +53,7 @@ LOSSES = (
             ),
             Dialect(
                 upstream="slime",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+                params=PPO_CLIPS,
                 source="THUDM/slime slime/utils/ppo_utils.py@624b824 compute_policy_loss",
                 proof="no reference obtainable: it is not on PyPI and runs on Megatron",
                 note="eps_clip, eps_clip_high, eps_clip_c are clip_low, clip_high, dual_clip; no clamp",
@@ -77,7 +61,7 @@ LOSSES = (
             ),
             Dialect(
                 upstream="tinker",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+                params=PPO_CLIPS,
                 source="tinker-docs.thinkingmachines.ai/tinker/losses/ppo",
                 proof="no reference obtainable: the loss runs on Tinker's servers",
                 note="old_logprobs are the sampler's; thresholds are ratios, 0.8 is clip_low = 0.2; a sum",
@@ -85,33 +69,28 @@ LOSSES = (
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="grpo",
         summary="PPO's clip with group-relative advantages",
         paper="arXiv 2402.03300",
-        needs=OLD,
         parameters=BOUNDS,
         mode="seq-mean-token-mean",
-        proof=ORACLE,
         dialects=(
             vanilla("loss_mode vanilla; loss_agg_mode is token-mean unless set"),
-            trl(
+            grpo_trainer(
                 "loss_type grpo (bnpo: the same with token-mean); epsilon, epsilon_high, delta are clip_low, "
                 "clip_high, ratio_cap; rows without an unmasked token count as sequences",
-                clip_low=0.2,
-                clip_high=0.2,
+                **PPO_CLIPS,
             ),
-            Dialect(
-                upstream="oat",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+            oat(
+                params=PPO_CLIPS,
                 source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner.learning_step",
-                proof=OAT,
                 note="cliprange is both; the recording transcribes the two lines of the clip; tis_c, 2.0 by "
                 "default, multiplies in the correction tis",
             ),
             Dialect(
                 upstream="areal",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+                params=PPO_CLIPS,
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
                 proof="no reference obtainable: 82 dependencies, with a torch older than ours",
                 note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a "
@@ -120,80 +99,72 @@ LOSSES = (
             ),
             Dialect(
                 upstream="nemo-rl",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+                params=PPO_CLIPS,
                 source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a ClippedPGLossFn",
-                proof="no reference obtainable: on PyPI is a placeholder, no package",
+                proof="no reference obtainable: its package on PyPI is an empty placeholder",
                 note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp; a token "
                 "mean unless token_level_loss is off",
                 mode="token-mean",
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="dapo",
         summary="GRPO with clip-higher and a token mean",
         paper="arXiv 2503.14476",
-        needs=OLD,
         parameters=BOUNDS,
         mode="token-mean",
-        proof=ORACLE,
         dialects=(
             vanilla("loss_mode vanilla, as its recipe for DAPO sets it", clip_high=0.28, dual_clip=10.0),
-            trl(
+            grpo_trainer(
                 "loss_type dapo, the default; epsilon_high is epsilon unless set, so no clip-higher; the "
                 "denominator is num_items_in_batch",
-                clip_low=0.2,
-                clip_high=0.2,
+                **PPO_CLIPS,
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="dr_grpo",
         summary="GRPO without std and with a constant length",
         paper="arXiv 2503.20783",
-        needs=OLD,
         parameters=BOUNDS,
         mode="seq-mean-token-sum-norm",
-        proof=ORACLE,
         dialects=(
             vanilla(
                 "loss_mode vanilla, with loss_agg_mode seq-mean-token-sum-norm as its documentation sets it; "
                 "the constant is loss_scale_factor, or else the padded width",
                 mode="seq-mean-token-sum-norm",
             ),
-            trl("loss_type dr_grpo; the constant is max_completion_length", clip_low=0.2, clip_high=0.2),
-            Dialect(
-                upstream="oat",
-                params={"clip_low": 0.2, "clip_high": 0.2},
+            grpo_trainer("loss_type dr_grpo; the constant is max_completion_length", **PPO_CLIPS),
+            oat(
+                params=PPO_CLIPS,
                 source="sail-sg/oat oat/algorithms/ppo.py@c1a074c PPOLearner; "
                 "sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
-                proof=OAT,
                 note="critic_type drgrpo; the constant is generate_max_length; oat's tis_c, 2.0 by default, "
                 "multiplies in the correction tis",
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="sapo",
         summary="a sigmoid gate on the ratio in place of the clip",
         paper="arXiv 2511.20347",
-        needs=OLD,
         parameters={
             "tau_pos": Parameter("sharpness of the gate where A > 0", low=TINY),
             "tau_neg": Parameter("sharpness of the gate elsewhere", low=TINY),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         mode="seq-mean-token-mean",
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_sapo",
                 params={"tau_pos": 1.0, "tau_neg": 1.05, "log_ratio_clamp": 20.0},
-                source=VERL + "compute_policy_loss_sapo",
-                proof="golden/test_policy.py::test_sapo_equals_verl",
+                proof=GOLDEN + "test_sapo_equals_verl",
                 note="loss_mode sapo; always seq-mean-token-mean, whatever loss_agg_mode says",
             ),
-            trl("loss_type sapo; sapo_temperature_pos, sapo_temperature_neg", tau_pos=1.0, tau_neg=1.05),
+            grpo_trainer(
+                "loss_type sapo; sapo_temperature_pos, sapo_temperature_neg", tau_pos=1.0, tau_neg=1.05
+            ),
             Dialect(
                 upstream="areal",
                 params={"tau_pos": 1.0, "tau_neg": 1.05},
@@ -204,141 +175,122 @@ LOSSES = (
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="kimi",
         summary="a clip that ignores the advantage's sign, and a squared log-ratio",
         paper="arXiv 2602.02276",
-        needs=OLD,
         parameters={
             "ratio_low": Parameter("the ratio is clipped below here", low=0, high=1, example=0.5),
             "ratio_high": Parameter("the ratio is clipped above here", low=1, example=2.0),
             "tau": Parameter("coefficient of the squared log-ratio", low=0, example=1e-3),
         },
         mode="token-mean",
-        proof=ORACLE,
     ),
-    policy(
+    with_ratio(
         name="gspo",
         summary="one length-normalised ratio per sequence",
         paper="arXiv 2507.18071",
-        needs=OLD,
         parameters=CLIPS | {"ratio_cap": RATIO_CAP},
         mode="seq-mean-token-mean",
-        proof=ORACLE,
         dialects=(
-            trl(
+            grpo_trainer(
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
-                clip_low=0.2,
-                clip_high=0.2,
+                **PPO_CLIPS,
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="gspo_token",
         gradient="surrogate",
         summary="GSPO's ratio with each token's own gradient",
         paper="arXiv 2507.18071",
-        needs=OLD,
         parameters=CLIPS
         | {"log_ratio_cap": Parameter("upper clamp on the log ratio, in nats; verl: 10.0", low=0)},
         mode="seq-mean-token-mean",
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_gspo",
                 params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_cap": 10.0},
-                source=VERL + "compute_policy_loss_gspo",
-                proof="golden/test_policy.py::test_gspo_token_equals_verl_gspo",
+                proof=GOLDEN + "test_gspo_token_equals_verl_gspo",
                 note="loss_mode gspo; the clips stay PPO's unless set, loss_agg_mode the actor's",
                 mode="token-mean",
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="luspo",
         summary="GSPO with each sequence's loss times its length",
         paper="arXiv 2602.05261",
-        needs=OLD,
         parameters=CLIPS | {"ratio_cap": RATIO_CAP},
         mode="seq-mean-token-sum",
-        proof=ORACLE,
         dialects=(
-            trl(
+            grpo_trainer(
                 "loss_type luspo with importance_sampling_level sequence, which is not the default",
-                clip_low=0.2,
-                clip_high=0.2,
+                **PPO_CLIPS,
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="gmpo",
         summary="the geometric mean of ratios clipped one by one in log space",
         paper="arXiv 2507.20673",
-        needs=OLD,
         parameters={
             "clip_low": Parameter("the log ratio is clipped below at -clip_low, in nats", low=0),
             "clip_high": Parameter("the log ratio is clipped above at clip_high, in nats", low=0),
         },
         mode="seq-mean-token-mean",
-        proof=ORACLE,
         dialects=(
             Dialect(
                 upstream="gmpo",
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="callsys/GMPO train_zero_math_gmpo.py@205b2bf",
-                proof="golden/test_policy.py::test_gmpo_equals_its_authors",
+                proof=GOLDEN + "test_gmpo_equals_its_authors",
                 note="cliprange is both, 0.4 in its scripts; one sequence per micro-batch",
             ),
-            Dialect(
-                upstream="verl",
-                params={"clip_low": 0.2, "clip_high": 0.2},
-                source=VERL + "compute_policy_loss_geo_mean",
-                proof="golden/test_policy.py::test_gmpo_equals_verl_geo_mean",
+            verl(
+                "compute_policy_loss_geo_mean",
+                params=PPO_CLIPS,
+                proof=GOLDEN + "test_gmpo_equals_verl_geo_mean",
                 note="loss_mode geo_mean; clip_ratio is taken as nats and stays PPO's 0.2 unless set",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"clip_low": 0.4, "clip_high": 0.4},
                 source="TRL 1.16 experimental/gmpo/gmpo_trainer.py _compute_loss",
-                proof="golden/test_policy_trl.py::test_gmpo_equals_trl",
+                proof=GOLDEN_TRL + "test_gmpo_equals_trl",
                 note="epsilon, epsilon_high; a row without an unmasked token counts as a sequence of ratio 1",
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="cispo",
         gradient="score",
         summary="REINFORCE weighted by a clipped, detached ratio",
         paper="arXiv 2506.13585",
-        needs=OLD,
         parameters={
             "clip_low": Parameter("the weight is at least 1 - clip_low; None: no bound", low=0),
             "clip_high": Parameter("the weight is at most 1 + clip_high", low=-1),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         mode="token-mean",
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_cispo",
                 params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_clamp": 20.0},
-                source=VERL + "compute_policy_loss_cispo",
-                proof="golden/test_policy.py::test_cispo_equals_verl",
+                proof=GOLDEN + "test_cispo_equals_verl",
                 note="loss_mode cispo; clip_ratio_low, clip_ratio_high",
             ),
-            trl(
+            grpo_trainer(
                 "loss_type cispo; epsilon_high is the cap itself: e is clip_high = e - 1, and the default of "
                 "0.2 makes every weight at most 0.2 (ScaleRL: 5.0)",
                 clip_high=0.2 - 1,
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="vespo",
         gradient="score",
         summary="REINFORCE with a gamma-shaped weight of the sequence's whole ratio",
         paper="arXiv 2602.10693",
-        needs=OLD,
         optional=("log_weights",),
         parameters={
             "k_pos": Parameter("power of the ratio where A >= 0", low=0),
@@ -347,16 +299,15 @@ LOSSES = (
             "lambda_neg": Parameter("decay in the ratio where A < 0", low=1e-4),
         },
         mode="token-mean",
-        proof=ORACLE,
         dialects=(
             Dialect(
                 upstream="vespo",
                 params={"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
                 source="FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304 compute_policy_loss_vespo",
-                proof="golden/test_policy.py::test_vespo_equals_its_authors",
+                proof=GOLDEN + "test_vespo_equals_its_authors",
                 note="its docstring gives other numbers than its code: 1.5, 4.0, 2.5",
             ),
-            trl(
+            grpo_trainer(
                 "loss_type vespo; vespo_k_pos and so on; the vLLM correction enters the weight, and not the "
                 "loss as with every other loss_type",
                 k_pos=2.0,
@@ -366,47 +317,35 @@ LOSSES = (
             ),
         ),
     ),
-    policy(
+    with_ratio(
         name="dro",
         summary="REINFORCE held near the old policy by a squared log-ratio",
         paper="arXiv 2405.19107",
-        needs=OLD,
         parameters={
             "beta": Parameter("weight of the squared log-ratio; verl: dro_beta", low=0, example=0.05)
         },
         mode="token-mean",
-        proof="golden/test_policy.py::test_dro_equals_verl",
+        proof=GOLDEN + "test_dro_equals_verl",
     ),
-    policy(
+    without_ratio(
         name="reinforce",
         summary="the score function weighted by the advantage, without any ratio",
         paper="Williams 1992, doi 10.1007/BF00992696",
-        needs=ALONE,
         mode="token-mean",
-        proof=ORACLE,
     ),
-    policy(
+    without_ratio(
         name="rloo",
         summary="REINFORCE on whole completions, with leave-one-out advantages",
         paper="arXiv 2402.14740",
-        needs=ALONE,
         mode="seq-mean-token-sum",
-        proof=ORACLE,
     ),
-    policy(
+    without_ratio(
         name="gpg",
         summary="REINFORCE with advantages corrected for prompts without a signal",
         paper="arXiv 2504.02546",
-        needs=ALONE,
         mode="token-mean",
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="verl",
-                source=VERL + "compute_policy_loss_gpg",
-                proof="golden/test_policy.py::test_gpg_equals_verl",
-                note="loss_mode gpg",
-            ),
+            verl("compute_policy_loss_gpg", proof=GOLDEN + "test_gpg_equals_verl", note="loss_mode gpg"),
         ),
     ),
     policy(

@@ -3,64 +3,75 @@
 import math
 from functools import partial
 
-from composer_plugins.bundled.shared import LABEL_SMOOTHING, TINY
+from composer_plugins.bundled.shared import TINY, trl
 from composer_plugins.catalogue import Dialect, Loss, Parameter
-
-preference = partial(Loss, kind="preference")
 
 ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
 GOLDEN = "golden/test_preference.py"
 LIVE = "live/trl/test_preference.py"
-RECORDED = f"{GOLDEN}::test_dpo_family_equals_trl"
-
-REFERENCE = ("chosen", "rejected", "ref_chosen", "ref_rejected")
-UNPAIRED = ("scores", "ref_scores", "desirable")
 
 TRL = "trl/trainer/dpo_trainer.py DPOTrainer._compute_loss @1.16.0"
 TRL_CPO = "trl/experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss @1.16.0"
 TRL_TPO = "trl/experimental/tpo/tpo_trainer.py TPOTrainer._compute_loss @1.16.0"
-TRL_KTO = "trl/trainer/kto_trainer.py KTOTrainer._compute_loss @1.16.0"
 MITCHELL = "eric-mitchell/direct-preference-optimization trainers.py preference_loss @f8b8c0f"
 
 BETA = Parameter("how strongly the reference holds", low=TINY)
-SCALE = Parameter("scale of the margin", low=TINY)
-SIMPO_SCALE = Parameter("scale of the length-averaged margin", low=TINY)
+LABEL_SMOOTHING = Parameter("chance that a preference is labelled the wrong way", low=0, high=0.5)
 MARGIN = Parameter("target margin gamma over beta", low=0)
 NLL_WEIGHT = Parameter("weight of the negative log-likelihood", low=0)
+SIMPO_PARAMETERS = {
+    "beta": Parameter("scale of the length-averaged margin", low=TINY),
+    "gamma_beta_ratio": MARGIN,
+    "label_smoothing": LABEL_SMOOTHING,
+}
+CPO_PARAMETERS = {
+    "beta": Parameter("scale of the margin", low=TINY),
+    "label_smoothing": LABEL_SMOOTHING,
+    "nll_weight": NLL_WEIGHT,
+}
+KTO_PARAMETERS = {
+    "beta": BETA,
+    "desirable_weight": Parameter("weight of good completions", low=0),
+    "undesirable_weight": Parameter("weight of bad completions", low=0),
+}
 F_DIVERGENCE = {
     "divergence": Parameter("which f-divergence holds", choices=("reverse_kl", "forward_kl", "js", "alpha")),
     "alpha": Parameter("of the alpha divergence: 1 is reverse_kl, 0 forward_kl"),
 }
-WEIGHTS = {
-    "desirable_weight": Parameter("weight of good completions", low=0),
-    "undesirable_weight": Parameter("weight of bad completions", low=0),
-}
+
+# Fields that many rows share. A row may override them.
+preference = partial(Loss, kind="preference", proof=ORACLE)
+with_reference = partial(preference, needs=("chosen", "rejected", "ref_chosen", "ref_rejected"))
 
 
-def of_trl(loss_type: str, note: str = "", **params: float | str) -> Dialect:
+def dpo_trainer(loss_type: str, note: str = "", *, average: bool | None = None, **params: float) -> Dialect:
     """TRL's DPOTrainer with its defaults, compared with its recorded numbers."""
     named = f'loss_type "{loss_type}"'
-    return Dialect(
-        upstream="trl",
+    return trl(
         params={"beta": 0.1, **params},
         source=TRL,
-        proof=RECORDED,
+        proof=f"{GOLDEN}::test_dpo_family_equals_trl",
         note=f"{named}; {note}" if note else named,
+        average=average,
     )
 
+
+kto_trainer = partial(
+    trl,
+    params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+    source="trl/trainer/kto_trainer.py KTOTrainer._compute_loss @1.16.0",
+)
 
 F_NOTE = "f_divergence_type is `divergence`, f_alpha_divergence_coef `alpha`"
 
 MARGIN_LOSSES = (
-    preference(
+    with_reference(
         name="dpo",
         summary="DPO; cDPO with label_smoothing, f-DPO with divergence",
         paper="arXiv 2305.18290",
-        needs=REFERENCE,
         parameters={"beta": BETA, "label_smoothing": LABEL_SMOOTHING} | F_DIVERGENCE,
-        proof=ORACLE,
         dialects=(
-            of_trl("sigmoid", f"ignores label_smoothing; {F_NOTE}", label_smoothing=0.0),
+            dpo_trainer("sigmoid", f"ignores label_smoothing; {F_NOTE}", label_smoothing=0.0),
             Dialect(
                 upstream="eric-mitchell",
                 params={"label_smoothing": 0.0},
@@ -70,32 +81,28 @@ MARGIN_LOSSES = (
             ),
         ),
     ),
-    preference(
+    with_reference(
         name="cdpo",
         summary="DPO for labels wrong with a known chance",
         paper="ericmitchell.ai/cdpo.pdf",
-        needs=REFERENCE,
         parameters={
             "label_smoothing": Parameter(LABEL_SMOOTHING.help, low=0, high=0.5, example=0.1),
             "beta": BETA,
         },
         proof=f"{GOLDEN}::test_cdpo_is_the_dpo_of_its_authors_with_smoothing",
     ),
-    preference(
+    with_reference(
         name="sigmoid_norm",
         summary="length-normalised DPO",
         paper="arXiv 2411.15124",
-        needs=REFERENCE,
         parameters={"beta": BETA},
         average=True,
-        proof=ORACLE,
-        dialects=(of_trl("sigmoid_norm", "ignores label_smoothing"),),
+        dialects=(dpo_trainer("sigmoid_norm", "ignores label_smoothing"),),
     ),
-    preference(
+    with_reference(
         name="robust",
         summary="rDPO: unbiased under labels flipped with a known chance",
         paper="arXiv 2403.00409",
-        needs=REFERENCE,
         parameters={
             "beta": BETA,
             "label_smoothing": Parameter(
@@ -103,34 +110,22 @@ MARGIN_LOSSES = (
             ),
         }
         | F_DIVERGENCE,
-        proof=ORACLE,
-        dialects=(of_trl("robust", F_NOTE, label_smoothing=0.0),),
+        dialects=(dpo_trainer("robust", F_NOTE, label_smoothing=0.0),),
     ),
-    preference(
+    with_reference(
         name="hinge",
         summary="SLiC's hinge on DPO's margin (RSO)",
         paper="arXiv 2309.06657",
-        needs=REFERENCE,
         parameters={"beta": BETA} | F_DIVERGENCE,
-        proof=ORACLE,
-        dialects=(of_trl("hinge", F_NOTE),),
+        dialects=(dpo_trainer("hinge", F_NOTE),),
     ),
-    preference(
+    with_reference(
         name="ipo",
         summary="the margin is pulled to 1 / (2 beta), and no further",
         paper="arXiv 2310.12036",
-        needs=REFERENCE,
         parameters={"beta": Parameter("the paper's tau: the target is 1 / (2 beta)", low=TINY)},
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
-                params={"beta": 0.1},
-                source=TRL,
-                proof=RECORDED,
-                note='loss_type "ipo"; scores are averages over the completion',
-                average=True,
-            ),
+            dpo_trainer("ipo", "scores are averages over the completion", average=True),
             Dialect(
                 upstream="eric-mitchell",
                 source=MITCHELL,
@@ -140,44 +135,40 @@ MARGIN_LOSSES = (
             ),
         ),
     ),
-    preference(
+    with_reference(
         name="exo_pair",
         summary="EXO: reverse KL from the policy's preference to a smoothed label",
         paper="arXiv 2402.00856",
-        needs=REFERENCE,
         parameters={
             "beta": BETA,
             "label_smoothing": Parameter(LABEL_SMOOTHING.help + ", above 0", low=TINY, high=0.5),
         }
         | F_DIVERGENCE,
-        proof=ORACLE,
         dialects=(
-            of_trl("exo_pair", f"refuses its default label_smoothing of 0; {F_NOTE}", label_smoothing=1e-3),
+            dpo_trainer(
+                "exo_pair", f"refuses its default label_smoothing of 0; {F_NOTE}", label_smoothing=1e-3
+            ),
         ),
     ),
-    preference(
+    with_reference(
         name="discopop",
         summary="log-ratio modulated loss, found by search",
         paper="arXiv 2406.08414",
-        needs=REFERENCE,
         parameters={
             "beta": BETA,
             "tau": Parameter("temperature of the gate between the two losses", low=TINY),
         }
         | F_DIVERGENCE,
-        proof=ORACLE,
-        dialects=(of_trl("discopop", f"discopop_tau is `tau`; {F_NOTE}", tau=0.05),),
+        dialects=(dpo_trainer("discopop", f"discopop_tau is `tau`; {F_NOTE}", tau=0.05),),
     ),
     *(
-        preference(
+        with_reference(
             name=name,
             summary=summary,
             paper="arXiv 2406.05882",
-            needs=REFERENCE,
             parameters={"beta": BETA, "label_smoothing": LABEL_SMOOTHING},
             over_batch=True,
-            proof=ORACLE,
-            dialects=(of_trl(name, label_smoothing=0.0),),
+            dialects=(dpo_trainer(name, label_smoothing=0.0),),
         )
         for name, summary in {
             "aot": "margins dominate the reference's as distributions; sorts over the batch",
@@ -187,15 +178,13 @@ MARGIN_LOSSES = (
 )
 
 SEPARATE_LOSSES = tuple(
-    preference(
+    with_reference(
         name=name,
         summary=summary,
         paper=paper,
-        needs=REFERENCE,
         optional=("reward_shift",) if name == "bco_pair" else (),
         parameters={"beta": BETA},
-        proof=ORACLE,
-        dialects=(of_trl(name, "no reward_shift" if name == "bco_pair" else ""),),
+        dialects=(dpo_trainer(name, "no reward_shift" if name == "bco_pair" else ""),),
     )
     for name, paper, summary in (
         ("nca_pair", "arXiv 2402.05369", "noise contrast: the chosen must not become less likely"),
@@ -212,14 +201,9 @@ REFERENCE_FREE_LOSSES = (
         summary="reference-free, length-averaged, with a target margin",
         paper="arXiv 2405.14734",
         needs=("chosen", "rejected"),
-        parameters={
-            "beta": SIMPO_SCALE,
-            "gamma_beta_ratio": MARGIN,
-            "label_smoothing": LABEL_SMOOTHING,
-            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge")),
-        },
+        parameters=SIMPO_PARAMETERS
+        | {"link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge"))},
         average=True,
-        proof=ORACLE,
         dialects=(
             Dialect(
                 upstream="official",
@@ -228,8 +212,7 @@ REFERENCE_FREE_LOSSES = (
                 proof=f"{GOLDEN}::test_simpo_equals_its_authors",
                 note="loss_type is `link`; adds sft_weight (0) times the likelihood of the chosen",
             ),
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
                 source=TRL_CPO,
                 proof=f"{GOLDEN}::test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio",
@@ -243,17 +226,10 @@ REFERENCE_FREE_LOSSES = (
         summary="SimPO plus the likelihood of the chosen",
         paper="fe1ixxu/CPO_SIMPO",
         needs=("chosen", "rejected", "chosen_nll"),
-        parameters={
-            "beta": SIMPO_SCALE,
-            "gamma_beta_ratio": MARGIN,
-            "label_smoothing": LABEL_SMOOTHING,
-            "nll_weight": NLL_WEIGHT,
-        },
+        parameters=SIMPO_PARAMETERS | {"nll_weight": NLL_WEIGHT},
         average=True,
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_CPO,
                 proof=f"{LIVE}::test_cpo_simpo_equals_trl",
@@ -267,17 +243,10 @@ REFERENCE_FREE_LOSSES = (
         summary="SimPO with another shape of reward",
         paper="arXiv 2501.03884",
         needs=("chosen", "rejected"),
-        parameters={
-            "alpha": Parameter("shape of the reward; 0 is SimPO", example=0.25),
-            "beta": SIMPO_SCALE,
-            "gamma_beta_ratio": MARGIN,
-            "label_smoothing": LABEL_SMOOTHING,
-        },
+        parameters={"alpha": Parameter("shape of the reward; 0 is SimPO", example=0.25)} | SIMPO_PARAMETERS,
         average=True,
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"alpha": 0.0, "beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0},
                 source=TRL_CPO,
                 proof=f"{GOLDEN}::test_alpha_po_equals_trl_cpo",
@@ -291,16 +260,10 @@ REFERENCE_FREE_LOSSES = (
         summary="DPO without a reference, plus the likelihood of the chosen",
         paper="arXiv 2401.08417",
         needs=("chosen", "rejected", "chosen_nll"),
-        parameters={
-            "beta": SCALE,
-            "label_smoothing": LABEL_SMOOTHING,
-            "nll_weight": NLL_WEIGHT,
-            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge", "square")),
-        },
-        proof=ORACLE,
+        parameters=CPO_PARAMETERS
+        | {"link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge", "square"))},
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0, "link": "sigmoid"},
                 source=TRL_CPO,
                 proof=f"{LIVE}::test_cpo_equals_trl",
@@ -316,10 +279,8 @@ REFERENCE_FREE_LOSSES = (
         needs=("chosen", "rejected", "chosen_nll"),
         parameters={"beta": Parameter("the paper's lambda: weight of the odds ratio", low=0)},
         average=True,
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.1},
                 source="trl/experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss @1.16.0",
                 proof=f"{LIVE}::test_orpo_equals_trl",
@@ -332,11 +293,9 @@ REFERENCE_FREE_LOSSES = (
         summary="CPO with the likelihood of a third, gold completion",
         paper="arXiv 2405.16681",
         needs=("chosen", "rejected", "gold_nll"),
-        parameters={"beta": SCALE, "label_smoothing": LABEL_SMOOTHING, "nll_weight": NLL_WEIGHT},
-        proof=ORACLE,
+        parameters=CPO_PARAMETERS,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
                 proof=f"{LIVE}::test_tpo_equals_trl",
@@ -349,17 +308,10 @@ REFERENCE_FREE_LOSSES = (
         summary="TPO, length-averaged, with a target margin",
         paper="arXiv 2405.16681",
         needs=("chosen", "rejected", "gold_nll"),
-        parameters={
-            "gamma_beta_ratio": Parameter(MARGIN.help, low=0, example=0.5),
-            "beta": SCALE,
-            "label_smoothing": LABEL_SMOOTHING,
-            "nll_weight": NLL_WEIGHT,
-        },
+        parameters={"gamma_beta_ratio": Parameter(MARGIN.help, low=0, example=0.5)} | CPO_PARAMETERS,
         average=True,
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"gamma_beta_ratio": 50.0, "beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
                 proof=f"{LIVE}::test_tpo_l_equals_trl",
@@ -372,10 +324,8 @@ REFERENCE_FREE_LOSSES = (
         summary="the likelihood of the chosen alone",
         paper="maximum likelihood",
         needs=("chosen_nll",),
-        proof=ORACLE,
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 source=TRL,
                 proof=f"{GOLDEN}::test_sft_equals_trl_once_pairs_weigh_their_lengths",
                 note='loss_type "sft"; one mean over the tokens of the batch',
@@ -389,14 +339,10 @@ UNPAIRED_LOSSES = (
         name="kto",
         summary="a prospect-theoretic value of single completions",
         paper="arXiv 2402.01306",
-        needs=(*UNPAIRED, "reference_kl"),
-        parameters={"beta": BETA} | WEIGHTS,
-        proof=ORACLE,
+        needs=("scores", "ref_scores", "desirable", "reference_kl"),
+        parameters=KTO_PARAMETERS,
         dialects=(
-            Dialect(
-                upstream="trl",
-                params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-                source=TRL_KTO,
+            kto_trainer(
                 proof=f"{LIVE}::test_kto_equals_trl",
                 note='loss_type "kto"; good completions first; reference_kl is a mean over ranks',
             ),
@@ -406,14 +352,10 @@ UNPAIRED_LOSSES = (
         name="apo_zero_unpaired",
         summary="APO-zero of single completions: KTO anchored at 0",
         paper="arXiv 2408.06266",
-        needs=UNPAIRED,
-        parameters={"beta": BETA} | WEIGHTS,
-        proof=ORACLE,
+        needs=("scores", "ref_scores", "desirable"),
+        parameters=KTO_PARAMETERS,
         dialects=(
-            Dialect(
-                upstream="trl",
-                params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-                source=TRL_KTO,
+            kto_trainer(
                 proof=f"{LIVE}::test_apo_zero_unpaired_equals_trl",
                 note='loss_type "apo_zero_unpaired"; good completions first',
             ),
@@ -423,9 +365,8 @@ UNPAIRED_LOSSES = (
         name="bco",
         summary="a binary classifier of single completions",
         paper="arXiv 2404.04656",
-        needs=(*UNPAIRED, "reward_shift"),
-        parameters={"beta": BETA} | WEIGHTS,
-        proof=ORACLE,
+        needs=("scores", "ref_scores", "desirable", "reward_shift"),
+        parameters=KTO_PARAMETERS,
     ),
 )
 

@@ -1,11 +1,12 @@
 """Policy losses that mask tokens out (by region, ratio or covariance), and on-policy distillation."""
 
+from functools import partial
+
 from composer_plugins.bundled.policy import OLD, ORACLE, ROLLOUT, policy
-from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, TINY
+from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS, TINY, prime_rl, trl, verl
 from composer_plugins.catalogue import Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
-DISTILLED = ("logprobs", "rollout_logprobs", "teacher_logprobs", "mask")
 
 WEIGHT_CAP = Parameter("the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
 FORM = Parameter("-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio"))
@@ -19,6 +20,12 @@ PRIME = "golden/test_prime_rl.py"
 COVARIANCE = "kernels/test_covariance.py"
 DISTILLATION = "kernels/test_distilled.py"
 
+# Fields that many rows share. A row may override them.
+dppo = partial(policy, gradient="score", paper="arXiv 2602.04879", needs=ROLLOUT, mode="token-mean")
+covariance = partial(policy, paper="arXiv 2505.22617", over_batch=True, needs=OLD, mode="token-mean")
+distillation = partial(policy, needs=("logprobs", "rollout_logprobs", "teacher_logprobs", "mask"))
+stable_rl = partial(Dialect, upstream="stable-rl", proof=f"{REGIONS}::test_losses_equal_stable_rl")
+
 
 def region(measure: str) -> dict[str, Parameter]:
     """How far a token's probability may move, by total variation (which is at most 1) or KL."""
@@ -28,23 +35,10 @@ def region(measure: str) -> dict[str, Parameter]:
     }
 
 
-def lowest(what: str) -> Parameter:
-    """A lower bound on a ratio; 1, no change at all, is within every bound."""
-    return Parameter(what, low=0, high=1)
-
-
-def highest(what: str) -> Parameter:
-    """An upper bound on a ratio."""
-    return Parameter(what, low=1)
-
-
 LOSSES = (
-    policy(
+    dppo(
         name="dppo_tv",
-        gradient="score",
         summary="REINFORCE while the token's probability stays near the rollout's",
-        paper="arXiv 2602.04879",
-        needs=ROLLOUT,
         optional=("region_logprobs",),
         parameters=region("tv")
         | {
@@ -54,26 +48,21 @@ LOSSES = (
             "adv_tau": ADV_TAU,
             "kl_tau": KL_TAU,
         },
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="stable-rl",
+            stable_rl(
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_binary_tv)",
-                proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 10 in the "
                 "function); its mode dppo_binary_tv_recompute is region_logprobs = old_logprobs",
             ),
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_dppo_tv",
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_dppo_tv",
                 proof=f"{REGIONS}::test_dppo_tv_equals_verl",
                 note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 20 in the "
                 "function, 10000 in its example); the rollout policy is its old_log_prob",
             ),
-            Dialect(
-                upstream="prime-rl",
+            prime_rl(
                 params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} default_loss_fn, v0.6.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
@@ -83,68 +72,53 @@ LOSSES = (
         ),
         proof=ORACLE,
     ),
-    policy(
+    dppo(
         name="dppo_kl",
-        gradient="score",
         summary="as dppo_tv, measured by a Bernoulli KL",
-        paper="arXiv 2602.04879",
-        needs=ROLLOUT,
         optional=("region_logprobs",),
         parameters=region("kl") | {"ratio_cap": WEIGHT_CAP, "log_ratio_clamp": LOG_RATIO_CLAMP, "form": FORM},
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="stable-rl",
+            stable_rl(
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_binary_kl)",
-                proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure; mode "
                 "dppo_binary_kl_recompute is region_logprobs = old_logprobs",
             ),
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_dppo_kl",
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_dppo_kl",
                 proof=f"{REGIONS}::test_dppo_kl_equals_verl",
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
             ),
         ),
         proof=ORACLE,
     ),
-    policy(
+    dppo(
         name="dppo_topk_tv",
-        gradient="score",
         summary="as dppo_tv, measured over the k likeliest tokens and the rest",
-        paper="arXiv 2602.04879",
         needs=TOP_K,
         parameters=region("tv") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="stable-rl",
+            stable_rl(
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared; the mask around it is held by kernels/test_regions.py",
+                note="the distance is compared with theirs; kernels/test_regions.py tests the mask",
             ),
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
     ),
-    policy(
+    dppo(
         name="dppo_topk_kl",
-        gradient="score",
         summary="as dppo_topk_tv, measured by a KL",
-        paper="arXiv 2602.04879",
         needs=TOP_K,
         parameters=region("kl") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="stable-rl",
+            stable_rl(
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
                 proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared; the mask around it is held by kernels/test_regions.py",
+                note="the distance is compared with theirs; kernels/test_regions.py tests the mask",
             ),
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
@@ -158,8 +132,7 @@ LOSSES = (
         parameters=region("tv") | {"form": FORM, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
         mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="prime-rl",
+            prime_rl(
                 params={"tv_low": 0.1, "tv_high": 0.1, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} ipo_loss_fn, v0.6.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
@@ -190,11 +163,9 @@ LOSSES = (
         },
         mode="seq-mean-token-sum",
         dialects=(
-            Dialect(
-                upstream="stable-rl",
+            stable_rl(
                 params={"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode ppo_recompute)",
-                proof=f"{REGIONS}::test_losses_equal_stable_rl",
                 note="its mode ppo is old_logprobs = rollout_logprobs; token-mean by default",
                 mode="token-mean",
             ),
@@ -208,15 +179,15 @@ LOSSES = (
         paper="arXiv 2512.16144",
         needs=ROLLOUT,
         parameters={
-            "token_low": lowest("a token below this ratio is dropped"),
-            "token_high": highest("a token above this ratio is dropped"),
-            "geo_low": lowest("a sequence whose mean ratio is below this is dropped"),
-            "geo_high": highest("a sequence whose mean ratio is above this is dropped"),
-            "sequence_low": lowest("a sequence with any token below this ratio is dropped"),
-            "sequence_high": highest("a sequence with any token above this ratio is dropped"),
+            # A ratio of 1, which is no change, is within every bound.
+            "token_low": Parameter("a token below this ratio is dropped", low=0, high=1),
+            "token_high": Parameter("a token above this ratio is dropped", low=1),
+            "geo_low": Parameter("a sequence whose mean ratio is below this is dropped", low=0, high=1),
+            "geo_high": Parameter("a sequence whose mean ratio is above this is dropped", low=1),
+            "sequence_low": Parameter("a sequence with any token below this ratio is dropped", low=0, high=1),
+            "sequence_high": Parameter("a sequence with any token above this ratio is dropped", low=1),
             "level": Parameter(
-                "whose ratio is the weight: the token's, or the product",
-                choices=("token", "sequence"),
+                "whose ratio is the weight: the token's, or the product", choices=("token", "sequence")
             ),
             "ratio_cap": WEIGHT_CAP,
             "adv_tau": ADV_TAU,
@@ -259,8 +230,7 @@ LOSSES = (
         | CLIPS,
         mode="seq-mean-token-mean",
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
                 source="TRL 1.16 trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
                 proof=f"{REGIONS}::test_opsm_equals_trl",
@@ -271,12 +241,9 @@ LOSSES = (
         ),
         proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",
     ),
-    policy(
+    covariance(
         name="clip_cov",
         summary="GRPO without a few random tokens of high covariance",
-        paper="arXiv 2505.22617",
-        over_batch=True,
-        needs=OLD,
         optional=("generator", "uniform"),
         parameters=CLIPS
         | {
@@ -284,51 +251,37 @@ LOSSES = (
             "cov_low": Parameter("only tokens of more covariance are drawn"),
             "cov_high": Parameter("only tokens of less covariance are drawn"),
         },
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="verl",
-                params={
-                    "clip_low": 0.2,
-                    "clip_high": 0.2,
-                    "cov_ratio": 2e-4,
-                    "cov_low": 1.0,
-                    "cov_high": 5.0,
-                },
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_clip_cov",
+            verl(
+                "compute_policy_loss_clip_cov",
+                params=PPO_CLIPS | {"cov_ratio": 2e-4, "cov_low": 1.0, "cov_high": 5.0},
                 proof="live/verl/test_policy.py::test_clip_cov_equals_verl_when_both_draw_the_first_tokens",
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
         ),
         proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    policy(
+    covariance(
         name="kl_cov",
         summary="policy gradient with a penalty on the tokens of highest covariance",
-        paper="arXiv 2505.22617",
-        over_batch=True,
-        needs=OLD,
         parameters={
             "cov_ratio": Parameter("share of the unmasked tokens with the penalty", low=0, high=1),
             "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0),
         },
-        mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="verl",
+            verl(
+                "compute_policy_loss_kl_cov",
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
-                source="verl 0.9.1 trainer/ppo/core_algos.py compute_policy_loss_kl_cov",
                 proof="live/verl/test_policy.py::test_kl_cov_equals_verl",
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
             ),
         ),
         proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    policy(
+    distillation(
         name="opd",
         summary="policy gradient on a teacher's log-ratio of the sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
-        needs=DISTILLED,
         optional=("advantages",),
         parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},
         mode="token-sum",
@@ -338,23 +291,21 @@ LOSSES = (
                 params={"kl_coef": 1.0},
                 source="tinker-cookbook distillation/train_on_policy.py incorporate_kl_penalty",
                 proof="no reference obtainable: the loss runs inside Tinker's service",
-                note="kl_penalty_coef; kl_discount_factor other than 0 is not here",
+                note="kl_penalty_coef is kl_coef; a kl_discount_factor above 0 is not available",
             ),
         ),
         proof=f"{DISTILLATION}::test_opd_is_what_a_loop_over_tokens_makes_of_it",
     ),
-    policy(
+    distillation(
         name="ref_kl",
         gradient="surrogate",
         summary="as opd, in a one-sided trust region and with a squared drift",
         paper=f"PRIME-RL {PRIME_RL}",
-        needs=DISTILLED,
         optional=("advantages",),
         parameters=region("tv") | {"kl_tau": KL_TAU, "form": FORM},
         mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="prime-rl",
+            prime_rl(
                 params={"tv_low": 0.2, "kl_tau": 1e-3, "form": "ratio"},
                 source=f"PRIME-RL {PRIME_RL} ref_kl_loss_fn, v0.7.0 to @559b447",
                 proof=f"{PRIME}::test_losses_equal_prime_rl",
@@ -371,22 +322,20 @@ LOSSES = (
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
-    policy(
+    distillation(
         name="iw_opd",
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
-        needs=DISTILLED,
         parameters={
             "gamma": Parameter("the first token weighs 1 + gamma", low=0),
             "eps": Parameter("least total disagreement of a sequence", low=TINY),
         },
         mode="token-mean",
         dialects=(
-            Dialect(
-                upstream="trl",
+            trl(
                 params={"gamma": 0.5, "eps": 1e-8},
                 source="TRL 1.16 experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
-                proof="adapters/trl/test_distilled.py::test_iw_opd_equals_trl",
+                proof="live/trl/test_distilled.py::test_iw_opd_equals_trl",
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),
         ),

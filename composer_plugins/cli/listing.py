@@ -9,21 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import NOUNS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
+from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Loss, Parameter, check_kind
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import OURS, Registry
-
-PLURALS: dict[Kind, str] = {
-    "policy": "policy losses",
-    "advantage": "advantages",
-    "divergence": "divergences",
-    "preference": "preference losses",
-    "kl": "KL estimators",
-    "correction": "rollout corrections",
-    "aggregation": "aggregation modes",
-}
-
 
 Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
 
@@ -116,11 +105,11 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
 
 def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> None:
     """One table to a kind: each loss with its source and its proof, its dialects below it."""
-    for kind, title in PLURALS.items():
+    for kind, names in KINDS.items():
         of_kind = [(loss, dialects) for loss, dialects in rows if loss.kind == kind]
         if not of_kind:
             continue
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(title=names.several, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column("name", no_wrap=True, style="cyan")
         for heading in ("what it is", "source", "proof"):
             table.add_column(heading, ratio=3, overflow="fold")
@@ -138,8 +127,8 @@ def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> Non
 
 def count(rows: list[Shown]) -> str:
     """How many of each kind, in a sentence."""
-    numbers = {kind: sum(loss.kind == kind for loss, _ in rows) for kind in PLURALS}
-    parts = [_number(n, NOUNS[kind], PLURALS[kind]) for kind, n in numbers.items() if n]
+    numbers = {kind: sum(loss.kind == kind for loss, _ in rows) for kind in KINDS}
+    parts = [_number(n, KINDS[kind].one, KINDS[kind].several) for kind, n in numbers.items() if n]
     dialects = _number(sum(len(dialects) for _, dialects in rows), "a dialect", "dialects")
     return ", ".join([*parts, dialects]) if parts else "no loss matches"
 

@@ -1,8 +1,8 @@
 """reverse-text with a hint: the policy's own server scores each completion with the answer in its prompt.
 
-A verifiers taskset, which PRIME-RL finds as the module `env_hint` (`PYTHONPATH=recipes/prime_rl`). A task is
-finalized when its completion is complete and before it is rewarded. For another task change `HINT` and the
-taskset.
+A verifiers taskset, which PRIME-RL finds as the module `env_hint` (`PYTHONPATH=recipes/prime_rl`). verifiers
+calls `finalize` after the completion is sampled and before it is rewarded. For another task change `HINT` and
+the taskset.
 """
 
 from functools import cache
@@ -54,7 +54,7 @@ class HintTaskset(ReverseTextTaskset, vf.Taskset[HintTask, HintConfig]):
 
 
 def system_tokens(model: str, text: str) -> list[int]:
-    """The tokens of a system message, which are put before the conversation that was sampled."""
+    """The tokens of a system message, which the teacher sees before the conversation that was sampled."""
     renderer = renderer_of(model)
     tokens: list[int] = renderer.render_ids(
         [{"role": "system", "content": text}], add_generation_prompt=False

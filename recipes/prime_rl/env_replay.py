@@ -1,8 +1,8 @@
 """reverse-text in pairs: two completions of each task, the better one preferred to the worse.
 
-A verifiers environment, which PRIME-RL finds as the module `env_replay` (`PYTHONPATH=recipes/prime_rl`). An
-episode is finalized when both completions are complete and rewarded. Equal rewards make no pair: those train
-by RL.
+A verifiers environment, which PRIME-RL finds as the module `env_replay` (`PYTHONPATH=recipes/prime_rl`).
+verifiers calls `finalize` after both completions are sampled and rewarded. Completions with equal rewards
+make no pair, and the policy loss trains them.
 """
 
 import asyncio

@@ -28,9 +28,9 @@ def server(url: str, model: str) -> Score:
 async def scores_of(trace: Any, score: Score, prefix: Sequence[int] = ()) -> list[tuple[Any, list[float]]]:
     """Each sampled node of `trace` with the teacher's log-probabilities of its sampled tokens.
 
-    `prefix` are tokens that only the teacher sees, before the conversation: the hint. The completion is
-    scored as it was sampled, token by token, and not rendered again. A node in two branches is scored in
-    the first one, which trains it.
+    `prefix` is what only the teacher sees before the conversation: the tokens of the hint. The completion is
+    scored as it was sampled, and is not rendered again. A node in two branches is scored in the first one,
+    because PRIME-RL trains it there.
     """
     scored: dict[int, tuple[Any, list[float]]] = {}
     for branch in trace.branches:
@@ -51,7 +51,7 @@ def _ask(url: str, model: str, token_ids: list[int]) -> list[float]:
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=SECONDS) as response:
         entries = json.load(response)["prompt_logprobs"]
-    # One entry per token, by id as text: the token's own and the most likely one's; None for the first.
+    # One entry per token, None for the first. Its keys are ids as text: the token's own and the most likely.
     return [
         0.0 if entry is None else float(entry[str(token)]["logprob"])
         for token, entry in zip(token_ids, entries, strict=True)

@@ -26,14 +26,15 @@ def load_model(seed: int) -> dict[str, Any]:
 
 
 def load_dataset(seed: int) -> Dataset:
-    """Yours: datasets.load_dataset("json", data_files="rows.jsonl", split="train"), with the columns
+    """Yours: datasets.load_dataset("json", data_files="rows.jsonl", split="train"), with these columns:
 
     prompt               a string, or messages
     privileged_context   the hint, for the teacher only: a solution, feedback, an error message
     chosen, rejected     a better and a worse replayed completion: one pair, or lists of equal length
     n_teachers_agreeing  optional: the weight of the pair
 
-    and the columns that the reward reads. A row without a hint or a pair has None there.
+    The columns that your reward function reads come in addition. In a row without a hint, its column is
+    None; in a row without a pair, both sides are None.
     """
     return Dataset.from_list(task.codebook_rows(seed))
 

@@ -1,9 +1,10 @@
-"""What `composer-plugins doctor` finds in PRIME-RL's TOML: the ways in which a run can be lost.
+"""What `composer-plugins doctor` finds in PRIME-RL's TOML.
 
-PRIME-RL itself validates types and names of options. Here is what it accepts, and what it reports only after
-the model is loaded.
+PRIME-RL itself validates types and names of options. The checks here find mistakes that it accepts, or that
+it reports only after the model is loaded.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,18 @@ TOO_LATE = "an import path resolves only after the model is loaded"
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
-    """Everything that is wrong with these TOML files, merged from left to right, as far as can be told."""
+    """Everything that the doctor finds wrong with these TOML files, merged from left to right."""
     run = read(files)
     plugins = {name for source in run.sources for name in source.plugins.values()}
-    custom = run.loss is not None and run.loss.get("type") == "custom"
-    path = run.path if custom and ":" not in run.path and "." in run.path else ""
-    question = upstream.probe_arguments(path, sorted(plugins), STAMP_WORDS)
-    facts = ask(target.python, Path(probe.__file__), question)
-    number, is_newest = facts["prime_rl"]
-    generation = (
-        upstream.generation_of(number, is_newest)
-        if target.version is None
-        else upstream.generation_of(target.version)
-    )
+    is_custom = run.loss is not None and run.loss.get("type") == "custom"
+    path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
+    question = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
+    question["installation"] = upstream.INSTALLATION
+    facts = ask(target.python, Path(probe.__file__), json.dumps(question))
+    release, is_newest = facts["prime_rl"] if target.version is None else (target.version, False)
+    generation = upstream.generation_of(release, is_newest)
     found = list(loss_table(run, generation))
-    if custom:
+    if is_custom:
         found += import_path(run, facts, target.python)
         asked, more = kwargs(run, generation)
         found += more
@@ -44,24 +42,24 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
-    return Examination(against(target, number, generation), tuple(found))
+    return Examination(against(target, release, generation), tuple(found))
 
 
-def against(target: Target, number: str | None, generation: Generation) -> str:
+def against(target: Target, release: str | None, generation: Generation) -> str:
     """Which PRIME-RL the file was compared with, and how that is known."""
     end = f"up to {generation.until}" if generation.until else "and later"
-    contract = f"the contract of PRIME-RL {generation.since} {end}"
+    how = f"{release} is installed for {target.python}"
+    if release is None:
+        how = f"none is installed for {target.python}; name another with --version"
     if target.version is not None:
-        return f"{contract} (--version {target.version})"
-    if number is not None:
-        return f"{contract} ({number} is installed for {target.python})"
-    return f"{contract} (none is installed for {target.python}; name another with --version)"
+        how = f"--version {release}"
+    return f"the contract of PRIME-RL {generation.since} {end} ({how})"
 
 
 def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
-    """Whether there is a table of type "custom" that has only the options of one."""
+    """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
     key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
-    if run.whole and "loss" in run.config:
+    if run.is_for_rl and "loss" in run.config:
         problem = "this table is at the top of a file for `rl`, which reads [trainer.loss]"
         remedy = "rename it to [trainer.loss]; [loss] is for a trainer's own config"
         yield Finding("error", "loss", problem, remedy)
@@ -77,27 +75,23 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         given = "there is no type" if kind is None else f"it is {kind!r}"
         problem = f'{given}, and only type = "custom" reads {" and ".join(extra)}'
         yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
+    elif kind == "default":
+        problem = "'default' is PRIME-RL's own loss, which newer PRIME-RL does not have (#3418)"
+        same = f'import_path = "{MODULE}.dppo"'
+        if policy := upstream.OLD_DEFAULTS.get(generation.since):
+            same = f'import_path = "{MODULE}.loss_fn" and kwargs.policy = "{policy}"'
+        yield Finding("warning", f"{key}.type", problem, f"set {same}, which is that loss")
     elif isinstance(kind, str) and kind in upstream.OWN_LOSSES:
-        is_default = kind == "default"
-        gone = ", which newer PRIME-RL does not have (#3418)" if is_default else ""
-        problem = f"{kind!r} is PRIME-RL's own loss{gone}"
-        yield Finding("warning", f"{key}.type", problem, _default(generation) if is_default else ours)
+        yield Finding("warning", f"{key}.type", f"{kind!r} is PRIME-RL's own loss", ours)
     else:
         name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
-        problem = f'it is {kind!r}, and PRIME-RL has its own losses and "custom"'
-        yield Finding(
-            "error", f"{key}.type", problem, f'set type = "custom", import_path = "{MODULE}.{name}"'
-        )
-
-
-def _default(generation: Generation) -> str:
-    if policy := upstream.OLD_DEFAULTS.get(generation.since):
-        return f'set import_path = "{MODULE}.loss_fn" and kwargs.policy = "{policy}", which is that loss'
-    return f'set import_path = "{MODULE}.dppo", which is that loss'
+        problem = f'it is {kind!r}, and PRIME-RL has only its own losses and "custom"'
+        remedy = f'set type = "custom", import_path = "{MODULE}.{name}"'
+        yield Finding("error", f"{key}.type", problem, remedy)
 
 
 def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Finding]:
-    """Whether PRIME-RL will find the function: it splits the path at its last dot."""
+    """Whether PRIME-RL, which splits the path at its last dot, will find the function."""
     assert run.loss is not None
     path = run.path
 
@@ -168,7 +162,7 @@ def kwargs(run: Run, generation: Generation) -> tuple[Wanted, list[Finding]]:
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:
     """What v0.4 and v0.5 divide a sum by, and that v0.4's `rl` starts no custom loss at all."""
     key = f"{run.loss_key}.type"
-    if generation is upstream.GENERATIONS[0] and run.whole:
+    if generation is upstream.GENERATIONS[0] and run.is_for_rl:
         problem = "`rl` of PRIME-RL 0.4 reads trainer.loss.teacher_tau, which a custom loss does not have"
         remedy = "upgrade to 0.6 or later, or start trainer and orchestrator by themselves"
         yield Finding("error", key, problem, remedy)

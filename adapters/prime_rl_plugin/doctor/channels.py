@@ -1,4 +1,4 @@
-"""Whether a hint or a replayed pair can reach the loss, by the orchestrator's part of the TOML."""
+"""Whether a hint or a replayed pair can reach the loss, by the orchestrator's options in the TOML."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,26 +10,23 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import ECHO, NEWEST, NOD
 from composer_plugins.diagnosis import Finding
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"
-# What the source of an environment names if it stamps: our functions, verifiers' fields, PRIME-RL's stream.
+# Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
 REFERENCE_FIELD, WEIGHTS_FIELD = upstream.NODE_FIELDS
 HINT_WORDS = {"stamp_reference", "stamp_from_store", REFERENCE_FIELD}
 REPLAY_WORDS = {"stamp_replay_pair", "stamp_from_store", WEIGHTS_FIELD}
 OWN_STREAM = ROUTED["opsd"]
 STAMP_WORDS = [*sorted(HINT_WORDS | REPLAY_WORDS), f"'{OWN_STREAM}'", f'"{OWN_STREAM}"']
 
-Words = Mapping[str, list[str] | None]  # by plugin, those in its source; None if it is not installed
+Words = Mapping[str, list[str] | None]  # by environment, those in its source; None if it is not installed
 
 
 def channels(run: Run, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
-    """Whether a hint or a pair reaches the loss: available, stamped, not filtered out, not routed past it."""
-    if not run.whole:
+    """Why a hint or a pair may not reach the loss: not available, not stamped, filtered out, another loss."""
+    if not run.is_for_rl:
         if wanted.any:
-            problem = (
-                f"{wanted.any} is set, and what stamps and filters samples is in the orchestrator's config"
-            )
-            yield Finding(
-                "info", f"{run.loss_key}.kwargs", problem, "give the doctor the rl.toml, which has both"
-            )
+            problem = f"{wanted.any} is set, and this file does not say how samples are stamped and filtered"
+            remedy = "give the doctor the rl.toml, which has the orchestrator's options too"
+            yield Finding("info", f"{run.loss_key}.kwargs", problem, remedy)
         return
     yield from _routed_past(run, wanted)
     if not wanted.any or list(not_available(wanted, generation)):
@@ -57,7 +54,7 @@ def unweighted(run: Run, wanted: Wanted, generation: Generation, words: Words) -
 
 
 def _stamps_pairs(source: Source, wanted: Wanted, generation: Generation, words: Words) -> str:
-    """What stamps pairs, as far as can be told. A store beside a hint is taken for the hint's."""
+    """The name of what stamps pairs; "" if nothing is known to. A store may hold only a hint's references."""
     if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path") == ECHO_FILTER:
         options = table(source.filter, "kwargs")
         kinds = options.get("kinds")
@@ -98,9 +95,9 @@ def _routed_past(run: Run, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _filtered_out(run: Run, wanted: Wanted, generation: Generation) -> Iterator[Finding]:
-    """Filters of zero advantages: they drop a group of equal rewards, in which only hint and replay train."""
+    """Filters that drop a group of equal rewards, whose advantages are 0: only hint and replay train it."""
     orchestrator = table(run.config, "orchestrator")
-    lost = f"it drops samples of advantage 0, and {wanted.any} with them"
+    lost = f"it drops samples of advantage 0, and {wanted.any} has no effect on them"
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
     if generation is NEWEST and not listed:
         train = table(orchestrator, "train")
@@ -142,7 +139,7 @@ def _batch_filters(orchestrator: dict[str, Any], lost: str) -> Iterator[Finding]
         for one in listed if isinstance(listed, list) else ():
             if table(one).get("type") == "zero_advantage" and one.get("enforce", True) is not False:
                 value = one.get("enforce", "not set, which means true")
-                problem = f'of "zero_advantage" it is {value}: {lost}'
+                problem = f'for the filter "zero_advantage" it is {value}: {lost}'
                 yield Finding("error", f"{key}.enforce", problem, f"set enforce = false in [[{key}]]")
 
 
@@ -156,7 +153,7 @@ def _no_teacher(run: Run, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _never_stamped(source: Source, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
-    """Since v0.7 only an echo filter, and in the newest the environment, stamps beside RL."""
+    """Sources that nothing stamps: since v0.7 an echo filter can, and in the newest also the environment."""
     if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path"):
         return
     if generation.hint == ECHO:
@@ -173,17 +170,14 @@ def _never_stamped(source: Source, wanted: Wanted, generation: Generation, words
         (wanted.replay, REPLAY_WORDS, "stamp_replay_pair"),
     ):
         if phrase and not stamps & found:
-            why = f"cannot be read: {', '.join(absent)} is not installed" if absent else "names no stamp"
-            problem = (
-                f"{phrase} is set, {source.algorithm!r} stamps nothing, and the environment's code {why}"
-            )
+            why = "no stamp is found in the environment's code"
             remedy = f"call stamps.{call} in its Task.finalize or Env.finalize"
             if absent:
+                why = f"the environment's code cannot be read: {', '.join(absent)} is not installed"
                 remedy = f"install it for the interpreter that is asked (--python), and {remedy}"
+            problem = f"{phrase} is set, {source.algorithm!r} stamps nothing, and {why}"
             yield Finding("warning", key, problem, remedy)
     if wanted.hint and OWN_STREAM in found:
-        problem = (
-            f"{wanted.hint} is set, and the environment names PRIME-RL's own {OWN_STREAM}: a sample gets both"
-        )
+        problem = f"the environment names PRIME-RL's own {OWN_STREAM}: a sample gets both"
         remedy = f"stamp {WEIGHTS_FIELD}['{OWN_STREAM}'] or set hint_weight, not both"
-        yield Finding("warning", key, problem, remedy)
+        yield Finding("warning", key, f"{wanted.hint} is set, and {problem}", remedy)

@@ -26,7 +26,7 @@ class Run(NamedTuple):
     loss_key: str
     loss: dict[str, Any] | None
     sources: list[Source]
-    whole: bool  # whether it is for `rl`, and not a trainer's own
+    is_for_rl: bool  # and not a trainer's own
 
     @property
     def path(self) -> str:
@@ -46,19 +46,17 @@ def read(files: Sequence[Path]) -> Run:
             raise ConfigError(str(file), problem, "name a file that exists") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
-    whole = any(name in config for name in ("trainer", "orchestrator", "inference"))
-    if not whole and "loss" not in config and "model" not in config:
+    is_for_rl = any(name in config for name in ("trainer", "orchestrator", "inference"))
+    if not is_for_rl and "loss" not in config and "model" not in config:
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
-    holder = table(config, "trainer") if whole else config
-    loss = holder.get("loss")
-    key = "trainer.loss" if whole else "loss"
+    loss = (table(config, "trainer") if is_for_rl else config).get("loss")
+    key = "trainer.loss" if is_for_rl else "loss"
     if loss is not None and not isinstance(loss, dict):
-        raise ConfigError(
-            key, f"it is {loss!r}", f"make it a table: [{key}] with type, import_path and kwargs"
-        )
-    return Run(config, key, loss, list(_sources(config)), whole)
+        remedy = f"make it a table: [{key}] with type, import_path and kwargs"
+        raise ConfigError(key, f"it is {loss!r}", remedy)
+    return Run(config, key, loss, list(_sources(config)), is_for_rl)
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,17 +85,13 @@ def _sources(config: dict[str, Any]) -> Iterator[Source]:
         ("orchestrator.env", orchestrator.get("env")),
     ):
         for one in listed if isinstance(listed, list) else ():
-            yield _source(orchestrator, one, key)
-
-
-def _source(orchestrator: dict[str, Any], one: Any, key: str) -> Source:
-    own, env = table(one, "algo"), table(one, "env")
-    algo = own or table(orchestrator, "algo")
-    ids = {f"{key}.env.taskset.id": table(env, "taskset").get("id"), f"{key}.env.id": env.get("id")}
-    return Source(
-        key,
-        str(algo.get("type", DEFAULT_ALGORITHM)),
-        f"{key}.algo.type" if own else "orchestrator.algo.type",
-        table(algo, "filter"),
-        {at: name for at, name in ids.items() if isinstance(name, str) and name},
-    )
+            own, env = table(one, "algo"), table(one, "env")
+            algo = own or table(orchestrator, "algo")
+            ids = {f"{key}.env.taskset.id": table(env, "taskset").get("id"), f"{key}.env.id": env.get("id")}
+            yield Source(
+                key,
+                str(algo.get("type", DEFAULT_ALGORITHM)),
+                f"{key}.algo.type" if own else "orchestrator.algo.type",
+                table(algo, "filter"),
+                {at: name for at, name in ids.items() if isinstance(name, str) and name},
+            )

@@ -1,7 +1,6 @@
 """A program for the interpreter that will train: what PRIME-RL would find there when it imports.
 
-It needs only the standard library, and does not import prime_rl. Its second argument is the JSON of
-`upstream.probe_arguments`.
+It needs only the standard library, and does not import prime_rl. `examine` writes its second argument.
 """
 
 import importlib
@@ -64,23 +63,22 @@ def words(plugin: str, wanted: list[str]) -> list[str] | None:
     return sorted({word.strip("'\"") for word in wanted if word in text})
 
 
-def release(distribution: str, package: str, newest: list[str]) -> list[Any]:
-    """The installed version of PRIME-RL, and whether its file `newest[0]` has the option `newest[1]`."""
+def release(distribution: str, package: str, file: str, option: str) -> list[Any]:
+    """The installed version of PRIME-RL, and whether `file` of its package has `option` in it."""
     try:
         number = version(distribution)
     except PackageNotFoundError:
         return [None, False]
     spec = find_spec(package)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    files = [folder / newest[0] for folder in folders]
-    return [number, any(newest[1] in file.read_text() for file in files if file.is_file())]
+    files = [Path(folder, file) for folder in (spec.submodule_search_locations or ())] if spec else []
+    return [number, any(option in one.read_text() for one in files if one.is_file())]
 
 
 if __name__ == "__main__":
     answer, question = sys.argv[1], json.loads(sys.argv[2])
     path = question["import_path"]
     facts = {
-        "prime_rl": release(question["distribution"], question["package"], question["newest"]),
+        "prime_rl": release(*question["installation"]),
         "package": package(),
         "loss": loss(path) if path else None,
         "plugins": {plugin: words(plugin, question["words"]) for plugin in question["plugins"]},

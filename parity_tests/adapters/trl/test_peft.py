@@ -47,7 +47,7 @@ def test_an_adapter_whose_absence_is_not_the_initial_policy_is_refused(options: 
 
 
 def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
-    """The policy is in training mode when the teacher is asked; two answers must still be one."""
+    """The policy is in training mode when the teacher runs; two forward passes must still agree."""
     adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5)
     with pytest.warns(ComposerWarning, match="collapsed"):
         live = tiny.trainer(hint_weight=1.0, hint_teacher="live", arguments={"peft_config": adapter})
@@ -55,7 +55,7 @@ def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
     for parameter in live.model.parameters():
         parameter.data.add_(0.01)  # so that the adapter, and its dropout, matter
     ids, mask = inputs["hint_prompt_ids"], inputs["hint_prompt_mask"]
-    with live._hint.teacher.asked() as teacher:
+    with live._hint.teacher.in_eval_mode() as teacher:
         first, second = (teacher(input_ids=ids, attention_mask=mask).logits for _ in range(2))
     assert torch.equal(first, second)
     assert teacher.training, "the policy was left in evaluation mode"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from composer_plugins.adapters.trl_mixin.encoding import encode_completion
+from composer_plugins.adapters.trl_mixin.upstream import encode_completion
 from composer_plugins.kernels.preference import dpo, simpo
 from parity_tests.support import tiny
 

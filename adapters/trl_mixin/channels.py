@@ -1,0 +1,270 @@
+"""The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.forward import completion_logits, longest_input, token_logprobs
+from composer_plugins.adapters.trl_mixin.teachers import Teacher
+from composer_plugins.catalogue import Choice
+from composer_plugins.columns import CHOSEN, HINT, REJECTED, Row, hint_of, hinted_prompt, pairs_of, prompt_of
+from composer_plugins.errors import DataError
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.preference import sequence_logprobs
+from composer_plugins.kernels.types import Metric
+
+SIDES = (CHOSEN, REJECTED)
+PARTS = ("ids", "attention", "mask")  # of the tensors of a side
+
+
+@dataclass
+class Channel:
+    """One term of the composer loss."""
+
+    name: ClassVar[str]
+
+    choice: Choice
+    denominator: str = field(init=False)  # in words, for the log
+    _checked: bool = field(default=False, init=False)
+
+    def call(self, tensors: dict[str, Tensor]) -> Any:
+        """Call the chosen loss. The tensors of the first batch are checked."""
+        result = self.choice.call(tensors, check=not self._checked)
+        self._checked = True
+        return result
+
+    def log(self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric]) -> None:
+        """Log the loss, and the mean of each metric over the unmasked elements of all ranks.
+
+        A metric without any unmasked element is left out of this step. All ranks must pass the same names:
+        one reduction carries every value.
+        """
+        parts = {"loss": (loss.detach(), torch.ones_like(loss, dtype=torch.bool)), **metrics}
+        sums = [torch.where(where, value, 0.0).sum().float() for value, where in parts.values()]
+        counts = [where.sum().float() for _, where in parts.values()]
+        totals = trainer.accelerator.reduce(torch.stack([*sums, *counts]), reduction="sum").tolist()
+        for name, total, count in zip(parts, totals, totals[len(parts) :], strict=False):
+            if count:
+                upstream.metrics(trainer)[f"composer/{self.name}/{name}"].append(total / count)
+
+    def describe(self) -> str:
+        """The loss, its parameters and its denominator."""
+        values = {name: self.choice.value(name) for name in self.choice.loss.parameters}
+        parameters = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        return f"{self.name} {self.choice.name}({parameters}), {self.denominator}"
+
+
+@dataclass
+class PolicyChannel(Channel):
+    """A policy loss of ours, on the log-probabilities of TRL's own forward pass."""
+
+    name = "policy"
+    mode: str  # how it is reduced: a key of upstream.DENOMINATORS
+    source: str  # where the mode comes from: "set by loss_type=grpo", "as in the paper"
+
+    def __post_init__(self) -> None:
+        self.denominator = f"{upstream.DENOMINATORS[self.mode]} ({self.source})"
+
+    def loss(self, trainer: GRPOTrainer, inputs: dict[str, Any], forward: upstream.PolicyForward) -> Tensor:
+        """The policy loss of one micro-batch. It is added to what TRL returns for zero advantages."""
+        tensors = upstream.policy_tensors(inputs, forward.logprobs)
+        token = self.call(tensors)
+        factor = upstream.policy_factor(trainer, inputs, tensors, forward.entropies)
+        reduced = upstream.reduce_loss(trainer, token.loss * factor, tensors["mask"], self.mode, inputs)
+        logged = upstream.metrics(trainer)
+        for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
+            del logged[name]  # ours are logged under composer/policy
+        self.log(trainer, reduced * upstream.accumulation_steps(trainer), token.metrics)
+        return reduced
+
+
+@dataclass
+class HintChannel(Channel):
+    """The divergence from the teacher, whose prompt has the hint, to the policy, whose prompt has not."""
+
+    name = "hint"
+    columns = (HINT,)  # of the data set
+    denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
+    template: str
+    teacher: Teacher = field(init=False)  # known once TRL has prepared the model
+
+    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
+        """Raise DataError unless prompt, hint and the longest completion fit the model."""
+        hint, prompt = hint_of(row), prompt_of(row)
+        if hint is None:
+            return
+        (ids,) = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template)])
+        limit, longest = longest_input(trainer), trainer.max_completion_length
+        if limit is not None and len(ids) + longest > limit:
+            problem = f"with the prompt it has {len(ids)} tokens, and with max_completion_length={longest} "
+            problem += f"it exceeds the {limit} that the model takes"
+            raise DataError(HINT, problem, "shorten the hint, or lower max_completion_length")
+
+    def tensors(
+        self, trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """The hint channel's part of a generation batch.
+
+        `hint_prompt_ids`, `hint_prompt_mask` [B, P']: the teacher's prompts, left-padded.
+        `hint_mask` [B, T]: the completion tokens that are distilled: those that TRL trains on, in rows with
+        a hint. A `rollout_func` may restrict them: if it returns `hint_mask`, one list per completion with a
+        0 or 1 per token, only tokens marked 1 count.
+        """
+        if trainer.rollout_func is not None:
+            _check_prompts(trainer, rows, batch)
+        hints = [hint_of(row) for row in rows]
+        prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
+        ids, attention = upstream.pad_left(trainer, upstream.encode_prompts(trainer, prompts))
+        has_hint = torch.tensor([hint is not None for hint in hints], device=ids.device)
+        mask = upstream.loss_mask(batch) & has_hint.unsqueeze(1)
+        for i, row in enumerate(rows):
+            if row.get("hint_mask") is not None:
+                mask[i] &= _marked_tokens(row["hint_mask"], batch["completion_mask"][i])
+        return {"hint_prompt_ids": ids, "hint_prompt_mask": attention, "hint_mask": mask}
+
+    def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any], logprobs: Tensor) -> Tensor:
+        """The mean over all rows of the mean over `hint_mask` tokens; a row without a hint counts as 0.
+
+        So the denominator depends on neither the micro-batch nor the rank.
+        """
+        ids, attention, mask = inputs["completion_ids"], inputs["completion_mask"], inputs["hint_mask"]
+        needs = self.choice.loss.needs
+
+        def logits(model: Any, prompt: str) -> Tensor:
+            whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1)
+            whole_attention = torch.cat([inputs[f"{prompt}_mask"], attention], 1)
+            return completion_logits(trainer, model, whole, whole_attention, ids.shape[1])
+
+        with self.teacher.in_eval_mode() as teacher:
+            teacher_logits = logits(teacher, "hint_prompt")
+        tensors = {"mask": mask, "teacher_logits": teacher_logits, "student_logprobs": logprobs}
+        if "teacher_logprobs" in needs:
+            tensors["teacher_logprobs"] = token_logprobs(teacher_logits, ids)
+        if "student_logits" in needs:
+            tensors["student_logits"] = logits(model, "prompt")
+        token = self.call(tensors)
+        reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
+        self.log(trainer, reduced, token.metrics)
+        return reduced / upstream.accumulation_steps(trainer)
+
+
+@dataclass
+class ReplayChannel(Channel):
+    """A preference loss on pairs of replayed completions, each pair with its weight."""
+
+    name = "replay"
+    columns = SIDES  # of the data set
+    denominator = "the mean over completions of the pair's weight * loss, 0 without a pair"
+    reference: Teacher | None = field(default=None, init=False)  # the initial policy, where the loss needs it
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss needs the log-probabilities of a reference policy."""
+        return "ref_chosen" in self.choice.loss.needs
+
+    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
+        """Raise DataError unless every pair of the row is complete, will be used, and fits the model."""
+        pairs, group = pairs_of(row), upstream.generations(trainer, training)
+        text, limit = prompt_of(row), longest_input(trainer)
+        if len(pairs) > group:
+            problem = f"the row has {len(pairs)} pairs, and its {group} generations use only the first ones"
+            remedy = "put the other pairs into a copy of the row, or raise num_generations"
+            raise DataError(CHOSEN, problem, remedy)
+        if not pairs:
+            return
+        (prompt,) = upstream.encode_prompts(trainer, [text])
+        for pair in pairs:
+            for side in SIDES:
+                length = len(prompt) + len(upstream.encode_completion(trainer, text, getattr(pair, side)))
+                if limit is not None and length > limit:
+                    problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
+                    raise DataError(side, problem, "remove the pair")
+
+    def tensors(self, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """The replay channel's part of a generation batch; S is `chosen` or `rejected`.
+
+        `replay_S_ids`, `replay_S_attention` [B, L]: prompt + completion, left-padded so that all end
+        together. `replay_S_mask` [B, C]: which of the last C tokens are the completion's. `replay_ref_S`
+        [B]: its log-probability under the reference. `replay_weight` [B]: the pair's weight; 0 in a row
+        without a pair.
+
+        Generation g of a prompt takes the row's g-th pair, and starts over after the last pair.
+        """
+        group = upstream.generations(trainer, trainer.model.training)
+        first = trainer.accelerator.process_index * len(rows)
+        pairs = []
+        for i, row in enumerate(rows, start=first):
+            row_pairs = pairs_of(row)
+            pairs.append(row_pairs[i % group % len(row_pairs)] if row_pairs else None)
+        weights = [pair.weight if pair else 0.0 for pair in pairs]
+        tensors = {"replay_weight": torch.tensor(weights, device=trainer.accelerator.device)}
+        prompts = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])
+        # A row without a pair gets a placeholder, so that every rank runs the same forward passes.
+        placeholder = [upstream.tokenizer(trainer).eos_token_id]
+        for side in SIDES:
+            completions = [placeholder] * len(rows)
+            for i, pair in enumerate(pairs):
+                if pair is not None:
+                    prompt, completion = rows[i]["prompt"], getattr(pair, side)
+                    completions[i] = upstream.encode_completion(trainer, prompt, completion)
+            whole = [start + end for start, end in zip(prompts, completions, strict=True)]
+            ids, attention = upstream.pad_left(trainer, whole)
+            _, mask = upstream.pad_left(trainer, completions)
+            parts = (ids, attention, mask.bool())
+            tensors |= {f"replay_{side}_{part}": x for part, x in zip(PARTS, parts, strict=True)}
+            if self.reference is not None:
+                tensors[f"replay_ref_{side}"] = self._reference_scores(trainer, self.reference, *parts)
+        return tensors
+
+    def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """The sum over rows of weight * loss, divided by the number of rows."""
+        weight = inputs["replay_weight"]
+        tensors = {f"ref_{side}": inputs[f"replay_ref_{side}"] for side in SIDES if self.needs_reference}
+        for side in SIDES:
+            tensors[side] = self._scores(trainer, model, *(inputs[f"replay_{side}_{part}"] for part in PARTS))
+        pair = self.call(tensors)
+        reduced = (weight * pair.loss).mean()
+        metrics = {name: Metric(m.value, m.where & (weight > 0)) for name, m in pair.metrics.items()}
+        self.log(trainer, reduced, metrics)
+        return reduced / upstream.accumulation_steps(trainer)
+
+    def _reference_scores(self, trainer: GRPOTrainer, reference: Teacher, *parts: Tensor) -> Tensor:
+        """Scores under the reference, once per generation batch, in chunks of one micro-batch."""
+        args, training = trainer.args, trainer.model.training
+        size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
+        with reference.in_eval_mode() as model:
+            chunks = zip(*(part.split(size) for part in parts), strict=True)
+            return torch.cat([self._scores(trainer, model, *chunk) for chunk in chunks])
+
+    def _scores(self, trainer: GRPOTrainer, model: Any, *parts: Tensor) -> Tensor:
+        """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it."""
+        ids, attention, mask = parts
+        length = mask.shape[1]
+        logprobs = token_logprobs(completion_logits(trainer, model, ids, attention, length), ids[:, -length:])
+        return sequence_logprobs(logprobs, mask, average=self.choice.average)
+
+
+def _marked_tokens(marks: Any, completion_mask: Tensor) -> Tensor:
+    """The tokens [T] of one completion that a rollout's `hint_mask` marks."""
+    length = int(completion_mask.sum())
+    where = torch.zeros_like(completion_mask, dtype=torch.bool)
+    if length == 0:  # mask_truncated_completions has masked the whole row out
+        return where
+    if len(marks) != length or any(mark not in (0, 1) for mark in marks):
+        problem = f"it has {len(marks)} entries, {marks[:3]} first, and the completion has {length} tokens"
+        raise DataError("hint_mask", problem, "return a 0 or a 1 for each token")
+    where[:length] = torch.tensor(marks, device=where.device).bool()
+    return where
+
+
+def _check_prompts(trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any]) -> None:
+    """Raise DataError unless the student saw the row's prompt, which the teacher's prompt is made from."""
+    ours = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])
+    for ids, prompt, mask in zip(ours, batch["prompt_ids"], batch["prompt_mask"], strict=True):
+        if prompt[mask.bool()].tolist() != ids:
+            problem = "it returned prompt_ids that are not the row's prompt, which the teacher's is made from"
+            raise DataError("rollout_func", problem, "put the change into the prompt column")
