@@ -14,7 +14,7 @@ Estimator = Callable[..., tuple[Tensor, Tensor]]
 
 
 def estimator(name: str | None) -> Estimator:
-    """Return the estimator `composer/<name>`; with None `composer`, which `composer.advantage` names."""
+    """Return the estimator `composer/<name>`; for None `composer`, which reads `composer.advantage`."""
 
     def advantages(
         token_level_rewards: Tensor,
@@ -24,10 +24,10 @@ def estimator(name: str | None) -> Estimator:
         reward_baselines: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages [rows, tokens], 0 where the mask is, and the same as returns.
+        """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 
-        A row without a response belongs to no group: verl fills a batch up with such rows. A NaN reward
-        is a DataError. The returns are no target for a critic.
+        verl pads a batch with rows without a response, which belong to no group. A reward that is not finite
+        is a DataError. A critic cannot learn from these returns.
         """
         choice = parse_registered(node_of(config), "advantage", name)[1]
         mask = response_mask.bool()
@@ -46,15 +46,14 @@ def estimator(name: str | None) -> Estimator:
 def batch_tensors(
     token_rewards: Tensor, mask: Tensor, index: Any, baselines: Tensor | None
 ) -> dict[str, Any]:
-    """Return verl's arguments by their names in the catalogue; the mask is one of rows."""
+    """Return verl's arguments under the catalogue's names; `mask` is True for rows with a response."""
     token_rewards = torch.where(mask, token_rewards, 0.0)
     rewards = token_rewards.sum(-1)
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
         problem += f"the first in row {bad[0]}"
-        raise DataError(
-            "rewards", problem, "return a number from the reward function, or mask the rollout out"
-        )
+        remedy = "return a number from the reward function, or mask the rollout out"
+        raise DataError("rewards", problem, remedy)
     tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards}
     tensors |= {"lengths": mask.sum(-1), "mask": mask.any(-1)}
     if index is not None:

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import (
-    AGG_MODE,
-    FORCED_MODES,
-    NORM_MODE,
-    norm_mode_is_a_sum,
-)
+from composer_plugins.adapters.verl_plugin.upstream import FORCED_MODES, NORM_MODE, Key, norm_mode_is_a_sum
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
@@ -25,7 +20,7 @@ DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch
 
 
 def policy_loss(name: str | None) -> PolicyLoss:
-    """Return the loss mode `composer/<name>`; with None `composer`, which `composer.policy` names."""
+    """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
     parsed: dict[str, tuple[ComposerConfig, Choice]] = {}
 
     def loss(
@@ -38,10 +33,10 @@ def policy_loss(name: str | None) -> PolicyLoss:
         rollout_is_weights: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the scalar that verl steps on, by its denominators of the whole batch, and the metrics.
+        """Return the scalar loss, divided by verl's denominators of the whole batch, and the metrics.
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
-        (DPPO) gets it too, as verl's own does: bypass_mode makes it the rollout engine's.
+        (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
         """
         node = node_of(getattr(config, "policy_loss", None) or {})
         key = repr((sorted(node.items()), loss_agg_mode))
@@ -54,7 +49,8 @@ def policy_loss(name: str | None) -> PolicyLoss:
         if rollout_is_weights is not None:
             token = corrected(token, rollout_is_weights, mask)
         mode = FORCED_MODES.get(choice.name, loss_agg_mode)
-        scalar = reduce(token.loss, mask, mode, global_batch(config))
+        # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
+        scalar = reduce(token.loss, mask, mode, dict(getattr(config, "global_batch_info", None) or {}))
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
         return weighted, means(token.metrics, "policy")
 
@@ -63,9 +59,9 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
 
 def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -> Tensor:
-    """Return verl's agg_loss: the sum over the denominator of the global batch, times the ranks.
+    """Return what verl's agg_loss returns: the sum over the global batch's denominator, times the ranks.
 
-    DDP and FSDP take the mean of the ranks' gradients, which that factor undoes.
+    DDP and FSDP take the mean of the ranks' gradients; that factor turns it into the sum.
     """
     length = info.get("loss_scale_factor") or mask.shape[-1]
     if mode == NORM_MODE and norm_mode_is_a_sum():
@@ -75,17 +71,12 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -
     needed = {"token-mean": "num_tokens", "token-sum": None}.get(mode, "num_sequences")
     if ranks > 1 and needed is not None and counts[needed] is None:
         problem = f"{mode!r} on {ranks} ranks needs {DENOMINATORS[needed]}, which verl did not pass"
-        raise ConfigError(AGG_MODE, problem, "set token-sum, or train on one rank")
+        raise ConfigError(Key.AGG_MODE, problem, "set token-sum, or train on one rank")
     return ranks * aggregate(token_loss, mask, mode, **counts, max_length=length)
 
 
-def global_batch(config: Any) -> dict[str, Any]:
-    """Return the counts of the whole batch; verl 0.6 has none and divides by the micro-batch's."""
-    return dict(getattr(config, "global_batch_info", None) or {})
-
-
 def means(metrics: Mapping[str, Metric], channel: str) -> dict[str, float]:
-    """Return the mean of each metric where it counts, in one wait for the device."""
+    """Return the mean of each metric over its `where`, with one transfer from the device."""
     if not metrics:
         return {}
     found = [

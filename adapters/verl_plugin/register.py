@@ -2,8 +2,8 @@
 
 verl 0.9 imports it by its entry point (group `verl.plugins`), verl 0.6 to 0.8 by
 `VERL_USE_EXTERNAL_MODULES=composer_plugins.adapters.verl_plugin.register`, and 0.9 also by
-`actor_rollout_ref.model.external_lib`. verl hides the error of a plugin, and the user would meet an unknown
-estimator after the first rollout. So an error here is a warning, and `FAILURE` keeps it for the doctor.
+`actor_rollout_ref.model.external_lib`. verl hides the error of a plugin; the user would see only an unknown
+estimator, after the first rollout. So an error here becomes a warning, and `FAILURE` keeps it for the doctor.
 """
 
 import warnings
@@ -18,7 +18,7 @@ FAILURE = ""
 def register() -> None:
     """Register `composer` and `composer/<name>` for every estimator and policy loss that verl can run.
 
-    A second call does nothing: verl refuses another function under a registered name.
+    A second call does nothing, because verl refuses another function under a registered name.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss
 
@@ -38,18 +38,13 @@ def register() -> None:
             register_policy_loss(f"{NAME}/{loss.name}")(policy_loss(loss.name))
 
 
-def register_trainer() -> None:
-    """Register composer_sync, where this verl has trainers to choose from."""
-    if has_v1_trainers():
-        import_module("composer_plugins.adapters.verl_plugin.sync_trainer.trainer")
-
-
 UNKNOWN = "algorithm.adv_estimator=composer"
 try:
     register()
     UNKNOWN = "trainer.v1.trainer_mode=composer_sync"
-    register_trainer()
-except Exception as error:  # whatever it is: verl would hide it
+    if has_v1_trainers():
+        import_module("composer_plugins.adapters.verl_plugin.sync_trainer.trainer")
+except Exception as error:  # of every kind, because verl would hide it
     FAILURE = f"{type(error).__name__}: {error}"
     warnings.warn(
         f"composer-plugins is not registered in verl, so {UNKNOWN} will be unknown: {FAILURE}", stacklevel=2

@@ -1,17 +1,11 @@
-"""The options under `algorithm.composer`: parsing them, and refusing what verl cannot provide."""
+"""Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.adapters.verl_plugin.upstream import (
-    AGG_MODE,
-    DEFAULT_MODE,
-    FORCED_MODES,
-    MODES,
-    TRAINER_MODE,
-)
+from composer_plugins.adapters.verl_plugin.upstream import DEFAULT_MODE, FORCED_MODES, MODES, Key
 from composer_plugins.bundled.adapters import VERL
 from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_top_k
@@ -34,7 +28,7 @@ _delivered = ContextVar("delivered", default=False)
 
 @contextmanager
 def channels_delivered() -> Iterator[None]:
-    """While composer_sync calls verl: our functions in its registries accept hint and replay weights."""
+    """Let our functions in verl's registries accept hint and replay weights, under composer_sync."""
     token = _delivered.set(True)
     try:
         yield
@@ -112,9 +106,9 @@ def parse_choice(
 def parse_registered(
     node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None, mode: str = ""
 ) -> tuple[ComposerConfig, Choice]:
-    """`parse_choice` for a function in verl's registries, where only composer_sync delivers a channel.
+    """Do what `parse_choice` does, for an estimator or a loss that verl calls.
 
-    composer_sync has enforced the findings already; without it, those that the function can see are here.
+    Under composer_sync every finding is enforced already. Otherwise the two that can be seen here are.
     """
     try:
         config, choice = parse_choice(node, kind, name)
@@ -129,14 +123,12 @@ def parse_registered(
 def parse_channels(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
     config = parse(node)
-    found = Channels(
-        config,
-        config.choose_hint() if config.hint_weight else None,
-        config.choose_replay() if config.replay_weight else None,
-    )
-    for choice in (found.hint, found.replay):
+    hint = config.choose_hint() if config.hint_weight else None
+    replay = config.choose_replay() if config.replay_weight else None
+    for choice in (hint, replay):
         if choice is not None:
             VERL.require(choice)
+    found = Channels(config, hint, replay)
     _check_hint(found)
     return found
 
@@ -147,19 +139,21 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
     for channel in channels if not delivers else ():
         weight = f"{channel}_weight"
         problem = f"it is {getattr(config, weight):g}, and only the trainer {TRAINER} has a {channel} channel"
-        remedy = f"set {TRAINER_MODE}={TRAINER} (verl 0.9 or later, with trainer.use_v1=True), or {weight}=0"
+        remedy = (
+            f"set {Key.TRAINER_MODE}={TRAINER} (verl 0.9 or later, with {Key.USE_V1}=True), or {weight}=0"
+        )
         yield Finding("error", f"{NODE}.{weight}", problem, remedy)
     if config.policy_weight != 1 and not (delivers and channels):
         problem = f"it is {config.policy_weight:g}, and there is no other channel to weigh the policy against"
-        remedy = f"remove it, or set a hint_weight or replay_weight, with {TRAINER_MODE}={TRAINER}"
+        remedy = f"remove it, or set a hint_weight or replay_weight, with {Key.TRAINER_MODE}={TRAINER}"
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
 def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
     """Yield a warning where verl's loss_agg_mode is not the reduction that belongs to the loss.
 
-    That is the paper's, or a dialect's where its row has one. verl's default is no such claim: a loss named
-    as verl's own (`grpo@verl`) is reduced as verl is set to.
+    That is the paper's reduction, or the dialect's where it has one. A dialect of verl with verl's default
+    mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right.
     """
     own = choice.dialect.mode if choice.dialect else choice.loss.mode
     if choice.upstream == "verl" and own == DEFAULT_MODE:
@@ -172,7 +166,7 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
         modes = [dialect.mode for dialect in choice.loss.dialects if dialect.upstream == "verl"]
         if modes and modes[0] in ("", DEFAULT_MODE) and theirs not in FORCED_MODES:
             remedy += f", or name {theirs}, which is reduced as verl is set to"
-        yield Finding("warning", AGG_MODE, problem, remedy)
+        yield Finding("warning", Key.AGG_MODE, problem, remedy)
 
 
 def _check_hint(found: Channels) -> None:
@@ -181,9 +175,8 @@ def _check_hint(found: Channels) -> None:
         return
     if config.hint_teacher == "ema":
         problem = "'ema' is not available here, because verl keeps no average of the policy's weights"
-        raise ConfigError(
-            "hint_teacher", problem, "set base (the reference policy) or live (the policy itself)"
-        )
+        remedy = "set base (the reference policy) or live (the policy itself)"
+        raise ConfigError("hint_teacher", problem, remedy)
     if config.hint_estimator == "advantage" and config.hint_params:
         problem = "they are parameters of a divergence, and hint_estimator='advantage' computes none"
         raise ConfigError("hint_params", problem, "remove them")

@@ -1,8 +1,8 @@
-"""What this adapter assumes of verl: versions, names, config keys. Open it first for a new release of verl.
+"""What this adapter assumes of verl: versions, names, config keys. Read this file first for a new release.
 
 Tested with 0.6.1, 0.7.1 and 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
-imported inside the functions, so the doctor reads the names without it. The overrides themselves stand in
-sync_trainer/trainer.py and sync_trainer/workers.py.
+imported inside the functions, so the doctor can read the names without it. The methods that override verl's
+are in sync_trainer/trainer.py and sync_trainer/workers.py.
 """
 
 import re
@@ -31,46 +31,42 @@ REGISTRIES = {
     "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
     "trainers": ("verl.trainer.ppo.v1.trainer_base", "TRAINER_REGISTRY"),
 }
-IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # of the FSDP engine, where there is a TRL
+IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # the FSDP engine's import of TRL, if installed
 
-# Keys of verl's config.
-ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
-ESTIMATOR, CRITIC = "algorithm.adv_estimator", "critic.enable"
-POLICY_LOSS = f"{ACTOR}.policy_loss"
-LOSS_MODE, LOSS_TARGET = f"{POLICY_LOSS}.loss_mode", f"{POLICY_LOSS}._target_"
-AGG_MODE, SCALE_FACTOR = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
-USE_KL_LOSS, KL_COEF, SHUFFLE = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.shuffle"
-KL_IN_REWARD = "algorithm.use_kl_in_reward"
-BYPASS, ROLLOUT_LOGPROBS = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
-FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
-LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
-USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
-PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
-TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
-DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
 
-SHOWS_LOGITS = ("fsdp", "fsdp2")  # the engines that show a loss function the logits of the whole vocabulary
+class Key:
+    """The keys of verl's config that this adapter reads or names in a message."""
+
+    ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+    ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    ESTIMATOR, CRITIC = "algorithm.adv_estimator", "critic.enable"
+    POLICY_LOSS = f"{ACTOR}.policy_loss"
+    LOSS_MODE, LOSS_TARGET = f"{POLICY_LOSS}.loss_mode", f"{POLICY_LOSS}._target_"
+    AGG_MODE, SCALE_FACTOR = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
+    USE_KL_LOSS, KL_COEF, SHUFFLE = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.shuffle"
+    KL_IN_REWARD = "algorithm.use_kl_in_reward"
+    BYPASS, ROLLOUT_LOGPROBS = "algorithm.rollout_correction.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
+    FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
+    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
+    USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
+    PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
+    TRAIN_FILES, DATASET_CLASS = "data.train_files", "data.custom_cls.path"
+    DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
+
+
+SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
 MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
 FORCED_MODES: dict[str, Any] = {"sapo@verl": "seq-mean-token-mean"}  # whatever loss_agg_mode is
 
 # Fields of a batch, and entries of a call to a worker.
-SHOW_LOGITS = "distillation_use_topk"  # the loss function is shown the logits first
-PADDING_UID = "pad"  # begins the uid of a row that verl fills a batch up with
+SHOW_LOGITS = "distillation_use_topk"  # calls the loss function with the logits first
+PADDING_UID = "pad"  # the uid of a padding row of verl's begins with this
 ROUTES = "routed_experts"
-RESPONSE_FIELDS = (  # a number per response token
-    "advantages",
-    "entropy",
-    "old_log_probs",
-    "ref_log_prob",
-    "returns",
-    "rm_scores",
-    "rollout_is_weights",
-    "rollout_log_probs",
-    "token_level_rewards",
-    "values",
-)
+# Fields with a number per response token.
+RESPONSE_FIELDS = {"advantages", "entropy", "old_log_probs", "ref_log_prob", "returns", "rm_scores"}
+RESPONSE_FIELDS |= {"rollout_is_weights", "rollout_log_probs", "token_level_rewards", "values"}
 
 
 def release_of(version: str | None) -> Release:
@@ -82,6 +78,11 @@ def release_of(version: str | None) -> Release:
     return int(found[1]), int(found[2])
 
 
+def at_least(release: Release, wanted: tuple[int, int]) -> bool:
+    """Whether verl is at least as new; where none is installed, the newest is assumed."""
+    return release is None or release >= wanted
+
+
 def at(tree: Any, path: str) -> Any:
     """Return the entry at a dotted path of a config, a DictConfig or a mapping; None where there is none."""
     for key in path.split("."):
@@ -91,7 +92,7 @@ def at(tree: Any, path: str) -> Any:
 
 def has_adapter(config: Any) -> bool:
     """Whether the actor is trained by LoRA: without its adapter it is then the reference policy."""
-    return any(at(config, key) for key in LORA)
+    return any(at(config, key) for key in Key.LORA)
 
 
 def registries() -> dict[str, list[str]]:
@@ -121,7 +122,7 @@ def norm_mode_is_a_sum() -> bool:
 
 
 def data_parallel_size(worker_group: Any) -> int:
-    """Return how many ranks share the rows; verl has asked the workers by the time it balances a batch."""
+    """Return how many ranks share the rows. verl knows it from the workers once it has balanced a batch."""
     return max(worker_group._dispatch_info["actor"]) + 1
 
 
@@ -139,7 +140,7 @@ def scoring_micro_batch(config: Any, *, own_reference: bool) -> int:
 
 
 def token_limits(config: Any, *, own_reference: bool) -> list[int]:
-    """Return how many tokens a GPU takes at once, in each model that will be given a sequence of ours."""
+    """Return ppo_max_token_len_per_gpu and its like, for each model that scores a sequence of ours."""
     models, limits = config.actor_rollout_ref, []
     if models.actor.use_dynamic_bsz:
         limits = [models.actor.ppo_max_token_len_per_gpu, models.rollout.log_prob_max_token_len_per_gpu]

@@ -150,7 +150,7 @@ def reduced(token_loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -
     }
     params = {name: given[name] for name in loss.parameters if given[name] is not None}
     sizes = {"rows": mask.shape[0], "width": mask.shape[1]}
-    defaults = {name: sizes[size] for name, size in loss.dialect("verl").counts.items()}
+    defaults = {name: sizes[size] for name, size in loss.dialect("verl").denominators.items()}
     return info.get("dp_size", 1) * row_kernel("aggregation", f"{mode}@verl", **(defaults | params))(
         token_loss, mask
     )

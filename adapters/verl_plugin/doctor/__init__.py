@@ -1,7 +1,7 @@
-"""`composer-plugins doctor --verl`: what a run would lose to its environment or its config.
+"""`composer-plugins doctor --verl`: find errors of the environment and the config before a run.
 
-verl looks up an estimator and a loss by name after the model is loaded and the first rollout is done, and it
-hides the error of a plugin. The doctor asks the interpreter that will train before that.
+verl looks up an estimator and a loss by name only after it has loaded the model and made the first rollout,
+and it hides the error of a plugin. The doctor asks the interpreter that will train before that.
 """
 
 import json
@@ -14,6 +14,7 @@ from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
 from composer_plugins.adapters.verl_plugin.requirements import Run
+from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError
 
@@ -30,7 +31,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 
 def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
-    """Return what the probe is to examine: the file by its folder and its name, as hydra takes it."""
+    """Return the probe's request: the file by its folder and name, as hydra takes it, and the overrides."""
     if len(files) > 1:
         problem = f"{', '.join(map(str, files))} are several files, and main_ppo takes one"
         raise ConfigError("FILE", problem, "name the others in its defaults list")
@@ -56,26 +57,25 @@ def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
 
 def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -> Iterator[Finding]:
     """Yield the findings in what the probe answered."""
-    run = Run(facts["config"], release) if facts["config"] else None
-    yield from environment(facts, run, target, release)
+    run = Run(facts["config"] or {}, release)
+    yield from environment(facts, run, target)
     if facts["composition"]:
         yield composition(facts["composition"])
-    if run is None:
+    if not run.tree:
         return
-    if run.at(upstream.ACTOR) is None or run.at(upstream.PROJECT) is None:
+    if run.at(Key.ACTOR) is None or run.at(Key.PROJECT) is None:
         problem = "the config has nothing of verl's own"
         yield Finding("error", "defaults", problem, "begin the file with defaults: [ppo_trainer, _self_]")
         return
     if facts["library"]:
-        library = run.at(upstream.EXTERNAL_LIB)
-        problem = f"{library!r} does not import: {facts['library']}"
-        yield Finding("error", upstream.EXTERNAL_LIB, problem, "correct it, or remove it")
+        problem = f"{run.at(Key.EXTERNAL_LIB)!r} does not import: {facts['library']}"
+        yield Finding("error", Key.EXTERNAL_LIB, problem, "correct it, or remove it")
     for finding in facts["findings"]:  # of requirements.py, in the interpreter that will train
         yield Finding(*finding)
 
 
 def composition(message: str) -> Finding:
-    """Return what hydra says, which main_ppo would say as well."""
+    """Return hydra's error, which main_ppo would raise too, as a finding."""
     kind, _, text = message.partition(": ")
     remedy = "correct the file or the override"
     if added := re.search(r"use (\+.+)", text):
@@ -84,7 +84,7 @@ def composition(message: str) -> Finding:
 
 
 def compared_with(target: Target, facts: Mapping[str, Any], release: upstream.Release) -> str:
-    """Return which verl this is, and how that is known."""
+    """Return the version of verl that the config is compared with, and where it was found."""
     installed = facts["verl"]["version"]
     if target.version:
         text = f"verl {target.version} (--version)"

@@ -1,35 +1,20 @@
-"""The interpreter that will train: verl, our plugin in it, TRL, TransferQueue, and Ray's environment."""
+"""Findings about the interpreter that will train: verl, our plugin in it, TRL, TransferQueue, Ray."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.requirements import Run
 from composer_plugins.adapters.verl_plugin.rules import is_ours
-from composer_plugins.adapters.verl_plugin.upstream import (
-    ACTOR,
-    ENTRY_POINT,
-    ENTRY_POINTS,
-    FIRST,
-    MODULES,
-    PLUGIN,
-    PLUGINS,
-    RAY_INIT,
-    SHOWS_LOGITS,
-    USE_V1,
-    Release,
-)
+from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS, Key
 from composer_plugins.diagnosis import Finding, Target
 
-
-def at_least(release: Release, wanted: tuple[int, int]) -> bool:
-    """Whether verl is at least as new; where none is installed, the newest is assumed."""
-    return release is None or release >= wanted
+Facts = Mapping[str, Any]  # what the probe answered
+NOUNS = {"estimators": "estimator", "losses": "policy loss"}
 
 
-def environment(
-    facts: Mapping[str, Any], run: Run | None, target: Target, release: Release
-) -> Iterator[Finding]:
-    """Yield what is wrong before a config is looked at."""
+def environment(facts: Facts, run: Run, target: Target) -> Iterator[Finding]:
+    """Yield what is wrong apart from the options; `run.tree` is empty where no config is examined."""
     python = target.python
     if facts["package"]:
         problem = f"{python}, which will train, cannot import composer-plugins: {facts['package']}"
@@ -39,31 +24,34 @@ def environment(
         remedy = f"{_install(python, 'verl[verl-core]')}, or name the interpreter with --python"
         yield Finding("error", "verl", problem, remedy)
         return
-    if not at_least(release, FIRST):
-        problem = f"verl {'.'.join(map(str, release or ()))} refuses an estimator that is not its own"
+    if not upstream.at_least(run.release, upstream.FIRST):
+        problem = f"verl {'.'.join(map(str, run.release or ()))} refuses an estimator that is not its own"
         yield Finding("error", "verl", problem, "upgrade to 0.6 or later; hints and replay need 0.9")
         return
-    named = facts["environment"].get(MODULES, "")
-    yield from _modules(facts, named)
+    yield from _modules(facts)
     if facts["verl"]["error"]:
         problem = f"import verl fails in {python}: {facts['verl']['error']}"
         yield Finding("error", "verl", problem, f'correct that: {python} -c "import verl" shows it')
         return
     if not facts["package"] and not any(facts["verl"]["modules"].values()):
-        yield from _registered(facts, named, target, release)
+        yield from _registered(facts, run, target)
     yield from _trl(facts, run)
-    yield from _transfer_queue(facts, run, release, python)
-    yield from _cluster(facts, run, release)
+    yield from _transfer_queue(facts, run, python)
+    yield from _cluster(facts, run)
 
 
 def _install(python: str, what: str) -> str:
     return f"uv pip install --python {python} '{what}'"
 
 
-def _modules(facts: Mapping[str, Any], named: str) -> Iterator[Finding]:
+def _loads_entry_points(run: Run) -> bool:
+    return upstream.at_least(run.release, upstream.ENTRY_POINTS)
+
+
+def _modules(facts: Facts) -> Iterator[Finding]:
     """verl splits the variable at its commas, strips no spaces, and fails where a module does."""
-    parts = named.split(",") if named else []
-    clean = ",".join(part.strip() for part in parts if part.strip())
+    named = facts["environment"].get(MODULES, "")
+    clean = ",".join(part.strip() for part in named.split(",") if part.strip())
     if clean != named:
         problem = f"it is {named!r}, and verl strips no spaces and skips no empty name, so import verl fails"
         yield Finding("error", MODULES, problem, f"export {MODULES}={clean}" if clean else f"unset {MODULES}")
@@ -74,29 +62,29 @@ def _modules(facts: Mapping[str, Any], named: str) -> Iterator[Finding]:
             yield Finding("error", MODULES, problem, f"correct or remove {name}")
 
 
-def _registered(facts: Mapping[str, Any], named: str, target: Target, release: Release) -> Iterator[Finding]:
-    """Whether our names are in verl's registries after `import verl`, and if not, why."""
-    python = target.python
+def _registered(facts: Facts, run: Run, target: Target) -> Iterator[Finding]:
+    """Yield why our names are not in verl's registries after `import verl`."""
+    python, named = target.python, facts["environment"].get(MODULES, "")
+    missing = [noun for kind, noun in NOUNS.items() if not any(map(is_ours, facts[kind]))]
     if facts["verl"]["failure"]:
         problem = f"the plugin failed, and verl does not show the error: {facts['verl']['failure']}"
         remedy = f'correct that: {python} -W default -c "import verl" shows it'
         yield Finding("error", "verl.plugins", problem, remedy)
-    elif target.version and not at_least(release, ENTRY_POINTS) and PLUGIN not in named:
+    elif target.version and not _loads_entry_points(run) and PLUGIN not in named:
         # This release is not the one that is installed, so its registries are not known.
-        yield _why(facts, release, python, f"verl {target.version} will know no estimator 'composer'")
-    elif missing := [kind for kind in ("estimators", "losses") if not any(map(is_ours, facts[kind]))]:
-        missed = " or ".join({"estimators": "estimator", "losses": "policy loss"}[kind] for kind in missing)
-        yield _why(facts, release, python, f"verl knows no {missed} 'composer' after import verl")
+        yield _why(facts, run, python, f"verl {target.version} will know no estimator 'composer'")
+    elif missing:
+        problem = f"verl knows no {' or '.join(missing)} 'composer' after import verl"
+        yield _why(facts, run, python, problem)
 
 
-def _why(facts: Mapping[str, Any], release: Release, python: str, problem: str) -> Finding:
+def _why(facts: Facts, run: Run, python: str, problem: str) -> Finding:
     export, policy = f"export {MODULES}={PLUGIN}", facts["environment"].get(PLUGINS, "auto").strip().lower()
-    if not at_least(release, ENTRY_POINTS):
+    if not _loads_entry_points(run):
         return Finding("error", MODULES, f"{problem}, because verl before 0.9 loads no entry points", export)
     if policy == "none":
-        return Finding(
-            "error", PLUGINS, f"{problem}, because none loads no plugin", f"unset {PLUGINS}, or {export}"
-        )
+        problem += ", because with the value none verl loads no plugin"
+        return Finding("error", PLUGINS, problem, f"unset {PLUGINS}, or {export}")
     allowed = [one.strip() for one in policy.split(",")]
     if policy != "auto" and ENTRY_POINT not in allowed:
         remedy = f"export {PLUGINS}={','.join([*filter(None, allowed), ENTRY_POINT])}"
@@ -106,50 +94,46 @@ def _why(facts: Mapping[str, Any], release: Release, python: str, problem: str) 
         remedy = f"{_install(python, 'composer-plugins')} --reinstall, or {export}"
         return Finding("error", "verl.plugins", problem, remedy)
     remedy = f'{python} -c "import {PLUGIN}" shows why'
-    return Finding("error", "verl.plugins", f"{problem}, and the plugin did not fail", remedy)
+    return Finding("error", "verl.plugins", f"{problem}, although the plugin reported no error", remedy)
 
 
-def _trl(facts: Mapping[str, Any], run: Run | None) -> Iterator[Finding]:
+def _trl(facts: Facts, run: Run) -> Iterator[Finding]:
     """verl's FSDP engine imports a class of TRL's wherever TRL is installed."""
     trl = facts["trl"]
-    if trl and not trl["exports"] and (run is None or run.at(f"{ACTOR}.strategy") in SHOWS_LOGITS):
-        problem = (
-            f"TRL {trl['version'] or ''} is installed beside verl and has no {trl['name']}, which verl's "
-        )
-        problem += "FSDP engine imports wherever TRL is installed, so every actor ends with an ImportError"
+    uses_fsdp = not run.tree or run.at(f"{Key.ACTOR}.strategy") in upstream.SHOWS_LOGITS
+    if trl and not trl["exports"] and uses_fsdp:
+        problem = f"TRL {trl['version'] or ''} is installed beside verl and has no {trl['name']}. verl's "
+        problem += "FSDP engine imports it wherever TRL is installed, so every actor ends with an ImportError"
         yield Finding("error", "trl", problem, "uninstall trl here, and give it an environment of its own")
 
 
-def _transfer_queue(
-    facts: Mapping[str, Any], run: Run | None, release: Release, python: str
-) -> Iterator[Finding]:
-    queue = facts["transfer_queue"]
-    if not at_least(release, ENTRY_POINTS) or (run is not None and not run.is_v1):
+def _transfer_queue(facts: Facts, run: Run, python: str) -> Iterator[Finding]:
+    queue, install = facts["transfer_queue"], _install(python, "verl[verl-core]")
+    if not _loads_entry_points(run) or (run.tree and not run.is_v1):
         return
-    install = _install(python, "verl[verl-core]")
     if not queue["present"]:
         problem = f"{queue['wanted'] or 'TransferQueue'} is not installed, and verl's trainer imports it "
-        problem += f"({USE_V1} is True by default)"
-        remedy = f"{install}, or set {USE_V1}=False, which has no hint or replay"
+        problem += f"({Key.USE_V1} is True by default)"
+        remedy = f"{install}, or set {Key.USE_V1}=False, which has no hint or replay"
         yield Finding("error", "transfer_queue", problem, remedy)
     elif not queue["fits"]:
         problem = f"TransferQueue is {queue['version']}, and verl needs {queue['wanted']}"
         yield Finding("warning", "transfer_queue", problem, install)
 
 
-def _cluster(facts: Mapping[str, Any], run: Run | None, release: Release) -> Iterator[Finding]:
+def _cluster(facts: Facts, run: Run) -> Iterator[Finding]:
     """verl forwards a fixed list of variables to a Ray cluster that runs already; these are not in it."""
-    where = (run and run.at(f"{RAY_INIT}.address")) or facts["environment"].get("RAY_ADDRESS")
+    where = run.at(f"{Key.RAY_INIT}.address") or facts["environment"].get("RAY_ADDRESS")
     if not where or where == "local":
         return
-    forwarded = (run and run.at(f"{RAY_INIT}.runtime_env.env_vars")) or {}
-    by_entry_point = at_least(release, ENTRY_POINTS) and ENTRY_POINT in facts["entry_points"]
+    forwarded = run.at(f"{Key.RAY_INIT}.runtime_env.env_vars") or {}
+    by_entry_point = _loads_entry_points(run) and ENTRY_POINT in facts["entry_points"]
     for name in (MODULES, PLUGINS):
         value = facts["environment"].get(name)
         if value and name not in forwarded:
             ours = name == MODULES and PLUGIN in value and not by_entry_point
             problem = f"{value!r} is set here, and not in the Ray cluster at {where}, where verl will run"
-            remedy = f"+{RAY_INIT}.runtime_env.env_vars.{name}='{value}'"
+            remedy = f"+{Key.RAY_INIT}.runtime_env.env_vars.{name}='{value}'"
             if by_entry_point:
                 remedy += "; composer-plugins itself only has to be installed on every node"
             yield Finding("error" if ours else "warning", name, problem, remedy)

@@ -51,9 +51,10 @@ def present(name: str) -> bool:
 
 
 def verl(modules: str, plugin: str) -> dict[str, Any]:
-    """Import verl as every process of a run does: what stops it, and why our plugin failed, if it did.
+    """Import verl as every process of a run does, and return why it or our plugin failed.
 
-    Where the modules that the variable `modules` names stop it, it is tried without them, then each of them.
+    `modules` names the variable that lists modules for verl to import. If the import fails with them, it is
+    tried without them, and then each of them alone.
     """
     found: dict[str, Any] = {"version": release("verl"), "error": "", "modules": {}, "failure": ""}
     if not present("verl"):
@@ -123,7 +124,7 @@ def composed(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, An
 
 
 def examined(request: dict[str, Any]) -> dict[str, Any]:
-    """Return everything the doctor judges by, as JSON."""
+    """Return all facts that the doctor judges, as values for JSON."""
     variables = request["variables"]
     facts: dict[str, Any] = {
         "package": attempt(import_module, REQUIREMENTS),

@@ -14,15 +14,10 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import PER_TOKEN, REPLAY, nested, rows_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
-from composer_plugins.adapters.verl_plugin.upstream import (
-    RESPONSE_FIELDS,
-    ROUTES,
-    data_parallel_size,
-    mini_and_micro_batch,
-)
 from composer_plugins.errors import ConfigError
 
 Row = TypeVar("Row")
@@ -38,7 +33,8 @@ class BatchLayout(NamedTuple):
 
 def batch_layout(trainer: Any) -> BatchLayout:
     """Return the layout that the trainer's config sets."""
-    return BatchLayout(data_parallel_size(trainer.actor_rollout_wg), *mini_and_micro_batch(trainer.config))
+    mini, micro = upstream.mini_and_micro_batch(trainer.config)
+    return BatchLayout(upstream.data_parallel_size(trainer.actor_rollout_wg), mini, micro)
 
 
 def rows_per_share(count: int, rows: int, layout: BatchLayout) -> int:
@@ -50,27 +46,29 @@ def rows_per_share(count: int, rows: int, layout: BatchLayout) -> int:
 def interleave(rows: Sequence[Row], extra: Sequence[Row], layout: BatchLayout) -> list[Row]:
     """Return `rows` with an equal share of `extra` spread over each rank's part of each mini-batch.
 
-    Spread, so that micro-batches of one size have rows of the policy: verl logs the mean over micro-batches.
+    They are spread so that every micro-batch of a fixed size has rows of the policy, because verl logs means
+    over micro-batches.
     """
     width = layout.mini // layout.ranks
     parts = [rows[i : i + width] for i in range(0, len(rows), width)]
-    # Every len(parts)-th row, so that the rows that only fill up are in all of the shares.
+    # Every len(parts)-th row, so that the empty rows, which are the last, are in all of the shares.
     return [row for i, part in enumerate(parts) for row in _spread(part, extra[i :: len(parts)])]
 
 
 def add_replayed_rows(
-    trainer: Any, batch: KVBatchMeta, found: Sequence[Replayed], layout: BatchLayout
+    trainer: Any, batch: KVBatchMeta, found: Sequence[Replayed]
 ) -> tuple[KVBatchMeta, list[str], int]:
     """Return the batch with the replayed rows in it, their keys, and the rows of a mini-batch then.
 
-    A step of `minis` mini-batches makes `minis` updates, each with the mean over about 1 / minis of the
-    pairs: hence the factor on the coefficients.
+    A step of `minis` mini-batches makes `minis` updates, each with about 1 / minis of the replayed rows. The
+    coefficients are multiplied by `minis`, so that each update has the mean.
     """
     where = {"partition_id": batch.partition_id}
     template = transfer_queue.kv_batch_get(keys=[batch.keys[0]], **where)[0]
-    if ROUTES in template:
+    if upstream.ROUTES in template:
         problem = "a replayed row has no routes, and rollout routing replay needs those of every row"
         raise ConfigError("algorithm.composer.replay_weight", problem, "set it to 0")
+    layout = batch_layout(trainer)
     minis = len(batch) // layout.mini
     share = rows_per_share(len(found), len(batch), layout)
     end = torch.tensor([trainer.tokenizer.eos_token_id])
@@ -97,10 +95,10 @@ def _spread(rows: Sequence[Row], extra: Sequence[Row]) -> list[Row]:
 
 
 def _row(template: TensorDict, one: Replayed, minis: int) -> dict[str, Any]:
-    """A row like verl's own padding, of which the coefficients alone count."""
+    """Return a row like verl's own padding, in which only the coefficients count."""
     made: dict[str, Any] = dict(template.items())
     length = len(one.sequence.response)
-    for name in (*RESPONSE_FIELDS, *PER_TOKEN):
+    for name in (*upstream.RESPONSE_FIELDS, *PER_TOKEN):
         if name in made:
             made[name] = made[name].new_zeros((length, *made[name].shape[1:]))
     zeros = torch.zeros(length, dtype=torch.int64)

@@ -4,7 +4,7 @@ from typing import Any
 
 from composer_plugins.adapters.verl_plugin.requirements import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-from composer_plugins.adapters.verl_plugin.upstream import DATASET_CLASS, at
+from composer_plugins.adapters.verl_plugin.upstream import Key, at
 from composer_plugins.columns import hint_of, hinted_prompt, pairs_of
 from composer_plugins.diagnosis import enforce
 from composer_plugins.errors import DataError
@@ -21,14 +21,15 @@ def check_rows(trainer: Any) -> frozenset[str]:
     columns = frozenset(dataset[0])
     enforce(missing_columns(trainer.channels, {f"the {DATA}": columns - {"raw_prompt", "dummy_tensor"}}))
     rows = getattr(dataset, "dataframe", None)
-    if rows is not None and not at(trainer.config, DATASET_CLASS):  # the user's class may make its own rows
+    own_class = at(trainer.config, Key.DATASET_CLASS)  # may make its rows only when they are asked for
+    if rows is not None and not own_class:
         prompts = Prompts(trainer)
         for i, row in enumerate(rows):
             try:
                 _check_row(trainer, prompts, row, row[key])
             except DataError as error:
                 raise error.under(f"{DATA}, row {i}", ", ") from None
-            prompts.cache.clear()  # that of a large data set would fill the memory
+            prompts.cache.clear()  # the token ids of a large data set would fill the memory
     return columns
 
 

@@ -1,6 +1,5 @@
-"""The hint channel in the trainer: the teacher, who sees the hint, scores each response."""
+"""The hint channel in the trainer: the teacher, which sees the hint, scores each response."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,12 +44,10 @@ def add_teacher_logprobs(trainer: Any, batch: KVBatchMeta, metrics: dict[str, An
         hint_masks[i] = masks[i]
     fields = {HINT_MASK: nested(hint_masks)}
     if top_k:
-        shapes: list[tuple[int, ...]] = [(len(mask), top_k) for mask in masks]
-        fields[TOP_LOGPROBS] = nested(_placed(scores.top_logprobs, hinted, shapes, torch.float32))
-        fields[TOP_IDS] = nested(_placed(scores.top_ids, hinted, shapes, torch.int64))
+        fields[TOP_LOGPROBS] = _placed(scores.top_logprobs, hinted, masks, torch.float32, top_k)
+        fields[TOP_IDS] = _placed(scores.top_ids, hinted, masks, torch.int64, top_k)
     else:
-        shapes = [(len(mask),) for mask in masks]
-        fields[TEACHER] = nested(_placed(scores.logprobs, hinted, shapes, torch.float32))
+        fields[TEACHER] = _placed(scores.logprobs, hinted, masks, torch.float32)
     if not trainer.channels.hint_is_loss:
         fields = _advantages(where, rows_of(fields[TEACHER]), hint_masks, config.hint_weight, metrics)
     return transfer_queue.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(batch)))
@@ -72,13 +69,13 @@ def _score(
 
 
 def _placed(
-    rows: list[Tensor], hinted: list[int], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
-) -> list[Tensor]:
-    """A tensor per row of the batch: those of the hinted rows, and zeros."""
-    found = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    rows: list[Tensor], hinted: list[int], masks: list[Tensor], dtype: torch.dtype, *last: int
+) -> Tensor:
+    """Return a field [tokens, *last] of each row of the batch: `rows` at the hinted ones, zeros elsewhere."""
+    found = [torch.zeros((len(mask), *last), dtype=dtype) for mask in masks]
     for i, row in zip(hinted, rows, strict=True):
         found[i] = row.to(dtype)
-    return found
+    return nested(found)
 
 
 def _advantages(

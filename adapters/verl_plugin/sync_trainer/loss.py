@@ -33,11 +33,11 @@ PLANE = "composer_hint"  # the hint's loss of each token, as an engine returns i
 
 
 class ComposerLoss:
-    """The loss function that `set_loss_fn` gives to the actor's workers, called as verl's engines call one.
+    """The loss function that `set_loss_fn` sends to the actor's workers; verl's engines call it by keyword.
 
     total = verl's policy loss + hint_weight * hint + replay_weight * replay
 
-    The hint is reduced as the policy's loss is (`loss_agg_mode`, by the denominators of the whole
+    The hint is reduced like the policy loss (`loss_agg_mode`, with the denominators of the whole
     mini-batch), and a token without a hint counts as 0. The replay term is sum_t c_t log pi(y_t), with
     the coefficients that the trainer computed. Both are 0 in a micro-batch that has neither.
     """
@@ -48,7 +48,7 @@ class ComposerLoss:
 
     @cached_property
     def channels(self) -> Channels:
-        """Parsed in the worker, once: the catalogue's rows are not sent to it."""
+        """The channels, parsed once in the worker: the catalogue's rows are not sent to it."""
         return parse_channels(self.node)
 
     def __call__(
@@ -59,7 +59,7 @@ class ComposerLoss:
         student_logits: Tensor | None = None,
         **_: Any,
     ) -> Any:
-        """Return (loss, metrics). An engine that shows `student_logits` first gets the hint of each token."""
+        """Return (loss, metrics); called with `student_logits`, the hint's loss of each token."""
         assert data is not None
         if student_logits is not None:
             return {PLANE: self.hint_of_logits(student_logits, data)}
@@ -98,7 +98,7 @@ class ComposerLoss:
     def hint_of_logits(self, logits: Tensor, data: TensorDict) -> Tensor:
         """Return the divergence of each token of the packed sequences [1, tokens], 0 outside the responses.
 
-        A divergence of two distributions sees the teacher's k entries and a tail as the whole vocabulary.
+        A divergence of two distributions takes the teacher's k entries and a tail as the whole vocabulary.
         """
         where = response_positions(data).to(logits.device)
         student = logits[0, where]
@@ -123,7 +123,7 @@ class ComposerLoss:
         return plane.index_copy(0, where, loss).unsqueeze(0)
 
     def divergence(self, tensors: dict[str, Tensor], **params: Any) -> Tensor:
-        """Return the hint's divergence per token; the first tensors are checked."""
+        """Return the hint's divergence per token. The tensors of the first call are checked."""
         hint = self.channels.hint
         assert hint is not None
         if hint.value("ratio_cap") is not None:  # weights each token by its ratio to the old policy

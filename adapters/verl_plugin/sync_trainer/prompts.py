@@ -54,8 +54,7 @@ class Prompts:
     def check_length(self, length: int, what: str) -> None:
         """Raise DataError for a sequence longer than the model's positions or a GPU's tokens."""
         if length > self.limit:
+            problem = f"{length} tokens are more than the {self.limit} that the models take"
             remedy = "shorten it, drop the row, or raise ppo_max_token_len_per_gpu and "
             remedy += "log_prob_max_token_len_per_gpu if the limit is theirs and not the model's"
-            raise DataError(
-                what, f"{length} tokens are more than the {self.limit} that the models take", remedy
-            )
+            raise DataError(what, problem, remedy)

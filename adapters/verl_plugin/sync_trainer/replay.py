@@ -40,7 +40,7 @@ class Replayed(NamedTuple):
 
 
 def replayed_rows(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> list[Replayed]:
-    """Return both sides of every pair of the batch's prompts, once however often a prompt was sampled."""
+    """Return both sides of each pair of the batch's prompts, once for all samples of a prompt."""
     pairs = _pairs(trainer, batch)
     metrics[f"{METRIC}pairs"] = len(pairs)
     if not pairs:
@@ -81,7 +81,7 @@ def _pairs(trainer: Any, batch: KVBatchMeta) -> list[tuple[list[dict[str, Any]],
 
 
 def _scores(trainer: Any, rows: Sequence[PromptResponse], choice: Choice) -> dict[str, Tensor]:
-    """log pi of each completion, summed or averaged as the loss needs it; the reference's too if it does."""
+    """Return log pi of each completion, summed or averaged, and the reference's if the loss needs it."""
     found: dict[str, Tensor] = {}
     for prefix, reference in (("", False), ("ref_", True)):
         if f"{prefix}{CHOSEN}" in choice.loss.needs:

@@ -1,7 +1,7 @@
-"""Log-probabilities of sequences that are in no batch of verl's, under the actor or the reference policy.
+"""Log-probabilities of our own sequences, under the actor or the reference policy.
 
-The sequences are put into a partition of their own of the TransferQueue, and the worker that holds the model
-scores them as it does verl's own: with the same engine, temperature and rounding.
+The sequences are put into a separate partition of the TransferQueue. The worker that holds the model scores
+them as it scores verl's: with the same engine, temperature and rounding.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,13 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
+from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TOP_IDS,
     TOP_K,
     TOP_LOGPROBS,
     nested,
     rows_of,
-)
-from composer_plugins.adapters.verl_plugin.upstream import (
-    SHOW_LOGITS,
-    data_parallel_size,
-    scoring_micro_batch,
 )
 
 PARTITION = "composer"
@@ -38,7 +34,7 @@ class PromptResponse(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Per token of each response, in nats; with `top_k`, the largest entries too."""
+    """Log-probabilities in nats of each response's tokens; with `top_k`, the largest entries too."""
 
     logprobs: list[Tensor]
     top_logprobs: list[Tensor]
@@ -51,24 +47,22 @@ def score(
     """Return log pi(response | prompt) under the reference policy, or under the actor as it is now."""
     rows = [batch_row(sequence) for sequence in sequences]
     own_reference = reference and not trainer.ref_in_actor
-    micro = scoring_micro_batch(trainer.config, own_reference=own_reference)
-    multiple = data_parallel_size(trainer.actor_rollout_wg) * micro  # whole micro-batches on every rank
-    rows += [rows[0]] * (-len(rows) % multiple)
+    micro = upstream.scoring_micro_batch(trainer.config, own_reference=own_reference)
+    # Every rank gets whole micro-batches.
+    rows += [rows[0]] * (-len(rows) % (upstream.data_parallel_size(trainer.actor_rollout_wg) * micro))
     keys = [f"composer_{i}" for i in range(len(rows))]
     tags = [{"seq_len": len(row["input_ids"])} for row in rows]
-    fields = list_of_dict_to_tensordict(rows)
-    transfer_queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields, tags=tags)
+    where: dict[str, Any] = {"keys": keys, "partition_id": PARTITION}
+    transfer_queue.kv_batch_put(**where, fields=list_of_dict_to_tensordict(rows), tags=tags)
     try:
-        _compute(trainer, KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION), reference, top_k)
-        names = ["log_probs", "response_mask", *((TOP_LOGPROBS, TOP_IDS) if top_k else ())]
-        data = transfer_queue.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=names)
+        _compute(trainer, KVBatchMeta(**where, tags=tags), reference, top_k)
+        names = ["log_probs", *((TOP_LOGPROBS, TOP_IDS) if top_k else ())]
+        data = transfer_queue.kv_batch_get(**where, select_fields=[*names, "response_mask"])
     finally:
-        transfer_queue.kv_clear(keys=keys, partition_id=PARTITION)
+        transfer_queue.kv_clear(**where)
     mask = _jagged(data["response_mask"])
     found = {
-        name: rows_of(response_from_nested(_jagged(data[name]), mask))[: len(sequences)]
-        for name in names
-        if name != "response_mask"
+        name: rows_of(response_from_nested(_jagged(data[name]), mask))[: len(sequences)] for name in names
     }
     return Scores(found["log_probs"], found.get(TOP_LOGPROBS, []), found.get(TOP_IDS, []))
 
@@ -91,7 +85,7 @@ def _compute(trainer: Any, meta: KVBatchMeta, reference: bool, top_k: int | None
     rollout = trainer.config.actor_rollout_ref.rollout
     meta.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=rollout.temperature)
     if top_k:
-        meta.extra_info.update({"compute_loss": True, SHOW_LOGITS: True, TOP_K: top_k})
+        meta.extra_info.update({"compute_loss": True, upstream.SHOW_LOGITS: True, TOP_K: top_k})
     if not reference:
         trainer.actor_rollout_wg.compute_log_prob(meta)
     elif trainer.ref_in_actor:

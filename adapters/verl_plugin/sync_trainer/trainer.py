@@ -1,8 +1,8 @@
 """`trainer.v1.trainer_mode: composer_sync`: verl's synchronous trainer with the hint and replay channels.
 
-No step of verl's is changed. After the advantages the teacher scores the responses, before the update the
-replayed rows are put into the batch, and the actor's loss function is ours, which calls verl's. With both
-weights 0 none of this happens, and the run is verl's.
+verl's own steps stay as they are. After the advantages the teacher scores the responses. Before the update
+the replayed rows are added to the batch. The actor's loss function is ours, which calls verl's. With both
+weights 0 none of this happens, and the run is the same as with verl's own trainer.
 """
 
 import sys
@@ -17,15 +17,9 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 
-from composer_plugins.adapters.verl_plugin.requirements import Run, findings, parquet_columns
-from composer_plugins.adapters.verl_plugin.rules import (
-    NODE,
-    TRAINER,
-    channels_delivered,
-    node_of,
-    parse_channels,
-)
-from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout
+from composer_plugins.adapters.verl_plugin import rules
+from composer_plugins.adapters.verl_plugin.requirements import examined
+from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
 from composer_plugins.adapters.verl_plugin.sync_trainer.hint import add_teacher_logprobs
@@ -33,13 +27,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, sums_to_means
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
-from composer_plugins.adapters.verl_plugin.upstream import (
-    EXTERNAL_LIB,
-    SHOW_LOGITS,
-    TRAIN_FILES,
-    at,
-    registries,
-)
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS, Key, at
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import enforce
 from composer_plugins.errors import ConfigError
@@ -47,22 +35,22 @@ from composer_plugins.errors import ConfigError
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-@register_trainer(TRAINER)
+@register_trainer(rules.TRAINER)
 class ComposerTrainer(PPOTrainerSync):
     """verl's PPOTrainerSync with the hint and replay channels of `algorithm.composer`.
 
-    Raises ConfigError before a worker is started for whatever `requirements.findings` calls an error.
+    Raises ConfigError for the first error in `requirements.findings`, before a worker is started.
     """
 
     # verl compares the name of the mode with "sync" where it decides how to sample.
     trainer_mode = property(lambda self: "sync", lambda self, name: None)
 
     def __init__(self, config: DictConfig) -> None:
-        import_external_libs(at(config, EXTERNAL_LIB))  # they may register names
+        import_external_libs(at(config, Key.EXTERNAL_LIB))  # they may register names
         tree: Any = OmegaConf.to_container(config, resolve=True)
-        enforce(findings(Run(tree), registries(), parquet_columns(at(tree, TRAIN_FILES))))
+        enforce(examined(tree)["findings"])
         self.config = config
-        self.channels = parse_channels(node_of(config.algorithm))
+        self.channels = rules.parse_channels(rules.node_of(config.algorithm))
         self.policy_only = not (self.channels.hint or self.channels.replay)
         super().__init__(config)
 
@@ -81,14 +69,14 @@ class ComposerTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(TopKLogprobsWorker)
 
     def on_init_end(self) -> None:
-        """After verl's own: set the actor's loss function."""
+        """Set the actor's loss function, after verl's own initialisation."""
         super().on_init_end()
         if not self.policy_only:
             actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, node_of(self.config.algorithm)))
+            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, rules.node_of(self.config.algorithm)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with channels_delivered():
+        with rules.channels_delivered():
             batch = super()._compute_advantage(batch, metrics)
         return add_teacher_logprobs(self, batch, metrics) if self.channels.hint else batch
 
@@ -101,10 +89,7 @@ class ComposerTrainer(PPOTrainerSync):
         rows = replayed_rows(self, batch, metrics) if self.channels.replay else []
         whole, keys = batch, list[str]()
         if rows:
-            layout = batch_layout.batch_layout(self)
-            whole, keys, extra_info["mini_batch_size"] = batch_layout.add_replayed_rows(
-                self, batch, rows, layout
-            )
+            whole, keys, extra_info["mini_batch_size"] = add_replayed_rows(self, batch, rows)
         group: Any = self.actor_rollout_wg
         self.actor_rollout_wg: Any = WorkerGroupWithExtraInfo(group, extra_info)
         try:
@@ -119,8 +104,8 @@ class ComposerTrainer(PPOTrainerSync):
     def taid_t(self) -> float:
         """Return TAID's t of this step: linear from hint_t_start, at the first step, to hint_params.t.
 
-        It is a function of the step alone, so a resumed run continues with it. The paper's adaptive part,
-        which is faster while the loss falls, would have a state to save.
+        It depends on the step only, so a resumed run continues with it. The paper's adaptive schedule, which
+        is faster while the loss falls, would need a state in the checkpoint.
         """
         assert self.channels.hint is not None and self.channels.config.hint_t_start is not None
         start, end = self.channels.config.hint_t_start, self.channels.hint.value("t")
@@ -129,13 +114,13 @@ class ComposerTrainer(PPOTrainerSync):
 
 
 class WorkerGroupWithExtraInfo:
-    """A worker group whose update gets more entries of extra_info than verl's trainer sets."""
+    """A worker group whose `update_actor` adds entries to the extra_info that verl's trainer sets."""
 
     def __init__(self, group: Any, extra_info: dict[str, Any]) -> None:
         self.group, self.extra_info = group, extra_info
 
     def update_actor(self, batch: KVBatchMeta) -> Any:
-        """As verl's, with these entries over its own."""
+        """Call verl's `update_actor` with these entries in place of its own."""
         batch.extra_info.update(self.extra_info)
         return self.group.update_actor(batch)
 
@@ -144,4 +129,4 @@ def check_vocabulary(config: ComposerConfig, vocabulary: int) -> None:
     """Raise ConfigError unless the vocabulary has more entries than hint_top_k."""
     if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
         problem = f"it is {config.hint_top_k}, and the vocabulary has {vocabulary} entries"
-        raise ConfigError(f"{NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")
+        raise ConfigError(f"{rules.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")

@@ -1,6 +1,6 @@
-"""verl's worker with the largest entries of a model's distributions, for a hint that compares distributions.
+"""verl's worker, which also returns the largest entries of a model's distributions, for the hint channel.
 
-verl gives the reference policy no loss function, and an engine shows its logits to a loss function only.
+An engine passes its logits only to a loss function, and verl gives the reference policy none.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TOP_IDS, TOP_K, TOP_LOGPROBS
 
-PLANE = "composer_plane"  # an engine returns a number per token from its logits: so k planes, twice
+PLANE = "composer_plane"  # an engine returns one number per token, so k values and k ids are 2k planes
 
 
 class TopKTrainingWorker(TrainingWorker):
-    """The worker of one model. To a call with TOP_K it returns the largest entries of its distributions."""
+    """verl's worker of one model, which can return the largest entries of its distributions."""
 
     def infer_batch(self, data: TensorDict) -> TensorDict:
-        """As verl's, with `TOP_LOGPROBS` and `TOP_IDS` of every token beside the log-probabilities."""
+        """Return verl's output; for a call with TOP_K also `TOP_LOGPROBS` and `TOP_IDS` of every token."""
         top_k = tensordict_utils.get_non_tensor_data(data, TOP_K, None)
         if top_k is None:
             return super().infer_batch(data)
@@ -41,7 +41,7 @@ class TopKLogprobsWorker(ActorRolloutRefWorker):
 
 
 class TopK:
-    """In place of a loss function: the k largest log-probabilities of each token, and their ids."""
+    """In place of a loss function, return the k largest log-probabilities of each token and their ids."""
 
     def __init__(self, k: int) -> None:
         self.k = k

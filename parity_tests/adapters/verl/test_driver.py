@@ -203,9 +203,8 @@ def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make:
 def test_replayed_rows_stand_beside_the_batch_and_count_nowhere_but_by_their_coefficients(make: Make) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": "simpo"})
     found = replay.replayed_rows(one, batch, {})
-    layout = batch_layout.batch_layout(one)
-    assert layout == batch_layout.BatchLayout(ranks=2, mini=4, micro=2)
-    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found, layout)
+    assert batch_layout.batch_layout(one) == batch_layout.BatchLayout(ranks=2, mini=4, micro=2)
+    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found)
     assert len(keys) == 8 and mini == 8  # two for each rank's part of each of the two mini-batches
     for key, replayed in zip(keys, found, strict=True):
         row = queue.rows["train", key]
@@ -215,7 +214,7 @@ def test_replayed_rows_stand_beside_the_batch_and_count_nowhere_but_by_their_coe
         assert row["advantages"].tolist() == [0.0] * len(replayed.coefficients)
     assert not any(zeros.any() for zeros in written(queue, REPLAY))
     # One row, and the rest of the shares filled up.
-    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found[:1], layout)
+    _, keys, mini = batch_layout.add_replayed_rows(one, batch, found[:1])
     filled = [queue.rows["train", key][REPLAY] for key in keys[1:]]
     assert len(keys) == 8 and mini == 8 and not torch.cat(filled).any()
 
