@@ -1,12 +1,13 @@
 """`ComposerConfig`: the one config model, which the options of TRL, PRIME-RL and verl are parsed into."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from string import Formatter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.catalogue import Choice, choose
+from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
 
@@ -92,6 +93,9 @@ class ComposerConfig(BaseModel):
     def choose_hint(self) -> Choice:
         """The hint channel's divergence."""
         params = dict(self.hint_params)
+        if self.hint_estimator == "advantage" and params:
+            problem = "they are parameters of a divergence, and hint_estimator='advantage' computes none"
+            raise ConfigError("hint_params", problem, "remove them")
         if self.hint_estimator is not None:
             if "estimator" in params:
                 problem = "hint_params.estimator is set too, and they are one option"
@@ -103,6 +107,18 @@ class ComposerConfig(BaseModel):
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""
         return choose(losses(), "preference", self.replay_loss, self.replay_params, option="replay_loss")
+
+    def without_weight(self, given: Collection[str], severity: Severity = "error") -> Iterator[Finding]:
+        """Yield a finding for a channel of whose options some are `given`, and its weight is not.
+
+        A weight that is given as 0 switches the channel off, and its options may stay.
+        """
+        for channel, more in (("hint", "teacher_prompt_template"), ("replay", "")):
+            weight = f"{channel}_weight"
+            options = [name for name in given if name.startswith(f"{channel}_") or name == more]
+            if options and weight not in given:
+                problem = f"it has no effect, because {weight} is not set"
+                yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
 def _first(error: ValidationError) -> ConfigError:

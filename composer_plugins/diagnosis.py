@@ -35,6 +35,10 @@ class Finding(NamedTuple):
         """An error as a doctor reports it."""
         return cls("error", error.key, error.problem, error.remedy)
 
+    def under(self, prefix: str) -> "Finding":
+        """The same finding with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
+        return self._replace(key=f"{prefix}.{self.key}")
+
 
 def enforce(findings: Iterable[Finding]) -> None:
     """Raise the first error as a ConfigError, and warn of each warning; remarks are for the doctor only."""

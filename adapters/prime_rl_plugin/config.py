@@ -7,13 +7,12 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import Finding
+from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
-HINT_OPTIONS = ("hint_divergence", "hint_estimator", "hint_params")
 
 
 class Named(NamedTuple):
@@ -122,10 +121,7 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
         if option in kwargs:
             raise ConfigError(option, problem, remedy)
     config = ComposerConfig.parse({**DEFAULTS, **fixed, **kwargs})
-    for option in HINT_OPTIONS:
-        if option in kwargs and not config.hint_weight:
-            problem = "hint_weight is 0, so no hint is learned"
-            raise ConfigError(option, problem, "set hint_weight, or remove it")
+    enforce(config.without_weight(kwargs))
     policy, mismatch = config.choose_policy(), config.choose_mismatch()
     hint = config.choose_hint() if config.hint_weight else None
     for choice in (policy, mismatch, hint):
@@ -143,13 +139,9 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
         remedy = "remove it, or use policy = 'reinforce' or old_policy = 'current'"
         raise ConfigError("mismatch", problem, remedy)
-    if config.hint_estimator == "advantage":
-        if config.hint_params:
-            problem = "they belong to a divergence, and hint_estimator = 'advantage' computes none"
-            raise ConfigError("hint_params", problem, "remove them")
-        if channels.learns_from_reference:
-            problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
-            raise ConfigError("hint_estimator", problem, "remove it, or choose another policy")
+    if config.hint_estimator == "advantage" and channels.learns_from_reference:
+        problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
+        raise ConfigError("hint_estimator", problem, "remove it, or choose another policy")
     return channels
 
 

@@ -11,6 +11,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
+from composer_plugins.diagnosis import enforce
 from composer_plugins.errors import ConfigError, unknown
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
@@ -100,6 +101,7 @@ class ComposerGRPOConfig(GRPOConfig):
         for choice in (policy, config.choose_hint(), config.choose_replay()):
             if choice is not None:
                 ADAPTER.require(choice)
+        self._warn_of_options_without_weight(config)
         if policy is not None:
             self._check_options_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
@@ -112,6 +114,13 @@ class ComposerGRPOConfig(GRPOConfig):
         values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
+
+    def _warn_of_options_without_weight(self, config: ComposerConfig) -> None:
+        """Warn of options of a channel whose weight is 0. It may have been set to 0, so it is no error."""
+        defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
+        given = [name for name in type(config).model_fields if name in defaults]
+        given = [name for name in given if getattr(self, name) != defaults[name]]
+        enforce(config.without_weight(given, "warning"))
 
     def policy_choice(self) -> Choice | None:
         """Our policy loss with its parameters; None with policy="trl".

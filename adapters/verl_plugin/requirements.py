@@ -129,7 +129,8 @@ def _findings(
     if config is not None:
         yield from _without_effect(run, config)
         yield from _different_in_the_workers(run, config, seen)
-        yield from _without_weight(config)
+        for finding in config.without_weight(config.model_fields_set):
+            yield finding.under(NODE)
         yield from rules.undelivered(config, delivers=delivers)
     yield from _old_policy(run, policy)
     if policy is not None:
@@ -197,17 +198,6 @@ def _different_in_the_workers(run: Run, config: ComposerConfig, seen: Mapping[st
         if worker != value:
             problem = f"it is {value!r}, and the actor's workers, which run {run.loss!r}, have {worker!r}"
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
-
-
-def _without_weight(config: ComposerConfig) -> Iterator[Finding]:
-    """Yield options of a channel whose weight is 0."""
-    for channel in rules.CHANNELS:
-        weight = f"{channel}_weight"
-        given = [option for option in sorted(config.model_fields_set) if option.startswith(f"{channel}_")]
-        given = [option for option in given if option != weight]
-        if given and not getattr(config, weight):
-            remedy = f"set {weight} and {Key.TRAINER_MODE}={TRAINER}, or remove it"
-            yield Finding("error", f"{NODE}.{given[0]}", f"it has no effect without a {weight}", remedy)
 
 
 def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:

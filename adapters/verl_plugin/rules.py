@@ -177,9 +177,6 @@ def _check_hint(found: Channels) -> None:
         problem = "'ema' is not available here, because verl keeps no average of the policy's weights"
         remedy = "set base (the reference policy) or live (the policy itself)"
         raise ConfigError("hint_teacher", problem, remedy)
-    if config.hint_estimator == "advantage" and config.hint_params:
-        problem = "they are parameters of a divergence, and hint_estimator='advantage' computes none"
-        raise ConfigError("hint_params", problem, "remove them")
     if found.compares_distributions:
         if config.hint_top_k is None:
             problem = f"it is not set, and {hint.name!r} compares distributions, of which only the teacher's "

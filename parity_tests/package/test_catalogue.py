@@ -111,6 +111,17 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
     assert str(refused.value).startswith(error)
 
 
+def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_given_as_0() -> None:
+    options = {"hint_weight": 0.0, "hint_params": {}, "replay_params": {}, "replay_loss": "simpo"}
+    config = ComposerConfig.parse(options)
+    (found,) = config.without_weight(options)
+    assert (
+        str(found)
+        == "replay_loss: it has no effect, because replay_weight is not set; set replay_weight, or remove it"
+    )
+    assert not list(config.without_weight({"replay_weight", *options}))
+
+
 def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_no_parameters() -> None:
     assert ComposerConfig.parse({"policy": "trl"}, framework_loss="trl").policy == "trl"
     with pytest.raises(ConfigError, match="clip_low would not reach it; name a policy, or set the framework"):

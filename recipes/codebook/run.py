@@ -64,16 +64,17 @@ def make_start(seed: int) -> Start:
 
 def trainer_config(channels: Channels, seed: int, settings: Settings, output_dir: str) -> ComposerGRPOConfig:
     """The trainer's config; a channel that is off has weight 0 and costs nothing."""
+    options: dict[str, Any] = {}
+    if "hint" in channels:
+        options |= {"hint_weight": settings.hint_weight, "hint_teacher": settings.teacher}
+        options |= {"hint_ema_rate": settings.hint_ema_rate, "teacher_prompt_template": task.PROMPT_WITH_HINT}
+    if "replay" in channels:
+        options |= {"replay_weight": settings.replay_weight, "replay_params": {"beta": settings.replay_beta}}
     return ComposerGRPOConfig(
+        **options,
         output_dir=output_dir,
         policy=settings.policy,
         policy_weight=float("rl" in channels),
-        hint_weight=settings.hint_weight * ("hint" in channels),
-        hint_teacher=settings.teacher,
-        hint_ema_rate=settings.hint_ema_rate,
-        teacher_prompt_template=task.PROMPT_WITH_HINT,
-        replay_weight=settings.replay_weight * ("replay" in channels),
-        replay_params={"beta": settings.replay_beta},
         max_steps=settings.steps,
         per_device_train_batch_size=settings.batch_size,
         num_generations=settings.num_generations,

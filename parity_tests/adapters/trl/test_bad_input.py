@@ -14,6 +14,7 @@ from composer_plugins.adapters.trl_mixin import (
     ComposerLossMixin,
     ComposerParser,
 )
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from parity_tests.support import tiny
 
@@ -241,7 +242,7 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
     yaml = tmp_path / "config.yaml"
     yaml.write_text(
         "policy: grpo\npolicy_params: {clip_high: 0.28}\nhint_weight: 1.0\nuse_cpu: true\nbf16: false\n"
-        "hint_params: {beta: 0.1}\n"
+        "hint_params: {beta: 0.1}\nreplay_weight: 0.2\n"
     )
     words = ["--config", str(yaml), "--output_dir", str(tmp_path), "--hint_weight", "0.7"]
     words += ["--replay_params", '{"beta": 0.3}', "--loss_type", "dr_grpo"]
@@ -250,6 +251,18 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
     assert (made.composer.hint_weight, made.loss_type) == (0.7, "dr_grpo")
     assert made.composer.hint_params == {"beta": 0.1}
     assert made.composer.replay_params == {"beta": 0.3}
+
+
+def test_an_option_of_a_channel_without_a_weight_is_a_warning() -> None:
+    for options in (
+        {"hint_teacher": "ema"},
+        {"replay_params": {"beta": 0.3}},
+        {"teacher_prompt_template": "{privileged_context}"},
+    ):
+        (name, weight), *_ = [(o, "replay_weight" if "replay" in o else "hint_weight") for o in options]
+        with pytest.warns(ComposerWarning, match=f"{name}: it has no effect, because {weight} is not set"):
+            config(**options)
+        config(**options, **{weight: 0.1})
 
 
 def test_trls_clip_options_reach_our_kernel() -> None:

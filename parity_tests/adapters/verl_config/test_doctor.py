@@ -320,12 +320,12 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
     "hint options without a weight": (
         {**OURS, f"{NODE}.hint_teacher": "live"},
         f"{NODE}.hint_teacher",
-        "no effect without a hint_weight",
+        "because hint_weight is not set",
     ),
     "replay options without a weight": (
         {**SYNC, f"{NODE}.replay_loss": "simpo"},
         f"{NODE}.replay_loss",
-        "no effect without a replay_weight",
+        "because replay_weight is not set",
     ),
     "an averaged teacher": (
         {**HINT, f"{NODE}.hint_teacher": "ema"},
