@@ -135,6 +135,7 @@ class Loss:
     average: bool = False  # preference: scores are length-averaged log-probabilities
     mode: str = ""  # policy: the paper's aggregation mode
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
+    per_sequence: bool = False  # policy: one advantage per sequence; it averages those that differ by token
     # Whether the gradient is the derivative of the value, or that of a detached weight times log pi(y_t)
     # ("score"), or another one that is put in its place ("surrogate").
     gradient: Literal["derivative", "score", "surrogate"] = "derivative"

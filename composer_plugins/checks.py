@@ -30,8 +30,9 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
     """Raise DataError unless these tensors, by their names in the catalogue, are what the loss takes.
 
     Checked are presence, dtype, shape, a top-k no larger than the vocabulary (`top_k`: ConfigError); and
-    of values, at unmasked tokens, that log-probabilities are not positive and that ids are within the
-    vocabulary. The values wait for the device; `values=False` leaves them out. NaN passes: the loss shows it.
+    of values, at unmasked tokens, that log-probabilities are not positive, that ids are within the
+    vocabulary, and that a loss per sequence gets one advantage per sequence. The values wait for the
+    device; `values=False` leaves them out. NaN passes: the loss shows it.
     """
     loss = choice.loss
     name = f"{loss.kind} {loss.name!r}"
@@ -47,6 +48,8 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
         _check_shapes(loss, tensors)
         if values:
             _check_values(tensors)
+            if loss.per_sequence:
+                _check_one_advantage_per_row(tensors)
     except DataError as error:
         raise error.under(name, ", ") from None
     if "student_logits" in tensors:
@@ -181,6 +184,17 @@ def _check_values(tensors: Mapping[str, Tensor]) -> None:
         if least < 0 or largest >= vocabulary > 0:
             problem = f"they go from {least} to {largest}, and student_logits has {vocabulary} entries"
             raise DataError("teacher_topk_ids", problem, "use a teacher with the student's tokenizer")
+
+
+def _check_one_advantage_per_row(tensors: Mapping[str, Tensor]) -> None:
+    """Raise DataError where the advantages of one row's unmasked tokens differ by more than rounding."""
+    advantages, mask = torch.broadcast_tensors(tensors["advantages"].detach(), tensors["mask"])
+    highest = torch.where(mask, advantages, -torch.inf).amax(-1)
+    lowest = torch.where(mask, advantages, torch.inf).amin(-1)
+    rounding = ROUNDINGS * torch.finfo(advantages.dtype).eps * torch.maximum(highest.abs(), lowest.abs())
+    if (highest - lowest > rounding).any():
+        problem = "they differ within a sequence, and this loss averages them over the sequence"
+        raise DataError("advantages", problem, "choose a loss with one ratio per token, or gspo_token")
 
 
 def _unmasked(x: Tensor, mask: Tensor | None) -> Tensor:

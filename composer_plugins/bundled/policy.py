@@ -191,6 +191,7 @@ LOSSES = (
         summary="one length-normalised ratio per sequence",
         paper="arXiv 2507.18071",
         parameters=CLIPS | {"ratio_cap": RATIO_CAP},
+        per_sequence=True,
         mode="seq-mean-token-mean",
         dialects=(
             grpo_trainer(
@@ -222,6 +223,7 @@ LOSSES = (
         summary="GSPO with each sequence's loss times its length",
         paper="arXiv 2602.05261",
         parameters=CLIPS | {"ratio_cap": RATIO_CAP},
+        per_sequence=True,
         mode="seq-mean-token-sum",
         dialects=(
             grpo_trainer(
@@ -238,6 +240,7 @@ LOSSES = (
             "clip_low": Parameter("the log ratio is clipped below at -clip_low, in nats", low=0),
             "clip_high": Parameter("the log ratio is clipped above at clip_high, in nats", low=0),
         },
+        per_sequence=True,
         mode="seq-mean-token-mean",
         dialects=(
             Dialect(

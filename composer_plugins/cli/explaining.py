@@ -87,6 +87,7 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
         "proof": loss.proof,
         "denominator": loss.mode,
         "batch": "a statistic of the whole batch: micro-batches change it" if loss.over_batch else "",
+        "advantages": "one per sequence: it averages those that differ by token" if loss.per_sequence else "",
         "gradient": GRADIENTS[loss.gradient],
         "scores": "length-averaged log-probabilities" if loss.average else "",
         "runs in": _runs_in(registry, loss),

@@ -80,6 +80,7 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
                 "mode": loss.mode,
                 "gradient": loss.gradient,
                 "over_batch": loss.over_batch,
+                "per_sequence": loss.per_sequence,
                 "distribution": registry.origins[loss.kind, loss.name],
                 "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],
                 "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},

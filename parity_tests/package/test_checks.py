@@ -9,10 +9,13 @@ import torch
 from composer_plugins.catalogue import Choice, choose
 from composer_plugins.checks import check_inputs, check_result
 from composer_plugins.cli.worked_example import tensors
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.inputs import INPUTS
 from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.plugins import losses
+from composer_plugins.testing.gradients import value_and_gradients
+from composer_plugins.testing.inputs import draw
+from composer_plugins.testing.settings import settings
 from parity_tests.support.every import each
 
 GRPO = choose(losses(), "policy", "grpo")
@@ -50,6 +53,30 @@ def test_a_wrong_result_of_a_loss_is_rejected(choice: Choice, result: Any, messa
         check_result(choice, given, result)
     assert message in str(refused.value)
     check_result(choice, given, choice.call(given, check=True))
+
+
+@each("policy")
+def test_a_loss_that_averages_advantages_over_a_sequence_is_marked_and_rejects_those_that_differ(
+    row: Any,
+) -> None:
+    """Marked is exactly a loss in which a token's gradient depends on another token's advantage."""
+    for setting in settings(row, thorough=False):
+        if "advantages" not in setting.inputs or "logprobs" not in setting.inputs:
+            continue
+        batch = draw(setting, size=3, tokens=4, unmasked=1.0, spread=0.01)
+        changed = batch | {"advantages": batch["advantages"] + 0.01 * torch.eye(4)[:3].double()}
+        gradients = [value_and_gradients(setting, one)[1]["logprobs"] for one in (batch, changed)]
+        elsewhere = ~torch.eye(4, dtype=torch.bool)[:3]
+        spreads = bool(((gradients[1] - gradients[0])[elsewhere].abs() > 1e-9).any()) and not row.over_batch
+        assert row.per_sequence is spreads, setting.label
+        if row.per_sequence:
+            with pytest.raises(
+                DataError, match="advantages: they differ within a sequence, .* or gspo_token"
+            ):
+                check_inputs(setting.choice, batch)
+            check_inputs(setting.choice, batch | {"advantages": batch["advantages"][:, :1]})
+            mask = torch.tensor([[True, False, False, False]]).repeat(3, 1)
+            check_inputs(setting.choice, batch | {"mask": mask})  # those of masked tokens may differ
 
 
 @each()
