@@ -30,10 +30,12 @@ class Adapter:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
         loss, listed = choice.loss, f"composer-plugins list --framework {self.framework} --kind "
         remedy = f"choose another: {listed}{loss.kind} shows those that run here"
-        normalised = choice.params.get("normalise") and loss.kind in self.partial_batch
-        if loss.over_batch or normalised:
+        over_weights = choice.params.get("normalise") and loss.kind in self.partial_batch
+        if loss.over_batch or over_weights:
             why = self.partial_batch.get(loss.kind, "the loss would change with the size of a micro-batch")
-            what = f"{choice.name!r}{' with normalise' * bool(normalised)} is a statistic of the whole batch"
+            what = (
+                f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
+            )
             raise ConfigError(choice.option, f"{what}, and {why}", remedy)
         if missing := self.missing(loss):
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"

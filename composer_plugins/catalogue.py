@@ -23,18 +23,19 @@ Value = float | int | str | bool | None
 
 
 class KindNames(NamedTuple):
-    """How one loss of a kind is called, and several; the module of composer_plugins.kernels with them."""
+    """The words for a kind of loss, its module in composer_plugins.kernels, and the option that names one."""
 
-    one: str
-    several: str
+    singular: str
+    plural: str
     module: str
+    option: str = ""
 
 
 KINDS: dict[str, KindNames] = {
-    "policy": KindNames("a policy loss", "policy losses", "policy"),
-    "advantage": KindNames("an advantage", "advantages", "advantages"),
-    "divergence": KindNames("a divergence", "divergences", "divergences"),
-    "preference": KindNames("a preference loss", "preference losses", "preference"),
+    "policy": KindNames("a policy loss", "policy losses", "policy", "policy"),
+    "advantage": KindNames("an advantage", "advantages", "advantages", "advantage"),
+    "divergence": KindNames("a divergence", "divergences", "divergences", "hint_divergence"),
+    "preference": KindNames("a preference loss", "preference losses", "preference", "replay_loss"),
     "kl": KindNames("a KL estimator", "KL estimators", "kl"),
     "correction": KindNames("a rollout correction", "rollout corrections", "corrections"),
     "aggregation": KindNames("an aggregation mode", "aggregation modes", "aggregation"),
@@ -233,7 +234,7 @@ class Choice:
         return dialect.mode if dialect is not None and dialect.mode else self.loss.mode
 
     def value(self, parameter: str) -> Any:
-        """What a parameter will be: as it was set, or the kernel's default; None where it is no parameter."""
+        """The value of a parameter: as set, or the kernel's default; None if the loss lacks it."""
         return self.params[parameter] if parameter in self.params else self.loss.defaults.get(parameter)
 
     def with_optional(self, *names: str) -> "Choice":
@@ -245,9 +246,9 @@ class Choice:
         """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
 
         Every needed input goes in by position, and every taken one that `tensors` has by keyword.
-        `params` replace the chosen ones. With `check` the tensors are looked at first (`check_inputs`),
-        which waits for the device: an adapter does so on its first batch. The result is then checked too,
-        and that of a user's own function always.
+        `params` replace the chosen ones. With `check` the tensors are checked first (`check_inputs`), which
+        waits for the device: an adapter does so on its first batch. The result is then checked too. The
+        result of a function named by import path is always checked.
         """
         from composer_plugins.checks import check_inputs, check_result  # loads torch, as the kernel does
 
@@ -300,8 +301,8 @@ def choose(
     given = {*merged, *(dialect.denominators if dialect else {})}
     for parameter, default in loss.defaults.items():
         if default is REQUIRED and parameter not in given:
-            what = f"{loss.name!r} has no default for it: {loss.parameters[parameter].help}"
-            raise ConfigError(f"{key}.{parameter}", what, "set it")
+            meaning = "" if chosen.is_import_path else f": {loss.parameters[parameter].help}"
+            raise ConfigError(f"{key}.{parameter}", f"{loss.name!r} has no default for it{meaning}", "set it")
     return replace(chosen, params=merged, optional=dialect.optional if dialect else chosen.optional)
 
 
@@ -310,11 +311,11 @@ def unknown_loss(
 ) -> ConfigError:
     """The error for a name that no loss of this kind has; it may be another kind's."""
     losses = tuple(losses)
-    listed = f"composer-plugins list --kind {kind} shows all"
-    wanted = KINDS[kind].one
-    if others := [KINDS[loss.kind].one for loss in losses if loss.name == name]:
+    listed = f"composer-plugins list --kind {kind} shows all, and a function of yours is module:function"
+    wanted = KINDS[kind].singular
+    if others := [KINDS[loss.kind].singular for loss in losses if loss.name == name]:
         problem = f"{name!r} is {' and '.join(others)}, not {wanted}"
-        return ConfigError(option or kind, problem, f"choose another: {listed}")
+        return ConfigError(option or kind, problem, f"choose another ({listed})")
     names = [loss.name for loss in losses if loss.kind == kind]
     if "." in name:
         module, _, function = name.rpartition(".")

@@ -16,13 +16,13 @@ from composer_plugins.inputs import INPUTS, ROWS, TOKENS
 
 BOOLEANS = {"mask", "desirable", "component_mask"}
 INTEGERS = {"group_ids", "teacher_topk_ids"}
-EITHER = {"lengths"}  # a count, or a sum of weights
-OTHERS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
+INTEGERS_OR_FLOATS = {"lengths"}  # a count, or a sum of weights
+NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
 
-# How far above 0 rounding may put a log-probability. It is a difference of logits of some tens, so the error
-# is a few units in the last place of those: tens of eps. In half precision that would be 0.5, but a
-# log-softmax is summed in float32 there too and only its result is rounded. So 0.05 is the most: a
-# probability of 1.05.
+# Rounding may put a log-probability above 0, by at most min(ROUNDINGS * eps, MOST) nats. It is a difference
+# of logits of some tens, so its error is some tens of eps. In half precision that would be 0.5, but there too
+# a log-softmax is summed in float32 and only its result is rounded. So the limit is 0.05: a probability of
+# 1.05.
 ROUNDINGS, MOST = 64, 0.05
 
 
@@ -102,8 +102,8 @@ def check_top_k(choice: Choice, vocabulary: int) -> None:
 
 def _check_type(need: str, x: Any) -> None:
     shape, help_ = INPUTS[need]
-    if not isinstance(x, OTHERS.get(shape, Tensor)) or isinstance(x, bool):
-        wanted = shape if shape in OTHERS else f"a tensor {shape}: torch.as_tensor({need})"
+    if not isinstance(x, NOT_TENSORS.get(shape, Tensor)) or isinstance(x, bool):
+        wanted = shape if shape in NOT_TENSORS else f"a tensor {shape}: torch.as_tensor({need})"
         raise DataError(need, f"it is of type {type(x).__name__}", f"pass {wanted}")
     if not isinstance(x, Tensor):
         return
@@ -113,7 +113,7 @@ def _check_type(need: str, x: Any) -> None:
         sound, wanted = x.dtype is torch.bool, f"booleans: {need}.bool()"
     elif need in INTEGERS:
         sound, wanted = is_integer, f"integers: {need}.long()"
-    elif need in EITHER:
+    elif need in INTEGERS_OR_FLOATS:
         sound, wanted = is_integer or is_float, f"integers or floating-point numbers: {need}.long()"
     else:
         sound, wanted = is_float, f"floating-point numbers: {help_.partition(';')[0]}"

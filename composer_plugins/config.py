@@ -1,4 +1,4 @@
-"""`ComposerConfig`: the one config model, which the options of TRL, PRIME-RL and verl are parsed into."""
+"""`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
 from collections.abc import Collection, Iterator, Mapping
 from string import Formatter
@@ -23,7 +23,7 @@ class ComposerConfig(BaseModel):
     policy: str = "grpo"
     policy_params: dict[str, Any] = Field(default_factory=dict)
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
-    # PRIME-RL keeps no `old_logprobs`: the policy whose log-probabilities are used for them.
+    # PRIME-RL has no `old_logprobs`. This says whose log-probabilities are used in their place.
     old_policy: Literal["rollout", "current"] | None = None
     mismatch: str | None = None  # a rollout correction: tis, mis, icepop
     mismatch_params: dict[str, Any] = Field(default_factory=dict)
@@ -47,7 +47,7 @@ class ComposerConfig(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
-        """`values` as a config, or one ConfigError.
+        """`values` as a config; one ConfigError if anything is wrong.
 
         `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl").
         """

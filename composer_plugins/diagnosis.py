@@ -16,7 +16,7 @@ ANSWER = "composer-plugins doctor: "  # begins the line of a probe's answer; an 
 
 
 class ComposerWarning(UserWarning):
-    """An option or a row of data that works, and probably not as it was meant."""
+    """An option or a row of data whose effect is probably not what the user intended."""
 
 
 class Finding(NamedTuple):

@@ -84,7 +84,7 @@ def _listed(name: str, known: list[str], stem: str, more: str) -> str:
     left_out = 0
     if len(known) > MAX_LISTED:
         left_out = len(known) - MAX_NEAREST
-        known = sorted(known, key=lambda one: -_likeness(one, name))[:MAX_NEAREST]
+        known = sorted(sorted(known, key=lambda one: -_likeness(one, name))[:MAX_NEAREST])
     text = ", ".join(stem + one for one in known) or "none"
     text += f" and {left_out} more" if left_out else ""
     return f"known: {text}" + (f" ({more})" if more else "")

@@ -24,12 +24,17 @@ TOKENS, VOCAB, TOP_K, PAIRS, ROWS = (
 
 INPUTS: dict[str, Input] = {
     "logprobs": Input(TOKENS, "log pi(y_t) under the policy; carries the gradient"),
-    "old_logprobs": Input(TOKENS, "the same under the policy before this round of updates (proximal)"),
-    "rollout_logprobs": Input(TOKENS, "the same under the engine that sampled (behaviour)"),
-    "ref_logprobs": Input(TOKENS, "the same under a frozen reference"),
-    "region_logprobs": Input(TOKENS, "the same under the policy at the centre of a trust region"),
+    "old_logprobs": Input(TOKENS, "log pi_old(y_t) under the policy before this round of updates (proximal)"),
+    "rollout_logprobs": Input(TOKENS, "log-probability of y_t under the engine that sampled (behaviour)"),
+    "ref_logprobs": Input(TOKENS, "log pi_ref(y_t) under a frozen reference"),
+    "region_logprobs": Input(
+        TOKENS, "log-probability of y_t under the policy at the centre of a trust region"
+    ),
     "advantages": Input(TOKENS, "broadcast against logprobs: [B, 1] is one per sequence"),
-    "mask": Input(TOKENS, "boolean; True on the tokens (of an advantage: the rollouts, [rows]) that count"),
+    "mask": Input(
+        TOKENS,
+        "boolean; True on the unmasked tokens; for an advantage [rows], True on the rollouts that count",
+    ),
     "log_weights": Input(TOKENS, "logs of rollout corrections, old over rollout, in nats"),
     "entropies": Input(TOKENS, "entropy of the policy at each token, in nats"),
     "generator": Input("a torch.Generator", "the source of a loss's random numbers"),
@@ -37,21 +42,23 @@ INPUTS: dict[str, Input] = {
         TOKENS, "random numbers in [0, 1), in place of a generator, which torch.compile cannot trace"
     ),
     "topk_logprobs": Input(TOP_K, "log pi of k given vocabulary entries under the policy"),
-    "rollout_topk_logprobs": Input(TOP_K, "the same under the engine that sampled"),
+    "rollout_topk_logprobs": Input(
+        TOP_K, "log-probabilities of the same k entries under the engine that sampled"
+    ),
     "student_logits": Input(VOCAB, "unnormalised, of the student; carries the gradient"),
     "teacher_logits": Input(VOCAB, "unnormalised, of the teacher"),
     "student_logprobs": Input(TOKENS, "log S(y_t) of the sampled tokens; carries the gradient"),
     "teacher_logprobs": Input(TOKENS, "log T(y_t) of the sampled tokens"),
     "teacher_topk_logprobs": Input(TOP_K, "log T of the teacher's k largest entries"),
-    "teacher_topk_ids": Input(TOP_K, "which vocabulary entries these are"),
+    "teacher_topk_ids": Input(TOP_K, "the ids of the teacher's k largest entries"),
     "chosen": Input(PAIRS, "score of the preferred completion under the policy; carries the gradient"),
-    "rejected": Input(PAIRS, "score of the other one"),
+    "rejected": Input(PAIRS, "score of the rejected completion under the policy"),
     "ref_chosen": Input(PAIRS, "score of the preferred completion under the reference"),
-    "ref_rejected": Input(PAIRS, "score of the other one"),
+    "ref_rejected": Input(PAIRS, "score of the rejected completion under the reference"),
     "chosen_nll": Input(PAIRS, "mean negative log-likelihood per token of the preferred completion"),
-    "gold_nll": Input(PAIRS, "the same of a third, gold completion of the prompt"),
+    "gold_nll": Input(PAIRS, "mean negative log-likelihood per token of a third, gold completion"),
     "scores": Input(ROWS, "score of a completion under the policy; carries the gradient"),
-    "ref_scores": Input(ROWS, "the same under the reference"),
+    "ref_scores": Input(ROWS, "score of a completion under the reference"),
     "desirable": Input(ROWS, "boolean; True where a completion is good"),
     "reference_kl": Input(
         "[]", "KTO's reference point: mean log-ratio of mismatched completions, at least 0"

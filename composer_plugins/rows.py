@@ -60,9 +60,14 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
     takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
     inputs = sorted({name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)})
     needs = tuple(name for name, p in takes.items() if p.kind is not p.KEYWORD_ONLY)
+    if needs and kind != (other := kind_of_input(needs[0], losses, kind)):
+        problem = f"{path!r} takes {needs[0]!r} first, as {KINDS[other].singular} does, and is named as"
+        problem += f" {KINDS[kind].singular}"
+        remedy = f"name it in {KINDS[other].option}" if KINDS[other].option else "name another function"
+        raise ConfigError(option, problem, remedy)
     for name in needs:
         if name not in INPUTS:
-            problem = f"{path!r} takes {name!r} by position, which is not an input of {KINDS[kind].one}"
+            problem = f"{path!r} takes {name!r} by position, which is not an input of {KINDS[kind].singular}"
             remedy = f"take inputs among {', '.join(inputs)}"
             if nearest := near(name, inputs):
                 remedy = did_you_mean(nearest)
@@ -94,6 +99,18 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
         average=average,
         mode=mode,
     )
+
+
+def kind_of_import_path(path: str, losses: Iterable[Loss]) -> Kind:
+    """The kind of loss that the function at an import path is, by its first parameter."""
+    first = next(iter(inspect.signature(_kernel(path)).parameters), "")
+    return kind_of_input(first, losses, "policy")
+
+
+def kind_of_input(first: str, losses: Iterable[Loss], kind: Kind) -> Kind:
+    """The kind of the losses whose first input this is; `kind` if some of that kind, or none, have it."""
+    kinds = [loss.kind for loss in losses if loss.needs[:1] == (first,)]
+    return kind if kind in kinds or not kinds else kinds[0]
 
 
 def _check_data(loss: Loss) -> None:

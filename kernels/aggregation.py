@@ -46,7 +46,7 @@ def aggregate(
         seq-mean-token-sum-norm   sum_i (sum_t x_it / max_length) / num_sequences              (Dr. GRPO)
         prompt-mean               sum_i (sum_t x_it / prompt_tokens_i) / num_prompts           (SkyRL)
 
-    Only unmasked tokens enter a sum, and |y_i| counts those of row i. The denominators:
+    Only unmasked tokens enter a sum, and |y_i| is their number in row i. The denominators:
 
     - `num_tokens`: None means the unmasked tokens of this mask.
     - `num_sequences`: None means the rows of this mask with at least one unmasked token, as in verl; TRL

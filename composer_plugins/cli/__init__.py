@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="composer-plugins",
-    help="Write an RL loss once, as per-token mathematics; run it in every RL framework.",
+    help="RL losses, written once as a loss per token, for TRL, verl and PRIME-RL.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,6 +41,7 @@ LIVE_TEACHER = (
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and status 2."""
+    sys.path.insert(0, os.getcwd())  # import paths are then found as by `python -m composer_plugins`
     try:
         app()
     except ComposerError as error:
@@ -104,7 +105,7 @@ def explain(
         ),
     ],
     kind: Annotated[
-        str | None, typer.Option(help="Where two kinds share the name: policy, advantage ...")
+        str | None, typer.Option(help="The kind, where two kinds share the name: policy, advantage ...")
     ] = None,
 ) -> None:
     """Show a loss: formula, paper, parameters, and its dialects with the numbers they give.

@@ -1,4 +1,4 @@
-"""`composer-plugins doctor`: find what is wrong with a framework's config before it costs a GPU hour.
+"""`composer-plugins doctor`: check the config of a framework before training.
 
 Each adapter knows its framework. Its package `doctor` is imported when it is asked for, and has
 
@@ -55,7 +55,7 @@ def doctor(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(help=f"The framework of the config: {', '.join(FRAMEWORKS)}. Default: by its suffix."),
+        typer.Option(help=f"The framework of the config: {', '.join(FRAMEWORKS)}. Default: from the suffix."),
     ] = None,
     verl: Annotated[bool, typer.Option("--verl", help="Short for --framework verl.")] = False,
     python: Annotated[
@@ -66,7 +66,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find what is wrong with a framework's config before it costs a GPU hour.
+    """Check the config of a framework before training.
 
     PRIME-RL: an rl.toml or a trainer's own config. The framework is not imported.
 

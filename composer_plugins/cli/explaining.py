@@ -13,7 +13,7 @@ from composer_plugins.catalogue import Dialect, Kind, Loss, check_kind, unknown_
 from composer_plugins.errors import ConfigError, in_a_line, near, spelling, unknown
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import Problem, Registry
-from composer_plugins.rows import row_of_import_path
+from composer_plugins.rows import kind_of_import_path, row_of_import_path
 
 GRADIENTS = {
     "derivative": "",
@@ -33,12 +33,13 @@ PARTS = {
 def find(registry: Registry, name: str, kind: str | None = None) -> list[tuple[Loss, Dialect | None]]:
     """The losses of that name, one of each kind that has it; "cispo@trl" finds the dialect.
 
-    An import path ("my_package.losses:my_loss") is a policy loss, unless `kind` says otherwise.
+    The kind of a function named by import path ("my_package.losses:my_loss") follows from its first input.
     """
     if kind is not None:
         check_kind(kind, "--kind")
     if ":" in name:
-        return [(row_of_import_path(name, cast(Kind, kind or "policy"), "NAME", registry.losses), None)]
+        kind = kind or kind_of_import_path(name, registry.losses)
+        return [(row_of_import_path(name, cast(Kind, kind), "NAME", registry.losses), None)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
@@ -54,8 +55,8 @@ def find(registry: Registry, name: str, kind: str | None = None) -> list[tuple[L
 def _unknown(registry: Registry, name: str, kind: str | None) -> ConfigError:
     if where := PARTS.get(spelling(name)):
         return ConfigError("NAME", f"{name!r} is not a loss of its own", where)
-    if kind is not None:
-        return unknown_loss(registry.losses, name, kind, option="NAME")
+    if kind is not None or "." in name:
+        return unknown_loss(registry.losses, name, kind or "policy", option="NAME")
     names = [loss.name for loss in registry.losses]
     return unknown("NAME", name, names, noun="loss", more="composer-plugins list shows all")
 

@@ -110,7 +110,7 @@ def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> Non
         of_kind = [(loss, dialects) for loss, dialects in rows if loss.kind == kind]
         if not of_kind:
             continue
-        table = Table(title=names.several, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(title=names.plural, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column("name", no_wrap=True, style="cyan")
         for heading in ("what it is", "source", "proof"):
             table.add_column(heading, ratio=3, overflow="fold")
@@ -129,7 +129,7 @@ def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> Non
 def count(rows: list[Shown]) -> str:
     """How many of each kind, in a sentence."""
     numbers = {kind: sum(loss.kind == kind for loss, _ in rows) for kind in KINDS}
-    parts = [_number(n, KINDS[kind].one, KINDS[kind].several) for kind, n in numbers.items() if n]
+    parts = [_number(n, KINDS[kind].singular, KINDS[kind].plural) for kind, n in numbers.items() if n]
     dialects = _number(sum(len(dialects) for _, dialects in rows), "a dialect", "dialects")
     return ", ".join([*parts, dialects]) if parts else "no loss matches"
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import REQUIRED, Dialect, Loss
+from composer_plugins.catalogue import REQUIRED, Choice, Dialect, Loss
+from composer_plugins.checks import check_result
 from composer_plugins.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 
 LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
@@ -101,6 +102,7 @@ def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     if first.dtype.is_floating_point:
         first.requires_grad_()
     result = loss.kernel()(*given.values(), **_keywords(loss, dialect))
+    check_result(Choice(loss, {}, loss.name), given, result)
     value = getattr(result, "loss", result)
     if not isinstance(value, Tensor):
         raise TypeError(f"it returned {value!r}; it should return a tensor or a TokenLoss")

@@ -63,7 +63,7 @@ def jsd(
         beta KL(T || M) + (1 - beta) KL(S || M),   M = beta T + (1 - beta) S
         beta = 0: KL(T || S)  (forward)            beta = 1: KL(S || T)  (reverse)
 
-    The ends are full KLs by convention and not limits: near 0 and near 1 the value vanishes like
+    At 0 and 1 the result is a full KL by convention, not the limit: near 0 and near 1 the value vanishes like
     beta KL(T || S) and (1 - beta) KL(S || T), so avoid 0 < beta < 0.05 and 0.95 < beta < 1.
     `entry_clip` bounds each summand over the vocabulary from above (OPSD's token clip).
     Source: arXiv 2306.13649 eq. 1; TRL 1.16 (GKD, SDPO, SDFT), siyan-zhao/OPSD opsd_trainer.py@590ec26.

@@ -112,7 +112,7 @@ def kimi(
     ratio_high: float,
     tau: float,
 ) -> TokenLoss:
-    """Kimi K2.5's loss: a clip whatever the sign of the advantage, and a squared log-ratio.
+    """Kimi K2.5's loss: a clip that ignores the sign of the advantage, and a squared log-ratio.
 
         x_t = -A clip(r_t, ratio_low, ratio_high) + tau (log r_t)^2
 

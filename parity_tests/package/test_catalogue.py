@@ -89,7 +89,7 @@ def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: 
         ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),
         ({"policy": "cispo@tlr"}, "policy: unknown dialect 'cispo@tlr'; did you mean 'cispo@trl'?"),
         ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@trl, cispo@verl ('cispo' alone is"),
-        ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another: composer-"),
+        ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another (composer-"),
         ({"hint_divergence": "dpo"}, "hint_divergence: 'dpo' is a preference loss, not a divergence; choose"),
         ({"hint_params": {"top_k": 0}}, "hint_params.top_k: it is 0; set an integer in [1, inf)"),
         ({"hint_weight": "much"}, "hint_weight: it is 'much'; set a valid number"),
@@ -131,9 +131,11 @@ def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_n
 def test_an_unknown_name_without_a_near_match_lists_eight_of_the_known_ones() -> None:
     with pytest.raises(ConfigError) as refused:
         ComposerConfig.parse({"replay_loss": "xyz"})
-    names, rest = refused.value.remedy.split(" and ")
+    names, rest = refused.value.remedy.split(" and ", 1)
     assert names.count(",") == 7
-    assert rest.endswith("more (composer-plugins list --kind preference shows all)")
+    assert rest.endswith(
+        "more (composer-plugins list --kind preference shows all, and a function of yours is module:function)"
+    )
 
 
 # A chosen loss

@@ -198,7 +198,11 @@ def test_an_installed_plugin_is_chosen_by_name_and_its_faults_are_warned_of() ->
     [
         ("scaled", ""),
         ("raises", "ValueError: no GPU"),
-        ("nothing", "TypeError: it returned None; it should return a tensor or a TokenLoss"),
+        (
+            "nothing",
+            "ConfigError: nothing: 'nothing' returned NoneType; return TokenLoss(loss, metrics), with one "
+            "value per token",
+        ),
         ("required", "ValueError: scale has neither a default nor an example: Parameter(..., example=1)"),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_import_path_of_one_of_ours_is_its_row() -> None:
         ("critic", {}, "policy: 'foreign_kernels:critic' takes 'critic_values' by position, which is not an "
          "input of a policy loss; "),
         ("outside", {"scael": 1}, "policy_params.scael: unknown foreign_kernels:outside parameter"),
-        ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it: a parameter of"),
+        ("loss", {}, "policy_params.scale: 'foreign_kernels:loss' has no default for it; set it"),
         ("ones", {}, "policy: 'foreign_kernels:ones' takes the input 'entropies' by keyword, and its"),
         ("by_keyword", {}, "policy: 'foreign_kernels:by_keyword' takes the input 'logprobs' by keyword, and"),
         ("lost", {}, "policy: 'foreign_kernels:lost' does not exist: foreign_kernels has no function"),
