@@ -182,7 +182,7 @@ class Loss:
 
 def check_kind(kind: object, key: str) -> None:
     """Raise ConfigError at `key` for an unknown kind."""
-    if kind not in KINDS:
+    if kind not in tuple(KINDS):  # of a plugin's row, it may be anything
         raise unknown(key, str(kind), KINDS, noun="kind")
 
 
@@ -250,15 +250,17 @@ class Choice:
         waits for the device: an adapter does so on its first batch. The result is then checked too. The
         result of a function named by import path is always checked.
         """
-        from composer_plugins.checks import check_inputs, check_result  # loads torch, as the kernel does
+        from composer_plugins import checks  # loads torch, as the kernel does
 
         if check:
-            check_inputs(self, tensors)
+            checks.check_inputs(self, tensors)
+        versions = checks.versions(tensors) if self.is_import_path else {}
         needed = [tensors[name] for name in self.loss.needs]
         taken = {name: tensors[name] for name in self.optional if name in tensors}
         result = self.loss.kernel()(*needed, **taken, **{**self.params, **params})
         if check or self.is_import_path:
-            check_result(self, tensors, result)
+            checks.check_result(self, tensors, result)
+            checks.check_not_written(self, tensors, versions)
         return result
 
 

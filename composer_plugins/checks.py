@@ -12,18 +12,12 @@ from torch import Tensor
 
 from composer_plugins.catalogue import Choice, Loss
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.inputs import INPUTS, ROWS, TOKENS
+from composer_plugins.inputs import INPUTS, ROUNDINGS, ROWS, TOKENS, largest_logprob
 
 BOOLEANS = {"mask", "desirable", "component_mask"}
 INTEGERS = {"group_ids", "teacher_topk_ids"}
 INTEGERS_OR_FLOATS = {"lengths"}  # a count, or a sum of weights
 NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
-
-# Rounding may put a log-probability above 0, by at most min(ROUNDINGS * eps, MOST) nats. It is a difference
-# of logits of some tens, so its error is some tens of eps. In half precision that would be 0.5, but there too
-# a log-softmax is summed in float32 and only its result is rounded. So the limit is 0.05: a probability of
-# 1.05.
-ROUNDINGS, MOST = 64, 0.05
 
 
 def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = True) -> None:
@@ -80,16 +74,34 @@ def check_result(choice: Choice, inputs: Mapping[str, Any], result: Any) -> None
         problem = f"{choice.name!r} returned the shape {list(loss.shape)}, and not {list(wanted)}"
         raise ConfigError(choice.option, problem, remedy)
     for name, metric in metrics.items():
-        if (
-            not isinstance(metric, tuple)
-            or len(metric) != 2
-            or not all(isinstance(x, Tensor) for x in metric)
-        ):
+        pair = metric if isinstance(metric, tuple) and len(metric) == 2 else ()
+        if not pair or not all(isinstance(x, Tensor) for x in pair):
             problem = f"{choice.name!r} returned the metric {name!r} as {type(metric).__name__}"
             raise ConfigError(choice.option, problem, "return Metric(value, where), two tensors")
+        if not all(_broadcasts(x, wanted) for x in pair) or pair[1].dtype is not torch.bool:
+            problem = f"{choice.name!r} returned the metric {name!r} with shapes or a dtype that do not fit"
+            remedy = f"return Metric(value, where), both {list(wanted)}, `where` of booleans"
+            raise ConfigError(choice.option, problem, remedy)
+        if name == "loss":
+            problem = f"{choice.name!r} returned a metric 'loss', the name under which the loss is logged"
+            raise ConfigError(choice.option, problem, "give the metric another name")
     if torch.is_grad_enabled() and first.requires_grad and kind != "advantage" and not loss.requires_grad:
         problem = f"the loss that {choice.name!r} returned has no gradient"
         raise ConfigError(choice.option, problem, f"compute it from {choice.loss.needs[0]}, not detached")
+
+
+def versions(inputs: Mapping[str, Any]) -> dict[str, int]:
+    """How often each tensor was written to, as autograd counts it."""
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and not x.is_inference()}
+    return {name: x._version for name, x in tensors.items()}
+
+
+def check_not_written(choice: Choice, inputs: Mapping[str, Any], before: Mapping[str, int]) -> None:
+    """Raise ConfigError if a loss has written to one of its inputs since `versions` gave `before`."""
+    now = versions(inputs)
+    if written := [name for name, version in before.items() if now[name] != version]:
+        problem = f"{choice.name!r} writes to its input {written[0]!r}, which the framework goes on to use"
+        raise ConfigError(choice.option, problem, f"compute on a copy: {written[0]}.clone()")
 
 
 def check_top_k(choice: Choice, vocabulary: int) -> None:
@@ -152,12 +164,16 @@ def _check_shapes(loss: Loss, tensors: Mapping[str, Tensor]) -> None:
         problem = f"it has {k} entries, and the vocabulary of {logits} {vocabulary}"
         raise DataError(top, problem, "pass no more entries than the vocabulary has")
     if "advantages" in tensors and "logprobs" in tensors:
-        a, shape = tensors["advantages"].shape, tensors["logprobs"].shape
-        if len(a) != len(shape) or any(n not in (1, m) for n, m in zip(a, shape, strict=True)):
-            problem = f"{tuple(a)} does not broadcast against logprobs {tuple(shape)}"
+        shape = tuple(tensors["logprobs"].shape)
+        if not _broadcasts(tensors["advantages"], shape):
+            problem = f"{tuple(tensors['advantages'].shape)} does not broadcast against logprobs {shape}"
             raise DataError(
                 "advantages", problem, "pass one per sequence as [B, 1]: advantages.unsqueeze(-1)"
             )
+
+
+def _broadcasts(x: Tensor, shape: tuple[int, ...]) -> bool:
+    return x.dim() == len(shape) and all(n in (1, m) for n, m in zip(x.shape, shape, strict=True))
 
 
 def _sizes(need: str, x: Tensor, shape: str) -> dict[str, Any]:
@@ -208,7 +224,7 @@ def _unmasked(x: Tensor, mask: Tensor | None) -> Tensor:
 def _check_not_positive(need: str, x: Tensor) -> None:
     numbers = torch.where(x.isnan(), torch.zeros_like(x), x)
     largest = float(numbers.max()) if x.numel() else 0.0
-    if largest > min(ROUNDINGS * torch.finfo(x.dtype).eps, MOST):
+    if largest > largest_logprob(torch.finfo(x.dtype).eps):
         problem = f"it holds {largest:.4g} at an unmasked token, and a log-probability is never positive"
         remedy = "pass log pi(y_t), not probabilities, logits or negative log-likelihoods"
         raise DataError(need, problem, remedy)

@@ -44,6 +44,7 @@ class ComposerConfig(BaseModel):
     replay_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
     replay_loss: str = "dpo"
     replay_params: dict[str, Any] = Field(default_factory=dict)
+    replay_temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
@@ -65,6 +66,7 @@ class ComposerConfig(BaseModel):
         config.choose_mismatch()
         config.choose_hint()
         config.choose_replay()
+        _check_hint_as_advantage(config, framework_loss)
         _check_t_start(config)
         _check_template(config.teacher_prompt_template)
         return config
@@ -108,11 +110,17 @@ class ComposerConfig(BaseModel):
         """The replay channel's preference loss."""
         return choose(losses(), "preference", self.replay_loss, self.replay_params, option="replay_loss")
 
-    def without_weight(self, given: Collection[str], severity: Severity = "error") -> Iterator[Finding]:
-        """Yield a finding for a channel of whose options some are `given`, and its weight is not.
+    def without_effect(self, given: Collection[str], severity: Severity = "error") -> Iterator[Finding]:
+        """Yield a finding for each channel with options that are `given` and have no effect.
 
         A weight that is given as 0 switches the channel off, and its options may stay.
         """
+        if "hint_ema_rate" in given and self.hint_teacher != "ema":
+            problem = f"it has no effect, because hint_teacher is {self.hint_teacher!r}"
+            yield Finding(severity, "hint_ema_rate", problem, "set hint_teacher to 'ema', or remove it")
+        if "hint_divergence" in given and self.hint_estimator == "advantage":
+            problem = "it has no effect, because hint_estimator is 'advantage', which computes no divergence"
+            yield Finding(severity, "hint_divergence", problem, "remove it, or set another hint_estimator")
         for channel, more in (("hint", "teacher_prompt_template"), ("replay", "")):
             weight = f"{channel}_weight"
             options = [name for name in given if name.startswith(f"{channel}_") or name == more]
@@ -141,6 +149,22 @@ def _check_bounds(correction: Choice) -> None:
         if low is not None and high is not None and low > high:
             problem = f"{low:g} is above {upper}, {high:g}, so no weight is between them"
             raise ConfigError(f"mismatch_params.{lower}", problem, f"set it to at most {high:g}")
+
+
+def _check_hint_as_advantage(config: ComposerConfig, framework_loss: str | None) -> None:
+    """Raise ConfigError for a hint that is added to advantages which nothing uses."""
+    if config.hint_estimator != "advantage" or not config.hint_weight:
+        return
+    if not config.policy_weight:
+        problem = "'advantage' adds the hint to the advantages, and policy_weight is 0"
+        raise ConfigError("hint_estimator", problem, "set policy_weight, or another hint_estimator")
+    policy = None if config.policy == framework_loss else config.choose_policy(framework_loss).loss
+    if policy is not None and "advantages" not in (*policy.needs, *policy.optional):
+        problem = f"'advantage' adds the hint to the advantages, and {config.policy!r} takes none"
+        raise ConfigError("hint_estimator", problem, "choose another policy, or another hint_estimator")
+    if policy is not None and policy.per_sequence:
+        problem = f"'advantage' gives each token its own advantage, and {config.policy!r} averages them"
+        raise ConfigError("hint_estimator", problem, "set 'score', or a policy per token (gspo_token)")
 
 
 def _check_t_start(config: ComposerConfig) -> None:

@@ -6,6 +6,20 @@ is configured. Shapes are written as in `kernels/README.md`.
 
 from typing import NamedTuple
 
+# Rounding may put a log-probability above 0, by at most min(ROUNDINGS * eps, MOST) nats. It is a difference
+# of logits of some tens, so its error is some tens of eps. In half precision that would be 0.5, but there too
+# a log-softmax is summed in float32 and only its result is rounded. So the limit is 0.05: a probability of
+# 1.05.
+ROUNDINGS, MOST = 64, 0.05
+
+
+def largest_logprob(eps: float | None = None) -> float:
+    """The largest log-probability that may be 0 before rounding, in nats.
+
+    `eps` is that of its dtype. Without it the precision is not known, as with an inference engine's numbers.
+    """
+    return MOST if eps is None else min(ROUNDINGS * eps, MOST)
+
 
 class Input(NamedTuple):
     """One input that a kernel takes by name: a tensor, unless the shape says otherwise."""

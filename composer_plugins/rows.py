@@ -79,6 +79,9 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
         if takes[name].default is not None:
             problem = f"{path!r} takes the input {name!r} by keyword, and its default is not None"
             raise ConfigError(option, problem, "take it by position, or give it the default None")
+    if not needs:
+        problem, remedy = f"{path!r} takes no input by position", f"take inputs among {', '.join(inputs)}"
+        raise ConfigError(option, problem, remedy)
     keywords = [name for name in takes if name not in (*needs, *optional)]
     unranged = {name: Parameter(f"a parameter of {path}", unchecked=True) for name in keywords}
     mode, average = getattr(function, "mode", ""), getattr(function, "average", False)
@@ -169,7 +172,7 @@ def _kernel(path: str) -> Callable[..., Any]:
         raise ConfigError("path", f"{path!r} is not an import path", "write module:function")
     try:
         found = import_module(module)
-    except Exception as error:  # the plugin's own module
+    except (Exception, SystemExit) as error:  # of the module's own code
         problem = f"{path!r} cannot be imported: {in_a_line(error)}"
         raise ConfigError("path", problem, f"make `import {module}` work where this runs") from None
     kernel: Any = getattr(found, function, None)

@@ -114,12 +114,35 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
 def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_given_as_0() -> None:
     options = {"hint_weight": 0.0, "hint_params": {}, "replay_params": {}, "replay_loss": "simpo"}
     config = ComposerConfig.parse(options)
-    (found,) = config.without_weight(options)
+    (found,) = config.without_effect(options)
     assert (
         str(found)
         == "replay_loss: it has no effect, because replay_weight is not set; set replay_weight, or remove it"
     )
-    assert not list(config.without_weight({"replay_weight", *options}))
+    assert not list(config.without_effect({"replay_weight", *options}))
+    config = ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "advantage"})
+    found = config.without_effect({"hint_weight", "hint_ema_rate", "hint_divergence"})
+    assert [one.key for one in found] == ["hint_ema_rate", "hint_divergence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"policy_weight": 0.0}, "'advantage' adds the hint to the advantages, and policy_weight is 0"),
+        ({"policy": "iw_opd"}, "'advantage' adds the hint to the advantages, and 'iw_opd' takes none"),
+        (
+            {"policy": "gspo@trl"},
+            "'advantage' gives each token its own advantage, and 'gspo@trl' averages them",
+        ),
+    ],
+)
+def test_a_hint_as_an_advantage_needs_a_policy_that_uses_it(options: Any, problem: str) -> None:
+    hint = {"hint_weight": 1.0, "hint_estimator": "advantage"}
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse(hint | options)
+    assert refused.value.key == "hint_estimator" and refused.value.problem.startswith(problem)
+    ComposerConfig.parse(hint | options | {"hint_estimator": None} | {"policy": "grpo"})
+    ComposerConfig.parse(hint | {"policy": "gspo_token"})
 
 
 def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_no_parameters() -> None:

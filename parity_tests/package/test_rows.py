@@ -4,6 +4,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import losses
 from composer_plugins.rows import check_row
 
-KERNELS = '''
+KERNELS = '''from composer_plugins.kernels.types import TokenLoss
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...
 def by_keyword(*, logprobs, advantages, mask, scale=0.5): ...
 def critic(logprobs, critic_values, mask): ...
 def ones(logprobs, advantages, mask, *, entropies=1, scale=0.5): ...
 def outside(logprobs, advantages, mask, *, entropies=None, scale=-1): ...
 def pair(chosen, rejected): ...
+def inputless(): ...
+def writes(logprobs, advantages, mask):
+    return TokenLoss(-logprobs * advantages.mul_(2), {})
 def loss(logprobs, advantages, mask, *, entropies=None, scale, bonus="none", **others):
     """Return a loss.
 
@@ -159,6 +163,9 @@ def test_the_import_path_of_one_of_ours_is_its_row() -> None:
 @pytest.mark.parametrize(
     ("function", "params", "error"),
     [
+        ("inputless", {}, "policy: 'foreign_kernels:inputless' takes no input by position; take inputs"),
+        ("pair", {}, "policy: 'foreign_kernels:pair' takes 'chosen' first, as a preference loss does, and is "
+         "named as a policy loss; name it in replay_loss"),
         ("critic", {}, "policy: 'foreign_kernels:critic' takes 'critic_values' by position, which is not an "
          "input of a policy loss; "),
         ("outside", {"scael": 1}, "policy_params.scael: unknown foreign_kernels:outside parameter"),
@@ -176,6 +183,21 @@ def test_a_function_that_is_not_a_loss_is_rejected(function: str, params: Any, e
     with pytest.raises(ConfigError) as refused:
         chosen(function, params)
     assert str(refused.value).startswith(error)
+
+
+def test_a_loss_that_writes_to_an_input_is_an_error() -> None:
+    batch = {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
+    with pytest.raises(ConfigError, match=r"writes to its input 'advantages', .*; compute on a copy"):
+        chosen("writes").call(batch)
+    with torch.inference_mode():
+        chosen("writes").call({name: x.clone() for name, x in batch.items()})  # no versions are counted
+
+
+def test_a_module_that_exits_on_import_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="policy: 'exits:loss' cannot be imported: SystemExit: 3"):
+        choose(losses(), "policy", "exits:loss")
 
 
 def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
