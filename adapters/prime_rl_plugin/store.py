@@ -162,10 +162,8 @@ def _create(path: Path) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The store, open for as long as it is used: a connection would not survive a fork."""
-    log = path.with_name(path.name + "-wal")
     with _explained(path), closing(_connected(path, "rw")) as connection:
-        has_log = log.exists() and log.stat().st_size > 0
-        size = path.stat().st_size
+        has_log, size = _size(path.with_name(path.name + "-wal")) > 0, path.stat().st_size
         if size % PAGE and not has_log:  # SQLite would read 0 for the rest of the last page
             raise DataError(str(path), f"is cut off after {size} bytes", RESTORE)
         try:
@@ -182,8 +180,18 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def _size(path: Path) -> int:
+    """The size of a file in bytes; 0 if there is none, or if its writer removes it meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _connected(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
-    name = f"file:{quote(str(path))}?mode={mode}{more}"
+    if "\0" in str(path):  # SQLite would open the file whose name ends there
+        raise ConfigError(repr(str(path)), "it has a NUL character", "give the name of a file")
+    name = f"file:{quote(os.fsencode(path))}?mode={mode}{more}"
     return sqlite3.connect(name, uri=True, timeout=TIMEOUT, isolation_level=None)
 
 
@@ -216,8 +224,15 @@ def _explained(path: Path) -> Iterator[None]:
         code = error.sqlite_errorcode & 0xFF
         if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
             raise DataError(key, f"is not a whole store ({error})", RESTORE) from None
-        if code == sqlite3.SQLITE_CANTOPEN and not path.exists():
-            raise ConfigError(key, "there is no store", "write one with StoreWriter") from None
+        if code == sqlite3.SQLITE_ERROR and "no such table" in str(error):
+            raise DataError(key, f"is not a whole store ({error})", RESTORE) from None
+        if code == sqlite3.SQLITE_CANTOPEN:
+            try:
+                path.stat()
+            except FileNotFoundError:
+                raise ConfigError(key, "there is no store", "write one with StoreWriter") from None
+            except OSError as failure:
+                raise ConfigError(key, f"cannot be opened: {failure.strerror}", remedy) from None
         if code == sqlite3.SQLITE_BUSY:
             problem = f"another process has been writing for more than {TIMEOUT:g} seconds"
             raise ConfigError(key, problem, "let one process write, or write several stores") from None

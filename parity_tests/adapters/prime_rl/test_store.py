@@ -252,6 +252,31 @@ def test_what_cannot_be_opened_says_why(path: Path) -> None:
             kind(below)
 
 
+def test_a_path_with_a_nul_character_touches_no_file(path: Path) -> None:
+    for kind in (Store, StoreWriter):
+        with pytest.raises(ConfigError, match="it has a NUL character; give the name of a file"):
+            kind(f"{path}\0x")
+    assert not path.exists()
+    with pytest.raises(ConfigError, match="cannot be opened: File name too long; give a file"):
+        StoreWriter(path.with_name("x" * 300))
+
+
+def test_a_log_that_its_writer_removes_meanwhile_is_no_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(path, ([1], -1.0))
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # as it was a moment ago
+    assert value(path, 1) == -1.0
+
+
+def test_a_store_without_its_table_is_not_whole(path: Path) -> None:
+    put(path, ([1], -1.0))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE records")
+    with pytest.raises(DataError, match=r"is not a whole store \(no such table: records\)"):
+        Store(path)
+
+
 def test_a_store_that_was_replaced_at_its_path_is_read_anew(path: Path) -> None:
     put(path, ([1], -1.0))
     store = Store(path)
