@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
 SESSIONS := kernels trl verl
 
-.PHONY: demo demo-verl test test-all test-kernels test-frameworks lint bench clean
+.PHONY: demo demo-verl test test-all test-kernels-trl test-verl lint bench clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -22,13 +22,13 @@ test-all: ALL := -- --all
 test test-all: .nox/.venv/installed
 	@$(NOX) --install-only -s $(SESSIONS) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
 	@echo "running the sessions $(SESSIONS); each prints its output when it ends"
-	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" test-kernels test-frameworks
+	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" test-kernels-trl test-verl
 
-test-kernels:
-	@$(NOX) -s kernels $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
+test-kernels-trl:
+	@$(NOX) -s kernels trl $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
 
-test-frameworks:
-	@$(NOX) -s trl verl $(ALL) 2> .nox/frameworks.log || { cat .nox/frameworks.log >&2; exit 1; }
+test-verl:
+	@$(NOX) -s verl $(ALL) 2> .nox/verl.log || { cat .nox/verl.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types

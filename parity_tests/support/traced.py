@@ -1,4 +1,4 @@
-"""Trace and compile every kernel; print one JSON line per row of the catalogue.
+"""Trace and compile kernels; print one JSON line per row of the catalogue.
 
     python -m parity_tests.support.traced
 
@@ -7,6 +7,7 @@ be traced.
 """
 
 import json
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -91,10 +92,10 @@ def report(setting: Setting) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print {"row": id, "failures": {"setting: compiler": why}} for every row."""
+    """Print {"row": id, "failures": {"setting: compiler": why}} for each row whose id is an argument."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for row in rows():
+    for row in (one for one in rows() if row_id(one) in sys.argv[1:]):
         failures = {}
         try:
             for setting in settings(row, thorough=False):
