@@ -39,6 +39,8 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
     "dppo_tv@prime-rl") with `policy_params`, `old_policy` ("rollout" or "current": whose log-probabilities
     are used for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
     `hint_estimator` ("score", "k2", "k3", or "advantage": a part of the advantages), `replay_weight`.
+    PRIME-RL divides the pairs' sum by the tokens of the global batch too. For DPO's mean over pairs, set
+    `replay_weight` to tokens / pairs of a typical batch.
     The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's
     `loss_weights` multiply every term. Metrics are 0-dimensional float32, with the same keys at every call.
     """

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import Channels, findings
-from composer_plugins.adapters.prime_rl_plugin.metrics import SIDES, Averages
+from composer_plugins.adapters.prime_rl_plugin.config import TABLE, Channels, findings, newer_than_tested
+from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
-from composer_plugins.diagnosis import enforce
+from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.corrections import corrected
@@ -25,6 +25,9 @@ class Masks(NamedTuple):
     replay: Tensor | None
 
 
+PATIENCE = 200  # calls without any reference, after which a hint or a pair that was asked for is missed
+
+
 class ChannelsLoss:
     """The loss of these channels as a function of LossInputs. The first call checks them."""
 
@@ -33,16 +36,17 @@ class ChannelsLoss:
         self.hint = None
         if channels.hint is not None and self.config.hint_estimator != "advantage":
             self.hint = channels.hint.with_optional("old_logprobs")
-        # The kernel's metrics that are reported under another name, without "policy/".
-        self.reported = {side for sides in SIDES for side in sides}
-        if "rollout_logprobs" in channels.policy.loss.needs:
-            self.reported.add("ratio")  # of trainer to rollout, which is logged for every policy
+        # The ratio of trainer to rollout is logged for every policy, without "policy/".
+        self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
+        self.waited = 0 if channels.wanted.any else PATIENCE  # calls without a reference
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
         s = upstream.streams(inputs)
         self._check(inputs, s)
+        if self.waited < PATIENCE:
+            self._wait_for_reference(s)
         masks = _masks(s)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
         replay = None
@@ -65,8 +69,24 @@ class ChannelsLoss:
             return
         upstream.check_streams(inputs, s, needs_reference=bool(self.channels.wanted.hint))
         if not self.checked:
-            enforce(findings(self.channels, upstream.generation_of_inputs(inputs, upstream.installed())))
+            generation = upstream.generation_of_inputs(inputs, upstream.installed())
+            enforce([*findings(self.channels, generation), *newer_than_tested(generation)])
         self.checked.add(kind)
+
+    def _wait_for_reference(self, s: upstream.Streams) -> None:
+        """Warn once if no call of the first `PATIENCE` had a reference, which hints and pairs come with.
+
+        PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any.
+        """
+        self.waited = PATIENCE if s.reference is not None else self.waited + 1
+        if self.waited == PATIENCE and s.reference is None:
+            asked = self.channels.wanted.any
+            option = asked.partition(" = ")[0] if " = " in asked else "policy"
+            problem = (
+                f"{asked} is set, and no reference log-probability came with the first {PATIENCE} sequences"
+            )
+            remedy = "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples"
+            enforce([Finding("warning", f"{TABLE}.{option}", problem, remedy)])
 
     def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
         """The policy loss. One that learns from a reference trains the tokens that have one."""
@@ -131,8 +151,8 @@ class ChannelsLoss:
         averages.mean("hint/loss", None if hint is None else hint.loss.detach(), "hint/token_frac")
         averages.mean("replay/loss", weighted, "replay/token_frac")
         kl, excess = averages.mismatch(s.logprobs, s.rollout_logprobs)
-        averages.trust_region(policy.metrics, kl)
-        averages.of_kernel(policy.metrics, self.reported)
+        sides = averages.trust_region(policy.metrics, kl)
+        averages.of_kernel(policy.metrics, (*sides, *self.reported))
         return averages.computed(excess)
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.native import advice
 from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
 from composer_plugins.bundled.adapters import PRIME_RL
-from composer_plugins.catalogue import Choice
+from composer_plugins.catalogue import Choice, Loss, choose, of_kind
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError
+from composer_plugins.plugins import losses
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
@@ -120,8 +123,9 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     for option, (problem, remedy) in DECIDED_ELSEWHERE.items():
         if option in kwargs:
             raise ConfigError(option, problem, remedy)
+    _check_names({**DEFAULTS, **fixed}, kwargs)
     config = ComposerConfig.parse({**DEFAULTS, **fixed, **kwargs})
-    enforce(config.without_weight(kwargs))
+    enforce(config.without_effect(kwargs))
     policy, mismatch = config.choose_policy(), config.choose_mismatch()
     hint = config.choose_hint() if config.hint_weight else None
     for choice in (policy, mismatch, hint):
@@ -137,7 +141,7 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
         raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
     if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"):
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
-        remedy = "remove it, or use policy = 'reinforce' or old_policy = 'current'"
+        remedy = "remove it, or use policy = 'reinforce'"
         raise ConfigError("mismatch", problem, remedy)
     if config.hint_estimator == "advantage" and channels.learns_from_reference:
         problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
@@ -145,17 +149,67 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     return channels
 
 
+def _check_names(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
+    """ConfigError for an option of the policy or of PRIME-RL's own losses, with its name and place here."""
+    chosen = chosen_policy(fixed, kwargs)
+    for name, value in kwargs.items():
+        if name not in ComposerConfig.model_fields and (found := advice(name, value, chosen)):
+            raise ConfigError(name, *found)
+    params = kwargs.get("policy_params")
+    for name, value in (params if isinstance(params, Mapping) else {}).items():
+        known = chosen is None or name in chosen.parameters
+        if not known and (found := advice(name, value, chosen)):
+            raise ConfigError(f"policy_params.{name}", *found)
+
+
+def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
+    """The row of the policy that is named, whatever else may be wrong; None for a wrong name."""
+    name = kwargs.get("policy", fixed["policy"])
+    if not isinstance(name, str):
+        return None
+    try:
+        return choose(losses(), "policy", name).loss
+    except ConfigError:  # a parameter that is required, or a wrong name
+        return of_kind(losses(), "policy").get(name.partition("@")[0])
+
+
 def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.wanted, generation, key)
-    policy = channels.policy
-    if channels.config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
+    policy, config = channels.policy, channels.config
+    if not (config.policy_weight or config.hint_weight or config.replay_weight):
+        problem = "it is 0, and so are the other weights: nothing trains"
+        remedy = "set policy_weight, hint_weight or replay_weight to a number above 0"
+        yield Finding("error", f"{key}.policy_weight", problem, remedy)
+    if config.old_policy == "current":
+        # A loss that has the rollout's ratio too has other parameters that act on that one.
+        has_rollout = "rollout_logprobs" in policy.loss.needs
+        names = [name for name in policy.loss.parameters if not has_rollout or name.startswith("clip_")]
+        yield Finding(
+            "warning",
+            f"{key}.old_policy",
+            f"it is 'current', so the ratio of {policy.name!r} to the old policy is 1 at every token: "
+            f"{', '.join(sorted(names))} cannot limit how far the policy moves",
+            "set old_policy = 'rollout' for a ratio to the rollout engine, or policy = 'reinforce' for none",
+        )
+    if config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
         yield Finding(
             "warning",
             f"{key}.policy",
             f"{policy.name!r} is published with the reduction {policy.mode}, and PRIME-RL divides the sum "
             f"over tokens by {generation.denominator}",
             "expect longer completions to weigh more, or train in TRL or verl, which have that reduction",
+        )
+
+
+def newer_than_tested(generation: Generation) -> Iterator[Finding]:
+    """A warning where PRIME-RL is newer than the newest that was tested."""
+    if generation is upstream.AFTER_559B447:
+        yield Finding(
+            "warning",
+            "prime-rl",
+            f"it is newer than the newest that was tested, {upstream.NEWEST_TESTED} (commit 559b447)",
+            "compare its first steps with a run of its own loss, or install a tested version",
         )
 
 
@@ -168,4 +222,8 @@ def not_available(wanted: Wanted, generation: Generation, key: str = TABLE) -> I
         if phrase and not filled_by:
             problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"
             at = option if phrase.startswith(option) else "policy"
-            yield Finding("error", f"{key}.{at}", problem, "upgrade to 0.7 or later, or remove it")
+            remedy = "upgrade to 0.7 or later, or remove it"
+            if generation is upstream.AFTER_559B447:
+                problem += ": it divides by the sum of the weights, in which a pair's +c and -c cancel"
+                remedy = f"install 0.7 to {upstream.NEWEST_TESTED} (commit 559b447), or remove it"
+            yield Finding("error", f"{key}.{at}", problem, remedy)

@@ -4,6 +4,7 @@ The loss runs once per sequence, where the time depends on the number of operati
 collects masks and masked values, and sums all masks in one operation and all values in another.
 """
 
+from collections.abc import Collection
 from functools import cache
 
 import torch
@@ -48,11 +49,11 @@ class Averages:
         self.mean("mismatch_kl", kl, "policy")
         return kl, excess
 
-    def trust_region(self, policy: dict[str, Metric], kl: Tensor) -> None:
-        """The tokens that a trust region drops or clips, under PRIME-RL's names; nothing if there is none."""
-        sides = next((s for s in SIDES if s[0] in policy), None)
+    def trust_region(self, policy: dict[str, Metric], kl: Tensor) -> tuple[str, ...]:
+        """The tokens that a trust region drops or clips, under PRIME-RL's names; the metrics used."""
+        sides = next((s for s in SIDES if all(is_boolean(policy, name) for name in s)), None)
         if sides is None:
-            return
+            return ()
         low, high = (policy[side].value & self.masks["policy"] for side in sides)
         masked = low | high
         dropped = keep(kl, masked)
@@ -62,8 +63,9 @@ class Averages:
         self.fraction("is_masked_high", high, "policy")
         self.mean("masked_mismatch_kl", dropped, "is_masked")
         self.mean("unmasked_mismatch_kl", kl - dropped, "kept")
+        return sides
 
-    def of_kernel(self, policy: dict[str, Metric], reported: set[str]) -> None:
+    def of_kernel(self, policy: dict[str, Metric], reported: Collection[str]) -> None:
         """What else the policy loss reports, under its own name."""
         for name, (value, where) in policy.items():
             if name not in reported:
@@ -85,6 +87,11 @@ class Averages:
         means = sums.index_select(0, above) / sums.index_select(0, below).clamp(min=1) + plus
         keys = [PREFIX + name for name in self.quotients]
         return dict(zip(keys, means.float().unbind(), strict=True))
+
+
+def is_boolean(policy: dict[str, Metric], name: str) -> bool:
+    """Whether the loss reports this metric, as a fraction of tokens. A user's loss may report anything."""
+    return name in policy and policy[name].value.dtype is torch.bool
 
 
 @cache  # because a copy to the device waits for it

@@ -85,6 +85,9 @@ def stamp_replay_pair(
     The gradient is exactly DPO's at the policy that sampled, which is before the first update on the pair. c
     does not change afterwards. Set `replay_weight` with it. c is never 0: PRIME-RL would take out the token.
 
+    PRIME-RL divides the sum over pairs by the tokens of the global batch, and DPO by the number of pairs. So
+    `replay_weight` = tokens / pairs, both of a typical global batch, makes the step that of DPO's mean.
+
     Source: arXiv 2305.18290, the gradient below eq. 7.
     """
     pair = _nodes(chosen), _nodes(rejected)

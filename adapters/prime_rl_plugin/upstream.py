@@ -5,6 +5,7 @@ fields below. The options of the user's TOML are read in `doctor/`.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -39,17 +40,29 @@ GENERATIONS = (
     Generation("0.8.1.dev52", "", GLOBAL_TOKENS, NODE, NODE),
 )
 NEWEST = GENERATIONS[-1]
-# Known from source text only. Its denominator is the sum of the weights, in which a pair's +c and -c cancel.
+# Since #3418 of 27 August 2026, known from source text only. Its denominator is the sum of the weights of all
+# tokens. Those of a pair, +c and -c, cancel in it.
 AFTER_559B447 = Generation("after 559b447", "", GLOBAL_TOKENS, NODE, "")
+NEWEST_TESTED = "0.8.1.dev67"  # the tag of commit 559b447
 # The first release with SAMPLE_FIELDS, and the first verifiers with NODE_FIELDS.
 SAMPLES_SINCE, VERIFIERS_SINCE = "0.7", "commit 4bcb48e55 of August 2026"
 
 MODE = "token-mean"  # how the trainer reduces; since 0.6 over the whole batch
 DISTRIBUTION = "prime-rl"
-# The newest generation still calls itself 0.8.0. This option of the orchestrator distinguishes it.
-NEWEST_OPTION = "filter_zero_advantages"
-# What `doctor/probe.py` is given to find the installed release: distribution, package, file, option in it.
-INSTALLATION = (DISTRIBUTION, "prime_rl", "configs/orchestrator.py", NEWEST_OPTION)
+NEWEST_OPTION = "filter_zero_advantages"  # of the orchestrator
+# Files of PRIME-RL's package, and strings in them that tell its generation; the newest first. Its metadata do
+# not: tag v0.4.0 says 0.1.0 there, v0.5.0 says 0.4.0, and everything after v0.8.0 says 0.8.0.
+LOSS = "trainer/rl/loss.py"
+FEATURES: tuple[tuple[Generation, str, str, bool], ...] = (  # whether the file has the string, or has it not
+    (AFTER_559B447, LOSS, "default_loss_fn", False),
+    (NEWEST, "orchestrator/trajectories.py", "loss_weights", True),
+    (GENERATIONS[3], LOSS, "def setup_rl_loss_fn", True),
+    (GENERATIONS[2], LOSS, "def setup_loss_fns", True),
+    (GENERATIONS[1], "configs/trainer.py", "class SFTLossConfig", True),
+    (GENERATIONS[0], LOSS, "def setup_loss_fn", True),
+)
+# What `doctor/probe.py` is given to find the installed release: distribution, package, files and strings.
+INSTALLATION = (DISTRIBUTION, "prime_rl", [(file, word) for _, file, word, _ in FEATURES])
 
 
 def installed() -> str | None:
@@ -60,21 +73,38 @@ def installed() -> str | None:
         return None
 
 
-def generation_of(release: str | None, is_newest: bool = False) -> Generation:
-    """The generation of a release; the newest one if the release is not known."""
-    if release is None or is_newest or release.upper() == "HEAD":
+def generation_of(release: str | None) -> Generation:
+    """The generation of a release by its number; the newest tested one if the release is not known."""
+    if release is None or release == "559b447":
         return NEWEST
+    if release.upper() == "HEAD":
+        return AFTER_559B447
     number = _number(release)
     if number < _number(GENERATIONS[0].since):
         problem = f"PRIME-RL {release} takes no custom loss"
         raise ConfigError("--version", problem, "upgrade PRIME-RL to 0.5 or later, or name another version")
+    if number > _number(NEWEST_TESTED):
+        return AFTER_559B447
     return [one for one in GENERATIONS if _number(one.since) <= number][-1]
+
+
+def generation_by_features(found: Sequence[bool | None]) -> Generation | None:
+    """The generation whose strings the probe found in the source; None if there is no source.
+
+    `found` says for each of `FEATURES` whether the file has the string, and None for an absent file.
+    """
+    for (generation, _, _, is_there), has in zip(FEATURES, found, strict=True):
+        if has is is_there:
+            return generation
+    return None
 
 
 def _number(release: str) -> tuple[float, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:\.?dev(\d+))?", release)
     if found is None:
-        raise ConfigError("--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52 or HEAD")
+        raise ConfigError(
+            "--version", f"{release!r} is not a version", "write 0.8.0, 0.8.1.dev52, 559b447 or HEAD"
+        )
     major, minor, patch, dev = found.groups()
     return int(major), int(minor), int(patch or 0), float(dev or "inf") if patch else 0.0
 
@@ -133,12 +163,20 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
 
 
 def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
-    """The generation of the PRIME-RL that made these LossInputs, by their fields and its `release`."""
-    if hasattr(inputs, SINCE_559B447):
+    """The generation of the PRIME-RL that made these LossInputs, by their fields and the names of its module.
+
+    Its `release` is used only for inputs of which no module of PRIME-RL is known.
+    """
+    module = sys.modules.get(type(inputs).__module__)
+    names = vars(module) if module is not None and "LossInputs" in vars(module) else {}
+    # The divisor became the sum of the weights before LossInputs got this field, and after #3418 had deleted
+    # the function.
+    if hasattr(inputs, SINCE_559B447) or (names and "default_loss_fn" not in names):
         return AFTER_559B447
     if hasattr(inputs, WEIGHTS):
         return NEWEST
-    # 0.5 and 0.6 have the same fields, and the tag v0.5.0 calls itself 0.4.0.
+    if names:
+        return GENERATIONS[2] if "setup_loss_fns" in names else GENERATIONS[1]
     return GENERATIONS[2] if (release or "").startswith("0.6") else GENERATIONS[1]
 
 
@@ -233,8 +271,7 @@ def samples(rollout: Any) -> list[Any] | None:
 # --- Names in the user's TOML --------------------------------------------------------------------------
 
 LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
-OWN_LOSSES = {"ipo", "sft", "icepop", "ppo", "cispo"}  # types beside "default", in one version or another
-OLD_DEFAULTS = {"0.4": "masked_is@prime-rl<0.5", "0.5": "ipo@prime-rl<0.6"}  # later, `dppo`
+SUPERVISED = "sft"  # the type of v0.5 that learns from no advantages; `native` has its other losses
 DEFAULT_ALGORITHM = "grpo"
 ECHO_ALGORITHM = "echo"
 # Algorithms whose samples PRIME-RL trains with a loss of its own, and with which one.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from composer_plugins.errors import DataError
+from composer_plugins.inputs import largest_logprob
 
 if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
     from torch import Tensor
 
 REPLAY = 1.0  # the reference that marks a token of a pair
 MARKED = 0.5  # a reference above this is the mark; one that is a little above 0 was rounded by its engine
-ROUNDING = 1e-5  # nats by which a log-probability of an engine may exceed 0
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -46,9 +46,12 @@ def reference_values(values: Sequence[float] | Array, count: int, key: str) -> A
 
 
 def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> Array:
-    """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0."""
+    """`values` as `count` log-probabilities; what exceeds 0 only by rounding becomes 0.
+
+    The engine's precision is not known here, so up to 0.05 counts as rounding (`inputs.largest_logprob`).
+    """
     array = numbers(values, count, key)
-    if (wrong := array > ROUNDING).any():
+    if (wrong := array > largest_logprob()).any():
         problem = f"{array[wrong][0]} at position {wrong.argmax()} is positive"
         raise DataError(key, problem, "pass log-probabilities, in nats")
     return np.minimum(array, 0.0)

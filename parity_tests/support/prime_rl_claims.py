@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.prime_rl_plugin import native
+from composer_plugins.adapters.prime_rl_plugin.upstream import generation_of
 from composer_plugins.kernels.types import Metric, TokenLoss
 from parity_tests.support.prime_rl_doubles import Pack, packed
 from parity_tests.support.prime_rl_live import Upstream, drawn_inputs
@@ -23,34 +25,41 @@ class Claim(NamedTuple):
     ours: Table
 
 
+# By version and type: options with which PRIME-RL's loss is compared, beside its defaults.
+TABLES: dict[tuple[str, str], dict[str, Table]] = {
+    ("v0.4.0", "default"): {
+        "default, narrow": {"token_mask_low": 0.8, "token_mask_high": 1.2, "geo_mask_low": 0.9}
+        | {"geo_mask_high": 1.1, "kl_tau": 0.1, "adv_tau": 0.5},
+        "default, with a teacher": {"adv_tau": 0.5, "teacher_tau": 0.2},
+    },
+    ("v0.5.0", "default"): {
+        "default, narrow": {"ipo_mask_low": 0.05, "ipo_mask_high": 0.02, "kl_tau": 0.1},
+        "default, no mask": {"ipo_mask_low": 10.0, "ipo_mask_high": 10.0},  # PRIME-RL's own tests set 10.0
+        "default, with a teacher": {"adv_tau": 0.5, "teacher_tau": 0.2},
+    },
+    ("v0.6.0", "default"): (
+        dppo := {
+            "default, narrow": {"dppo_mask_low": 0.05, "dppo_mask_high": 0.02, "kl_tau": 0.1, "adv_tau": 0.5},
+            "default, no mask": {"dppo_mask_low": 10.0, "dppo_mask_high": 10.0},
+        }
+    ),
+    ("v0.6.0", "ipo"): (ipo := {"ipo, narrow": {"ipo_threshold": 0.03, "kl_tau": 0.1, "adv_tau": 0.5}}),
+    ("v0.8.0", "default"): dppo,
+    ("v0.8.0", "ipo"): ipo,
+}
+
+
 def claims(upstream: Upstream) -> Iterator[Claim]:
-    """By version, because options were renamed and defaults moved."""
-    if upstream.version == "v0.4.0":
-        yield Claim("default", {}, {"policy": "masked_is@prime-rl<0.5"})
-    if upstream.version == "v0.5.0":
-        yield Claim("default (IPO)", {}, {"policy": "ipo@prime-rl<0.6"})
-        theirs = {"ipo_mask_low": 0.05, "ipo_mask_high": 0.02, "kl_tau": 0.1}
-        ours = {"tv_low": 0.05, "tv_high": 0.02, "kl_tau": 0.1}
-        yield Claim("default, narrow", theirs, {"policy": "ipo@prime-rl<0.6", "policy_params": ours})
-    if upstream.version in {"v0.6.0", "v0.8.0"} and upstream.has("default"):
-        yield Claim("default (DPPO)", {}, {"policy": "dppo_tv@prime-rl"})
-        theirs = {"dppo_mask_low": 0.05, "dppo_mask_high": 0.02, "kl_tau": 0.1, "adv_tau": 0.5}
-        ours = {"tv_low": 0.05, "tv_high": 0.02, "kl_tau": 0.1, "adv_tau": 0.5}
-        yield Claim("default, narrow", theirs, {"policy": "dppo_tv@prime-rl", "policy_params": ours})
-    if upstream.version in {"v0.6.0", "v0.8.0"} and upstream.has("ipo"):
-        yield Claim("ipo", {"type": "ipo"}, {"policy": "ipo@prime-rl"})
-
-
-def without_a_mask(upstream: Upstream) -> Iterator[Claim]:
-    """Bounds above 1, which a difference of probabilities never reaches: PRIME-RL's own tests set 10.0."""
-    if upstream.version == "v0.5.0":
-        theirs, policy = {"ipo_mask_low": 10.0, "ipo_mask_high": 10.0}, "ipo@prime-rl<0.6"
-    elif upstream.version != "v0.4.0" and upstream.has("default"):
-        theirs, policy = {"dppo_mask_low": 10.0, "dppo_mask_high": 10.0}, "dppo_tv@prime-rl"
-    else:
-        return
-    ours = {"policy": policy, "policy_params": {"tv_low": 10.0, "tv_high": 10.0}}
-    yield Claim("default, no mask", theirs, ours)
+    """Each loss of this version and its options, with the kwargs that the table of `native` gives."""
+    generation = generation_of(upstream.version)
+    for own in native.NATIVE:
+        if generation in own.generations and upstream.has(own.kind):
+            options = {option.name for option in own.options}
+            for name, table in {own.kind: {}, **TABLES[upstream.version, own.kind]}.items():
+                assert table.keys() <= options
+                kwargs, differences = native.kwargs_of(own, table)
+                assert not differences
+                yield Claim(name, {"type": own.kind, **table}, kwargs)
 
 
 def users_loss(
@@ -84,5 +93,7 @@ def drawn(upstream: Upstream, seed: int) -> Pack:
         for i, sample in enumerate(samples):
             sample["weights"] = 0.5 + 0.25 * torch.full_like(sample["advantages"], i)
     if seed % 3 == 0:
-        samples[0]["reference"] = samples[0]["trainer_logprobs"] - 0.1
+        # Up to v0.5 a teacher scores every sample. Later a sample may have no reference, which packing fills.
+        for sample in samples if upstream.version in {"v0.4.0", "v0.5.0"} else samples[:1]:
+            sample["reference"] = sample["trainer_logprobs"] - 0.1
     return packed(samples, padding=seed % 5)

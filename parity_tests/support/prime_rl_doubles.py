@@ -39,6 +39,24 @@ class WithWeights:
 
 
 @dataclass
+class WithMaskLogprobs(WithWeights):
+    """After 559b447: also the log-probabilities of every token in the sampler's mask, [tokens, mask]."""
+
+    trainer_mask_logprobs: Tensor | None = None
+    inference_mask_logprobs: Tensor | None = None
+
+
+class CustomLoss:
+    """After 559b447: losses are objects, and a custom one wraps the function that `import_path` names."""
+
+    def __init__(self, function: Loss) -> None:
+        self.function = function
+
+    def loss(self, inputs: Any) -> Any:
+        return self.function(inputs)
+
+
+@dataclass
 class Pack:
     """A micro-batch: sequences one after the other, the padding in the last one's tail."""
 
@@ -56,7 +74,8 @@ class Generation:
 
     name: str
     inputs: type[WithTeacher] | type[WithWeights]
-    divides_by: str  # "micro-batches", "own tokens" of the rank, "tokens" of the global batch
+    # "micro-batches", "own tokens" of the rank, "tokens" of the global batch, or the "weights" of these
+    divides_by: str
     weighs: bool = False
     same_keys: bool = False  # metrics are gathered key by key, in each rank's own order
 
@@ -67,10 +86,11 @@ GENERATIONS = {
     "v0.6.0": Generation("v0.6.0", WithTeacher, "tokens"),
     "v0.8.0": Generation("v0.8.0", WithWeights, "tokens", weighs=True),
 }
+AFTER_559B447 = Generation("after 559b447", WithMaskLogprobs, "weights", weighs=True)
 
 
 def compute_loss(
-    generation: Generation, pack: Pack, loss_fn: Loss, scale: int
+    generation: Generation, pack: Pack, loss_fn: Loss, scale: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One micro-batch: the function once per sequence, summed and divided; its metrics stacked by key."""
     total = pack.trainer_logprobs[0].sum() * 0.0 if generation.weighs else torch.zeros(())
@@ -99,11 +119,26 @@ def inputs_of(generation: Generation, pack: Pack, i: int) -> Any:
     return generation.inputs(*given, mask & (pack.weights[i] != 0), pack.weights[i])
 
 
-def scale(generation: Generation, packs: Sequence[Pack]) -> int:
+def scale(generation: Generation, packs: Sequence[Pack]) -> float:
     """What every micro-batch of a step on one rank is divided by."""
+    if generation.divides_by == "weights":
+        total = 0.0
+        for pack in packs:
+            for i, mask in enumerate(pack.loss_mask):
+                total += float(mask.sum() if pack.weights is None else pack.weights[i][mask].sum())
+        return total if total > 0 else 1.0
     if generation.divides_by == "micro-batches":
         return len(packs)
     return max(sum(int(mask.sum()) for pack in packs for mask in members(generation, pack)), 1)
+
+
+def per_prompt(samples: Sequence[dict[str, Tensor]], groups: Sequence[int]) -> None:
+    """`loss_aggregation = "prompt"`: a token weighs 1 / the tokens of its group. It replaces weights."""
+    tokens = {group: 0 for group in groups}
+    for group, sample in zip(groups, samples, strict=True):
+        tokens[group] += int(sample["loss_mask"].sum())
+    for group, sample in zip(groups, samples, strict=True):
+        sample["weights"] = sample["loss_mask"].to(sample["advantages"].dtype) / tokens[group]
 
 
 def members(generation: Generation, pack: Pack) -> list[Tensor]:

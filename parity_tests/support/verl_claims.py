@@ -37,6 +37,7 @@ LEFT_OUT = {
     "clip_cov@verl": f"{BATCH}; it also draws tokens at random, each side its own",
     "kl_cov@verl": BATCH,
     "gdpo@verl": f"an estimator is handed the sum of the reward's components alone; {KERNEL}",
+    "remax@verl": f"verl computes its baselines for its own estimator only; {KERNEL}",
     "gae@verl": f"verl calls its own without asking the registry, and hands no other values; {KERNEL}",
 }
 

@@ -85,7 +85,6 @@ ESTIMATORS = [
         "gpg@verl", "gpg", answered, dtype=torch.float32, note="verl's alpha is a float32; no empty rows"
     ),
     Estimator("pass_at_k@verl", "grpo_passk", answered, EPS, options={"config": {}}, note="no empty rows"),
-    Estimator("remax@verl", "remax", placed),
     Estimator("reinforce_pp@verl", "reinforce_plus_plus", in_float64, whitened=True),
     Estimator("reinforce_pp_baseline@verl", "reinforce_plus_plus_baseline", in_float64, whitened=True),
 ]
@@ -97,7 +96,6 @@ def keywords(batch: Rollouts) -> dict[str, Any]:
         "token_level_rewards": batch.token_rewards,
         "response_mask": batch.mask.long(),
         "index": names(batch.ids.tolist()),
-        "reward_baselines": batch.rewards.roll(1),
     }
 
 
@@ -129,12 +127,11 @@ def advantage_claim(row: Estimator) -> Claim:
             terms = 2 * int(batch.mask.sum())
             return (error(ours, theirs, whitening(row, batch, returns), terms=terms),)
         alpha = len(batch.rewards) / max(1, int(batch.rewards.count_nonzero()))  # gpg's
-        baseline = float(batch.rewards.abs().max())  # remax's
         found = []
         for group in batch.ids.unique():
             rows = batch.ids == group
             scale = precision(batch, rows, row.eps)
-            scale = {"gpg": alpha * scale, "remax": scale + baseline}.get(row.theirs, scale)
+            scale = {"gpg": alpha * scale}.get(row.theirs, scale)
             found.append(error(ours[rows], theirs[rows], scale, terms=2 * len(batch.ids), dtype=row.dtype))
         return (max(found),)
 

@@ -9,12 +9,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE, NAMED, Wanted, findings, parse, wanted
+from composer_plugins.adapters.prime_rl_plugin import native, upstream
+from composer_plugins.adapters.prime_rl_plugin.config import (
+    DEFAULTS,
+    MODULE,
+    NAMED,
+    Wanted,
+    chosen_policy,
+    findings,
+    newer_than_tested,
+    parse,
+    wanted,
+)
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import STAMP_WORDS, channels, unweighted
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, read
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, read, table
+from composer_plugins.adapters.prime_rl_plugin.native import Native
 from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
 
@@ -28,12 +40,18 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     plugins = {name for source in run.sources for name in source.plugins.values()}
     is_custom = run.loss is not None and run.loss.get("type") == "custom"
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
-    question = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
+    question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question["installation"] = upstream.INSTALLATION
     facts = ask(target.python, Path(probe.__file__), json.dumps(question))
-    release, is_newest = facts["prime_rl"] if target.version is None else (target.version, False)
-    generation = upstream.generation_of(release, is_newest)
-    found = list(loss_table(run, generation))
+    release, features = facts["prime_rl"]
+    by_features = upstream.generation_by_features(features) if target.version is None else None
+    release = release if target.version is None else target.version
+    generation = by_features or upstream.generation_of(release)
+    found = [*loss_table(run, generation), *newer_than_tested(generation)]
+    if release is not None and target.version is None and by_features is None:
+        problem = f"its metadata say {release}, and its source was not found: tag v0.5.0 says 0.4.0 there"
+        remedy = "name the version that you installed with --version"
+        found.append(Finding("warning", "prime-rl", problem, remedy))
     if is_custom:
         found += import_path(run, facts, target.python)
         asked, more = kwargs(run, generation)
@@ -42,18 +60,20 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
-    return Examination(against(target, release, generation), tuple(found))
+    return Examination(against(target, release, generation, by_features is not None), tuple(found))
 
 
-def against(target: Target, release: str | None, generation: Generation) -> str:
+def against(target: Target, release: str | None, generation: Generation, is_by_features: bool) -> str:
     """Which PRIME-RL the file was compared with, and how that is known."""
-    end = f"up to {generation.until}" if generation.until else "and later"
-    how = f"{release} is installed for {target.python}"
-    if release is None:
+    end = f" up to {generation.until}" if generation.until else ""
+    end = " up to commit 559b447" if generation is upstream.NEWEST else end
+    how = f"{release or 'it'} is installed for {target.python}"
+    how += ", and its source has these features" if is_by_features else ""
+    if release is None and not is_by_features:
         how = f"none is installed for {target.python}; name another with --version"
     if target.version is not None:
         how = f"--version {release}"
-    return f"the contract of PRIME-RL {generation.since} {end} ({how})"
+    return f"the contract of PRIME-RL {generation.since}{end} ({how})"
 
 
 def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
@@ -63,31 +83,66 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         problem = "this table is at the top of a file for `rl`, which reads [trainer.loss]"
         remedy = "rename it to [trainer.loss]; [loss] is for a trainer's own config"
         yield Finding("error", "loss", problem, remedy)
+    for holder, name in ((run.config, "kwargs"), (table(run.config, "trainer"), "trainer.kwargs")):
+        if "kwargs" in holder:
+            problem = "PRIME-RL has no such table: what is in it does not reach the loss"
+            yield Finding("error", name, problem, f"rename it to [{key}.kwargs]")
     if run.loss is None:
         yield Finding("warning", key, "there is no such table, so PRIME-RL trains with its own loss", ours)
         return
     kind = run.loss.get("type")
     if kind == "custom":
-        for name in run.loss.keys() - upstream.LOSS_OPTIONS:
-            problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
-            yield Finding("error", f"{key}.{name}", problem, f"move it to [{key}.kwargs]")
+        yield from _misplaced(run)
     elif extra := [name for name in ("import_path", "kwargs") if name in run.loss]:
         given = "there is no type" if kind is None else f"it is {kind!r}"
         problem = f'{given}, and only type = "custom" reads {" and ".join(extra)}'
         yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
-    elif kind == "default":
-        problem = "'default' is PRIME-RL's own loss, which newer PRIME-RL does not have (#3418)"
-        same = f'import_path = "{MODULE}.dppo"'
-        if policy := upstream.OLD_DEFAULTS.get(generation.since):
-            same = f'import_path = "{MODULE}.loss_fn" and kwargs.policy = "{policy}"'
-        yield Finding("warning", f"{key}.type", problem, f"set {same}, which is that loss")
-    elif isinstance(kind, str) and kind in upstream.OWN_LOSSES:
+    elif own := native.find(kind, generation):
+        yield _own_loss(run, own, generation)
+    elif kind == upstream.SUPERVISED:
         yield Finding("warning", f"{key}.type", f"{kind!r} is PRIME-RL's own loss", ours)
     else:
         name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
         problem = f'it is {kind!r}, and PRIME-RL has only its own losses and "custom"'
         remedy = f'set type = "custom", import_path = "{MODULE}.{name}"'
         yield Finding("error", f"{key}.type", problem, remedy)
+
+
+def _misplaced(run: Run) -> Iterator[Finding]:
+    """Options beside import_path and kwargs, with the name and the place that they have in `loss_fn`."""
+    assert run.loss is not None
+    key, given = run.loss_key, run.loss.get("kwargs")
+    problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
+    for name in sorted(run.loss.keys() - upstream.LOSS_OPTIONS):
+        remedy = f"move it to [{key}.kwargs]"
+        if function(run) and name not in ComposerConfig.model_fields:
+            fixed = NAMED[function(run)].options if function(run) in NAMED else {}
+            chosen = chosen_policy(DEFAULTS | fixed, given if isinstance(given, dict) else {})
+            found = native.advice(name, run.loss[name], chosen, key)
+            nearest = near(name, ComposerConfig.model_fields)
+            remedy = f"remove it, or set {nearest[0]} in [{key}.kwargs]" if nearest else "remove it"
+            problem_here, remedy = found or ("loss_fn has no such option either", remedy)
+            yield Finding("error", f"{key}.{name}", f"{problem}; {problem_here}", remedy)
+            continue
+        yield Finding("error", f"{key}.{name}", problem, remedy)
+
+
+def _own_loss(run: Run, own: Native, generation: Generation) -> Finding:
+    """One of PRIME-RL's own losses, with the options of ours that give the same loss."""
+    assert run.loss is not None
+    kwargs, differences = native.kwargs_of(own, run.loss)
+    is_here = generation in own.generations
+    problem = f"{own.kind!r} is PRIME-RL's own loss"
+    if not is_here:
+        problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {own.versions} has it"
+    elif own.kind == "default":
+        problem += ", which newer PRIME-RL does not have (#3418)"
+    same = [f'import_path = "{MODULE}.{"loss_fn" if "policy" in kwargs else own.function}"']
+    same += [f"kwargs.{name} = {native.inline(value)}" for name, value in kwargs.items()]
+    remedy = f'set type = "custom", {" and ".join(same)}, which is that loss'
+    if differences:
+        remedy += f", except that {', and '.join(differences)}"
+    return Finding("warning" if is_here else "error", f"{run.loss_key}.type", problem, remedy)
 
 
 def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Finding]:
@@ -112,6 +167,10 @@ def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Findin
     elif facts["loss"] is not None:
         stage, detail = facts["loss"]
         yield error(*_unresolved(path, stage, detail, python))
+    elif facts["only_in"] and path.startswith("composer_plugins"):
+        problem = f"{python} finds composer_plugins in the working directory {facts['only_in']} only"
+        remedy = f"install it there, unless you start training here: uv pip install --python {python} -e ."
+        yield Finding("warning", f"{run.loss_key}.import_path", problem, remedy)
 
 
 def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def _filtered_out(run: Run, wanted: Wanted, generation: Generation) -> Iterator[
     orchestrator = table(run.config, "orchestrator")
     lost = f"it drops samples of advantage 0, and {wanted.any} has no effect on them"
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
-    if generation is NEWEST and not listed:
+    if generation.hint == NODE and not listed:
         train = table(orchestrator, "train")
         option = upstream.NEWEST_OPTION
         if train.get(option, True) is not False:

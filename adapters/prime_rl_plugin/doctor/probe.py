@@ -26,6 +26,21 @@ def package() -> str:
     return ""
 
 
+def only_in() -> str:
+    """The working directory, if composer_plugins can be imported from there only; "" otherwise.
+
+    A program that is given as `-c` has the working directory as "" on its path. PRIME-RL's trainer starts
+    somewhere else.
+    """
+    everything = list(sys.path)
+    sys.path[:] = [folder for folder in everything if folder]
+    try:
+        found = find_spec("composer_plugins")
+    finally:
+        sys.path[:] = everything
+    return "" if found is not None or find_spec("composer_plugins") is None else str(Path.cwd())
+
+
 def loss(path: str) -> list[Any] | None:
     """What is wrong with an import path, as [stage, detail]; None if it is a function.
 
@@ -63,21 +78,33 @@ def words(plugin: str, wanted: list[str]) -> list[str] | None:
     return sorted({word.strip("'\"") for word in wanted if word in text})
 
 
-def release(distribution: str, package: str, file: str, option: str) -> list[Any]:
-    """The installed version of PRIME-RL, and whether `file` of its package has `option` in it."""
+def release(distribution: str, package: str, features: list[list[str]]) -> list[Any]:
+    """The version of PRIME-RL by its metadata, and for each file of its package whether it has a string.
+
+    None stands for a file that is not there. All of them are None where the package cannot be found.
+    """
     try:
         number = version(distribution)
     except PackageNotFoundError:
-        return [None, False]
-    spec = find_spec(package)
-    files = [Path(folder, file) for folder in (spec.submodule_search_locations or ())] if spec else []
-    return [number, any(option in one.read_text() for one in files if one.is_file())]
+        number = None
+    try:
+        spec = find_spec(package)
+    except BaseException:
+        spec = None
+    folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec else []
+
+    def has(name: str, word: str) -> bool | None:
+        files = [folder / name for folder in folders if (folder / name).is_file()]
+        return any(word in file.read_text(errors="replace") for file in files) if files else None
+
+    return [number, [has(*feature) for feature in features]]
 
 
 if __name__ == "__main__":
     answer, question = sys.argv[1], json.loads(sys.argv[2])
     path = question["import_path"]
     facts = {
+        "only_in": only_in(),  # before anything is imported
         "prime_rl": release(*question["installation"]),
         "package": package(),
         "loss": loss(path) if path else None,

@@ -9,6 +9,7 @@ import torch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
+from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.diagnosis import ComposerWarning
@@ -79,6 +80,20 @@ HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "mismatch": "icepop
             "learns from the reference",
         ),
         ({"policy": f"{__name__}:unfed"}, "policy", "needs student_logits, which prime-rl does not provide"),
+        ({"policy_weight": 0.0}, "policy_weight", "and so are the other weights: nothing trains"),
+        (
+            HINT | {"policy_weight": 0.0, "hint_estimator": "advantage"},
+            "hint_estimator",
+            "policy_weight is 0; set policy_weight",
+        ),
+        *[
+            (
+                HINT | {"policy": policy, "old_policy": "rollout", "hint_estimator": "advantage"},
+                "hint_estimator",
+                f"'{policy}' averages them; set 'score', or a policy per token (gspo_token)",
+            )
+            for policy in ("gspo", "gspo@trl", "gmpo", "luspo")
+        ],
     ],
 )
 def test_an_option_that_cannot_work_is_rejected_by_its_key(
@@ -88,6 +103,61 @@ def test_an_option_that_cannot_work_is_rejected_by_its_key(
         loss_fn(inputs(), **kwargs)
     assert error.value.key == f"trainer.loss.kwargs.{key}"
     assert said in str(error.value)
+
+
+def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
+    given = inputs(ref_logprobs=torch.tensor([-0.5, -0.7, -1.5]))
+    kwargs = {"policy": "gspo_token@verl", "old_policy": "rollout", "hint_estimator": "advantage"}
+    out = loss_fn(given, **kwargs, hint_weight=0.5)
+    assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1:].all()
+
+
+OLD = sorted(
+    row.name
+    for row in losses()
+    if row.kind == "policy" and "old_logprobs" in row.needs and PRIME_RL.runs(row)
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*published with the reduction")
+@pytest.mark.parametrize("name", OLD)
+def test_a_ratio_that_is_always_1_is_warned_of_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    row = of_kind(losses(), "policy")[name]
+    required = {n: row.parameters[n].example for n, default in row.defaults.items() if default is REQUIRED}
+    kwargs = {"policy": name, "old_policy": "current", "policy_params": required}
+    with pytest.warns(ComposerWarning, match=f"the ratio of '{name}' to the old policy is 1 at every token"):
+        loss_fn(inputs(), **kwargs)
+    loss_fn(inputs(), **kwargs)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"hint_weight": 0.1}, {"replay_weight": 1.0}, {"policy": "ref_kl"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_references_that_never_come_are_warned_of_once(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    for _ in range(PATIENCE - 1):
+        loss_fn(inputs(), **asked)
+    said = f"no reference log-probability came with the first {PATIENCE} sequences"
+    with pytest.warns(ComposerWarning, match=said) as caught:
+        loss_fn(inputs(), **asked)
+    assert len(caught) == 1 and f"trainer.loss.kwargs.{next(iter(asked))}: " in str(caught[0].message)
+    for _ in range(PATIENCE):
+        loss_fn(inputs(), **asked)
+
+
+def test_one_reference_is_enough_and_without_a_channel_none_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    loss_fn(inputs(ref_logprobs=torch.full((3,), -1.0)), hint_weight=0.1)
+    for _ in range(PATIENCE + 1):
+        loss_fn(inputs(), hint_weight=0.1)
+        loss_fn(inputs())
 
 
 def unfed(logprobs: Any, student_logits: Any, mask: Any) -> Any: ...
@@ -101,7 +171,9 @@ def test_a_named_function_takes_no_second_choice() -> None:
 def test_a_channel_that_these_inputs_cannot_carry_is_rejected_at_the_first_call() -> None:
     with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL 0.5 has no weights"):
         loss_fn(inputs(loss_weights=...), replay_weight=1.0)
-    with pytest.raises(ConfigError, match="PRIME-RL after 559b447 has no weights that carry"):
+    with pytest.raises(
+        ConfigError, match="PRIME-RL after 559b447 has no weights that carry .* sum of the weights"
+    ):
         loss_fn(inputs(trainer_mask_logprobs=None), replay_weight=1.5)
     with pytest.raises(DataError, match="there is no ref_logprobs and no teacher_logprobs"):
         loss_fn(inputs(ref_logprobs=...), hint_weight=0.25)

@@ -16,7 +16,7 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
 from composer_plugins.adapters.prime_rl_plugin.config import NAMED
 from composer_plugins.kernels.divergences import sampled_token
-from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
 from parity_tests.support import prime_rl_claims, prime_rl_doubles
@@ -295,6 +295,20 @@ def test_a_users_loss_trains_no_masked_token() -> None:
     out = loss_fn(inputs, policy=f"{__name__}:unmasked")
     (slope,) = torch.autograd.grad(out.loss, inputs.trainer_logprobs)
     assert slope[inputs.loss_mask].all() and not slope[~inputs.loss_mask].any()
+
+
+def reports_a_clip(logprobs: Tensor, advantages: Tensor, mask: Tensor, *, low: float = 0.25) -> TokenLoss:
+    """A loss with one of the two metrics of a clip, and as a number."""
+    return TokenLoss(
+        torch.where(mask, -advantages * logprobs, 0.0),
+        {"clip_frac_low": Metric(torch.full_like(logprobs, low).detach(), mask)},
+    )
+
+
+def test_a_users_metric_with_the_name_of_one_of_ours_is_logged_as_it_is() -> None:
+    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
+    logged = loss_fn(inputs, policy=f"{__name__}:reports_a_clip").metrics
+    assert logged["composer/policy/clip_frac_low"] == 0.25 and "composer/is_masked" not in logged
 
 
 def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,9 +59,18 @@ OFF = "filter_zero_advantages = false"
 FILTERS = '[[orchestrator.post_batch_filters]]\ntype = "zero_advantage"\n'
 
 
+ABSENT = [None] * len(upstream.FEATURES)  # no source was found
+
+
 def facts(**others: Any) -> dict[str, Any]:
     """What an interpreter without PRIME-RL answers, where everything can be imported."""
-    return {"prime_rl": [None, False], "package": "", "loss": None, "plugins": {"my-env": STAMPS}} | others
+    return {
+        "prime_rl": [None, ABSENT],
+        "only_in": "",
+        "package": "",
+        "loss": None,
+        "plugins": {"my-env": STAMPS},
+    } | others
 
 
 @pytest.fixture
@@ -160,6 +169,75 @@ MISTAKES: list[tuple[str, ...]] = [
         "warning trainer.loss.type",
         'prime_rl_plugin.loss_fn" and kwargs.policy = "masked_is@prime-rl<0.5", which is that loss',
         "0.4.0",
+    ),
+    (
+        edited((FUNCTION, FUNCTION + "\nkl_tau = 0.5")),
+        "error trainer.loss.kl_tau",
+        "set policy_params = { kl_tau = 0.5 } in [trainer.loss.kwargs]",
+    ),
+    (
+        edited((FUNCTION, FUNCTION + "\ndppo_mask_high = 10.0")),
+        "error trainer.loss.dppo_mask_high",
+        "set policy_params = { tv_high = 10.0 } in [trainer.loss.kwargs] masks nothing",
+    ),
+    (
+        edited((FUNCTION, FUNCTION + "\nhint_wieght = 0.5")),
+        "error trainer.loss.hint_wieght",
+        "loss_fn has no such option either remove it, or set hint_weight in [trainer.loss.kwargs]",
+    ),
+    (
+        edited((POLICY, POLICY + "\ndppo_mask_low = 0.1")),
+        "error trainer.loss.kwargs.dppo_mask_low",
+        "set policy_params = { tv_low = 0.1 }",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\ndppo_mask_high = 10.0\nkl_tau = 0.0',
+        "warning trainer.loss.type",
+        'prime_rl_plugin.dppo" kwargs.policy_params = { tv_high = 10.0, kl_tau = 0.0 }, which is that loss',
+        "0.6.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\ndppo_mask_high = 0.3',
+        "error trainer.loss.type",
+        "PRIME-RL after 559b447 has no loss of this type kwargs.policy_params = { tv_high = 0.3 }",
+        "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "ppo"\nratio_high = 1.3\nmax_importance_ratio = 10.0',
+        "warning trainer.loss.type",
+        'kwargs.policy = "ppo" clip_high = 0.3 except that max_importance_ratio = 10.0: not available',
+        "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "cispo"',
+        "error trainer.loss.type",
+        'PRIME-RL 0.7 has no loss of this type: PRIME-RL after 559b447 has it kwargs.policy = "cispo"',
+        "0.8.0",
+    ),
+    (
+        edited(more="[trainer.kwargs]\nhint_weight = 0.1"),
+        "error trainer.kwargs",
+        "PRIME-RL has no such table rename it to [trainer.loss.kwargs]",
+    ),
+    (
+        edited(more="[kwargs]\nhint_weight = 0.1"),
+        "error kwargs",
+        "does not reach the loss rename it to [trainer.loss.kwargs]",
+    ),
+    (
+        edited((POLICY, 'policy = "cispo"\nold_policy = "current"')),
+        "warning trainer.loss.kwargs.old_policy",
+        "'cispo' is 1 at every token clip_high, clip_low, log_ratio_clamp cannot limit set old_policy",
+    ),
+    (
+        edited((HINT, "policy_weight = 0"), (REPLAY, "")),
+        "error trainer.loss.kwargs.policy_weight",
+        "it is 0, and so are the other weights: nothing trains set policy_weight,",
+    ),
+    (
+        edited((POLICY, 'policy = "gspo"\nold_policy = "rollout"\nhint_estimator = "advantage"')),
+        "error trainer.loss.kwargs.hint_estimator",
+        "'gspo' averages them set 'score', gspo_token",
     ),
     (
         "[trainer.loss]\ntype = {a = 1}",
@@ -461,35 +539,109 @@ def test_several_files_are_merged_from_left_to_right(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("release", "later", "since"),
+    ("release", "since"),
     [
-        ("0.4.0", False, "0.4"),
-        ("v0.5.0", False, "0.5"),
-        ("0.5.1.dev12", False, "0.5"),
-        ("0.6.0", False, "0.6"),
-        ("0.7", False, "0.7"),
-        ("0.8.0", False, "0.7"),
-        ("0.8.1.dev51", False, "0.7"),
-        ("0.8.1.dev52+gabc", False, "0.8.1.dev52"),
-        ("0.8.1", False, "0.8.1.dev52"),
-        ("0.9", False, "0.8.1.dev52"),
-        ("HEAD", False, "0.8.1.dev52"),
-        ("0.8.0", True, "0.8.1.dev52"),
-        (None, False, "0.8.1.dev52"),
+        ("0.4.0", "0.4"),
+        ("v0.5.0", "0.5"),
+        ("0.5.1.dev12", "0.5"),
+        ("0.6.0", "0.6"),
+        ("0.7", "0.7"),
+        ("0.8.0", "0.7"),
+        ("0.8.1.dev51", "0.7"),
+        ("0.8.1.dev52+gabc", "0.8.1.dev52"),
+        ("0.8.1.dev67", "0.8.1.dev52"),
+        ("559b447", "0.8.1.dev52"),
+        (None, "0.8.1.dev52"),
+        ("0.8.1.dev68", "after 559b447"),
+        ("0.8.1", "after 559b447"),
+        ("0.9", "after 559b447"),
+        ("HEAD", "after 559b447"),
     ],
 )
-def test_each_release_has_the_contract_of_its_generation(
-    release: str | None, later: bool, since: str
-) -> None:
-    assert upstream.generation_of(release, later).since == since
-    assert {one.since for one in upstream.GENERATIONS} >= {since}
+def test_each_release_has_the_contract_of_its_generation(release: str | None, since: str) -> None:
+    assert upstream.generation_of(release).since == since
 
 
 def test_the_version_that_is_given_wins_over_the_installed_one(find: Find) -> None:
     text = edited((REPLAY, ""))
-    assert [one.severity for one in find(text, None, prime_rl=["0.6.0", False])] == ["error"]
+    found = find(text, None, prime_rl=["0.6.0", ABSENT])
+    assert [one.severity for one in found] == ["warning", "error"]
     hints = {"my-env": ["stamp_reference"]}
-    assert find(text, "HEAD", prime_rl=["0.6.0", False], plugins=hints) == []
+    assert find(text, "559b447", prime_rl=["0.6.0", ABSENT], plugins=hints) == []
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "0.8.1", "HEAD"])
+def test_a_version_that_is_newer_than_tested_is_warned_of_and_a_hint_works_there(
+    find: Find, version: str
+) -> None:
+    found = find(edited((REPLAY, "")), version, plugins={"my-env": ["stamp_reference"]})
+    assert [(one.key, one.severity) for one in found] == [("prime-rl", "warning")]
+    assert "newer than the newest that was tested, 0.8.1.dev67 (commit 559b447)" in found[0].problem
+    (found, *_) = [one for one in find(SOUND, version) if one.severity == "error"]
+    assert found.key == "trainer.loss.kwargs.replay_weight"
+    assert "divides by the sum of the weights" in found.problem and "0.8.1.dev67" in found.remedy
+
+
+def test_a_hint_is_filtered_out_after_559b447_too(find: Find) -> None:
+    found = find(edited((REPLAY, ""), (OFF, "")), "0.9.0")
+    assert "orchestrator.train.filter_zero_advantages" in {one.key for one in found}
+
+
+def test_metadata_alone_are_warned_of(find: Find) -> None:
+    found = find(edited((HINT, ""), (REPLAY, "")), prime_rl=["0.4.0", ABSENT], plugins={"my-env": []})
+    (warned,) = [one for one in found if one.key == "prime-rl"]
+    assert warned.severity == "warning" and "its metadata say 0.4.0" in warned.problem
+    assert "--version" in warned.remedy
+
+
+# By tag: what its metadata say, and files of its package with what they have in them.
+TREES = {
+    "0.4": ("0.1.0", {"trainer/rl/loss.py": "def setup_loss_fn(\ndef default_loss_fn("}),
+    "0.5": (
+        "0.4.0",
+        {
+            "trainer/rl/loss.py": "def setup_loss_fn(\ndef default_loss_fn(",
+            "configs/trainer.py": "class SFTLossConfig",
+        },
+    ),
+    "0.6": ("0.6.0", {"trainer/rl/loss.py": "def setup_loss_fns(\ndef default_loss_fn("}),
+    "0.7": ("0.8.0", {"trainer/rl/loss.py": "def setup_rl_loss_fn(\ndef default_loss_fn("}),
+    "0.8.1.dev52": (
+        "0.8.0",
+        {
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\ndef default_loss_fn(",
+            "orchestrator/trajectories.py": "node.loss_weights",
+        },
+    ),
+    "after 559b447": (
+        "0.8.0",
+        {
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\nclass IPOLoss",
+            "orchestrator/trajectories.py": "node.loss_weights",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("since", TREES)
+def test_the_generation_is_told_by_the_source_and_not_by_the_metadata(
+    since: str, modules: Path, tmp_path: Path
+) -> None:
+    number, files = TREES[since]
+    info = modules / f"prime_rl-{number}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: prime-rl\nVersion: {number}\n")
+    for name, text in files.items():
+        (modules / "prime_rl" / name).parent.mkdir(parents=True, exist_ok=True)
+        (modules / "prime_rl" / name).write_text(text)
+    file = tmp_path / "rl.toml"
+    file.write_text('[trainer.loss]\ntype = "custom"\nimport_path = "pkg.mod.loss_fn"')
+    examined = prime_rl_doctor.examine([file], Target(sys.executable, None))
+    assert examined.against.startswith(f"the contract of PRIME-RL {since} ")
+    assert "its source has these features" in examined.against
+    assert [one.key for one in examined.findings if one.key == "prime-rl"] == ["prime-rl"] * (
+        since == "after 559b447"
+    )
 
 
 @pytest.mark.parametrize(
@@ -593,6 +745,26 @@ def test_an_interpreter_without_this_package_is_found(find: Find, tmp_path: Path
     assert f"uv pip install --python {bare} composer-plugins" in found[0].remedy
 
 
+def test_a_package_that_only_the_working_directory_has_is_found(
+    find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `python -c` in the root of a clone imports it: training starts somewhere else."""
+    clone = tmp_path / "clone"
+    (clone / "composer_plugins").mkdir(parents=True)
+    (clone / "composer_plugins" / "__init__.py").write_text("")
+    (clone / "composer_plugins" / "errors.py").write_text("")
+    (clone / "composer_plugins" / "mine.py").write_text("def loss_fn(inputs): ...")
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.chdir(clone)
+    text = '[trainer.loss]\ntype = "custom"\nimport_path = "composer_plugins.mine.loss_fn"'
+    (found,) = find(text, python=str(bare))
+    assert (found.severity, found.key) == ("warning", "trainer.loss.import_path")
+    assert f"in the working directory {clone} only" in found.problem
+    assert f"uv pip install --python {bare} -e ." in found.remedy
+
+
 def test_what_is_no_interpreter_is_one_error(find: Find) -> None:
     with pytest.raises(ConfigError, match=r"--python: /nowhere/python cannot be run: No such file"):
         find(SOUND, python="/nowhere/python")
@@ -606,15 +778,19 @@ def test_the_installed_version_is_read_and_the_newest_distinguished_from_0_8_0(
     info = modules / "prime_rl-0.8.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prime-rl\nVersion: 0.8.0\n")
-    (modules / "prime_rl" / "configs").mkdir(parents=True)
+    (modules / "prime_rl" / "orchestrator").mkdir(parents=True)
+    (modules / "prime_rl" / "trainer" / "rl").mkdir(parents=True)
     (modules / "prime_rl" / "__init__.py").write_text("raise SystemExit('imported')")
-    source = modules / "prime_rl" / "configs" / "orchestrator.py"
-    source.write_text("post_batch_filters: list = []")
+    (modules / "prime_rl" / "trainer" / "rl" / "loss.py").write_text(
+        "def default_loss_fn(): ...\ndef setup_rl_loss_fn(): ..."
+    )
+    source = modules / "prime_rl" / "orchestrator" / "trajectories.py"
+    source.write_text("sample.rl_weights = None")
     text = edited((HINT, ""))
     (modules / "my_env.py").write_text("stamp_replay_pair()")
     keys = {one.key for one in find(text, python=sys.executable)}
     assert keys == {"orchestrator.post_batch_filters", "orchestrator.algo.type"}
-    source.write_text("filter_zero_advantages: bool = True")
+    source.write_text("sample.rl_weights = node.loss_weights")
     assert find(text, python=sys.executable) == []
 
 
@@ -678,11 +854,11 @@ def test_json_has_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(prime_rl_doctor, "ask", lambda *_: facts())
     file.write_text(edited((OFF, "")))
     run = CliRunner().invoke(
-        app, ["doctor", str(file), "--json", "--version", "HEAD"], catch_exceptions=False
+        app, ["doctor", str(file), "--json", "--version", "559b447"], catch_exceptions=False
     )
     data = json.loads(run.output)
     assert run.exit_code == 1
-    assert data["framework"] == "prime-rl" and data["files"] == [str(file)] and "HEAD" in data["against"]
+    assert data["framework"] == "prime-rl" and data["files"] == [str(file)] and "559b447" in data["against"]
     (found,) = data["findings"]
     assert found["key"] == "orchestrator.train.filter_zero_advantages" and found["severity"] == "error"
     assert found["problem"] and found["remedy"]

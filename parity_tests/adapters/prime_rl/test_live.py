@@ -15,7 +15,6 @@ from parity_tests.support.prime_rl_claims import (
     compared,
     drawn,
     users_loss,
-    without_a_mask,
 )
 from parity_tests.support.prime_rl_live import SOURCE, Upstream
 
@@ -33,7 +32,7 @@ def upstream() -> Upstream:
 
 
 def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
-    found = [*claims(upstream), *without_a_mask(upstream)]
+    found = [*claims(upstream)]
     assert found
 
     @settings(max_examples=60)

@@ -20,11 +20,14 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
     stamp_replay_pair,
 )
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
-from composer_plugins.adapters.prime_rl_plugin.values import is_replay
+from composer_plugins.adapters.prime_rl_plugin.values import MARKED, is_replay
+from composer_plugins.checks import _check_not_positive
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.inputs import MOST
 from composer_plugins.kernels.preference import dpo
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import prime_rl_nodes as double
+from parity_tests.support.paths import ROOT
 from parity_tests.support.prime_rl_nodes import Branch, MessageNode, Trace, answer, prompt
 
 REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0}
@@ -81,6 +84,25 @@ def test_a_stamped_pair_has_dpos_gradient_at_the_policy_that_sampled(
     for (_, gradient), theirs in zip(replayed(pair), expected, strict=True):
         assert_parity(gradient, weight * theirs, terms=20)
         assert float((gradient - weight * theirs).abs().max()) <= 1e-12
+
+
+def test_a_replay_weight_of_tokens_over_pairs_makes_it_dpos_mean_over_pairs() -> None:
+    """PRIME-RL divides by all tokens of the global batch: here of two pairs and one completion without."""
+    pairs = [[completion(1, 4), completion(2, 7)], [completion(3, 2), completion(4, 9)]]
+    expected = [gradient / len(pairs) for pair in pairs for gradient in dpo_gradients(pair, 0.1)]
+    for chosen, rejected in pairs:
+        stamp_replay_pair(chosen, rejected, beta=0.1)
+    nodes = [one for pair in pairs for one in pair] + [completion(5, 30)]
+    sequences = double.inputs(double.samples(Trace([branch(one) for one in nodes])))
+    tokens = sum(int(given.loss_mask.sum()) for given in sequences)
+    assert tokens == 4 + 7 + 2 + 9 + 30
+    kwargs = {"policy_weight": 0.0, "replay_weight": tokens / len(pairs)}
+    for given, wanted in zip(sequences, expected, strict=False):
+        gradient = torch.autograd.grad(loss_fn(given, **kwargs).loss / tokens, given.trainer_logprobs)[0]
+        assert_parity(gradient, wanted, terms=40)
+    docs = (ROOT / "docs" / "prime_rl.md").read_text()
+    assert "`replay_weight` = tokens / pairs" in docs
+    assert "tokens / pairs" in str(stamp_replay_pair.__doc__) and "tokens / pairs" in str(loss_fn.__doc__)
 
 
 def test_a_stamped_pair_is_stale_once_the_policy_has_moved() -> None:
@@ -157,6 +179,20 @@ def test_rounding_above_zero_is_no_mark_of_a_pair() -> None:
     stamp_reference(node, [1e-7, -0.3])
     assert node.reference_logprobs == [0.0, -0.3]
     assert not is_replay(torch.tensor(node.reference_logprobs)).any()
+
+
+def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision() -> None:
+    """An engine that computes in bfloat16 may send 1e-4; `inputs.MOST` is the limit in both places."""
+    for value in (1e-4, 0.9 * MOST):
+        node = answer([1, 2], [-0.1, -0.2])
+        stamp_reference(node, [value, -0.3])
+        assert node.reference_logprobs == [0.0, -0.3]
+        _check_not_positive("teacher_logprobs", torch.tensor([value, -0.3], dtype=torch.bfloat16))
+    with pytest.raises(DataError, match="is positive"):
+        stamp_reference(answer([1, 2], [-0.1, -0.2]), [1.1 * MOST, -0.3])
+    with pytest.raises(DataError, match="never positive"):
+        _check_not_positive("teacher_logprobs", torch.tensor([1.1 * MOST, -0.3], dtype=torch.bfloat16))
+    assert MOST < MARKED
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""PRIME-RL's own losses and their options in `[trainer.loss]`, by version, as options of ours.
+
+This table is data. The messages about an option that is not ours, the doctor and docs/prime_rl.md use it.
+The rows up to 559b447 are compared with PRIME-RL itself. The later ones come from source text.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, GENERATIONS, Generation
+from composer_plugins.catalogue import Loss
+
+Rule = Literal["same", "value - 1", "1 - value"]
+PARAMS = "policy_params"
+
+
+class Option(NamedTuple):
+    """An option of one of PRIME-RL's losses."""
+
+    name: str
+    default: float | str | bool
+    ours: tuple[str, ...]  # the keys below [trainer.loss.kwargs] that hold it; () if none does
+    rule: Rule = "same"  # what is written there
+    remark: str = ""
+
+    def converted(self, value: Any) -> Any:
+        """The value under our key."""
+        if self.rule == "same" or not isinstance(value, int | float):
+            return value
+        # 12 digits, so that 1.2 - 1 is written as 0.2. The bound moves by less than 1e-12.
+        return round(value - 1.0 if self.rule == "value - 1" else 1.0 - value, 12)
+
+
+class Native(NamedTuple):
+    """One of PRIME-RL's own losses, and the kwargs with which `loss_fn` is that loss."""
+
+    kind: str  # the `type` in [trainer.loss]
+    generations: tuple[Generation, ...]
+    function: str  # the function of ours for `import_path`
+    kwargs: Mapping[str, Any]
+    options: tuple[Option, ...]
+
+    @property
+    def versions(self) -> str:
+        """The releases that have it: "0.5", "0.6 to 559b447"."""
+        since = self.generations[0].since
+        return since if len(self.generations) == 1 else f"{since} to 559b447"
+
+    @property
+    def policy(self) -> str:
+        """Our name of the loss."""
+        return str(self.kwargs.get("policy", "dppo_tv@prime-rl"))
+
+    def option(self, name: str) -> Option | None:
+        """The option of this name."""
+        return next((one for one in self.options if one.name == name), None)
+
+
+def _same(name: str, default: float | str, ours: str = "", remark: str = "") -> Option:
+    return Option(name, default, (f"{PARAMS}.{ours or name}",), remark=remark)
+
+
+NO_MASK = "a value of 1 or more masks nothing"
+_TEACHER = Option(
+    "teacher_tau", 0.0, ("hint_weight",), remark='divided by adv_tau; with hint_estimator = "advantage"'
+)
+_ADV, _KL = _same("adv_tau", 1.0), _same("kl_tau", 1e-3)
+_SCALE = Option("adv_tau", 1.0, ("policy_weight",))
+_CAP = Option("max_importance_ratio", 1e4, (), remark="not available: our ratio is not capped there")
+_ROLLOUT = {"old_policy": "rollout"}
+_0_4, _0_5, _0_6, _0_7, _NEWEST = GENERATIONS
+
+NATIVE = (
+    Native(
+        "default",
+        (_0_4,),
+        "loss_fn",
+        {"policy": "masked_is@prime-rl<0.5"},
+        (
+            _same("ratio_type", "token", "level", 'with "sequence", 0.4 divides each sequence by its tokens'),
+            _same("token_mask_low", 0.125, "token_low"),
+            _same("token_mask_high", 8.0, "token_high"),
+            _same("geo_mask_low", 0.1, "geo_low"),
+            _same("geo_mask_high", 10.0, "geo_high"),
+            _same("sequence_mask_low", 0.0, "sequence_low"),
+            _same("sequence_mask_high", 100.0, "sequence_high"),
+            _same("sequence_clip_high", 10.0, "ratio_cap", 'only with ratio_type = "sequence"'),
+            _ADV,
+            _same("kl_tau", 0.0),
+            _TEACHER,
+        ),
+    ),
+    Native(
+        "default",
+        (_0_5,),
+        "loss_fn",
+        {"policy": "ipo@prime-rl<0.6"},
+        (
+            _same("ipo_mask_low", 0.2, "tv_low", NO_MASK),
+            _same("ipo_mask_high", 0.2, "tv_high", NO_MASK),
+            _ADV,
+            _KL,
+            _TEACHER,
+        ),
+    ),
+    Native(
+        "default",
+        (_0_6, _0_7, _NEWEST),
+        "dppo",
+        {},
+        (
+            _same("dppo_mask_low", 0.2, "tv_low", NO_MASK),
+            _same("dppo_mask_high", 0.2, "tv_high", NO_MASK),
+            _ADV,
+            _KL,
+        ),
+    ),
+    Native(
+        "ipo",
+        (_0_6, _0_7, _NEWEST),
+        "loss_fn",
+        {"policy": "ipo@prime-rl"},
+        (Option("ipo_threshold", 0.1, (f"{PARAMS}.tv_low", f"{PARAMS}.tv_high"), remark=NO_MASK), _ADV, _KL),
+    ),
+    Native(
+        "ipo",
+        (AFTER_559B447,),
+        "loss_fn",
+        {"policy": "ipo@prime-rl", PARAMS: {"tv_low": 0.3, "tv_high": 0.3, "kl_tau": 0.0}},
+        (
+            Option("eps", 0.3, (f"{PARAMS}.tv_low", f"{PARAMS}.tv_high"), remark=NO_MASK),
+            _CAP,
+            _ADV,
+            Option("score_centering", False, (), remark="not available: the correction is not added"),
+        ),
+    ),
+    Native(
+        "icepop",
+        (AFTER_559B447,),
+        "loss_fn",
+        {"policy": "masked_is", PARAMS: {"token_low": 0.2, "token_high": 5.0}},
+        (_same("ratio_low", 0.2, "token_low"), _same("ratio_high", 5.0, "token_high"), _ADV),
+    ),
+    Native(
+        "ppo",
+        (AFTER_559B447,),
+        "loss_fn",
+        {"policy": "ppo", **_ROLLOUT, PARAMS: {"clip_low": 0.2, "clip_high": 0.2}},
+        (
+            Option("ratio_low", 0.8, (f"{PARAMS}.clip_low",), "1 - value"),
+            Option("ratio_high", 1.2, (f"{PARAMS}.clip_high",), "value - 1"),
+            _CAP,
+            _SCALE,
+        ),
+    ),
+    Native(
+        "cispo",
+        (AFTER_559B447,),
+        "loss_fn",
+        {"policy": "cispo", **_ROLLOUT, PARAMS: {"clip_low": 1.0, "clip_high": 4.0}},
+        (
+            Option("ratio_low", 0.0, (f"{PARAMS}.clip_low",), "1 - value"),
+            Option("ratio_high", 5.0, (f"{PARAMS}.clip_high",), "value - 1"),
+            _SCALE,
+        ),
+    ),
+)
+KINDS = tuple(dict.fromkeys(one.kind for one in NATIVE))
+
+
+def find(kind: object, generation: Generation) -> Native | None:
+    """The loss that `type = kind` names in this PRIME-RL, or in the nearest one that has it."""
+    named = [one for one in NATIVE if one.kind == kind]
+    return next((one for one in named if generation in one.generations), named[-1] if named else None)
+
+
+def kwargs_of(native: Native, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`[trainer.loss.kwargs]` for this `[trainer.loss]`, and what of it cannot be carried over."""
+    kwargs, differences = dict(native.kwargs), list[str]()
+    for name, value in table.items():
+        option = native.option(name)
+        if option is None or value == option.default:
+            continue
+        if not option.ours:
+            differences.append(f"{name} = {inline(value)}: {option.remark}")
+        elif option is _TEACHER:
+            scale = table.get("adv_tau", 1.0)
+            kwargs |= {"hint_weight": value / scale if scale else value, "hint_estimator": "advantage"}
+            if not scale:
+                differences.append("adv_tau = 0 switches the hint off too")
+        elif name == "sequence_clip_high" and table.get("ratio_type") != "sequence":
+            continue
+        else:
+            for key in option.ours:
+                _set(kwargs, key, option.converted(value))
+    if table.get("ratio_type") == "sequence":
+        cap = table.get("sequence_clip_high", 10.0)
+        _set(kwargs, f"{PARAMS}.ratio_cap", cap)
+        differences.append("0.4 divides the loss of each sequence by its number of tokens")
+    return kwargs, differences
+
+
+def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss") -> tuple[str, str] | None:
+    """The problem and the remedy for a name that is no option of ours; None if it is not known here.
+
+    It may be a parameter of the policy that was chosen, or an option of one of PRIME-RL's own losses.
+    """
+    parameters = set(chosen.parameters) if chosen else set()
+    if name in parameters and chosen is not None:
+        problem = f"it is a parameter of policy {chosen.name!r}"
+        return problem, f"set {PARAMS} = {inline({name: value})} in [{key}.kwargs]"
+    found = [(one, option) for one in reversed(NATIVE) if (option := one.option(name))]
+    if not found:
+        return None
+    base = chosen.name if chosen else ""
+    native, option = min(found, key=lambda pair: pair[0].policy.partition("@")[0] != base)
+    whose = ", ".join(f"{one.kind!r} ({one.versions})" for one, _ in found)
+    problem = f"PRIME-RL's own loss {whose} has this option"
+    if not option.ours:
+        return f"{problem}, and ours does not: {option.remark}", "remove it"
+    kwargs: dict[str, Any] = {}
+    for ours in option.ours:
+        _set(kwargs, ours, option.converted(value))
+    if option is _TEACHER:
+        kwargs["hint_estimator"] = "score" if chosen and chosen.per_sequence else "advantage"
+    needed, start = set(kwargs.get(PARAMS, ())), ""
+    if needed and native.policy.partition("@")[0] != base and not needed <= parameters:
+        beside = {ours: x for ours, x in native.kwargs.items() if ours not in ("policy", PARAMS)}
+        kwargs = {"policy": native.policy, **beside, **kwargs}
+        start = "remove it, or " if chosen else ""
+        problem += f", and policy {base!r} has none like it" if chosen else ""
+    written = " and ".join(f"{ours} = {inline(x)}" for ours, x in kwargs.items())
+    no_mask = option.remark == NO_MASK and isinstance(value, int | float) and value >= 1
+    return problem, f"{start}set {written} in [{key}.kwargs]" + (f": {NO_MASK}" if no_mask else "")
+
+
+def rows() -> Iterator[str]:
+    """The table for docs/prime_rl.md, in Markdown."""
+    yield "| PRIME-RL | its loss | here | its option, with its default | here, below `kwargs` |"
+    yield "|---|---|---|---|---|"
+    for native in NATIVE:
+        beside = {key: x for key, x in native.kwargs.items() if key not in ("policy", PARAMS)}
+        fixed = {
+            f"{PARAMS}.{key}": x
+            for key, x in native.kwargs.get(PARAMS, {}).items()
+            if not any(f"{PARAMS}.{key}" in option.ours for option in native.options)
+        }
+        ours = ", ".join(
+            f"`{key} = {inline(x)}`" for key, x in ({"policy": native.policy} | beside | fixed).items()
+        )
+        start = f"| {native.versions} | `{native.kind}` | {ours} |"
+        for option in native.options:
+            cell = ", ".join(f"`{key}`" for key in option.ours)
+            cell += f" = {option.rule}" if option.rule != "same" else ""
+            cell = "; ".join(filter(None, (cell, option.remark)))
+            yield f"{start} `{option.name} = {inline(option.default)}` | {cell} |"
+            start = "| | | |"
+
+
+def inline(value: Any) -> str:
+    """A value as TOML writes it in one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {inline(x)}' for key, x in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(inline, value))}]"
+    return json.dumps(value, default=str) if isinstance(value, bool | str) else repr(value)
+
+
+def _set(kwargs: dict[str, Any], key: str, value: Any) -> None:
+    """Set "policy_params.tv_low" in a table of its own."""
+    table, _, name = key.rpartition(".")
+    if table:
+        kwargs[table] = dict(kwargs.get(table, {})) | {name: value}
+    else:
+        kwargs[name] = value
