@@ -56,6 +56,10 @@ class ComposerConfig(BaseModel):
             config = cls.model_validate(dict(values))
         except ValidationError as error:
             raise _first(error) from None
+        if not (config.policy_weight or config.hint_weight or config.replay_weight):
+            problem = "it is 0, and so are the other weights: nothing trains"
+            remedy = "set policy_weight, hint_weight or replay_weight to a number above 0"
+            raise ConfigError("policy_weight", problem, remedy)
         if config.policy != framework_loss:
             config.choose_policy(framework_loss)
         elif config.policy_params:

@@ -57,6 +57,7 @@ DECIDED_ELSEWHERE = {
     "hint_t_start": _SAMPLED,
     "teacher_prompt_template": _TEACHER,
     "replay_loss": ("the coefficient of a pair is DPO's", "call stamps.stamp_replay_pair, and remove it"),
+    "replay_temperature": ("the coefficient is computed before", "compute the scores at that temperature"),
     "replay_params": ("the coefficient is computed before", "give beta to stamps.stamp_replay_pair"),
 }
 
@@ -154,12 +155,14 @@ def _check_names(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
     chosen = chosen_policy(fixed, kwargs)
     for name, value in kwargs.items():
         if name not in ComposerConfig.model_fields and (found := advice(name, value, chosen)):
-            raise ConfigError(name, *found)
+            problem, remedy = found
+            raise ConfigError(name, problem, remedy)
     params = kwargs.get("policy_params")
     for name, value in (params if isinstance(params, Mapping) else {}).items():
         known = chosen is None or name in chosen.parameters
         if not known and (found := advice(name, value, chosen)):
-            raise ConfigError(f"policy_params.{name}", *found)
+            problem, remedy = found
+            raise ConfigError(f"policy_params.{name}", problem, remedy)
 
 
 def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
@@ -177,10 +180,6 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.wanted, generation, key)
     policy, config = channels.policy, channels.config
-    if not (config.policy_weight or config.hint_weight or config.replay_weight):
-        problem = "it is 0, and so are the other weights: nothing trains"
-        remedy = "set policy_weight, hint_weight or replay_weight to a number above 0"
-        yield Finding("error", f"{key}.policy_weight", problem, remedy)
     if config.old_policy == "current":
         # A loss that has the rollout's ratio too has other parameters that act on that one.
         has_rollout = "rollout_logprobs" in policy.loss.needs

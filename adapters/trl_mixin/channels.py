@@ -73,7 +73,10 @@ class PolicyChannel(Channel):
         """The policy loss of one micro-batch. It is added to what TRL returns for zero advantages."""
         tensors = upstream.policy_tensors(inputs, forward.logprobs)
         token = self.call(tensors)
-        factor = upstream.policy_factor(trainer, inputs, tensors, forward.entropies)
+        weighted = "log_weights" in self.choice.optional
+        factor = upstream.policy_factor(
+            trainer, inputs, tensors, forward.entropies, takes_log_weights=weighted
+        )
         reduced = upstream.reduce_loss(trainer, token.loss * factor, tensors["mask"], self.mode, inputs)
         logged = upstream.metrics(trainer)
         for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
@@ -91,6 +94,12 @@ class HintChannel(Channel):
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
     template: str
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
+    # Whether TRL's log-probabilities depend on padding (`forward.counts_padding`), and the teacher's do not.
+    needs_own_student: bool = field(default=False, init=False)
+
+    def uses(self, row: Row) -> bool:
+        """Whether the row has a hint."""
+        return hint_of(row) is not None
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
         """Raise DataError unless prompt, hint and the longest completion fit the model."""
@@ -137,18 +146,26 @@ class HintChannel(Channel):
         def logits(model: Any, prompt: str) -> Tensor:
             whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1)
             whole_attention = torch.cat([inputs[f"{prompt}_mask"], attention], 1)
-            return completion_logits(trainer, model, whole, whole_attention, ids.shape[1])
+            length, temperature = ids.shape[1], trainer.temperature
+            return completion_logits(trainer, model, whole, whole_attention, length, temperature)
 
         with self.teacher.in_eval_mode() as teacher:
             teacher_logits = logits(teacher, "hint_prompt")
         tensors = {"mask": mask, "teacher_logits": teacher_logits, "student_logprobs": logprobs}
-        if "teacher_logprobs" in needs:
-            tensors["teacher_logprobs"] = token_logprobs(teacher_logits, ids)
-        if "student_logits" in needs:
+        tensors["teacher_logprobs"] = token_logprobs(teacher_logits, ids)
+        if "student_logits" in needs or self.needs_own_student:
             tensors["student_logits"] = logits(model, "prompt")
+        old = inputs.get("old_per_token_logps", logprobs)
+        if self.needs_own_student:
+            old = tensors["student_logprobs"] = token_logprobs(tensors["student_logits"], ids)
         token = self.call(tensors)
         reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
-        self.log(trainer, reduced, token.metrics)
+        has_tokens = mask.any(1)
+        metrics = token.metrics | {
+            "kl": Metric(old.detach() - tensors["teacher_logprobs"], mask),
+            "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
+        }
+        self.log(trainer, reduced, metrics)
         return reduced / upstream.accumulation_steps(trainer)
 
 
@@ -158,6 +175,7 @@ class ReplayChannel(Channel):
 
     name = "replay"
     columns = SIDES  # of the data set
+    temperature: float
     denominator = "the mean over completions of the pair's weight * loss, 0 without a pair"
     reference: Teacher | None = field(default=None, init=False)  # the initial policy, where the loss needs it
 
@@ -165,6 +183,10 @@ class ReplayChannel(Channel):
     def needs_reference(self) -> bool:
         """Whether the loss needs the log-probabilities of a reference policy."""
         return "ref_chosen" in self.choice.loss.needs
+
+    def uses(self, row: Row) -> bool:
+        """Whether the row has a pair whose weight is not 0."""
+        return any(pair.weight > 0 for pair in pairs_of(row))
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
         """Raise DataError unless every pair of the row is complete, will be used, and fits the model."""
@@ -228,7 +250,9 @@ class ReplayChannel(Channel):
             tensors[side] = self._scores(trainer, model, *(inputs[f"replay_{side}_{part}"] for part in PARTS))
         pair = self.call(tensors)
         reduced = (weight * pair.loss).mean()
-        metrics = {name: Metric(m.value, m.where & (weight > 0)) for name, m in pair.metrics.items()}
+        has_pair = weight > 0
+        metrics = {name: Metric(m.value, m.where & has_pair) for name, m in pair.metrics.items()}
+        metrics["row_frac"] = Metric(has_pair, torch.ones_like(has_pair))
         self.log(trainer, reduced, metrics)
         return reduced / upstream.accumulation_steps(trainer)
 
@@ -244,7 +268,8 @@ class ReplayChannel(Channel):
         """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it."""
         ids, attention, mask = parts
         length = mask.shape[1]
-        logprobs = token_logprobs(completion_logits(trainer, model, ids, attention, length), ids[:, -length:])
+        logits = completion_logits(trainer, model, ids, attention, length, self.temperature)
+        logprobs = token_logprobs(logits, ids[:, -length:])
         return sequence_logprobs(logprobs, mask, average=self.choice.average)
 
 

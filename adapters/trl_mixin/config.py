@@ -77,6 +77,11 @@ class ComposerGRPOConfig(GRPOConfig):
     replay_params: dict[str, Any] | str | None = option(
         None, "Parameters of the preference loss, as a dict or as JSON, e.g. {'beta': 0.1}."
     )
+    replay_temperature: float = option(
+        1.0,
+        "The logits of replayed pairs are divided by it. 1.0 is DPO as in its paper and in TRL's DPOTrainer. "
+        "Set it to `temperature` to compare the distributions that completions are sampled from.",
+    )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
@@ -101,7 +106,7 @@ class ComposerGRPOConfig(GRPOConfig):
         for choice in (policy, config.choose_hint(), config.choose_replay()):
             if choice is not None:
                 ADAPTER.require(choice)
-        self._warn_of_options_without_weight(config)
+        self._warn_of_options_without_effect(config)
         if policy is not None:
             self._check_options_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
@@ -115,40 +120,47 @@ class ComposerGRPOConfig(GRPOConfig):
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
-    def _warn_of_options_without_weight(self, config: ComposerConfig) -> None:
+    def _warn_of_options_without_effect(self, config: ComposerConfig) -> None:
         """Warn of options of a channel whose weight is 0. It may have been set to 0, so it is no error."""
         defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
         given = [name for name in type(config).model_fields if name in defaults]
         given = [name for name in given if getattr(self, name) != defaults[name]]
-        enforce(config.without_weight(given, "warning"))
+        enforce(config.without_effect(given, "warning"))
 
     def policy_choice(self) -> Choice | None:
         """Our policy loss with its parameters; None with policy="trl".
 
-        TRL's epsilon, epsilon_high and delta set the parameters of a loss that clips as TRL's GRPO does. For
-        any other loss, setting one of them is an error. An epsilon at TRL's default counts as not set, so
-        that gspo keeps its own clip range.
+        Some options of TRL set parameters of our losses (`upstream.LOSS_OPTIONS`). With a loss that has no
+        such parameter, setting one of them is an error. A value at TRL's default counts as not set, so that
+        gspo keeps its own clip range.
         """
         config = self.composer
         if config.policy == TRL_LOSS:
             return None
         chosen = config.choose_policy(TRL_LOSS)
-        trl: dict[str, tuple[str, Any]] = {}  # by our parameter: TRL's option and its value
-        if self.epsilon != upstream.DEFAULTS["epsilon"]:
-            trl |= dict.fromkeys(("clip_low", "clip_high"), ("epsilon", self.epsilon))
-        if self.epsilon_high is not None:
-            trl["clip_high"] = ("epsilon_high", self.epsilon_high)
-        if self.delta is not None:
-            trl["ratio_cap"] = ("delta", self.delta)
-        for name, (key, value) in trl.items():
-            if chosen.loss.name not in upstream.CLIP_OPTIONS[name]:
+        if upstream.corrects_rollouts(self):
+            chosen = chosen.with_optional("log_weights")
+        loss = chosen.loss
+        set_by: dict[str, tuple[str, Any]] = {}  # by our parameter: TRL's option and our value
+        for key, option in upstream.LOSS_OPTIONS.items():
+            value = getattr(self, key)
+            if not option.sets or value == upstream.DEFAULTS[key]:
+                continue
+            values = option.parameters(loss.name, value)
+            if not values:
+                own = ", ".join(loss.parameters) or "none"
                 problem = f"it is not a parameter of policy={config.policy!r}"
-                raise ConfigError(key, problem, "leave it at TRL's default, and set policy_params")
+                remedy = f"leave it at TRL's default, and set policy_params (parameters: {own})"
+                raise ConfigError(key, problem, remedy)
+            set_by |= {name: (key, ours) for name, ours in values.items()}
+        for name, (key, value) in set_by.items():
             if name in config.policy_params and config.policy_params[name] != value:
                 problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
                 raise ConfigError(key, problem, "set one of them")
-            chosen.loss.parameters[name].check(key, value, chosen.loss.defaults[name])
-        return replace(chosen, params={**chosen.params, **{name: value for name, (_, value) in trl.items()}})
+            loss.parameters[name].check(key, value, loss.defaults[name])
+        return replace(
+            chosen, params={**chosen.params, **{name: value for name, (_, value) in set_by.items()}}
+        )
 
     def policy_mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced (a key of `upstream.DENOMINATORS`), and what decided so."""
@@ -173,15 +185,24 @@ class ComposerGRPOConfig(GRPOConfig):
         if mode not in upstream.DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             raise ConfigError("loss_type", problem, f"set one of {denominators}")
-        for key, term in (("beta", "KL"), ("entropy_coef", "entropy bonus")):
-            if mode == "token-sum" and getattr(self, key) != 0:
+        terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
+        for key, term in terms.items():
+            if mode == "token-sum" and getattr(self, key):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
-                raise ConfigError(key, problem, f"set it to 0, or loss_type to one of {denominators}")
-        if self.importance_sampling_level != "token":
+                raise ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
+        sequence = (
+            self.importance_sampling_level == "sequence" and policy.loss.name in upstream.SEQUENCE_LEVEL
+        )
+        if self.importance_sampling_level != "token" and not sequence:
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"
             raise ConfigError("importance_sampling_level", problem, remedy)
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        corrected = upstream.corrects_rollouts(self)
+        if corrected and "log_weights" in policy.optional:
+            weights = self.vllm_importance_sampling_mode
+            if weights not in upstream.TOKEN_WEIGHTS:
+                problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
+                raise ConfigError("vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
         if corrected and "rollout_logprobs" in policy.loss.needs:
             problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
             raise ConfigError("vllm_importance_sampling_correction", problem, "set it to False")

@@ -9,7 +9,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from composer_plugins import columns
-from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.checks import check_top_k
@@ -44,6 +44,11 @@ def check_adapter(arguments: dict[str, Any], config: ComposerConfig, needs_base:
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
     args, vision = trainer.args, upstream.is_vision_model(trainer)
+    if trainer.model.config.is_encoder_decoder:
+        problem = (
+            "it is an encoder-decoder, and the hint and replay channels append a completion to its prompt"
+        )
+        raise ConfigError("model", problem, "use a decoder-only model")
     teacher = config.hint_teacher if config.hint_weight > 0 else None
     if teacher is not None and not vision:
         check_top_k(config.choose_hint(), text_config(trainer).vocab_size)
@@ -82,6 +87,29 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         raise ConfigError("gradient_checkpointing_kwargs", problem, "set {'use_reentrant': False}")
 
 
+def counts_padding(trainer: GRPOTrainer) -> bool:
+    """`forward.counts_padding`; False for sharded weights and for a model that takes images."""
+    sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
+    return not sharded and not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
+
+
+def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
+    """Warn that TRL's log-probabilities are wrong in a batch with padded prompts; whether there were any."""
+    lengths = prompt_mask.sum(1)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest == longest:
+        return False
+    warnings.warn(
+        f"model: it has absolute positions, TRL passes no position_ids, and the prompts of this batch have "
+        f"{shortest} to {longest} tokens, so in the policy loss and its KL every prompt with padding is read "
+        "at wrong positions (the hint and replay channels are not affected); use a model with rotary "
+        "positions, or prompts of one length",
+        ComposerWarning,
+        stacklevel=2,
+    )
+    return True
+
+
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:
     """Check every row that a channel reads; of a streamed data set the first."""
     evaluation = trainer.eval_dataset
@@ -93,7 +121,15 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
             continue
         for channel in channels:
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
-            _check_rows(trainer, channel, rows, training=name == "train_dataset")
+            used = _check_rows(trainer, channel, rows, training=name == "train_dataset")
+            if not used and not columns.is_streamed(dataset):
+                what = "a hint" if isinstance(channel, HintChannel) else "a pair with a weight above 0"
+                _warn(
+                    f"{name}: none of its {len(dataset)} rows has {what}, so the {channel.name} loss is "
+                    f"always 0; fill the columns {', '.join(channel.columns)}, or set {channel.name}_weight=0"
+                )
+            if isinstance(channel, ReplayChannel) and not columns.is_streamed(dataset):
+                _warn_of_equal_sides(dataset, name)
 
 
 def check_streamed(
@@ -108,9 +144,28 @@ def check_streamed(
 
 def _check_rows(
     trainer: GRPOTrainer, channel: DataChannel, rows: Iterable[tuple[str, columns.Row]], training: bool
-) -> None:
+) -> int:
+    """Check the rows, and return how many of them the channel uses."""
+    used = 0
     for label, row in rows:
         try:
             channel.check_row(trainer, row, training)
+            used += channel.uses(row)
         except DataError as error:
             raise error.under(label, ", ") from None
+    return used
+
+
+def _warn_of_equal_sides(dataset: Iterable[columns.Row], name: str) -> None:
+    """Warn of pairs whose two sides are the same text: their loss has no gradient."""
+    pairs = [(i, pair) for i, row in enumerate(dataset) for pair in columns.pairs_of(row)]
+    equal = [i for i, pair in pairs if columns.text_of(pair.chosen) == columns.text_of(pair.rejected)]
+    if equal:
+        _warn(
+            f"{name}: in {len(equal)} of {len(pairs)} pairs chosen equals rejected, first in row {equal[0]}, "
+            "so they teach nothing; remove these pairs"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ComposerWarning, stacklevel=4)  # the line that constructs the trainer

@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import guards, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, Teacher
+from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
 
@@ -62,7 +62,7 @@ class ComposerLossMixin(_Trainer):
         if config.hint_weight > 0:
             self._hint = HintChannel(config.choose_hint(), config.teacher_prompt_template)
         if config.replay_weight > 0:
-            self._replay = ReplayChannel(config.choose_replay())
+            self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
 
@@ -83,10 +83,19 @@ class ComposerLossMixin(_Trainer):
         options.loss_type = loss_type
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
+            if (
+                self._policy.choice.loss.name in upstream.SEQUENCE_LEVEL
+            ):  # the ratio by which TRL may weigh its KL
+                self.importance_sampling_level = "sequence"
         if self._data_channels:
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
             self._make_teachers(copies, peft, needs_base)
+        self._counts_padding = (self._policy is not None or bool(self._data_channels)) and (
+            guards.counts_padding(self)
+        )
+        if self._hint is not None:
+            self._hint.needs_own_student = self._counts_padding
         if self.accelerator.is_main_process:
             _log_info(self._describe())
 
@@ -102,6 +111,8 @@ class ComposerLossMixin(_Trainer):
         initial = Teacher(policy, without_adapter=peft)
         if needs_base and not peft:
             initial = Teacher(frozen_copy())
+        if needs_base:
+            self.add_callback(InitialWeights(initial.model))
         if self._replay is not None and self._replay.needs_reference:
             self._replay.reference = initial
         if self._hint is not None and config.hint_teacher == "ema":
@@ -121,6 +132,8 @@ class ComposerLossMixin(_Trainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
         output = super()._generate_and_score_completions(inputs)
+        if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
+            self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, output)
         if self._replay is not None:

@@ -1,6 +1,8 @@
 """Teachers and references: frozen copies of the policy, its moving average, or the policy itself."""
 
+import hashlib
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,9 +14,12 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import TrainerCallback
 
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 
 STATE_FILE = "composer_ema_teacher.safetensors"
+FINGERPRINT_FILE = "composer_initial_weights.sha256"
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a weight
 
 
 @dataclass
@@ -34,6 +39,60 @@ class Teacher:
                 yield self.model
         finally:
             self.model.train(was_training)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the frozen weights: of a copy all, and with PEFT those below the adapter.
+
+    Each weight is summed as integers, on its own device, so nothing is copied and the order is irrelevant.
+    """
+    sums = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            bits = parameter.detach().view(INTEGERS[parameter.element_size()])
+            sums.append((name, tuple(parameter.shape), int(bits.sum(dtype=torch.int64))))
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+
+class InitialWeights(TrainerCallback):
+    """Saves a fingerprint of the initial weights in every checkpoint, and compares it on resuming.
+
+    A model that is built from a checkpoint would give the run another base teacher and another reference.
+    """
+
+    def __init__(self, initial: nn.Module) -> None:
+        self.fingerprint = fingerprint(initial)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            path = checkpoint(args, state) / FINGERPRINT_FILE
+            path.with_suffix(".partial").write_text(self.fingerprint)
+            os.replace(path.with_suffix(".partial"), path)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:
+            return
+        path = checkpoint(args, state) / FINGERPRINT_FILE
+        if not path.exists():
+            warnings.warn(
+                f"model: training resumes at step {state.global_step}, and {path} does not exist, so it is "
+                "not known whether the base teacher and the reference are those of the first run; construct "
+                "the trainer with the original model",
+                ComposerWarning,
+                stacklevel=2,
+            )
+        elif path.read_text() != self.fingerprint:
+            problem = "its weights are not those with which the first run began, so the base teacher and the "
+            problem += "reference would be another model"
+            remedy = (
+                "construct the trainer with the original model in the same dtype, and give the checkpoint "
+            )
+            raise ConfigError("model", problem, remedy + "to train(resume_from_checkpoint=...)")
+
+
+def checkpoint(args: Any, state: Any) -> Path:
+    """The folder of the checkpoint that is being saved or resumed."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 class EmaTeacher(TrainerCallback):
@@ -68,4 +127,4 @@ class EmaTeacher(TrainerCallback):
 
     @staticmethod
     def _path(args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
+        return checkpoint(args, state) / STATE_FILE

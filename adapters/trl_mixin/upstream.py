@@ -8,8 +8,8 @@ TRL scales its loss for gradient accumulation itself.
 """
 
 import inspect
-from dataclasses import fields
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,111 @@ DENOMINATORS = {
     "token-sum": "the sum over all tokens of the whole batch",
 }
 
-# By parameter of ours that a clip option of TRL sets: the losses of ours in which it means the same.
-CLIPPED = ("grpo", "dapo", "dr_grpo", "gspo", "gspo_token")
-CLIP_OPTIONS = {"clip_low": CLIPPED, "clip_high": CLIPPED, "ratio_cap": ("grpo",)}
+
+class Sets(NamedTuple):
+    """The parameters of some of our losses that an option of TRL sets."""
+
+    losses: tuple[str, ...]
+    parameters: tuple[str, ...]
+    offset: float = 0.0  # the parameter is TRL's value plus this
+
+
+@dataclass(frozen=True)
+class LossOption:
+    """What an option of GRPOConfig that TRL's loss reads does beside a policy of ours.
+
+    It sets parameters of the losses in `sets`, and is an error with any other loss. Where `sets` is empty,
+    `effect` says what the option does.
+    """
+
+    effect: str = ""
+    sets: tuple[Sets, ...] = ()
+
+    def parameters(self, loss: str, value: Any) -> dict[str, Any]:
+        """The parameters of `loss` that the option sets at `value`; empty if it is no option of `loss`."""
+        found = {one: row for row in self.sets if loss in row.losses for one in row.parameters}
+        return {one: value + row.offset if row.offset else value for one, row in found.items()}
+
+
+def _sets(parameter: str, *losses: str) -> LossOption:
+    return LossOption(sets=(Sets(losses, (parameter,)),))
+
+
+CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
+CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")
+SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
+
+OWN_TERM = "as in TRL, which adds this term to the policy loss"
+FACTOR = "as in TRL: it multiplies the policy loss of each token"
+WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
+BEFORE = "as in TRL, which applies it before any loss is computed"
+DENOMINATOR = "as in TRL, where the denominator depends on it"
+
+# Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
+# `_generate_and_score_completions` after the generation. A test reads this list from TRL's source.
+LOSS_OPTIONS: dict[str, LossOption] = {
+    # Of the policy loss. Where two of them set one parameter, the later one wins, as in TRL.
+    "epsilon": LossOption(sets=(Sets(CLIPPED, ("clip_low", "clip_high")),)),
+    # TRL caps the ratio of cispo at epsilon_high, and ours at 1 + clip_high.
+    "epsilon_high": LossOption(
+        sets=(Sets(CLIPPED, ("clip_high",)), Sets(("cispo",), ("clip_high",), offset=-1.0))
+    ),
+    "delta": _sets("ratio_cap", *CAPPED),
+    "sapo_temperature_pos": _sets("tau_pos", "sapo"),
+    "sapo_temperature_neg": _sets("tau_neg", "sapo"),
+    "vespo_k_pos": _sets("k_pos", "vespo"),
+    "vespo_lambda_pos": _sets("lambda_pos", "vespo"),
+    "vespo_k_neg": _sets("k_neg", "vespo"),
+    "vespo_lambda_neg": _sets("lambda_neg", "vespo"),
+    "loss_type": LossOption("it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"),
+    "importance_sampling_level": LossOption(
+        "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
+    ),
+    # Of the other terms of TRL's loss.
+    "beta": LossOption(OWN_TERM),
+    "use_bias_correction_kl": LossOption(
+        "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
+    ),
+    "entropy_coef": LossOption(OWN_TERM),
+    "use_adaptive_entropy": LossOption(OWN_TERM),
+    "entropy_target": LossOption(OWN_TERM),
+    "entropy_coef_delta": LossOption(OWN_TERM),
+    "entropy_coef_min": LossOption(OWN_TERM),
+    "entropy_coef_max": LossOption(OWN_TERM),
+    "router_aux_loss_coef": LossOption(OWN_TERM),
+    # Factors and denominators.
+    "off_policy_mask_threshold": LossOption(FACTOR),
+    "top_entropy_quantile": LossOption(FACTOR),
+    "use_vllm": LossOption(WEIGHTS),
+    "vllm_importance_sampling_correction": LossOption(WEIGHTS),
+    "vllm_importance_sampling_mode": LossOption(WEIGHTS),
+    "vllm_importance_sampling_clip_min": LossOption(WEIGHTS),
+    "vllm_importance_sampling_clip_max": LossOption(WEIGHTS),
+    "max_completion_length": LossOption(DENOMINATOR),
+    "gradient_accumulation_steps": LossOption(DENOMINATOR),
+    "steps_per_generation": LossOption(DENOMINATOR),
+    # Of the forward pass and of the batch.
+    "temperature": LossOption("as in TRL, which divides the logits by it"),
+    "cast_lm_head_to_fp32": LossOption("as in TRL; an error with the hint and replay channels"),
+    "scale_rewards": LossOption(BEFORE),
+    "reward_weights": LossOption(BEFORE),
+    "multi_objective_aggregation": LossOption(BEFORE),
+    "mask_truncated_completions": LossOption(BEFORE),
+    "num_generations": LossOption(BEFORE),
+    "num_generations_eval": LossOption(BEFORE),
+    "num_iterations": LossOption(BEFORE),
+    "generation_batch_size": LossOption(BEFORE),
+    "per_device_train_batch_size": LossOption(BEFORE),
+    "per_device_eval_batch_size": LossOption(BEFORE),
+    "pad_to_multiple_of": LossOption(BEFORE),
+    "chat_template_kwargs": LossOption(BEFORE),
+    "gradient_checkpointing_kwargs": LossOption(BEFORE),
+    "log_multimodal": LossOption(BEFORE),
+}
+
+# The values of `vllm_importance_sampling_mode` with one weight per token, which VESPO's weight is made of.
+TOKEN_WEIGHTS = ("token_truncate", "token_mask")
+MIN_WEIGHT = 1e-8  # below it TRL takes no logarithm of a weight
 
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
@@ -132,11 +234,14 @@ def policy_tensors(inputs: dict[str, Any], logprobs: Tensor) -> dict[str, Tensor
 
     TRL leaves out the old policy's log-probabilities where they equal the present ones. The rollout
     policy's are vLLM's where TRL has them; where vLLM has none for a token (NaN), the old policy's are used.
+    TRL has `log_weights` with vllm_importance_sampling_correction only.
     """
     advantages, old = inputs["advantages"], inputs.get("old_per_token_logps")
     old = logprobs.detach() if old is None else old
     rollout = inputs.get("sampling_per_token_logps", old)
-    return {
+    weights = inputs.get("importance_sampling_ratio")
+    log_weights = {} if weights is None else {"log_weights": weights.clamp(min=MIN_WEIGHT).log()}
+    return log_weights | {
         "logprobs": logprobs,
         "old_logprobs": old,
         "rollout_logprobs": torch.where(rollout.isnan(), old, rollout),
@@ -145,13 +250,24 @@ def policy_tensors(inputs: dict[str, Any], logprobs: Tensor) -> dict[str, Tensor
     }
 
 
+def corrects_rollouts(args: GRPOConfig) -> bool:
+    """Whether TRL computes importance weights for the difference between the trainer and vLLM."""
+    return bool(args.use_vllm and args.vllm_importance_sampling_correction)
+
+
 def policy_factor(
-    trainer: GRPOTrainer, inputs: dict[str, Any], tensors: dict[str, Tensor], entropies: Tensor
+    trainer: GRPOTrainer,
+    inputs: dict[str, Any],
+    tensors: dict[str, Tensor],
+    entropies: Tensor,
+    *,
+    takes_log_weights: bool,
 ) -> Tensor | float:
     """The product of the masks and weights that TRL's options multiply a policy loss with.
 
     These are the off-policy sequence mask of DeepSeek-V3.2, the top-entropy mask, and the importance ratio
-    between the trainer and vLLM. The factor is 1.0 where none of these options is set.
+    between the trainer and vLLM, unless the loss takes that ratio itself as `log_weights`. The factor is 1.0
+    where none of these options is set.
     """
     factor: Tensor | float = 1.0
     mask = tensors["mask"].to(entropies)
@@ -165,7 +281,8 @@ def policy_factor(
         )
     if trainer.top_entropy_quantile < 1.0:
         factor = factor * trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
-    if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    if corrected and not takes_log_weights:
         factor = factor * inputs["importance_sampling_ratio"]
     return factor
 

@@ -1,6 +1,9 @@
 """Advantage estimators as verl calls them: in the driver, once per step, on the CPU, by keyword."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -8,9 +11,27 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
+from composer_plugins.adapters.verl_plugin.upstream import (
+    PADDING_UID,
+    Key,
+    given_options,
+    rollouts_per_prompt,
+)
 from composer_plugins.errors import DataError
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
+
+_batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
+
+
+@contextmanager
+def sessions_of(keys: Sequence[str]) -> Iterator[None]:
+    """Show our estimators the keys `{uid}_{session}_{output}` of the batch's rows, under composer_sync."""
+    token = _batch_keys.set(keys)
+    try:
+        yield
+    finally:
+        _batch_keys.reset(token)
 
 
 def estimator(name: str | None) -> Estimator:
@@ -21,21 +42,30 @@ def estimator(name: str | None) -> Estimator:
         response_mask: Tensor,
         index: Any = None,
         config: Any = None,
-        reward_baselines: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 
         verl pads a batch with rows without a response, which belong to no group. A reward that is not finite
-        is a DataError. A critic cannot learn from these returns.
+        is a DataError. A critic cannot learn from these returns. If an agent's session has several outputs, a
+        group consists of each session's final output, and the session's other outputs get its advantage.
         """
-        choice = parse_registered(node_of(config), "advantage", name)[1]
+        given = given_options("advantage", config)
+        choice = parse_registered(node_of(config), "advantage", name, given=given)[1]
         mask = response_mask.bool()
-        tensors = batch_tensors(token_level_rewards, mask, index, reward_baselines)
+        tensors = batch_tensors(token_level_rewards, mask, index)
         per_token = "token_rewards" in choice.loss.needs
         if per_token:
             tensors["mask"] = mask
+        keys, of_session = _batch_keys.get(), None
+        if "group_ids" in choice.loss.needs:
+            if keys is None:
+                refuse_several_outputs(index, config)
+            else:
+                final, of_session = final_outputs(keys)
+                tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
         found = choice.with_optional(*choice.loss.optional).call(tensors, check=True)
+        found = found if of_session is None else found[of_session]
         found = torch.where(mask, found if per_token else found.unsqueeze(-1), 0.0)
         return found, found
 
@@ -43,9 +73,7 @@ def estimator(name: str | None) -> Estimator:
     return advantages
 
 
-def batch_tensors(
-    token_rewards: Tensor, mask: Tensor, index: Any, baselines: Tensor | None
-) -> dict[str, Any]:
+def batch_tensors(token_rewards: Tensor, mask: Tensor, index: Any) -> dict[str, Any]:
     """Return verl's arguments under the catalogue's names; `mask` is True for rows with a response."""
     token_rewards = torch.where(mask, token_rewards, 0.0)
     rewards = token_rewards.sum(-1)
@@ -59,6 +87,38 @@ def batch_tensors(
     if index is not None:
         uids, group_ids = np.unique(np.asarray(index).astype(str), return_inverse=True)
         tensors |= {"group_ids": torch.as_tensor(group_ids), "num_groups": len(uids)}
-    if baselines is not None:
-        tensors["baselines"] = baselines
     return tensors
+
+
+def final_outputs(keys: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the row of each session's final output, and for each row the position of its session's."""
+    final: dict[str, tuple[int, int]] = {}
+    sessions = []
+    for row, key in enumerate(keys):
+        session, _, output = key.rpartition("_")
+        sessions.append(session)
+        final[session] = max(final.get(session, (-1, row)), (int(output), row))
+    position = {session: i for i, session in enumerate(final)}
+    rows = torch.tensor([row for _, row in final.values()])
+    return rows, torch.tensor([position[session] for session in sessions])
+
+
+def refuse_several_outputs(index: Any, config: Any) -> None:
+    """Raise DataError for a prompt with more rows than rollout.n.
+
+    Without composer_sync an estimator does not see which rows are outputs of one session. Where some sessions
+    of a prompt failed, several outputs of another are not noticed.
+    """
+    n = rollouts_per_prompt(config)
+    if n is None or index is None:
+        return
+    prompts = Counter(uid for uid in map(str, index) if not uid.startswith(PADDING_UID))
+    for prompt, rows in prompts.items():
+        if rows <= n:
+            continue
+        problem = f"prompt {prompt!r} has {rows} rows, and {Key.ROLLOUT}.n is {n}: a session of an agent has "
+        problem += "several outputs, which cannot be told apart here"
+        remedy = (
+            f"set {Key.TRAINER_MODE}=composer_sync, which groups them as verl does, or {Key.ESTIMATOR}=grpo"
+        )
+        raise DataError("uid", problem, remedy)

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import FORCED_MODES, NORM_MODE, Key, norm_mode_is_a_sum
+from composer_plugins.adapters.verl_plugin.upstream import (
+    FORCED_MODES,
+    NORM_MODE,
+    Key,
+    given_options,
+    norm_mode_is_a_sum,
+)
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
@@ -37,11 +43,13 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
+        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `upstream.OPTIONS`.
         """
         node = node_of(getattr(config, "policy_loss", None) or {})
-        key = repr((sorted(node.items()), loss_agg_mode))
+        given = given_options("policy", config)
+        key = repr((sorted(node.items()), loss_agg_mode, given))
         if first := key not in parsed:
-            parsed[key] = parse_registered(node, "policy", name, loss_agg_mode)
+            parsed[key] = parse_registered(node, "policy", name, loss_agg_mode, given)
         composer, choice = parsed[key]
         mask = response_mask.bool()
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}

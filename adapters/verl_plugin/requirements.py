@@ -4,14 +4,22 @@
 composer_sync enforces the same before it starts a worker. Neither verl nor hydra is needed.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import rules, upstream
-from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, Channels, is_ours, loss_in
-from composer_plugins.adapters.verl_plugin.upstream import Key, Release, at
+from composer_plugins.adapters.verl_plugin.rules import (
+    NODE,
+    TRAINER,
+    Channels,
+    LossKind,
+    is_ours,
+    loss_in,
+)
+from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release, at
 from composer_plugins.catalogue import Choice, Kind, of_kind
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig
@@ -88,8 +96,9 @@ def examined(config: Mapping[str, Any] | None, version: str | None = None) -> di
     known: dict[str, Any] = upstream.registries()
     if config is None:
         return known | {"findings": []}
-    columns = parquet_columns(at(config, Key.TRAIN_FILES))
-    return known | {"findings": findings(Run(config, upstream.release_of(version)), known, columns)}
+    columns = file_columns(at(config, Key.TRAIN_FILES))
+    found = findings(Run(config, upstream.release_of(version)), known, columns)
+    return known | {"findings": [*found, *absent_files(config)]}
 
 
 def _findings(
@@ -110,16 +119,22 @@ def _findings(
         try:
             return call(*arguments)
         except ComposerError as error:
-            errors.append(Finding.from_error(error.under(key)))
+            errors.append(Finding.from_error(error.under(key) if key else error))
         except Exception as error:  # a plugin's loss that does not import
-            errors.append(Finding("error", key, in_a_line(error), "correct or remove the loss that is named"))
+            remedy = "correct or remove the loss that is named"
+            errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
+
+    def choice(table: dict[str, Any], kind: LossKind, registered: str) -> Choice | None:
+        key = NODE if table in ({}, node) else WORKER_NODE
+        name, given = loss_in(registered), upstream.given_options(kind, run.at(OPTION_TABLES[kind]))
+        errors.extend(rules.without_effect(kind, given))
+        return (parsed("", rules.parse_with_options, table, kind, name, given, key) or (None, None))[1]
 
     policy: Choice | None = None
     if _is_known(run.estimator, "advantage"):
-        parsed(NODE, rules.parse_choice, node, "advantage", loss_in(run.estimator))
+        choice(node, "advantage", run.estimator)
     if _is_known(run.loss, "policy"):
-        key = NODE if seen in ({}, node) else WORKER_NODE
-        _, policy = parsed(key, rules.parse_choice, seen, "policy", loss_in(run.loss)) or (None, None)
+        policy = choice(seen, "policy", run.loss)
     channels: Channels | None = parsed(NODE, rules.parse_channels, node) if delivers else None
     config: ComposerConfig | None = channels.config if channels else parsed(NODE, rules.parse, node)
     yield from errors
@@ -129,12 +144,16 @@ def _findings(
     if config is not None:
         yield from _without_effect(run, config)
         yield from _different_in_the_workers(run, config, seen)
-        for finding in config.without_weight(config.model_fields_set):
+        for finding in config.without_effect(config.model_fields_set):
             yield finding.under(NODE)
         yield from rules.undelivered(config, delivers=delivers)
     yield from _old_policy(run, policy)
+    yield from _rollout_correction(run)
+    mode = str(run.at(Key.AGG_MODE) or "")
     if policy is not None:
-        yield from rules.reduction(policy, str(run.at(Key.AGG_MODE) or ""))
+        yield from rules.reduction(policy, mode)
+    elif mode and mode not in upstream.MODES:
+        yield rules.unknown_mode(mode)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
         yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})
@@ -193,7 +212,7 @@ def _different_in_the_workers(run: Run, config: ComposerConfig, seen: Mapping[st
         yield Finding("error", Key.LOSS_TARGET, problem, f"set it to {TARGET}")
         return
     theirs = ({"policy": named} if named else {}) | dict(seen)
-    for option in sorted(config.model_fields_set & set(POLICY_OPTIONS)):
+    for option in sorted(run.node(NODE).keys() & set(POLICY_OPTIONS)):
         value, worker = getattr(config, option), theirs.get(option, getattr(DEFAULTS, option))
         if worker != value:
             problem = f"it is {value!r}, and the actor's workers, which run {run.loss!r}, have {worker!r}"
@@ -216,6 +235,28 @@ def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
         severity: Severity = "info" if kept else "warning"
         key = Key.BYPASS if kept else Key.ROLLOUT_LOGPROBS
         yield Finding(severity, key, f"{problem}trainer's own recomputation", remedy)
+
+
+def _rollout_correction(run: Run) -> Iterator[Finding]:
+    """Yield the options of verl's rollout correction that do not reach a loss of ours."""
+    kept, bypass = run.at(Key.ROLLOUT_LOGPROBS), run.at(Key.BYPASS)
+    for name, default in upstream.CORRECTIONS.items():
+        key, value = f"{Key.CORRECTION}.{name}", run.at(f"{Key.CORRECTION}.{name}")
+        if value in (None, default):
+            continue
+        of_the_loss = name in upstream.OF_THE_LOSS
+        if is_ours(run.loss) and (bypass or of_the_loss):
+            problem = f"it is {value!r}, and only verl's own loss 'bypass_mode' reads it"
+            remedy = "remove it"
+            if not of_the_loss:
+                problem, remedy = f"{problem} with {Key.BYPASS}", f"set {Key.BYPASS}=False, or remove it"
+            yield Finding("error", key, problem, remedy)
+        elif not (of_the_loss or bypass or kept):
+            problem = (
+                f"it is {value!r}, and it has no effect without the rollout engine's log-probabilities: "
+            )
+            problem += f"{Key.ROLLOUT_LOGPROBS} is {kept}"
+            yield Finding("error", key, problem, f"set {Key.ROLLOUT_LOGPROBS}=True, or remove it")
 
 
 def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
@@ -291,14 +332,42 @@ def missing_columns(channels: Channels, columns: Mapping[str, Collection[str]]) 
                 break
 
 
-def parquet_columns(files: Any) -> dict[str, list[str]]:
-    """Return the columns of each parquet file of the training data that is on this machine."""
+def local_files(files: Any) -> dict[str, Path]:
+    """Return the data files that are named by a path of this machine, and not by a URL."""
+    names = [files] if isinstance(files, str) else files if isinstance(files, list) else ()
+    return {str(name): Path(str(name)).expanduser() for name in names if name and "://" not in str(name)}
+
+
+def absent_files(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the data files that are not on this machine; verl's default files count as not set."""
+    for key in (Key.TRAIN_FILES, Key.VAL_FILES):
+        for name, path in local_files(at(config, key)).items():
+            if not path.exists() and not name.startswith(upstream.DEFAULT_DATA):
+                problem = f"there is no {name}, looked for from {Path.cwd()} on this machine"
+                yield Finding("warning", key, problem, "correct the path, or write it as an absolute path")
+
+
+def file_columns(files: Any) -> dict[str, list[str]]:
+    """Return the columns of each parquet or JSON file of the training data that is on this machine."""
+    readers = {".parquet": _parquet_columns, ".jsonl": _json_columns, ".json": _json_columns}
     found = {}
-    for name in [files] if isinstance(files, str) else files if isinstance(files, list) else ():
-        path = Path(str(name)).expanduser()
-        if path.suffix == ".parquet" and path.is_file():
+    for name, path in local_files(files).items():
+        if path.suffix in readers and path.is_file():
             try:
-                found[str(name)] = import_module("pyarrow.parquet").read_schema(path).names
+                found[name] = readers[path.suffix](path)
             except Exception:  # verl says what is wrong with it, before it loads a model
                 continue
     return found
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    return list(import_module("pyarrow.parquet").read_schema(path).names)
+
+
+def _json_columns(path: Path) -> list[str]:
+    """Return the keys of a file's rows, in the order in which they appear: a list, or one object per line."""
+    with path.open(encoding="utf-8") as lines:
+        listed = next((line for line in lines if line.strip()), "").lstrip().startswith("[")
+        lines.seek(0)
+        rows = json.load(lines) if listed else map(json.loads, filter(str.strip, lines))
+        return list(dict.fromkeys(key for row in rows for key in row))

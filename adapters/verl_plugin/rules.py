@@ -1,18 +1,31 @@
 """Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.adapters.verl_plugin.upstream import DEFAULT_MODE, FORCED_MODES, MODES, Key
+from composer_plugins.adapters.verl_plugin.upstream import (
+    DEFAULT_MODE,
+    FORCED_MODES,
+    MODES,
+    NOT_SUPPLIED,
+    ONLY_VERLS,
+    OPTION_TABLES,
+    OPTIONS,
+    Key,
+    Option,
+)
 from composer_plugins.bundled.adapters import VERL
-from composer_plugins.catalogue import Choice
+from composer_plugins.catalogue import REQUIRED, Choice, Loss, of_kind
 from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.plugins import losses
+from composer_plugins.rows import row_of_import_path
 
+LossKind = Literal["policy", "advantage"]
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
@@ -21,6 +34,7 @@ NOT_AVAILABLE = {
     "mismatch": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
     "mismatch_params": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
     "hint_ema_rate": "verl keeps no average of the policy's weights",
+    "replay_temperature": "verl computes every log-probability at rollout.temperature",
 }
 
 _delivered = ContextVar("delivered", default=False)
@@ -82,41 +96,140 @@ def loss_in(name: str) -> str | None:
     return name.removeprefix("composer/") if name.startswith("composer/") else None
 
 
-def parse(node: Mapping[str, Any]) -> ComposerConfig:
-    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide."""
+def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
+    """Return the options as the one config model, or raise ConfigError for one that verl cannot provide.
+
+    The driver does not see the actor's options: with policy=dro, beta may be `policy_loss.dro_beta`. So a
+    parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
+    """
     for option, reason in NOT_AVAILABLE.items():
         if option in node:
             raise ConfigError(option, f"it is not available here, because {reason}", "remove it")
-    return ComposerConfig.parse(node)
+    missing = _parameters_of_the_workers(node) if in_driver else {}
+    params = dict(node.get("policy_params") or {}) if missing else {}
+    config = ComposerConfig.parse({**node, "policy_params": {**params, **missing}} if missing else node)
+    return config.model_copy(update={"policy_params": params}) if missing else config
 
 
-def parse_choice(
-    node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None
-) -> tuple[ComposerConfig, Choice]:
+def _row(node: Mapping[str, Any], kind: LossKind, name: str | None) -> Loss | None:
+    """Return the row of the loss that runs; None for an unknown one, which `parse_choice` refuses."""
+    named = name or node.get(kind, ComposerConfig.model_fields[kind].default)
+    if not isinstance(named, str):
+        return None
+    if ":" in named:
+        with suppress(ConfigError):
+            return row_of_import_path(named, kind, kind, losses())
+    return of_kind(losses(), kind).get(named.partition("@")[0])
+
+
+def _parameter(option: Option, loss: Loss) -> str | None:
+    """Return the parameter of the loss that an option of verl sets; None if it has no such parameter."""
+    for parameter, accepted in option.parameters.items():
+        if parameter in loss.parameters and (not accepted or loss.name in accepted):
+            return parameter
+    return None
+
+
+def with_options(
+    node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the table `composer` with verl's own options among the parameters of its policy or advantage.
+
+    `given` has the options of verl's that are not at their default (`upstream.given_options`). Raises
+    ConfigError, at verl's key, for one that the loss does not have, and for one that the table contradicts.
+    """
+    loss, key = _row(node, kind, name), f"{kind}_params"
+    params = node.get(key) or {}
+    if not given or loss is None or not isinstance(params, Mapping):
+        return dict(node)
+    added: dict[str, Any] = {}
+    for option in OPTIONS[kind]:
+        if option.key not in given or option.without_effect or loss.name in option.fulfilled_by:
+            continue
+        value, at = given[option.key], f"{OPTION_TABLES[kind]}.{option.key}"
+        parameter = _parameter(option, loss)
+        if parameter is None:
+            problem = f"it is {value!r}, and it has no effect on the {kind} {loss.name!r}, which has no such "
+            raise ConfigError(at, f"{problem}parameter", _instead(option, loss, key))
+        ours = option.values.get(value, value)
+        if parameter in params and params[parameter] != ours:
+            problem = f"it is {value!r}, which sets {parameter} to {ours!r}, and {NODE}.{key}.{parameter} is "
+            raise ConfigError(at, f"{problem}{params[parameter]!r}", "set one of them")
+        loss.parameters[parameter].check(at, ours, loss.defaults.get(parameter, REQUIRED))
+        added[parameter] = ours
+    return {**node, key: {**params, **added}}
+
+
+def _instead(option: Option, loss: Loss, key: str) -> str:
+    """Return the remedy for an option of verl's that a loss does not have."""
+    has = ", ".join(loss.parameters)
+    ours = f"set {NODE}.{key}, whose keys are {has}" if has else "name another loss: it has no parameters"
+    return f"leave it at verl's default, {option.default!r}, or {option.instead or ours}"
+
+
+def without_effect(kind: LossKind, given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a warning for each option of verl's that is set and that verl's own losses do not read either."""
+    for option in OPTIONS[kind]:
+        if option.key in given and option.without_effect:
+            problem = f"it is {given[option.key]!r}, and it has no effect: {option.without_effect}"
+            yield Finding("warning", f"{OPTION_TABLES[kind]}.{option.key}", problem, option.instead)
+
+
+def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for the required parameters of the policy that are missing and that verl sets."""
+    loss, params = _row(node, "policy", None), node.get("policy_params") or {}
+    if loss is None or not isinstance(params, Mapping):
+        return {}
+    set_by_verl = {_parameter(option, loss) for option in OPTIONS["policy"]} - {None, *params}
+    return {
+        name: loss.parameters[name].example
+        for name in set_by_verl
+        if name is not None and loss.defaults[name] is REQUIRED
+    }
+
+
+def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> tuple[ComposerConfig, Choice]:
     """Return the config and its loss of this kind. `name` is the loss in a registered name, if it has one."""
     if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
         remedy = f"remove it, or write composer in place of composer/{name}"
         raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
-    config = parse(node if name is None else {kind: name, **node})
+    config = parse(node if name is None else {kind: name, **node}, in_driver=kind == "advantage")
     choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
+    for need in choice.loss.needs if kind == "advantage" else ():
+        if need in NOT_SUPPLIED:
+            problem = f"{choice.name!r} needs {need}, and {NOT_SUPPLIED[need]}"
+            raise ConfigError(kind, problem, ONLY_VERLS[need])
     VERL.require(choice)
     return config, choice
 
 
-def parse_registered(
-    node: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str | None, mode: str = ""
+def parse_with_options(
+    node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any], table: str = NODE
 ) -> tuple[ComposerConfig, Choice]:
-    """Do what `parse_choice` does, for an estimator or a loss that verl calls.
-
-    Under composer_sync every finding is enforced already. Otherwise the two that can be seen here are.
-    """
+    """Do what `parse_choice` does, with verl's own options. The keys of errors begin at the config's root."""
+    node = with_options(node, kind, name, given)
     try:
-        config, choice = parse_choice(node, kind, name)
+        return parse_choice(node, kind, name)
     except ConfigError as error:
-        raise error.under(NODE) from None
+        raise error.under(table) from None
+
+
+def parse_registered(
+    node: Mapping[str, Any],
+    kind: LossKind,
+    name: str | None,
+    mode: str = "",
+    given: Mapping[str, Any] | None = None,
+) -> tuple[ComposerConfig, Choice]:
+    """Do what `parse_choice` does, for an estimator or a loss that verl calls with these options of its own.
+
+    Under composer_sync every finding is enforced already. Otherwise those that can be seen here are.
+    """
+    config, choice = parse_with_options(node, kind, name, given or {})
     if not _delivered.get():
         enforce(undelivered(config, delivers=False))
         enforce(reduction(choice, mode))
+        enforce(without_effect(kind, given or {}))
     return config, choice
 
 
@@ -149,12 +262,20 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
+def unknown_mode(mode: str) -> Finding:
+    """Return the error for a loss_agg_mode that verl does not have."""
+    return Finding.from_error(unknown(Key.AGG_MODE, mode, MODES, noun="mode"))
+
+
 def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
-    """Yield a warning where verl's loss_agg_mode is not the reduction that belongs to the loss.
+    """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
 
     That is the paper's reduction, or the dialect's where it has one. A dialect of verl with verl's default
     mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right.
     """
+    if mode and mode not in MODES:
+        yield unknown_mode(mode)
+        return
     own = choice.dialect.mode if choice.dialect else choice.loss.mode
     if choice.upstream == "verl" and own == DEFAULT_MODE:
         own = ""

@@ -41,7 +41,7 @@ VERL = Adapter(
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
-        "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "baselines", "mask"}),
+        "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "mask"}),
         # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
         "divergence": frozenset(
             {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}

@@ -277,7 +277,7 @@ def test_sampled_estimators_by_their_formulas(estimator: str) -> None:
     assert_parity(weighted.loss, 2 * values[estimator], terms=1, magnitude=10.0)
 
 
-def test_interpolated_logits_start_and_end_and_a_side_without_weight_forbids_nothing() -> None:
+def test_interpolated_logits_start_and_end_and_a_side_without_effect_forbids_nothing() -> None:
     start, end = torch.tensor([[0.0, -math.inf, 2.0]]), torch.tensor([[-math.inf, 1.0, 4.0]])
     assert torch.equal(interpolated_logits(start, end, 0.0), start)
     assert torch.equal(interpolated_logits(start, end, 1.0), end)

@@ -89,6 +89,7 @@ def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: 
         ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),
         ({"policy": "cispo@tlr"}, "policy: unknown dialect 'cispo@tlr'; did you mean 'cispo@trl'?"),
         ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@trl, cispo@verl ('cispo' alone is"),
+        ({"policy_weight": 0.0}, "policy_weight: it is 0, and so are the other weights: nothing trains; set"),
         ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another (composer-"),
         ({"hint_divergence": "dpo"}, "hint_divergence: 'dpo' is a preference loss, not a divergence; choose"),
         ({"hint_params": {"top_k": 0}}, "hint_params.top_k: it is 0; set an integer in [1, inf)"),
@@ -109,6 +110,12 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
     with pytest.raises(ConfigError) as refused:
         ComposerConfig.parse(values)
     assert str(refused.value).startswith(error)
+
+
+def test_equal_bounds_of_a_correction_are_accepted_and_a_lower_one_above_the_upper_is_not() -> None:
+    ComposerConfig.parse({"mismatch": "mis", "mismatch_params": {"low": 2.0, "high": 2.0}})
+    with pytest.raises(ConfigError, match="mismatch_params.low: 2.5 is above high, 2"):
+        ComposerConfig.parse({"mismatch": "mis", "mismatch_params": {"low": 2.5, "high": 2.0}})
 
 
 def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_given_as_0() -> None:

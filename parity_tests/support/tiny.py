@@ -67,17 +67,18 @@ def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM
 
 
 def rows(count: int = 4) -> list[dict[str, Any]]:
-    """Prompts of different lengths; row 1 has no hint, row 2 no pair, the others two pairs each."""
+    """Prompts of different lengths; row 1 has no hint, row 2 no pair, row 3 three pairs, the others two."""
     data = []
     for i in range(count):
+        pairs = 3 if i % 4 == 3 else 2
         key = "abcd"[i % 4] * (1 + i % 2)
         data.append(
             {
                 "prompt": f"{key}?",
                 "privileged_context": None if i % 4 == 1 else f"[{7 - i % 4}{i % 4}]",
-                "chosen": None if i % 4 == 2 else [f"{i % 4}1", f"{i % 4}23"],
-                "rejected": None if i % 4 == 2 else ["9", "80"],
-                "n_teachers_agreeing": None if i % 4 == 2 else [1.0, 2.5],
+                "chosen": None if i % 4 == 2 else [f"{i % 4}1", f"{i % 4}23", "5"][:pairs],
+                "rejected": None if i % 4 == 2 else ["9", "80", "67"][:pairs],
+                "n_teachers_agreeing": None if i % 4 == 2 else [1.0, 2.5, 0.5][:pairs],
             }
         )
     return data

@@ -67,7 +67,8 @@ def trainer_config(channels: Channels, seed: int, settings: Settings, output_dir
     options: dict[str, Any] = {}
     if "hint" in channels:
         options |= {"hint_weight": settings.hint_weight, "hint_teacher": settings.teacher}
-        options |= {"hint_ema_rate": settings.hint_ema_rate, "teacher_prompt_template": task.PROMPT_WITH_HINT}
+        options |= {"teacher_prompt_template": task.PROMPT_WITH_HINT}
+        options |= {"hint_ema_rate": settings.hint_ema_rate} if settings.teacher == "ema" else {}
     if "replay" in channels:
         options |= {"replay_weight": settings.replay_weight, "replay_params": {"beta": settings.replay_beta}}
     return ComposerGRPOConfig(

@@ -122,7 +122,7 @@ def _misplaced(run: Run) -> Iterator[Finding]:
             nearest = near(name, ComposerConfig.model_fields)
             remedy = f"remove it, or set {nearest[0]} in [{key}.kwargs]" if nearest else "remove it"
             problem_here, remedy = found or ("loss_fn has no such option either", remedy)
-            yield Finding("error", f"{key}.{name}", f"{problem}; {problem_here}", remedy)
+            yield Finding("error", f"{key}.{name}", f"{problem}, and {problem_here}", remedy)
             continue
         yield Finding("error", f"{key}.{name}", problem, remedy)
 

@@ -18,6 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 
 from composer_plugins.adapters.verl_plugin import rules
+from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.requirements import examined
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
@@ -76,7 +77,7 @@ class ComposerTrainer(PPOTrainerSync):
             self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, rules.node_of(self.config.algorithm)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with rules.channels_delivered():
+        with rules.channels_delivered(), sessions_of(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
         return add_teacher_logprobs(self, batch, metrics) if self.channels.hint else batch
 

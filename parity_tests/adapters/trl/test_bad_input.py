@@ -52,7 +52,7 @@ def config(**options: Any) -> ComposerGRPOConfig:
         ),
         ({"policy": "grpo", "importance_sampling_level": "sequence"}, "set policy='gspo'"),
         ({"policy": "dppo_tv", "epsilon": 0.1}, "epsilon: it is not a parameter of policy='dppo_tv'"),
-        ({"policy": "dapo", "delta": 2.0}, "delta: it is not a parameter of policy='dapo'"),
+        ({"policy": "gspo_token", "delta": 2.0}, "delta: it is not a parameter of policy='gspo_token'"),
         (
             {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
             "epsilon_high: it asks for clip_high=0.3, and policy_params for 0.4",
@@ -278,3 +278,26 @@ def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
     made = tiny.trainer(hint_weight=1.0, dataset=data, per_device_train_batch_size=8)
     with pytest.raises(DataError, match="streamed row, privileged_context: .* exceeds the 32"):
         made.train()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"privileged_context": None}, "train_dataset: none of its 4 rows has a hint, so the hint loss is"),
+        ({"chosen": None, "rejected": None}, "none of its 4 rows has a pair with a weight above 0"),
+        ({"n_teachers_agreeing": 0.0}, "none of its 4 rows has a pair with a weight above 0"),
+        ({"rejected": GOOD["chosen"]}, "in 4 of 4 pairs chosen equals rejected, first in row 0"),
+    ],
+)
+def test_rows_that_teach_nothing_are_a_warning_with_their_number(rows: dict[str, Any], message: str) -> None:
+    with pytest.warns(ComposerWarning, match=re.escape(message)):
+        tiny.trainer(hint_weight=1.0, replay_weight=1.0, dataset=Dataset.from_list([GOOD | rows] * 4))
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    model = tiny.model()
+    model.config.is_encoder_decoder = True
+    with pytest.raises(
+        ConfigError, match="model: it is an encoder-decoder, and the hint and replay channels"
+    ):
+        tiny.trainer(hint_weight=1.0, policy_model=model)

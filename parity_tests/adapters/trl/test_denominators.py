@@ -105,6 +105,13 @@ def test_the_gradient_does_not_depend_on_gradient_accumulation(case: dict[str, A
     assert tiny.relative_difference(whole[0], cut[0]) <= FLOAT32
 
 
+def test_an_optimizer_step_on_half_of_the_generated_completions_counts_their_tokens_as_trl_does() -> None:
+    half = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    ours = tiny.gradients(tiny.trainer(policy="dapo", **half))[0]
+    theirs = tiny.gradients(tiny.trainer(policy="trl", loss_type="dapo", **half))[0]
+    assert tiny.relative_difference(ours, theirs) <= FLOAT32
+
+
 def test_two_ranks_give_the_gradient_of_one(tmp_path: Path) -> None:
     """One launch for all cases, since most of the time is the start of two processes."""
     assert set(POLICIES) == set(PAPERS)

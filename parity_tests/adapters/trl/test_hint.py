@@ -1,20 +1,22 @@
 """The hint channel: its teachers, its tokens and its denominator."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
 from composer_plugins.diagnosis import ComposerWarning
-from composer_plugins.errors import DataError
-from composer_plugins.kernels.divergences import jsd
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.kernels.divergences import jsd, sampled_token
 from parity_tests.support import tiny
 
 HINT_ONLY = {"policy_weight": 0.0, "hint_weight": 1.0, "dtype": torch.float64}
@@ -111,6 +113,36 @@ def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> No
         tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("channel", ["hint_weight", "replay_weight"])
+def test_resuming_with_another_initial_model_is_an_error(tmp_path: Any, channel: str, peft: bool) -> None:
+    """The base teacher and the reference are the model that the trainer is constructed with."""
+    options = {channel: 1.0, "save_steps": 1, "save_strategy": "steps", "output_dir": str(tmp_path)}
+
+    def made(**more: Any) -> Any:
+        adapter = LoraConfig(r=4, target_modules=["q_proj"]) if peft else None
+        return tiny.trainer(**options, **more, arguments={"peft_config": adapter})
+
+    made(max_steps=1).train()
+    saved = str(tmp_path / "checkpoint-1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)
+        made(max_steps=2).train(resume_from_checkpoint=saved)  # the original model
+    other = tiny.model()
+    other.lm_head.weight.data[3, 5] += 1e-3
+    with pytest.raises(
+        ConfigError, match="model: its weights are not those .* the original model in the same"
+    ):
+        made(max_steps=2, policy_model=other).train(resume_from_checkpoint=saved)
+    if not peft:
+        loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+        with pytest.raises(ConfigError, match="model: its weights are not those"):
+            made(max_steps=2, policy_model=loaded).train(resume_from_checkpoint=saved)
+    (tmp_path / "checkpoint-1" / "composer_initial_weights.sha256").unlink()
+    with pytest.warns(ComposerWarning, match="training resumes at step 1, and .* does not exist"):
+        made(max_steps=2).train(resume_from_checkpoint=saved)
+
+
 def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
     with pytest.warns(ComposerWarning, match="collapsed to reward 0 in 3 of 3 measured seeds"):
         made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
@@ -131,7 +163,7 @@ def test_sampled_token_gradient_equals_its_definition() -> None:
 
     def logprobs(model: Any, prompt: str) -> torch.Tensor:
         whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
-        return token_logprobs(completion_logits(made, model, *whole, ids.shape[1]), ids)
+        return token_logprobs(completion_logits(made, model, *whole, ids.shape[1], 0.7), ids)
 
     student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
     live = inputs["hint_mask"]
@@ -140,6 +172,7 @@ def test_sampled_token_gradient_equals_its_definition() -> None:
     assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
 
 
+@pytest.mark.filterwarnings("ignore:train_dataset. none of its 4 rows")
 def test_rows_without_a_hint_push_nothing() -> None:
     data = tiny.rows()
     for row in data:
@@ -210,8 +243,58 @@ def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
     ids, ones = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
     padding = torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1)
-    plain = completion_logits(made, made.model.eval(), ids, ones, 2)
-    torch.testing.assert_close(completion_logits(made, made.model, padded, padding, 2), plain)
+    plain = completion_logits(made, made.model.eval(), ids, ones, 2, 1.0)
+    torch.testing.assert_close(completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
+
+
+def absolute() -> GPT2LMHeadModel:
+    """A model whose positions are absolute, with random weights that are far apart."""
+    torch.manual_seed(0)
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"bos_token_id": 1, "eos_token_id": 1}
+    made = GPT2LMHeadModel(GPT2Config(vocab_size=len(tiny.SYMBOLS), **sizes, **no_dropout, **ends))
+    return made.double()
+
+
+@pytest.mark.parametrize("estimator", ["score", "k2"])
+def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estimator: str) -> None:
+    """TRL's forward pass counts the padding of prompts of unequal length as positions."""
+    policy = absolute()
+    initial = copy.deepcopy(policy).eval()
+    options = {"hint_divergence": "sampled_token", "hint_params": {"estimator": estimator}}
+    made = tiny.trainer(policy_model=policy, **HINT_ONLY, **options)
+    with pytest.warns(ComposerWarning, match="have 2 to 3 tokens, so in the policy loss"):
+        inputs = tiny.batch(made)
+    loss, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = torch.zeros((), dtype=torch.float64)
+    for i, mask in enumerate(inputs["hint_mask"]):
+        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
+        scores = {}
+        for name, model in (("hint_prompt", initial), ("prompt", made.model)):
+            prompt = inputs[f"{name}_ids"][i][inputs[f"{name}_mask"][i].bool()]
+            logits = model(torch.cat([prompt, completion])[None]).logits[:, -len(completion) - 1 : -1]
+            scores[name] = token_logprobs(logits, completion[None])
+        if mask.any():
+            everywhere = torch.ones_like(scores["prompt"], dtype=torch.bool)
+            pair = (scores["prompt"], scores["hint_prompt"].detach(), everywhere)
+            expected = expected + sampled_token(*pair, estimator=estimator).loss.mean()
+    expected = expected / len(inputs["hint_mask"])
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    assert tiny.relative_difference(tiny.flat_gradient(made, expected), gradient) <= 1e-12
+
+
+def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> None:
+    """Once, with the lengths, and only where a prompt is padded."""
+    made = tiny.trainer(policy_model=absolute(), policy="cispo@trl", max_steps=2)
+    with pytest.warns(ComposerWarning, match="it has absolute positions") as warned:
+        made.train()
+    assert sum("absolute positions" in str(one.message) for one in warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)
+        same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
+        tiny.trainer(policy_model=absolute(), policy="cispo@trl", dataset=same_length).train()
+        tiny.trainer(policy="cispo@trl").train()  # rotary positions
 
 
 def test_a_chat_hint_goes_into_the_last_user_message() -> None:
@@ -230,3 +313,15 @@ def test_a_chat_hint_goes_into_the_last_user_message() -> None:
     inputs = tiny.batch(made)
     shown = made._tokenizer.decode(inputs["hint_prompt_ids"][0], skip_special_tokens=True)
     assert shown == "U:[12]a?\nA:"
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "sampled_token"])
+def test_the_kl_is_that_of_the_sampling_policy_from_the_teacher(divergence: str) -> None:
+    """With num_iterations=2 the policy has moved at the second step, and the sampling policy has not."""
+    options = {"max_steps": 2, "num_iterations": 2, "learning_rate": 3e-2}
+    made = tiny.trainer(**HINT_ONLY, hint_divergence=divergence, **options)
+    made.train()
+    first, second = [entry for entry in made.state.log_history if "composer/hint/kl" in entry]
+    assert abs(float(first["composer/hint/kl"])) > 1e-3  # the completions are scripted, so it may be negative
+    assert float(second["composer/hint/kl"]) == pytest.approx(float(first["composer/hint/kl"]), rel=1e-5)
+    assert float(first["composer/hint/row_frac"]) == 0.75  # row 1 of 4 has no hint

@@ -35,7 +35,7 @@ def by_rows(made: Any, base: Any, loss: str) -> torch.Tensor:
                 continue
             pick = g % len(row["chosen"])
             answers = row["chosen"][pick], row["rejected"][pick]
-            temperature = made.temperature
+            temperature = made.args.replay_temperature
             mine = [score(made.model, row["prompt"], a, temperature) for a in answers]
             if loss == "simpo":
                 pair = simpo(*(m.mean()[None] for m in mine))
@@ -47,8 +47,12 @@ def by_rows(made: Any, base: Any, loss: str) -> torch.Tensor:
     return total / (len(data) * generations)
 
 
+@pytest.mark.parametrize("temperature", [{}, {"replay_temperature": 1.3}], ids=["1", "1.3"])
 @pytest.mark.parametrize("loss", ["dpo", "simpo"])
-def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(loss: str) -> None:
+def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(
+    loss: str, temperature: dict[str, float]
+) -> None:
+    """At replay_temperature, which is not the sampling temperature."""
     policy = tiny.model(torch.float64)
     initial = copy.deepcopy(policy).eval()
     params = {"beta": 0.3} if loss == "dpo" else {}
@@ -59,6 +63,7 @@ def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(loss: str) -> 
         replay_params=params,
         max_steps=3,
         temperature=0.7,
+        **temperature,
     )
     made.train()  # so that the policy is no longer the reference
     inputs = tiny.batch(made)
@@ -73,6 +78,7 @@ def test_simpo_needs_no_frozen_copy() -> None:
     assert tiny.trainer(**REPLAY_ONLY, replay_loss="simpo")._replay.reference is None
 
 
+@pytest.mark.filterwarnings("ignore:train_dataset. none of its 4 rows")
 @pytest.mark.parametrize(
     "change",
     [{"chosen": None, "rejected": None, "n_teachers_agreeing": None}, {"n_teachers_agreeing": 0}],

@@ -16,7 +16,7 @@ from parity_tests.support.verl_facts import assert_complete, with_dialect
 CLAIMS = policies() + advantages()
 FEW = 40
 # verl's names of what LEFT_OUT names by ours.
-THEIRS = {f"{name}@verl": name for name in ("clip_cov", "kl_cov", "gdpo", "gae")}
+THEIRS = {f"{name}@verl": name for name in ("clip_cov", "kl_cov", "gdpo", "gae", "remax")}
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.ours}-{claim.theirs}")

@@ -14,7 +14,13 @@ import typer
 from typer.testing import CliRunner
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.adapters.verl_plugin.requirements import TARGET, Run, findings
+from composer_plugins.adapters.verl_plugin.requirements import (
+    TARGET,
+    Run,
+    absent_files,
+    file_columns,
+    findings,
+)
 from composer_plugins.adapters.verl_plugin.rules import TRAINER
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
 from composer_plugins.cli.doctor import doctor
@@ -29,6 +35,7 @@ MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 ACTOR, NODE = "actor_rollout_ref.actor", "algorithm.composer"
 LOSS, MODE = f"{ACTOR}.policy_loss", "trainer.v1.trainer_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
+CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout.calculate_log_probs"
 FUSED = "actor_rollout_ref.model.use_fused_kernels"
 
@@ -64,10 +71,10 @@ REPLAY = {**SYNC, **FROZEN, f"{NODE}.replay_weight": 1}
 PARQUET = {"train.parquet": ["prompt", "privileged_context", "chosen", "rejected"]}
 
 NAMES = {
-    "estimators": ["composer", "composer/rloo", "gae", "grpo", "rloo"],
+    "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
     "losses": [
         "composer",
-        *(f"composer/{name}" for name in ("cispo", "dppo_tv", "grpo")),
+        *(f"composer/{name}" for name in ("cispo", "dapo", "dppo_tv", "grpo", "reinforce")),
         "geo_mean",
         "vanilla",
     ],
@@ -128,6 +135,25 @@ SOUND: dict[str, dict[str, Any]] = {
     "its parameters": {**OURS, f"{NODE}.advantage": "rloo"},
     "a policy loss": {f"{LOSS}.loss_mode": "composer/cispo", "algorithm.adv_estimator": "grpo"},
     "the same twice": {f"{LOSS}.loss_mode": "composer/cispo", **OURS, f"{NODE}.policy": "cispo"},
+    "verl's clips": {
+        **OURS,
+        f"{LOSS}.loss_mode": "composer/dapo",
+        f"{ACTOR}.clip_ratio_high": 0.3,
+        f"{ACTOR}.clip_ratio_c": 10.0,
+    },
+    "verl's beta of dro": {
+        **OURS,
+        **WORKERS,
+        f"{NODE}.policy": "dro",
+        f"{LOSS}.composer": {"policy": "dro"},
+        f"{LOSS}.dro_beta": 0.1,
+    },
+    "no standard deviation": {**OURS, "algorithm.norm_adv_by_std_in_grpo": False},
+    "no standard deviation, twice": {
+        "algorithm.adv_estimator": "composer/rloo",
+        "algorithm.norm_adv_by_std_in_grpo": False,
+    },
+    "verl's correction": {**OURS, f"{CORRECTION}.rollout_is": "token"},
     "the legacy trainer": {**OURS, "trainer.use_v1": False},
     "a hint": HINT,
     "a hint of sampled tokens": SAMPLED,
@@ -204,11 +230,84 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"{NODE}.advantage",
         "unknown advantage 'grop' did you mean 'grpo'",
     ),
+    "an advantage whose baselines verl does not compute": (
+        {**OURS, f"{NODE}.advantage": "remax@verl"},
+        f"{NODE}.advantage",
+        "needs baselines verl samples only algorithm.adv_estimator=remax trainer.use_v1=False",
+    ),
     "a critic": ({**OURS, "critic.enable": True}, "critic.enable", "no returns critic.enable=False"),
     "two advantages": (
         {"algorithm.adv_estimator": "composer/rloo", f"{NODE}.advantage": "grpo"},
         f"{NODE}.advantage",
         "'grpo' contradicts the name composer/rloo remove it",
+    ),
+    "verl's clip beside a loss without one": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/reinforce", f"{ACTOR}.clip_ratio_high": 0.28},
+        f"{ACTOR}.clip_ratio_high",
+        "it is 0.28 no effect on the policy 'reinforce' leave it at verl's default, 0.2",
+    ),
+    "verl's clip and another one in the node": (
+        {
+            **OURS,
+            **WORKERS,
+            f"{LOSS}.composer": {"policy": "grpo@verl", "policy_params": {"clip_high": 0.3}},
+            f"{ACTOR}.clip_ratio_high": 0.28,
+        },
+        f"{ACTOR}.clip_ratio_high",
+        f"sets clip_high to 0.28 {NODE}.policy_params.clip_high is 0.3 set one of them",
+    ),
+    "verl's clip out of the range": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{ACTOR}.clip_ratio_low": 1.5},
+        f"{ACTOR}.clip_ratio_low",
+        "it is 1.5 set a finite number in [0, 1]",
+    ),
+    "a clip that verl does not read": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{ACTOR}.clip_ratio": 0.1},
+        f"warning {ACTOR}.clip_ratio",
+        "it is 0.1 verl reads it only where set clip_ratio_low and clip_ratio_high",
+    ),
+    "an unknown reduction": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", AGG: "token_mean"},
+        AGG,
+        "unknown mode 'token_mean' did you mean 'token-mean'?",
+    ),
+    "an unknown reduction of verl's own loss": (
+        {**OURS, AGG: "seq-mean"},
+        AGG,
+        "unknown mode 'seq-mean' did you mean 'seq-mean-token-",
+    ),
+    "an option of another loss of verl's": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{LOSS}.kl_cov_ratio": 0.1},
+        f"{LOSS}.kl_cov_ratio",
+        f"no effect {LOSS}.loss_mode=kl_cov, verl's own loss",
+    ),
+    "a discount beside an advantage without one": (
+        {**OURS, "algorithm.gamma": 0.99},
+        "algorithm.gamma",
+        "it is 0.99 no effect on the advantage 'grpo' leave it at verl's default, 1.0",
+    ),
+    "no deviation beside an advantage that divides by one": (
+        {
+            "algorithm.adv_estimator": "composer/reinforce_pp_baseline",
+            "algorithm.norm_adv_by_std_in_grpo": False,
+        },
+        "algorithm.norm_adv_by_std_in_grpo",
+        "it is False no effect on the advantage 'reinforce_pp_baseline'",
+    ),
+    "a rollout correction without log-probabilities": (
+        {**OURS, f"{CORRECTION}.rollout_is": "token", ROLLOUT: False},
+        f"{CORRECTION}.rollout_is",
+        f"it is 'token' no effect {ROLLOUT} is False set {ROLLOUT}=True",
+    ),
+    "a rollout correction with bypass_mode": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", BYPASS: True, f"{CORRECTION}.rollout_rs": "token_k1"},
+        f"{CORRECTION}.rollout_rs",
+        f"it is 'token_k1' only verl's own loss 'bypass_mode' reads it {BYPASS}=False",
+    ),
+    "a loss type of bypass_mode": (
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{CORRECTION}.loss_type": "reinforce"},
+        f"{CORRECTION}.loss_type",
+        "it is 'reinforce' only verl's own loss remove it",
     ),
     "what verl does itself": (
         {**OURS, f"{NODE}.mismatch": "tis"},
@@ -739,3 +838,28 @@ def test_the_probe_needs_nothing_but_the_standard_library() -> None:
     names = {node.module for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
     names |= {one.name for node in ast.walk(source) if isinstance(node, ast.Import) for one in node.names}
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+def test_the_columns_of_parquet_and_json_are_read_and_other_files_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": 1}\n\n{"prompt": 2, "chosen": null}\n')
+    (tmp_path / "b.json").write_text('\n [{"prompt": 1, "rejected": "x"}, {"hint": "y"}]')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "c.csv").write_text("prompt")
+    names = {
+        name: str(tmp_path / name) for name in ("a.jsonl", "b.json", "broken.json", "c.csv", "gone.json")
+    }
+    assert file_columns([*names.values(), "hdfs://x/a.jsonl"]) == {
+        names["a.jsonl"]: ["prompt", "chosen"],
+        names["b.json"]: ["prompt", "rejected", "hint"],
+    }
+
+
+def test_a_data_file_that_is_not_there_is_a_warning_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    here, gone = str(tmp_path / "a.jsonl"), str(tmp_path / "gone.parquet")
+    data = {"train_files": [here, "hdfs://x/a.parquet"], "val_files": gone}
+    (found,) = absent_files({"data": data})
+    assert (found.severity, found.key) == ("warning", "data.val_files")
+    assert f"there is no {gone}, looked for from {Path.cwd()}" in found.problem
+    assert not list(absent_files({"data": {"train_files": "~/data/rlhf/gsm8k/train.parquet"}}))
+    assert not list(absent_files({"data": {"train_files": None}})) and not list(absent_files({}))
