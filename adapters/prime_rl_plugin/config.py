@@ -195,7 +195,8 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
         yield Finding(
             "warning",
             f"{key}.policy",
-            f"{policy.name!r} is published with the reduction {policy.mode}, and PRIME-RL divides the sum "
+            f"{policy.name!r} {'names' if policy.is_import_path else 'is published with'} the reduction "
+            f"{policy.mode}, and PRIME-RL divides the sum "
             f"over tokens by {generation.denominator}",
             "expect longer completions to weigh more, or train in TRL or verl, which have that reduction",
         )

@@ -18,6 +18,19 @@ TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
 
 
+# Options of ours that the other frameworks have.
+NOT_AVAILABLE = dict.fromkeys(
+    ("advantage", "advantage_params"), "TRL computes the advantages (scale_rewards, reward_weights ...)"
+)
+NOT_AVAILABLE |= dict.fromkeys(("mismatch", "mismatch_params"), "TRL corrects for vLLM itself")
+NOT_AVAILABLE |= {
+    "old_policy": "TRL keeps the old policy's log-probabilities itself",
+    "hint_estimator": "sampled_token has it as a parameter: hint_params={'estimator': 'k2'}",
+    "hint_top_k": "TRL compares whole distributions, or hint_params={'top_k': 100}",
+    "hint_t_start": "TAID's t is constant here: hint_params={'t': 0.5}",
+}
+
+
 def option(default: Any, help: str) -> Any:
     """A dataclass field with the help text that TRL's parser shows."""
     return field(default=default, metadata={"help": help})
@@ -89,6 +102,10 @@ class ComposerGRPOConfig(GRPOConfig):
         if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
             return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
+            if name in NOT_AVAILABLE:
+                raise ConfigError(
+                    name, f"it is not available here, because {NOT_AVAILABLE[name]}", "remove it"
+                )
             if name not in accepted:
                 raise unknown(name, name, accepted, noun="option")
         return super().__new__(cls)

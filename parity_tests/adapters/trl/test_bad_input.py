@@ -29,6 +29,7 @@ def config(**options: Any) -> ComposerGRPOConfig:
     ("options", "message"),
     [
         ({"hint_wieght": 1.0}, "hint_wieght: unknown option 'hint_wieght'; did you mean 'hint_weight'?"),
+        ({"advantage": "rloo"}, "advantage: it is not available here, because TRL computes the advantages"),
         ({"policy": "grop"}, "policy: unknown policy loss 'grop'; did you mean 'grpo'?"),
         ({"hint_divergence": "jds"}, "hint_divergence: unknown divergence 'jds'; did you mean 'jsd'?"),
         ({"hint_teacher": "bse"}, "hint_teacher: unknown value 'bse'; did you mean 'base'?"),
