@@ -103,9 +103,8 @@ class ComposerGRPOConfig(GRPOConfig):
             return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
             if name in NOT_AVAILABLE:
-                raise ConfigError(
-                    name, f"it is not available here, because {NOT_AVAILABLE[name]}", "remove it"
-                )
+                reason = NOT_AVAILABLE[name]
+                raise ConfigError(name, f"it is not available here, because {reason}", "remove it")
             if name not in accepted:
                 raise unknown(name, name, accepted, noun="option")
         return super().__new__(cls)
