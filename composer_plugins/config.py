@@ -122,7 +122,8 @@ class ComposerConfig(BaseModel):
         if "hint_ema_rate" in given and self.hint_teacher != "ema":
             problem = f"it has no effect, because hint_teacher is {self.hint_teacher!r}"
             yield Finding(severity, "hint_ema_rate", problem, "set hint_teacher to 'ema', or remove it")
-        if "hint_divergence" in given and self.hint_estimator == "advantage":
+        computed = self.hint_divergence if "hint_divergence" in given else "sampled_token"
+        if self.hint_estimator == "advantage" and computed != "sampled_token":
             problem = "it has no effect, because hint_estimator is 'advantage', which computes no divergence"
             yield Finding(severity, "hint_divergence", problem, "remove it, or set another hint_estimator")
         for channel, more in (("hint", "teacher_prompt_template"), ("replay", "")):

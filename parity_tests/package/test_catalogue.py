@@ -127,6 +127,8 @@ def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_gi
         == "replay_loss: it has no effect, because replay_weight is not set; set replay_weight, or remove it"
     )
     assert not list(config.without_effect({"replay_weight", *options}))
+    options = {"hint_weight": 1.0, "hint_estimator": "advantage", "hint_divergence": "sampled_token"}
+    assert not list(ComposerConfig.parse(options).without_effect(options))
     config = ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "advantage"})
     found = config.without_effect({"hint_weight", "hint_ema_rate", "hint_divergence"})
     assert [one.key for one in found] == ["hint_ema_rate", "hint_divergence"]
