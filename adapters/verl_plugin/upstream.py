@@ -282,10 +282,15 @@ def mini_and_micro_batch(config: Any) -> tuple[int, int]:
 
 
 def rollouts_per_prompt(algorithm: Any) -> int | None:
-    """Return rollout.n, from the config to which the table `algorithm` belongs; None if it stands alone."""
+    """Return rollout.n of a run of the v1 trainer, to whose config the table `algorithm` belongs; else None.
+
+    Only the v1 trainer, since 0.9, has sessions with several outputs.
+    """
     from omegaconf import OmegaConf
 
     if not OmegaConf.is_config(algorithm) or algorithm._get_parent() is None:
+        return None
+    if not OmegaConf.select(algorithm, f"..{Key.USE_V1}"):
         return None
     n: int | None = OmegaConf.select(algorithm, f"..{Key.ROLLOUT}.n")
     return n

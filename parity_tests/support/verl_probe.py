@@ -27,6 +27,7 @@ COMMON = (
     "actor_rollout_ref.actor.clip_ratio_low=0.1",
     "actor_rollout_ref.actor.clip_ratio_high=0.15",
     "actor_rollout_ref.actor.clip_ratio_c=1.2",
+    "actor_rollout_ref.rollout.n=16",  # at least the largest group that is drawn
 )
 OURS = (
     "algorithm.adv_estimator=composer",
@@ -111,8 +112,12 @@ def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[
 
 def by_mode(own: Any, keywords: tuple[str, ...]) -> dict[str, list[torch.Tensor]]:
     """GSPO of one batch, this verl's and ours, as two modes reduce it."""
+    from copy import copy
+
     from parity_tests.support.verl_facts import Batch
 
+    own = copy(own)  # GSPO has no dual clip, so clip_ratio_c at another value than verl's default is an error
+    object.__setattr__(own, "clip_ratio_c", 3.0)
     logprobs = -torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3)
     advantages = torch.tensor([[1.0], [-0.5]], dtype=torch.float64).expand(2, 3).contiguous()
     mask = torch.tensor([[True, True, True], [True, False, False]])

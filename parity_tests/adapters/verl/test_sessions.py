@@ -28,7 +28,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerT
 
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
 REWARDS = [0.0, 1.0, 0.5, 0.25, 0.0, 0.5, 3.0, 7.0, 1.0]
-CONFIG = {"actor_rollout_ref": {"rollout": {"n": 3}}}
+CONFIG = {"actor_rollout_ref": {"rollout": {"n": 3}}, "trainer": {"use_v1": True}}
 
 
 def data(keys: list[str] = KEYS) -> DataProto:
