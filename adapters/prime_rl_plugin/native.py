@@ -202,7 +202,7 @@ def kwargs_of(native: Native, table: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss") -> tuple[str, str] | None:
-    """The problem and the remedy for a name that is no option of ours; None if it is not known here.
+    """Return the problem and the remedy for a name that we do not have; None if nothing here explains it.
 
     It may be a parameter of the policy that was chosen, or an option of one of PRIME-RL's own losses.
     """

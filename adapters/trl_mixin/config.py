@@ -12,11 +12,10 @@ from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import enforce
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, not_available, unknown
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
-
 
 # Options of ours that the other frameworks have.
 NOT_AVAILABLE = dict.fromkeys(
@@ -103,8 +102,7 @@ class ComposerGRPOConfig(GRPOConfig):
             return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
             if name in NOT_AVAILABLE:
-                reason = NOT_AVAILABLE[name]
-                raise ConfigError(name, f"it is not available here, because {reason}", "remove it")
+                raise not_available(name, NOT_AVAILABLE[name])
             if name not in accepted:
                 raise unknown(name, name, accepted, noun="option")
         return super().__new__(cls)
@@ -137,7 +135,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
     def _warn_of_options_without_effect(self, config: ComposerConfig) -> None:
-        """Warn of options of a channel whose weight is 0. It may have been set to 0, so it is no error."""
+        """Warn of options of a channel whose weight is 0. It may be set to 0, so this is not an error."""
         defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
         given = [name for name in type(config).model_fields if name in defaults]
         given = [name for name in given if getattr(self, name) != defaults[name]]

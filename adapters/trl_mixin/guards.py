@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -19,6 +19,14 @@ from composer_plugins.errors import ConfigError, DataError
 
 DataChannel = HintChannel | ReplayChannel
 NOT_INITIAL = "the model without its adapter is not the initial policy"
+
+
+class Seen(NamedTuple):
+    """What a channel found in the rows of a data set."""
+
+    used: int  # rows that it uses
+    pairs: int
+    equal: list[int]  # for each pair whose sides are the same text, and so without a gradient, its row
 
 
 def uses_peft(arguments: dict[str, Any]) -> bool:
@@ -121,15 +129,20 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
             continue
         for channel in channels:
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
-            used = _check_rows(trainer, channel, rows, training=name == "train_dataset")
-            if not used and not columns.is_streamed(dataset):
+            seen = _check_rows(trainer, channel, rows, training=name == "train_dataset")
+            if columns.is_streamed(dataset):
+                continue
+            if not seen.used:
                 what = "a hint" if isinstance(channel, HintChannel) else "a pair with a weight above 0"
                 _warn(
                     f"{name}: none of its {len(dataset)} rows has {what}, so the {channel.name} loss is "
                     f"always 0; fill the columns {', '.join(channel.columns)}, or set {channel.name}_weight=0"
                 )
-            if isinstance(channel, ReplayChannel) and not columns.is_streamed(dataset):
-                _warn_of_equal_sides(dataset, name)
+            if seen.equal:
+                _warn(
+                    f"{name}: in {len(seen.equal)} of {seen.pairs} pairs chosen equals rejected, first in "
+                    f"row {seen.equal[0]}, so they teach nothing; remove these pairs"
+                )
 
 
 def check_streamed(
@@ -144,27 +157,20 @@ def check_streamed(
 
 def _check_rows(
     trainer: GRPOTrainer, channel: DataChannel, rows: Iterable[tuple[str, columns.Row]], training: bool
-) -> int:
-    """Check the rows, and return how many of them the channel uses."""
-    used = 0
-    for label, row in rows:
+) -> Seen:
+    used = pairs = 0
+    equal = []
+    for i, (label, row) in enumerate(rows):
         try:
             channel.check_row(trainer, row, training)
             used += channel.uses(row)
+            for pair in columns.pairs_of(row) if isinstance(channel, ReplayChannel) else ():
+                pairs += 1
+                if columns.text_of(pair.chosen) == columns.text_of(pair.rejected):
+                    equal.append(i)
         except DataError as error:
             raise error.under(label, ", ") from None
-    return used
-
-
-def _warn_of_equal_sides(dataset: Iterable[columns.Row], name: str) -> None:
-    """Warn of pairs whose two sides are the same text: their loss has no gradient."""
-    pairs = [(i, pair) for i, row in enumerate(dataset) for pair in columns.pairs_of(row)]
-    equal = [i for i, pair in pairs if columns.text_of(pair.chosen) == columns.text_of(pair.rejected)]
-    if equal:
-        _warn(
-            f"{name}: in {len(equal)} of {len(pairs)} pairs chosen equals rejected, first in row {equal[0]}, "
-            "so they teach nothing; remove these pairs"
-        )
+    return Seen(used, pairs, equal)
 
 
 def _warn(message: str) -> None:

@@ -64,7 +64,7 @@ class LossOption:
     sets: tuple[Sets, ...] = ()
 
     def parameters(self, loss: str, value: Any) -> dict[str, Any]:
-        """The parameters of `loss` that the option sets at `value`; empty if it is no option of `loss`."""
+        """The parameters of `loss` that the option sets at `value`; empty if `loss` has no such parameter."""
         found = {one: row for row in self.sets if loss in row.losses for one in row.parameters}
         return {one: value + row.offset if row.offset else value for one, row in found.items()}
 

@@ -1,8 +1,8 @@
 """Advantage estimators as verl calls them: in the driver, once per step, on the CPU, by keyword."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
+from composer_plugins.adapters.verl_plugin.rules import during, node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import (
     PADDING_UID,
     Key,
@@ -24,14 +24,9 @@ Estimator = Callable[..., tuple[Tensor, Tensor]]
 _batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
 
 
-@contextmanager
-def sessions_of(keys: Sequence[str]) -> Iterator[None]:
+def sessions_of(keys: Sequence[str]) -> AbstractContextManager[None]:
     """Show our estimators the keys `{uid}_{session}_{output}` of the batch's rows, under composer_sync."""
-    token = _batch_keys.set(keys)
-    try:
-        yield
-    finally:
-        _batch_keys.reset(token)
+    return during(_batch_keys, keys)
 
 
 def estimator(name: str | None) -> Estimator:

@@ -1,16 +1,15 @@
 """Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.adapters.verl_plugin.upstream import (
     DEFAULT_MODE,
     FORCED_MODES,
     MODES,
     NOT_SUPPLIED,
-    ONLY_VERLS,
     OPTION_TABLES,
     OPTIONS,
     Key,
@@ -21,10 +20,11 @@ from composer_plugins.catalogue import REQUIRED, Choice, Loss, of_kind
 from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.plugins import losses
 from composer_plugins.rows import row_of_import_path
 
+Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
@@ -41,13 +41,18 @@ _delivered = ContextVar("delivered", default=False)
 
 
 @contextmanager
-def channels_delivered() -> Iterator[None]:
-    """Let our functions in verl's registries accept hint and replay weights, under composer_sync."""
-    token = _delivered.set(True)
+def during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Show `value` to our functions in verl's registries while composer_sync calls verl."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _delivered.reset(token)
+        variable.reset(token)
+
+
+def channels_delivered() -> AbstractContextManager[None]:
+    """Let our functions in verl's registries accept hint and replay weights, under composer_sync."""
+    return during(_delivered, True)
 
 
 class Channels(NamedTuple):
@@ -104,7 +109,7 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     """
     for option, reason in NOT_AVAILABLE.items():
         if option in node:
-            raise ConfigError(option, f"it is not available here, because {reason}", "remove it")
+            raise not_available(option, reason)
     missing = _parameters_of_the_workers(node) if in_driver else {}
     params = dict(node.get("policy_params") or {}) if missing else {}
     config = ComposerConfig.parse({**node, "policy_params": {**params, **missing}} if missing else node)
@@ -197,8 +202,8 @@ def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> t
     choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
     for need in choice.loss.needs if kind == "advantage" else ():
         if need in NOT_SUPPLIED:
-            problem = f"{choice.name!r} needs {need}, and {NOT_SUPPLIED[need]}"
-            raise ConfigError(kind, problem, ONLY_VERLS[need])
+            why, remedy = NOT_SUPPLIED[need]
+            raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
     VERL.require(choice)
     return config, choice
 

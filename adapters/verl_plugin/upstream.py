@@ -56,11 +56,13 @@ class Key:
     DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
 
 
-# Inputs of an estimator that verl's trainers compute for an estimator of their own only.
+# Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
 NOT_SUPPLIED = {
-    "baselines": "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer"
+    "baselines": (
+        "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
+        f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
+    )
 }
-ONLY_VERLS = {"baselines": f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo"}
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
