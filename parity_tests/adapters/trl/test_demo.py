@@ -19,6 +19,7 @@ CHANNELS = ["rl", "rl+hint+replay"]
 STEPS = 4
 
 Main = Callable[..., int]
+Demo = tuple[Path, str, str]  # folder, stdout, stderr
 
 
 def start_demo(*options: str, hash_seed: str = "random") -> subprocess.Popen[str]:
@@ -34,19 +35,17 @@ def start_demo(*options: str, hash_seed: str = "random") -> subprocess.Popen[str
     )
 
 
+def run_demo(folder: Path, hash_seed: str) -> Demo:
+    options = ("--channels", ",".join(CHANNELS), "--steps", str(STEPS), "--out", str(folder))
+    process = start_demo(*options, hash_seed=hash_seed)
+    printed = process.communicate(timeout=600)
+    assert process.returncode == 0, printed
+    return folder, *printed
+
+
 @pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str, str]]:
-    """The same demo under two hash seeds: folder, stdout, stderr."""
-    folders = [tmp_path_factory.mktemp(f"hash_seed_{seed}") for seed in "01"]
-    processes = [
-        start_demo(
-            *("--channels", ",".join(CHANNELS), "--steps", str(STEPS), "--out", str(folder)), hash_seed=seed
-        )
-        for folder, seed in zip(folders, "01", strict=True)
-    ]
-    printed = [process.communicate(timeout=600) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], printed
-    return [(folder, *texts) for folder, texts in zip(folders, printed, strict=True)]
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    return run_demo(tmp_path_factory.mktemp("hash_seed_0"), "0")
 
 
 @pytest.fixture
@@ -67,8 +66,8 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Main:
     return run
 
 
-def test_results_hold_every_run_and_the_definitions(demos: list[tuple[Path, str, str]]) -> None:
-    results = json.loads((demos[0][0] / "results.json").read_text())
+def test_results_hold_every_run_and_the_definitions(demo: Demo) -> None:
+    results = json.loads((demo[0] / "results.json").read_text())
     assert list(results) == ["task", "settings", "versions", "definitions", "runs", "timing"]
     assert results["settings"]["steps"] == STEPS
     assert [run["channels"] for run in results["runs"]] == CHANNELS
@@ -85,9 +84,10 @@ def test_results_hold_every_run_and_the_definitions(demos: list[tuple[Path, str,
     assert len(results["timing"]["run_seconds"]) == len(CHANNELS)
 
 
-def test_only_the_times_differ_between_two_hash_seeds(demos: list[tuple[Path, str, str]]) -> None:
+@pytest.mark.slow
+def test_only_the_times_differ_between_two_hash_seeds(demo: Demo, tmp_path: Path) -> None:
     texts = []
-    for folder, _, _ in demos:
+    for folder, _, _ in (demo, run_demo(tmp_path, "1")):
         results = json.loads((folder / "results.json").read_text())
         del results["timing"]
         texts.append(json.dumps(results))
@@ -96,18 +96,18 @@ def test_only_the_times_differ_between_two_hash_seeds(demos: list[tuple[Path, st
 
 
 @pytest.mark.slow
-def test_a_run_does_not_depend_on_those_before_it(demos: list[tuple[Path, str, str]]) -> None:
+def test_a_run_does_not_depend_on_those_before_it(demo: Demo) -> None:
     from composer_plugins.recipes.codebook import run
     from composer_plugins.recipes.codebook.options import Settings
 
     alone = run.train(("rl", "hint", "replay"), run.make_start(0), Settings(steps=STEPS), lambda *_: None)
-    second = json.loads((demos[0][0] / "results.json").read_text())["runs"][1]
+    second = json.loads((demo[0] / "results.json").read_text())["runs"][1]
     assert [round(reward, 6) for reward in alone.rewards] == second["rewards"]
     assert round(alone.greedy_after, 6) == second["greedy_after"]
 
 
-def test_without_a_terminal_the_demo_prints_plain_lines(demos: list[tuple[Path, str, str]]) -> None:
-    folder, stdout, stderr = demos[0]
+def test_without_a_terminal_the_demo_prints_plain_lines(demo: Demo) -> None:
+    folder, stdout, stderr = demo
     assert stderr == ""
     assert "\x1b" not in stdout and "\r" not in stdout
     assert f"RL + hint + replay: step {STEPS} of {STEPS}, reward 0." in stdout
@@ -210,6 +210,7 @@ def test_version(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"composer-plugins {cli.__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_as_its_readme_says(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "trl"
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu"]

@@ -112,6 +112,7 @@ def test_an_optimizer_step_on_half_of_the_generated_completions_counts_their_tok
     assert tiny.relative_difference(ours, theirs) <= FLOAT32
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_gradient_of_one(tmp_path: Path) -> None:
     """One launch for all cases, since most of the time is the start of two processes."""
     assert set(POLICIES) == set(PAPERS)

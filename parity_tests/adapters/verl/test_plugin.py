@@ -114,6 +114,7 @@ def test_importing_the_module_register_registers_and_importing_the_package_does_
     assert printed.split()[-2:] == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_a_process_that_unpickles_the_config_before_verl_is_imported_has_the_plugin() -> None:
     program = (
         "import composer_plugins.adapters.verl_plugin.config\n"

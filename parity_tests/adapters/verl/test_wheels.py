@@ -55,7 +55,10 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Probe:
 
 
 def of_every_version(test: Any) -> Any:
-    return pytest.mark.parametrize("version", VERSIONS)(test)
+    """With the oldest and the installed version, and in the slow suite with those between them."""
+    between = VERSIONS[1:-1]
+    cases = [pytest.param(one, marks=pytest.mark.slow if one in between else ()) for one in VERSIONS]
+    return pytest.mark.parametrize("version", cases)(test)
 
 
 @of_every_version
@@ -157,6 +160,7 @@ def fake_plugin(root: Path) -> None:
     (root / "acme_losses.py").write_text("raise RuntimeError('no licence')\n")
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_of_someone_else_costs_no_name_and_is_warned_of_by_its_name(tmp_path: Path) -> None:
     fake_plugin(tmp_path)
     program = (

@@ -39,6 +39,7 @@ def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hint",
     [
