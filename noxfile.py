@@ -62,7 +62,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Run mypy: strict for the package and the kernels, less so where a framework's types are used."""
-    install(session, "mypy", "hypothesis", "-e", ".")
+    install(session, "mypy", "types-PyYAML", "hypothesis", "-e", ".")
     session.run("python", "-m", "mypy", *session.posargs)
 
 
@@ -96,6 +96,8 @@ def verl(session: nox.Session) -> None:
     for version in OLDER_VERLS:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():
             session.install("--no-deps", "--target", str(wheels / version), f"verl=={version}")
+    if not (wheels / "trl" / "trl").is_dir():  # one process of test_migration.py has both frameworks
+        session.install("--no-deps", "--target", str(wheels / "trl"), "-c", "constraints.txt", "trl")
     session.env["VERL_WHEELS"] = str(wheels)
     pytest(session, "adapters/verl", "live/verl")
 

@@ -72,6 +72,10 @@ class LossOption:
 def _sets(parameter: str, *losses: str) -> LossOption:
     return LossOption(sets=(Sets(losses, (parameter,)),))
 
+    def does_nothing(self, loss: str) -> bool:
+        """Whether the option sets parameters of other losses only, so that TRL's own does not read it."""
+        return bool(self.sets) and all(loss not in row.losses for row in self.sets)
+
 
 CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
 CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")

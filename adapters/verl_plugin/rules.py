@@ -135,6 +135,11 @@ def _parameter(option: Option, loss: Loss) -> str | None:
     return None
 
 
+def options_of(loss: Loss, kind: LossKind) -> set[str]:
+    """Return the keys of verl's options that set a parameter of this loss."""
+    return {option.key for option in OPTIONS[kind] if _parameter(option, loss) is not None}
+
+
 def with_options(
     node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from composer_plugins import __version__
 from composer_plugins.cli.doctor import doctor
+from composer_plugins.cli.migrate import migrate
 from composer_plugins.errors import ComposerError, ConfigError
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def _page() -> Iterator[Console]:
 
 
 app.command()(doctor)
+app.command()(migrate)
 
 
 @app.command()

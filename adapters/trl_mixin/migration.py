@@ -1,0 +1,184 @@
+"""TRL's side of `composer-plugins migrate`: a GRPOConfig as an Objective, and an Objective as one."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import yaml
+
+from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
+from composer_plugins.catalogue import Choice, choose
+from composer_plugins.errors import ConfigError
+from composer_plugins.migration import KL, NORM, Objective, behaviours, channels_of, set_params
+from composer_plugins.plugins import losses
+
+# The row of the catalogue that TRL's loss_type is, where importance_sampling_level is "token" and "sequence".
+OWN_LOSSES = {
+    "grpo": ("grpo@trl", "gspo@trl"),
+    "bnpo": ("grpo@trl", "gspo@trl"),
+    "dr_grpo": ("dr_grpo@trl", "gspo@trl"),
+    "dapo": ("dapo@trl", "gspo@trl"),
+    "luspo": ("grpo@trl", "luspo@trl"),
+    "cispo": ("cispo@trl", None),
+    "sapo": ("sapo@trl", None),
+    "vespo": ("vespo@trl", "vespo@trl"),
+}
+# vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.
+WEIGHTS = {
+    "token_truncate": ("tis", "token"),
+    "sequence_truncate": ("tis", "sequence"),
+    "token_mask": ("mis", "token"),
+    "sequence_mask": ("mis", "sequence"),
+}
+BOUNDS = {"tis": ("floor", "cap"), "mis": ("low", "high")}  # of clip_min and clip_max
+
+# Options that decide how the batch is made and cut, and no term of the loss.
+BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"}
+BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
+BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_kwargs", "log_multimodal"}
+BATCH |= {"cast_lm_head_to_fp32", "reward_weights"}
+READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
+READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
+READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
+
+
+def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
+    """What TRL trains with these options of a ComposerGRPOConfig, whatever other keys there are."""
+    options, policy = _config(table)
+    mode, _ = options.policy_mode(policy)
+    old, rollout = behaviours(policy, "trainer", "rollout engine")
+    scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
+    kl = None
+    if options.beta:
+        name, level = "k3@trl", {}
+        if options.use_bias_correction_kl:
+            by_sequence = policy.loss.name in upstream.SEQUENCE_LEVEL
+            name, level = "k3_corrected@trl", {"level": "sequence" if by_sequence else "token"}
+        kl = KL(choose(losses(), "kl", name, level), options.beta)
+    return Objective(
+        policy=policy,
+        mode=mode,
+        length=options.max_completion_length if mode == NORM else None,
+        old=old,
+        rollout=rollout,
+        advantage=choose(losses(), "advantage", "grpo@trl", {"scale": scale}),
+        group_size=options.num_generations,
+        kl=kl,
+        correction=_correction(options),
+        entropy=options.entropy_coef,
+        temperature=options.temperature,
+        channels=channels_of(options.composer),
+        remarks=tuple(_remarks(options)),
+    )
+
+
+def write(objective: Objective) -> dict[str, Any]:
+    """Options of ComposerGRPOConfig for this objective, as far as TRL can run it."""
+    policy = objective.policy
+    table: dict[str, Any] = {"policy": policy.name}
+    if params := set_params(policy):
+        table["policy_params"] = params
+    if objective.mode in upstream.LOSS_TYPES:
+        table["loss_type"] = upstream.LOSS_TYPES[objective.mode]
+    if objective.length is not None:
+        table["max_completion_length"] = int(objective.length)
+    if objective.advantage is not None and objective.advantage.loss.name in ("grpo", "dr_grpo"):
+        table["scale_rewards"] = objective.advantage.value("scale") or "none"
+    if objective.group_size is not None:
+        table["num_generations"] = objective.group_size
+    if objective.kl is not None and objective.kl.place == "loss":
+        name = objective.kl.estimator.loss.name
+        if name in ("k3", "k3_corrected"):
+            table |= {"beta": objective.kl.weight, "use_bias_correction_kl": name == "k3_corrected"}
+    if objective.correction is not None:
+        table |= _vllm_options(objective.correction)
+    if objective.entropy:
+        table["entropy_coef"] = objective.entropy
+    if objective.temperature != 1.0:
+        table["temperature"] = objective.temperature
+    known = {field.name for field in fields(ComposerGRPOConfig)}
+    return table | {name: value for name, value in objective.channels.items() if name in known}
+
+
+def render(table: Mapping[str, Any]) -> str:
+    """The options as the YAML that ComposerParser reads."""
+    return yaml.safe_dump(dict(table), sort_keys=False, default_flow_style=None)
+
+
+def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
+    """The options that bear on the loss, checked, and the policy loss, where it is TRL's own too."""
+    own = {field.name for field in fields(ComposerGRPOConfig)} - set(upstream.DEFAULTS)
+    names = (own | set(upstream.LOSS_OPTIONS) | {"policy", "loss_type"}) - BATCH
+    values = {name: value for name, value in table.items() if name in names}
+    if values.get("policy", TRL_LOSS) == TRL_LOSS:
+        values |= _own_loss(values)
+        loss = values["policy"].partition("@")[0]
+        # TRL's own loss does not read what our loss has no parameter for.
+        unread = {name for name, one in upstream.LOSS_OPTIONS.items() if one.does_nothing(loss)}
+        values = {name: value for name, value in values.items() if name not in unread}
+    # What the batch must satisfy, so that the options alone can be checked.
+    size = values.get("num_generations", upstream.DEFAULTS["num_generations"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's own defaults
+        options = ComposerGRPOConfig(
+            output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=size, **values
+        )
+    policy = options.policy_choice()
+    assert policy is not None
+    return options, policy
+
+
+def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which our policy loss is the one that TRL's own options name."""
+    kind = values.get("loss_type") or upstream.DEFAULTS["loss_type"]
+    level = values.get("importance_sampling_level", "token")
+    by_sequence = level == "sequence"
+    name = OWN_LOSSES[kind][by_sequence] if kind in OWN_LOSSES else None
+    if name is None or level not in ("token", "sequence"):
+        problem = f"with importance_sampling_level={level!r}, {kind!r} is no loss of the catalogue"
+        raise ConfigError("loss_type", problem, f"set one of {', '.join(OWN_LOSSES)}")
+    ours = name.partition("@")[0]
+    return {
+        "policy": name,
+        "loss_type": kind if kind in upstream.MODES else None,
+        "importance_sampling_level": "sequence" if ours in upstream.SEQUENCE_LEVEL else "token",
+    }
+
+
+def _correction(options: ComposerGRPOConfig) -> Choice | None:
+    if not upstream.corrects_rollouts(options):
+        return None
+    name, level = WEIGHTS[options.vllm_importance_sampling_mode]
+    low, high = BOUNDS[name]
+    given = {
+        low: options.vllm_importance_sampling_clip_min,
+        high: options.vllm_importance_sampling_clip_max,
+    }
+    bounds = {bound: value for bound, value in given.items() if value is not None}
+    return choose(losses(), "correction", name, bounds | {"level": level})
+
+
+def _vllm_options(correction: Choice) -> dict[str, Any]:
+    """The options of TRL for a correction; none where TRL has no such weight."""
+    kind = (correction.loss.name, correction.value("level"))
+    modes = [mode for mode, one in WEIGHTS.items() if one == kind]
+    if not modes:
+        return {}
+    low, high = BOUNDS[kind[0]]
+    return {
+        "use_vllm": True,
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": modes[0],
+        "vllm_importance_sampling_clip_min": correction.value(low),
+        "vllm_importance_sampling_clip_max": correction.value(high),
+    }
+
+
+def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
+    """What TRL's loss reads, and no field of Objective has."""
+    for name, option in upstream.LOSS_OPTIONS.items():
+        value, default = getattr(options, name), upstream.DEFAULTS[name]
+        if value != default and not option.sets and name not in (*READ, *BATCH):
+            yield f"{name} = {value!r}"

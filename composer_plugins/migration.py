@@ -1,0 +1,207 @@
+"""Move the loss of one framework's config into another's: what `composer-plugins migrate` prints.
+
+Each adapter has a module `migration` with `read(table, version)`, which returns the `Objective` that its
+framework trains, `write(objective)`, which returns a config of its framework, and `render(table)`, its text.
+What the target cannot do is found by reading back what was written, so nobody keeps a list of differences.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+from composer_plugins.catalogue import Choice
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError, unknown
+
+MODULES = {
+    "trl": "composer_plugins.adapters.trl_mixin.migration",
+    "verl": "composer_plugins.adapters.verl_plugin.migration",
+    "prime-rl": "composer_plugins.adapters.prime_rl_plugin.migration",
+}
+NORM = "seq-mean-token-sum-norm"  # the only mode with a constant
+# Whose log-probabilities a policy loss is given: those that the trainer computed before the update, those of
+# the rollout engine, or the policy's own, which makes the ratio 1.
+Behaviour = Literal["trainer", "rollout engine", "policy itself"]
+
+
+class KL(NamedTuple):
+    """A KL penalty against the reference policy."""
+
+    estimator: Choice
+    weight: float
+    place: Literal["loss", "reward"] = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What one framework trains with one config, in the catalogue's terms."""
+
+    policy: Choice
+    mode: str  # the aggregation mode
+    length: float | None = None  # the constant of NORM; None: the padded width
+    old: Behaviour | None = None  # whose are its old_logprobs; None: it needs none
+    rollout: Behaviour | None = None  # whose are its rollout_logprobs; None: it needs none
+    advantage: Choice | None = None  # None: not one of the catalogue's; `remarks` says which
+    group_size: int | None = None
+    kl: KL | None = None
+    correction: Choice | None = None
+    entropy: float = 0.0  # the coefficient of the entropy bonus
+    temperature: float = 1.0
+    channels: Mapping[str, Any] = field(default_factory=dict)  # of `channels_of`
+    remarks: tuple[str, ...] = ()  # what the config asks for and no field holds
+    has_terms: bool = True  # False for a bare loss: the fields in NOT_OF_A_LOSS were not given
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that decides the gradient, as names and values that can be compared."""
+        found = dict(_facts("policy", self.policy)) | {"denominator": self.mode}
+        if self.mode == NORM:
+            found["denominator.max_length"] = self.length or "the padded width"
+        found |= {"old_logprobs": self.old, "rollout_logprobs": self.rollout}
+        found |= self._advantage_facts() | {"KL": None, "rollout correction": None}
+        if self.kl is not None:
+            found |= _facts("KL", self.kl.estimator)
+            found |= {"KL.weight": self.kl.weight, "KL.place": self.kl.place}
+        if self.correction is not None:
+            found |= _facts("rollout correction", self.correction)
+        found |= {"entropy bonus": self.entropy, "temperature": self.temperature}
+        return {**found, **self.channels}
+
+    def _advantage_facts(self) -> dict[str, Any]:
+        if self.advantage is None:
+            return {"advantage": "not one of the catalogue's"}
+        found = dict(_facts("advantage", self.advantage))
+        if self.advantage.loss.name == "grpo" and found["advantage.scale"] == "none":
+            found = {"advantage": "dr_grpo", "advantage.singleton": found["advantage.singleton"]}
+        if self.group_size is not None and self.group_size > 1:
+            found.pop("advantage.singleton", None)  # it says what a group of one gets
+        return found
+
+
+# What a bare loss does not say, so that it is not compared.
+NOT_OF_A_LOSS = ("advantage", "KL", "rollout correction", "entropy bonus", "temperature")
+
+
+class Difference(NamedTuple):
+    """Something that the target's config does otherwise than the source's."""
+
+    what: str
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {self.source} -> {self.target}" if self.target else f"{self.what}: {self.source}"
+        )
+
+
+class Migrated(NamedTuple):
+    """A config of the target, and in what it differs from the source's."""
+
+    text: str
+    table: dict[str, Any]
+    differences: tuple[Difference, ...]
+
+
+def migrate(objective: Objective, target: str, version: str | None = None) -> Migrated:
+    """A config of `target` for this objective, and everything in which the two differ.
+
+    Raises ConfigError where the target cannot run the policy loss at all.
+    """
+    adapter = module(target)
+    table = adapter.write(objective)
+    return Migrated(adapter.render(table), table, tuple(differences(objective, adapter.read(table, version))))
+
+
+def read(framework: str, table: Mapping[str, Any], version: str | None = None) -> Objective:
+    """What `framework` trains with a config that was read from its file."""
+    found: Objective = module(framework).read(table, version)
+    return found
+
+
+def of_choice(chosen: Choice) -> Objective:
+    """A policy loss of the catalogue alone, with its own denominator."""
+    old, rollout = behaviours(chosen, "trainer", "rollout engine")
+    return Objective(policy=chosen, mode=chosen.mode, old=old, rollout=rollout, has_terms=False)
+
+
+def behaviours(
+    policy: Choice, old: Behaviour, rollout: Behaviour
+) -> tuple[Behaviour | None, Behaviour | None]:
+    """Whose log-probabilities a loss is given as old_logprobs and rollout_logprobs, where it needs them."""
+    needs = policy.loss.needs
+    return (
+        old if "old_logprobs" in needs else None,
+        rollout if "rollout_logprobs" in needs else None,
+    )
+
+
+def differences(source: Objective, target: Objective) -> Iterator[Difference]:
+    """Yield what `target` does otherwise than `source`, and what neither can express."""
+    ours, theirs = source.facts(), target.facts()
+    for what in dict.fromkeys((*ours, *theirs)):
+        head = what.partition(".")[0]
+        if (head in NOT_OF_A_LOSS and not source.has_terms) or ours.get(what) == theirs.get(what):
+            continue
+        if ours.get(head) == theirs.get(head):
+            yield Difference(what, _shown(ours.get(what)), _shown(theirs.get(what)))
+        elif what == head:  # another loss, with parameters of its own
+            yield Difference(what, _described(what, ours), _described(what, theirs))
+    for remark in dict.fromkeys((*source.remarks, *target.remarks)):
+        yield Difference("not carried over", remark, "")
+
+
+def module(framework: str) -> Any:
+    """The module `migration` of a framework's adapter."""
+    if framework not in MODULES:
+        raise unknown("--from or --to", framework, MODULES, noun="framework")
+    try:
+        return import_module(MODULES[framework])
+    except ImportError as error:
+        remedy = f"run this command where {framework} is installed"
+        raise ConfigError(framework, f"{error.name} is not installed here", remedy) from None
+
+
+def channels_of(config: ComposerConfig) -> dict[str, Any]:
+    """The options of the hint and the replay that have a weight, unless at their default."""
+    found: dict[str, Any] = {} if config.policy_weight == 1 else {"policy_weight": config.policy_weight}
+    for channel, loss, more in (
+        ("hint", "hint_divergence", ("teacher_prompt_template",)),
+        ("replay", "replay_loss", ()),
+    ):
+        if not getattr(config, f"{channel}_weight"):
+            continue
+        for name, option in ComposerConfig.model_fields.items():
+            value = getattr(config, name)
+            is_default = value == option.get_default(call_default_factory=True)
+            if (name.startswith(f"{channel}_") or name in more) and (name == loss or not is_default):
+                found[name] = value
+    return found
+
+
+def set_params(choice: Choice) -> dict[str, Any]:
+    """The parameters of a choice that its name alone does not set."""
+    dialect = choice.dialect
+    fixed = dialect.params if dialect is not None else {}
+    return {name: value for name, value in choice.params.items() if name not in fixed or fixed[name] != value}
+
+
+def _facts(what: str, choice: Choice) -> Iterator[tuple[str, Any]]:
+    yield what, choice.loss.name
+    for parameter in choice.loss.parameters:
+        yield f"{what}.{parameter}", choice.value(parameter)
+
+
+def _described(what: str, facts: Mapping[str, Any]) -> str:
+    """A fact with those that belong to it: "k3 (weight 0.001, place loss)"."""
+    start = f"{what}."
+    more = [
+        f"{name.removeprefix(start)} {_shown(value)}"
+        for name, value in facts.items()
+        if name.startswith(start) and value is not None
+    ]
+    return _shown(facts.get(what)) + (f" ({', '.join(more)})" if more else "")
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,116 @@
+"""`composer-plugins migrate` from TRL and to it. The gradients: adapters/verl/test_migration.py."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from composer_plugins import migration
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.adapters.trl_mixin.migration import BATCH, OWN_LOSSES, READ
+from composer_plugins.errors import ConfigError
+
+WITHOUT_STD = {"scale_rewards": "none"}
+
+
+def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
+    return [str(one) for one in migration.migrate(migration.read(source, table), target).differences]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (WITHOUT_STD, []),
+        ({}, []),  # TRL's epsilon is one that our estimator in verl takes too
+        (
+            WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": False},
+            ["KL.log_ratio_clamp", "KL.value_clamp"],
+        ),
+        (WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": True}, ["KL"]),
+        (WITHOUT_STD | {"use_vllm": True}, ["rollout correction.log_ratio_clamp"]),
+        (WITHOUT_STD | {"top_entropy_quantile": 0.8}, ["not carried over"]),
+        (WITHOUT_STD | {"mask_truncated_completions": True}, ["not carried over"]),
+        (WITHOUT_STD | {"loss_type": "bnpo"}, ["denominator"]),
+        (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, []),
+        (WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"}, []),
+        (WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"}, ["not carried over"]),
+    ],
+)
+def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: list[str]) -> None:
+    assert [one.partition(":")[0] for one in differences("trl", table, "verl")] == expected
+
+
+def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
+    """A value other than TRL's default changes what is compared, for each option in LOSS_OPTIONS."""
+    values: dict[str, Any] = {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "scale_rewards": "batch",
+        "vllm_importance_sampling_mode": "token_mask",
+        "multi_objective_aggregation": "normalize_then_sum",
+        "num_generations": 4,
+        "delta": 2.0,
+        "max_completion_length": 100,
+        "vllm_importance_sampling_clip_min": 0.5,
+    }
+    beside: dict[str, dict[str, Any]] = {
+        "use_bias_correction_kl": {"beta": 0.1},
+        "max_completion_length": {"loss_type": "dr_grpo"},
+        "sapo_temperature_pos": {"loss_type": "sapo"},
+        "sapo_temperature_neg": {"loss_type": "sapo"},
+    }
+    beside |= {name: {"use_vllm": True} for name in READ if name.startswith("vllm_")}
+    beside |= {name: {"loss_type": "vespo"} for name in upstream.LOSS_OPTIONS if name.startswith("vespo_")}
+    entropy = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+    beside |= dict.fromkeys(entropy, {"use_adaptive_entropy": True})
+    for name in upstream.LOSS_OPTIONS:
+        default = upstream.DEFAULTS[name]
+        if name in BATCH:
+            continue
+        value = values.get(name)
+        if value is None:
+            value = not default if isinstance(default, bool) else (default or 0.0) + 0.25
+        table = beside.get(name, {})
+        before = migration.read("trl", table)
+        after = migration.read("trl", table | {name: value})
+        changed = before.facts() != after.facts() or before.remarks != after.remarks
+        assert changed or before.group_size != after.group_size, name
+
+
+@pytest.mark.parametrize("kind", OWN_LOSSES)
+def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> None:
+    found = migration.migrate(migration.read("trl", {"loss_type": kind, "epsilon_high": 0.3}), "trl")
+    assert found.differences == ()
+    ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
+
+
+def test_a_level_that_the_catalogue_does_not_have_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is no loss of the catalogue"):
+        migration.read("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"})
+
+
+def test_verls_loss_with_its_dual_clip_and_its_clamps_runs_in_trl() -> None:
+    table = {
+        "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+        "actor_rollout_ref": {"actor": {"clip_ratio_c": 5.0}, "rollout": {"n": 4, "temperature": 0.9}},
+    }
+    found = migration.migrate(migration.read("verl", table), "trl")
+    assert found.differences == ()
+    assert found.table["policy_params"] == {"dual_clip": 5.0}
+    assert found.table["loss_type"] == "dapo" and found.table["temperature"] == 0.9
+
+
+def test_a_correction_of_verls_becomes_the_one_of_trl() -> None:
+    correction = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_3.0"}
+    table = {
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": False,
+            "rollout_correction": correction,
+        },
+        "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}},
+    }
+    found = migration.migrate(migration.read("verl", table), "trl")
+    assert [str(one) for one in found.differences] == ["rollout correction.log_ratio_clamp: 20 -> none"]
+    assert found.table["vllm_importance_sampling_mode"] == "sequence_mask"
+    assert found.table["vllm_importance_sampling_clip_min"] == 0.5

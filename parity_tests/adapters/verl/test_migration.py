@@ -1,0 +1,83 @@
+"""`composer-plugins migrate`: the gradients of both sides, through the real loss paths of verl and TRL."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.config import AlgoConfig
+from verl.workers.config import ActorConfig
+
+from composer_plugins.adapters.verl_plugin import migration
+from composer_plugins.adapters.verl_plugin.upstream import Key
+from composer_plugins.testing.assertions import tolerance
+from parity_tests.support.paths import ROOT
+from parity_tests.support.verl_wheels import FOLDERS
+
+TRL = Path(os.environ.get(FOLDERS) or "none", "trl")
+PAGE = ROOT / "docs" / "migrate.md"
+TERMS = 6 * 7  # rows and tokens of a drawn batch
+COLUMNS = 6
+
+
+@pytest.fixture(scope="module")
+def migrated() -> dict[str, Any]:
+    """The rows and the table of the program, from a process that has both frameworks."""
+    if not TRL.is_dir():
+        pytest.skip(f"no TRL in a folder that {FOLDERS} names (nox -s verl makes it)")
+    done = subprocess.run(
+        [sys.executable, "-m", "parity_tests.support.migrated", "--json"],
+        env=os.environ | {"PYTHONPATH": str(TRL)},
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_a_migrated_config_has_the_gradient_of_its_source_up_to_what_is_listed(
+    migrated: dict[str, Any],
+) -> None:
+    rows: list[dict[str, Any]] = migrated["rows"]
+    for row in rows:
+        assert row["gradient"] is None or row["gradient"] <= tolerance(torch.float64, TERMS, 1.0), row
+        assert row["gradient"] is not None or any(one.startswith("KL") for one in row["differences"]), row
+    of_catalogue = {row["case"] for row in rows if "'s " not in row["case"]}
+    assert len(of_catalogue) >= 12
+    for case in of_catalogue:
+        assert sum(row["case"] == case for row in rows) == COLUMNS, case
+    itself = [row for row in rows if row["source"] == row["target"]]
+    assert itself and all(row["differences"] == [] for row in itself), "a loss of the framework's own"
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_program_prints(migrated: dict[str, Any]) -> None:
+    numbers = re.compile(r"\d\.\de[-+]\d\d")  # rounding differs between machines
+    page = numbers.sub("N", PAGE.read_text())
+    for line in migrated["table"]:
+        assert numbers.sub("N", line) in page, "run python -m parity_tests.support.migrated"
+
+
+def test_what_a_file_leaves_out_is_at_verls_default() -> None:
+    actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    tree = {"actor_rollout_ref": {"actor": actor}, "algorithm": AlgoConfig()}
+    compared = set()
+    for key, default in migration.DEFAULTS.items():
+        value: Any = tree
+        for name in key.split("."):
+            value = value.get(name) if hasattr(value, "get") else getattr(value, name)
+            if value is None:
+                break
+        if value is not None:
+            compared.add(key)
+            assert value == default, key
+    left = set(migration.DEFAULTS) - compared
+    assert left == {f"{Key.ROLLOUT}.temperature", f"{Key.CORRECTION}.rollout_is_threshold"}, left

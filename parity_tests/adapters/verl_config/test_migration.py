@@ -1,0 +1,236 @@
+"""`composer-plugins migrate` between verl and PRIME-RL, which needs neither, and what every target shares."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from composer_plugins import cli, migration
+from composer_plugins.adapters.prime_rl_plugin import native
+from composer_plugins.adapters.prime_rl_plugin.config import parse
+from composer_plugins.adapters.prime_rl_plugin.upstream import NEWEST
+from composer_plugins.errors import ConfigError
+
+GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
+
+
+def verl(algorithm: dict[str, Any] | None = None, **actor: Any) -> dict[str, Any]:
+    """A config of verl's; with advantages that PRIME-RL has, unless `algorithm` says otherwise."""
+    return {
+        "algorithm": GRPO | (algorithm or {}),
+        "actor_rollout_ref": {"actor": actor, "rollout": {"n": 8}},
+    }
+
+
+def prime_rl(**loss: Any) -> dict[str, Any]:
+    return {"trainer": {"loss": {"type": "default"} | loss}}
+
+
+def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
+    return [str(one) for one in migration.migrate(migration.read(source, table), target).differences]
+
+
+def test_verls_options_become_parameters_under_their_names_here() -> None:
+    table = verl(clip_ratio_high=0.28, clip_ratio_c=10.0)
+    found = migration.migrate(migration.read("verl", table), "prime-rl")
+    kwargs = found.table["trainer"]["loss"]["kwargs"]
+    assert kwargs["policy"] == "grpo@verl"
+    assert kwargs["policy_params"] == {"clip_high": 0.28, "dual_clip": 10.0}
+    assert found.table["orchestrator"] == {"group_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (verl(), ["old_logprobs: trainer -> rollout engine"]),
+        (
+            verl(loss_agg_mode="seq-mean-token-mean", policy_loss={"loss_mode": "gpg"}),
+            ["denominator: seq-mean-token-mean -> token-mean"],
+        ),
+        (
+            verl(
+                loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=8, policy_loss={"loss_mode": "gpg"}
+            ),
+            ["denominator: seq-mean-token-sum-norm (max_length 8) -> token-mean"],
+        ),
+        # sapo's mode is one in verl, whatever is set
+        (
+            verl(policy_loss={"loss_mode": "sapo"}),
+            [
+                "denominator: seq-mean-token-mean -> token-mean",
+                "old_logprobs: trainer -> rollout engine",
+            ],
+        ),
+        (
+            verl({"norm_adv_by_std_in_grpo": True}, policy_loss={"loss_mode": "gpg"}),
+            ["advantage: grpo (scale group, ddof 1, eps 1e-06) -> dr_grpo"],
+        ),
+        (
+            verl({"adv_estimator": "gae"}, policy_loss={"loss_mode": "gpg"}),
+            [
+                "advantage: not one of the catalogue's -> dr_grpo",
+                "not carried over: algorithm.adv_estimator = 'gae', which needs more than a group's rewards",
+            ],
+        ),
+        (
+            verl(policy_loss={"loss_mode": "gpg"}, use_kl_loss=True, kl_loss_coef=0.01),
+            ["KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.01, place loss) -> none"],
+        ),
+        (
+            verl({"use_kl_in_reward": True}, policy_loss={"loss_mode": "gpg"}),
+            ["KL: k1 (weight 0.001, place reward) -> none"],
+        ),
+        (
+            verl(policy_loss={"loss_mode": "gpg"}, entropy_coeff=0.1),
+            ["entropy bonus: 0.1 -> 0"],
+        ),
+        # PRIME-RL's weight has no clamp
+        (
+            verl({"rollout_correction": {"rollout_is": "token"}}, policy_loss={"loss_mode": "gpg"}),
+            [],
+        ),
+        (
+            verl({"rollout_correction": {"rollout_rs": "token_k1"}}, policy_loss={"loss_mode": "gpg"}),
+            ["not carried over: algorithm.rollout_correction.rollout_rs = 'token_k1'"],
+        ),
+    ],
+)
+def test_what_prime_rl_cannot_do_is_listed(table: dict[str, Any], expected: list[str]) -> None:
+    assert differences("verl", table, "prime-rl") == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "policy", "params"),
+    [
+        ({}, "dppo_tv@prime-rl", {}),
+        ({"dppo_mask_high": 0.3, "kl_tau": 0.0}, "dppo_tv@prime-rl", {"tv_high": 0.3, "kl_tau": 0.0}),
+        ({"type": "ipo", "ipo_threshold": 0.2}, "ipo@prime-rl", {"tv_low": 0.2, "tv_high": 0.2}),
+    ],
+)
+def test_the_deleted_default_of_prime_rl_runs_here(
+    loss: dict[str, Any], policy: str, params: dict[str, float]
+) -> None:
+    found = migration.migrate(migration.read("prime-rl", prime_rl(**loss)), "prime-rl")
+    written = tomllib.loads(found.text)["trainer"]["loss"]
+    assert found.differences == ()
+    assert written["type"] == "custom" and written["import_path"].endswith("prime_rl_plugin.loss_fn")
+    assert written["kwargs"].get("policy_params", {}) == params
+    assert parse(written["kwargs"]).policy.name == policy
+
+
+@pytest.mark.parametrize("kind", ["default", "ipo"])
+def test_every_option_of_prime_rls_losses_changes_the_objective(kind: str) -> None:
+    own = native.find(kind, NEWEST)
+    assert own is not None
+    before = migration.read("prime-rl", prime_rl(type=kind)).facts()
+    for option in own.options:
+        value = 0.05 if option.default != 0.05 else 0.1
+        after = migration.read("prime-rl", prime_rl(type=kind, **{option.name: value})).facts()
+        assert after != before, option.name
+
+
+def test_an_older_prime_rl_divides_by_something_else() -> None:
+    objective = migration.read("prime-rl", prime_rl(), "0.5.0")
+    assert [one for one in objective.remarks if one.startswith("PRIME-RL 0.5 divides by")]
+
+
+def test_the_hint_and_the_replay_are_carried_as_far_as_the_target_has_them() -> None:
+    node = {"policy": "grpo@verl", "hint_weight": 0.5, "hint_divergence": "jsd", "hint_top_k": 16}
+    node |= {"replay_weight": 0.1, "replay_loss": "simpo"}
+    table = verl({"adv_estimator": "composer", "composer": node}, policy_loss={"loss_mode": "composer"})
+    table["algorithm"].pop("norm_adv_by_std_in_grpo")
+    assert differences("verl", table, "verl") == []
+    with pytest.raises(ConfigError, match=r"'jsd' needs student_logits.* which prime-rl does not provide"):
+        migration.migrate(migration.read("verl", table), "prime-rl")
+    node |= {"hint_divergence": "sampled_token"}
+    del node["hint_top_k"]
+    found = differences("verl", table, "prime-rl")
+    assert "replay_loss: simpo -> none" in found or "replay_loss: simpo -> dpo" in found
+    assert any(one.startswith("not carried over: the hint's teacher") for one in found)
+
+
+def test_a_bare_loss_is_compared_only_in_what_it_says() -> None:
+    from composer_plugins.catalogue import choose
+    from composer_plugins.plugins import losses
+
+    objective = migration.of_choice(choose(losses(), "policy", "gpg@verl"))
+    assert migration.migrate(objective, "prime-rl").differences == ()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command in this process: its status, stdout and stderr."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["composer-plugins", "migrate", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return (int(stop.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+def test_the_command_prints_a_config_that_its_reader_reads(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('[trainer.loss]\ntype = "ipo"\n[orchestrator]\ngroup_size = 4\n')
+    status, out, err = run("--from", "prime-rl", "--to", "verl", str(file))
+    assert (status, err) == (0, "")
+    assert out.startswith(f"# The loss of {file} of prime-rl, for verl.") and "# Nothing differs." in out
+    again = tmp_path / "b.yaml"
+    again.write_text(out)
+    assert yaml.safe_load(out)["actor_rollout_ref"]["rollout"]["n"] == 4
+    status, out, _ = run("--from", "verl", "--to", "prime-rl", str(again))
+    assert status == 0 and tomllib.loads(out)["trainer"]["loss"]["kwargs"] == {"policy": "ipo@prime-rl"}
+
+
+def test_the_status_says_whether_something_differs(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    # YAML 1.1 reads 1e-3 as a string, and verl's own parser as a number.
+    actor = "{use_kl_loss: true, kl_loss_coef: 1e-3}"
+    file.write_text(f"algorithm: {{adv_estimator: grpo}}\nactor_rollout_ref: {{actor: {actor}}}\n")
+    status, out, _ = run("--from", "verl", "--to", "prime-rl", str(file))
+    assert status == 1
+    assert "#   KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.001, place loss) -> none" in out
+
+
+def test_a_bare_loss_by_the_command(run: Any) -> None:
+    status, out, _ = run("--loss", "grpo@verl", "--to", "prime-rl")
+    assert status == 1 and "# 1 of its properties differ:" in out
+    assert 'policy = "grpo@verl"' in out and 'old_policy = "rollout"' in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["FILE, --loss", "neither is given"]),
+        (("--loss", "grpo", "x.yaml", "--to", "verl"), ["both are given"]),
+        (("--loss", "grpoo", "--to", "verl"), ["--loss", "did you mean 'grpo'"]),
+        (("--loss", "grpo", "--to", "verll"), ["--to", "did you mean 'verl'"]),
+        (("--loss", "clip_cov", "--to", "verl"), ["clip_cov", "micro-batches"]),
+        (("no.yaml", "--from", "verl", "--to", "trl"), ["no.yaml", "No such file"]),
+        (("no.yaml", "--to", "trl"), ["--from", "no framework is given"]),
+    ],
+)
+def test_what_cannot_be_migrated_is_one_error(run: Any, arguments: tuple[str, ...], words: list[str]) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and all(word in err for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "a: [1"),
+        ("a.toml", "a = "),
+        ("a.yaml", "just words"),
+        ("a.yaml", "algorithm: {composer: 3}"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_error(run: Any, tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    status, out, err = run("--from", "verl" if "yaml" in name else "prime-rl", "--to", "verl", str(file))
+    assert (status, out) == (2, "") and err.startswith("error: ")
