@@ -1,8 +1,8 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.plugins import losses
 
 FRAMEWORKS = ", ".join(migration.MODULES)
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
 def migrate(
@@ -96,5 +96,7 @@ def numbers(value: Any) -> Any:
         return {key: numbers(one) for key, one in value.items()}
     if isinstance(value, list):
         return [numbers(one) for one in value]
-    is_number = isinstance(value, str) and SCIENTIFIC.fullmatch(value)
-    return float(value) if is_number else value
+    if isinstance(value, str) and set(value) <= SCIENTIFIC:
+        with suppress(ValueError):
+            return float(value)
+    return value

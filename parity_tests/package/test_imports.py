@@ -29,7 +29,7 @@ FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_test
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LIBRARIES = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]} - {"numpy"}  # torch's own
-LIBRARIES |= sys.stdlib_module_names
+LIBRARIES = LIBRARIES - {"pyyaml"} | {"yaml"} | sys.stdlib_module_names
 
 PURE = ("collections", "functools", "inspect", "math", "typing")  # what kernels use of the standard library
 
