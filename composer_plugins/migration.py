@@ -176,6 +176,9 @@ def channels_of(config: ComposerConfig) -> dict[str, Any]:
             is_default = value == option.get_default(call_default_factory=True)
             if (name.startswith(f"{channel}_") or name in more) and (name == loss or not is_default):
                 found[name] = value
+    if config.hint_weight and config.hint_estimator != "advantage":  # it is a parameter of the divergence
+        found.pop("hint_estimator", None)
+        found["hint_params"] = set_params(config.choose_hint())
     return found
 
 

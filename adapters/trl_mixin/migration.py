@@ -104,7 +104,7 @@ def write(objective: Objective) -> dict[str, Any]:
 
 def render(table: Mapping[str, Any]) -> str:
     """The options as the YAML that ComposerParser reads."""
-    return yaml.safe_dump(dict(table), sort_keys=False, default_flow_style=None)
+    return yaml.safe_dump(dict(table), sort_keys=False)
 
 
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
@@ -182,3 +182,5 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
         value, default = getattr(options, name), upstream.DEFAULTS[name]
         if value != default and not option.sets and name not in (*READ, *BATCH):
             yield f"{name} = {value!r}"
+    if options.composer.hint_weight and options.rollout_options() is not None:
+        yield f"hint_source = {options.hint_source!r}: the others take hints from the data set alone"

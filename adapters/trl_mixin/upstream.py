@@ -68,13 +68,13 @@ class LossOption:
         found = {one: row for row in self.sets if loss in row.losses for one in row.parameters}
         return {one: value + row.offset if row.offset else value for one, row in found.items()}
 
-
-def _sets(parameter: str, *losses: str) -> LossOption:
-    return LossOption(sets=(Sets(losses, (parameter,)),))
-
     def does_nothing(self, loss: str) -> bool:
         """Whether the option sets parameters of other losses only, so that TRL's own does not read it."""
         return bool(self.sets) and all(loss not in row.losses for row in self.sets)
+
+
+def _sets(parameter: str, *losses: str) -> LossOption:
+    return LossOption(sets=(Sets(losses, (parameter,)),))
 
 
 CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")

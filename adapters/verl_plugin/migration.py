@@ -53,7 +53,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     given: Behaviour = "rollout engine" if value(Key.BYPASS) else "trainer"
     old, rollout = behaviours(policy, given, given)  # verl has one tensor for both
     kl = None
-    if value(Key.USE_KL_LOSS):
+    if value(Key.USE_KL_LOSS) and value(Key.KL_COEF):
         kl = KL(_estimator(value(f"{Key.ACTOR}.kl_loss_type")), value(Key.KL_COEF))
     elif value(Key.KL_IN_REWARD):
         weight = value("algorithm.kl_ctrl.kl_coef")
@@ -117,6 +117,8 @@ def write(objective: Objective) -> dict[str, Any]:
     if correction:
         algorithm["rollout_correction"] = correction
         rollout["calculate_log_probs"] = True
+    if objective.kl is None and rules.channels_of(rules.parse(node)).uses_reference:
+        actor |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # without it verl has no reference policy
     if objective.entropy:
         actor["entropy_coeff"] = objective.entropy
     if objective.temperature != 1.0:

@@ -245,15 +245,18 @@ def parse_registered(
 
 def parse_channels(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
-    config = parse(node)
-    hint = config.choose_hint() if config.hint_weight else None
-    replay = config.choose_replay() if config.replay_weight else None
-    for choice in (hint, replay):
+    found = channels_of(parse(node))
+    for choice in (found.hint, found.replay):
         if choice is not None:
             VERL.require(choice)
-    found = Channels(config, hint, replay)
     _check_hint(found)
     return found
+
+
+def channels_of(config: ComposerConfig) -> Channels:
+    """Return the channels that have a weight, not checked."""
+    hint = config.choose_hint() if config.hint_weight else None
+    return Channels(config, hint, config.choose_replay() if config.replay_weight else None)
 
 
 def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:

@@ -68,7 +68,8 @@ def comments(name: str, to: str, found: migration.Migrated) -> Iterator[str]:
     if not found.differences:
         yield "Nothing differs."
         return
-    yield f"{len(found.differences)} of its properties differ:"
+    number = len(found.differences)
+    yield f"{number} of its properties differ{'s' * (number == 1)}:"
     for difference in found.differences:
         yield f"  {difference}"
 
