@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, caught, raise_all, unknown
 
 MAX = sys.float_info.max
 
@@ -164,11 +164,14 @@ class Loss:
 
         `key` is the option that holds them ("policy_params"), for the error.
         """
+        prefix, wrong = f"{key}." if key else "", list[ConfigError]()
         for name, value in params.items():
-            where = f"{key}.{name}" if key else name
             if name not in self.parameters:
-                raise unknown(where, name, self.parameters, noun=f"{self.name} parameter")
-            self.parameters[name].check(where, value, self.defaults.get(name, REQUIRED))
+                wrong.append(unknown(prefix + name, name, self.parameters, noun=f"{self.name} parameter"))
+                continue
+            default = self.defaults.get(name, REQUIRED)
+            wrong += caught(partial(self.parameters[name].check, prefix + name, value, default))
+        raise_all(wrong)
         return dict(params)
 
     def dialect(self, upstream: str, key: str = "") -> Dialect:

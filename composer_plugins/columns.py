@@ -5,7 +5,7 @@ chosen, rejected     one pair, or equal-length lists of pairs; a side is a strin
 n_teachers_agreeing  optional weight >= 0 of the pair, or one per pair; None is 1
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, DataError
@@ -52,17 +52,25 @@ def prompt_of(row: Row) -> Any:
 
 def hinted_prompt(prompt: Prompt, hint: str | None, template: str) -> Prompt:
     """The prompt as the teacher sees it: `template` filled in, in the last user message of a chat."""
-    if hint is None:
-        return prompt
+    return prompt if hint is None else filled_prompt(prompt, template, privileged_context=hint)
+
+
+def filled_prompt(prompt: Prompt, template: str, **fields: str) -> Prompt:
+    """The prompt with `template` in its place; in a chat, in the place of the last user message's text."""
     if isinstance(prompt, str):
-        return template.format(prompt=prompt, privileged_context=hint)
+        return template.format(prompt=prompt, **fields)
+    last = _last_user_message(prompt)
+    content = template.format(prompt=content_text(prompt[last]["content"]), **fields)
+    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
+
+
+def _last_user_message(prompt: list[dict[str, Any]]) -> int:
     last = max((i for i, m in enumerate(prompt) if m["role"] == "user"), default=None)
     if last is None:
         raise DataError(
             "prompt", "it has no user message, which a hint is written into", "add a user message"
         )
-    content = template.format(prompt=content_text(prompt[last]["content"]), privileged_context=hint)
-    return [*prompt[:last], {**prompt[last], "content": content}, *prompt[last + 1 :]]
+    return last
 
 
 def hint_of(row: Row) -> str | None:
@@ -107,6 +115,68 @@ def after_prompt(whole: list[int], prompt: list[int]) -> list[int]:
         problem += "completion are not known"
         raise DataError("chat template", problem, "use a prefix-preserving chat template")
     return whole[len(prompt) :]
+
+
+# What the rows of a channel are counted in, and what such a row has.
+UNITS = {
+    "hint": ("hint", "a hint", (HINT,)),
+    "replay": ("pair", "a pair with a weight above 0", (CHOSEN, REJECTED)),
+}
+NOT_HINTS = ("none", "null", "nan")  # in any case: what was missing, written as text
+# What is accepted and is probably a mistake. The words after "in 2 of 7 hints" or "pairs", and the remedy.
+DOUBTS = {
+    "absent": ("the text is {what}", "write None in a row without a hint"),
+    "prompt": ("the text is the prompt", "write what the teacher knows beside the prompt, or None"),
+    "equal": ("chosen equals rejected", "remove these pairs, which teach nothing"),
+    "token": (
+        "chosen or rejected contains {what}",
+        "write the text alone: the chat template adds its tokens",
+    ),
+}
+
+
+def hint_notes(row: Row, prompt: Prompt) -> list[str]:
+    """Return "hint" for a row with a hint, and a key of DOUBTS, with what it is about, for each doubt."""
+    if (hint := hint_of(row)) is None:
+        return []
+    hint = hint.strip()
+    asked = prompt if isinstance(prompt, str) else content_text(prompt[_last_user_message(prompt)]["content"])
+    absent = [f"absent {hint!r}"] if hint.lower() in NOT_HINTS else []
+    return ["hint", *absent, *(["prompt"] if hint == asked.strip() else [])]
+
+
+def pair_notes(row: Row, special_tokens: Collection[str]) -> list[str]:
+    """Return "pair" for each pair with a weight above 0, and its doubts, as `hint_notes` has them."""
+    notes = []
+    for pair in pairs_of(row):
+        if pair.weight > 0:
+            chosen, rejected = text_of(pair.chosen), text_of(pair.rejected)
+            inside = [f"token {token!r}" for token in special_tokens if token in chosen or token in rejected]
+            notes += ["pair", *(["equal"] if chosen == rejected else []), *inside[:1]]
+    return notes
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    """The tokenizer's special tokens, those of its chat template among them."""
+    added = (token for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special)
+    return sorted({*tokenizer.all_special_tokens, *map(str, added)})
+
+
+def warnings_of(notes: Sequence[Collection[str]], channel: str, name: str) -> Iterator[str]:
+    """A warning if the channel uses no row of the data set, and one for each doubt, with its first row."""
+    unit, wanted, needed = UNITS[channel]
+    found = [(*note.partition(" ")[::2], i) for i, row in enumerate(notes) for note in row]
+    total = sum(kind == unit for kind, _, _ in found)
+    if not total:
+        yield (
+            f"{name}: none of its {len(notes)} rows has {wanted}, so the {channel} loss is always 0; "
+            f"fill the columns {', '.join(needed)}, or set {channel}_weight=0"
+        )
+    for doubt, (problem, remedy) in DOUBTS.items():
+        if rows := [(what, i) for kind, what, i in found if kind == doubt]:
+            what, first = rows[0]
+            problem = f"in {len(rows)} of {total} {unit}s {problem.format(what=what)}, first in row {first}"
+            yield f"{name}: {problem}; {remedy}"
 
 
 def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> Iterator[tuple[str, Row]]:

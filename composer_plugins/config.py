@@ -1,6 +1,6 @@
 """`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from string import Formatter
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.catalogue import Choice, choose
 from composer_plugins.diagnosis import Finding, Severity
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, caught, near, raise_all, unknown
 from composer_plugins.plugins import losses
 
 
@@ -25,8 +25,8 @@ class ComposerConfig(BaseModel):
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
     # PRIME-RL has no `old_logprobs`. This says whose log-probabilities are used in their place.
     old_policy: Literal["rollout", "current"] | None = None
-    mismatch: str | None = None  # a rollout correction: tis, mis, icepop
-    mismatch_params: dict[str, Any] = Field(default_factory=dict)
+    rollout_correction: str | None = None  # tis, mis, icepop
+    rollout_correction_params: dict[str, Any] = Field(default_factory=dict)
 
     hint_weight: float = Field(0.0, ge=0, allow_inf_nan=False)
     hint_divergence: str = "jsd"
@@ -48,32 +48,58 @@ class ComposerConfig(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
-        """`values` as a config; one ConfigError if anything is wrong.
+        """`values` as a config; one ConfigError if anything is wrong, with all that is wrong in `others`.
 
         `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl").
         """
+        wrong, bad = list[ConfigError](), set[str]()
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _first(error) from None
-        if not (config.policy_weight or config.hint_weight or config.replay_weight):
+            wrong.append(first_error(error, cls))
+            bad = {str(one["loc"][0]) for one in error.errors()}
+            config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
+            bad |= {name for one in bad for name in near(one, cls.model_fields)}
+        for prefixes, check in config._checks(framework_loss):
+            is_given = any(str(name).startswith(prefixes) for name in values)
+            if is_given and not any(name.startswith(prefixes) for name in bad):
+                wrong += caught(check)
+        raise_all(wrong)
+        return config
+
+    def _checks(self, framework_loss: str | None) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
+        """What must hold beside the types of the options, with the prefixes of the options it looks at."""
+        template = self.teacher_prompt_template
+        return [
+            (("",), self._check_weights),
+            (("policy",), lambda: self._check_policy(framework_loss)),
+            (("advantage",), self.choose_advantage),
+            (("rollout_correction",), self.choose_rollout_correction),
+            (("hint_divergence", "hint_params", "hint_estimator"), self.choose_hint),
+            (("replay_loss", "replay_params"), self.choose_replay),
+            (("hint", "policy"), lambda: _check_hint_as_advantage(self, framework_loss)),
+            (("hint",), lambda: _check_t_start(self)),
+            (
+                ("teacher",),
+                lambda: check_template(
+                    "teacher_prompt_template", template, {"privileged_context"}, {"prompt"}
+                ),
+            ),
+        ]
+
+    def _check_weights(self) -> None:
+        if not (self.policy_weight or self.hint_weight or self.replay_weight):
             problem = "it is 0, and so are the other weights: nothing trains"
             remedy = "set policy_weight, hint_weight or replay_weight to a number above 0"
             raise ConfigError("policy_weight", problem, remedy)
-        if config.policy != framework_loss:
-            config.choose_policy(framework_loss)
-        elif config.policy_params:
-            given = ", ".join(sorted(config.policy_params))
+
+    def _check_policy(self, framework_loss: str | None) -> None:
+        if self.policy != framework_loss:
+            self.choose_policy(framework_loss)
+        elif self.policy_params:
+            given = ", ".join(sorted(self.policy_params))
             problem = f"policy={framework_loss!r} is the framework's own loss, and {given} would not reach it"
             raise ConfigError("policy_params", problem, "name a policy, or set the framework's own options")
-        config.choose_advantage()
-        config.choose_mismatch()
-        config.choose_hint()
-        config.choose_replay()
-        _check_hint_as_advantage(config, framework_loss)
-        _check_t_start(config)
-        _check_template(config.teacher_prompt_template)
-        return config
 
     def choose_policy(self, framework_loss: str | None = None) -> Choice:
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
@@ -85,15 +111,21 @@ class ComposerConfig(BaseModel):
         """The advantage estimator, which may be a dialect ("grpo@verl")."""
         return choose(losses(), "advantage", self.advantage, self.advantage_params, option="advantage")
 
-    def choose_mismatch(self) -> Choice | None:
+    def choose_rollout_correction(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
-        if self.mismatch is not None:
-            chosen = choose(losses(), "correction", self.mismatch, self.mismatch_params, option="mismatch")
+        if self.rollout_correction is not None:
+            chosen = choose(
+                losses(),
+                "correction",
+                self.rollout_correction,
+                self.rollout_correction_params,
+                option="rollout_correction",
+            )
             _check_bounds(chosen)
             return chosen
-        if self.mismatch_params:
-            problem = "they are set, and mismatch is not"
-            raise ConfigError("mismatch_params", problem, "set mismatch, or remove them")
+        if self.rollout_correction_params:
+            problem = "they are set, and rollout_correction is not"
+            raise ConfigError("rollout_correction_params", problem, "set rollout_correction, or remove them")
         return None
 
     def choose_hint(self) -> Choice:
@@ -134,12 +166,16 @@ class ComposerConfig(BaseModel):
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
-def _first(error: ValidationError) -> ConfigError:
-    """Pydantic's first complaint as an error of ours."""
-    complaint = error.errors()[0]
+def first_error(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    """Pydantic's first complaint about the options of `model` as an error of ours, with the others."""
+    first, *others = [_error(complaint, model) for complaint in error.errors()]
+    return first.with_others(others)
+
+
+def _error(complaint: Mapping[str, Any], model: type[BaseModel]) -> ConfigError:
     key = ".".join(map(str, complaint["loc"]))
     if complaint["type"] == "extra_forbidden":
-        return unknown(key, key, ComposerConfig.model_fields, noun="option")
+        return unknown(key, key, model.model_fields, noun="option")
     if complaint["type"] == "literal_error":
         choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return unknown(key, str(complaint["input"]), choices, noun="value")
@@ -153,7 +189,7 @@ def _check_bounds(correction: Choice) -> None:
         low, high = correction.value(lower), correction.value(upper)
         if low is not None and high is not None and low > high:
             problem = f"{low:g} is above {upper}, {high:g}, so no weight is between them"
-            raise ConfigError(f"mismatch_params.{lower}", problem, f"set it to at most {high:g}")
+            raise ConfigError(f"rollout_correction_params.{lower}", problem, f"set it to at most {high:g}")
 
 
 def _check_hint_as_advantage(config: ComposerConfig, framework_loss: str | None) -> None:
@@ -185,14 +221,17 @@ def _check_t_start(config: ComposerConfig) -> None:
         raise ConfigError("hint_t_start", problem, f"set it to at most {hint.params['t']:g}")
 
 
-def _check_template(template: str) -> None:
+def check_template(key: str, template: str, needed: set[str], optional: Set[str] = frozenset()) -> None:
+    """Raise ConfigError unless `template` has the fields `needed`, and no others but the `optional` ones."""
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
         template.format_map(dict.fromkeys(names, "x"))
     except (ValueError, KeyError) as error:
         problem = f"{template!r} is not a template: {error}"
-        raise ConfigError("teacher_prompt_template", problem, "write {{ for a brace") from None
-    if "privileged_context" not in names or names - {"prompt", "privileged_context"}:
+        raise ConfigError(key, problem, "write {{ for a brace") from None
+    if not needed <= names <= needed | optional:
         problem = f"{template!r} has the fields {sorted(names)}"
-        remedy = "write {privileged_context}, and {prompt} unless the hint contains the prompt"
-        raise ConfigError("teacher_prompt_template", problem, remedy)
+        remedy = "write " + " and ".join(f"{{{name}}}" for name in sorted(needed))
+        if optional:
+            remedy += ", and if you like " + " and ".join(f"{{{name}}}" for name in sorted(optional))
+        raise ConfigError(key, problem, remedy)

@@ -1,7 +1,7 @@
 """The two errors that a user can cause, and the search for the name that a user meant."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
@@ -15,6 +15,8 @@ class ComposerError(Exception):
     `str(error)` is "key: problem; remedy". The command line prints it without a traceback.
     """
 
+    others: "tuple[ComposerError, ...]" = ()  # what else was found at the same time, for a doctor
+
     def __init__(self, key: str, problem: str, remedy: str) -> None:
         super().__init__(key, problem, remedy)  # these arguments make it picklable: Ray sends errors
         self.key, self.problem, self.remedy = key, problem, remedy
@@ -24,7 +26,13 @@ class ComposerError(Exception):
 
     def under(self, prefix: str, separator: str = ".") -> Self:
         """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
-        return type(self)(f"{prefix}{separator}{self.key}", self.problem, self.remedy)
+        error = type(self)(f"{prefix}{separator}{self.key}", self.problem, self.remedy)
+        return error.with_others(one.under(prefix, separator) for one in self.others)
+
+    def with_others(self, others: "Iterable[ComposerError]") -> Self:
+        """This error, with what else was found at the same time."""
+        self.others = tuple(others)
+        return self
 
 
 class ConfigError(ComposerError, ValueError):
@@ -33,6 +41,26 @@ class ConfigError(ComposerError, ValueError):
 
 class DataError(ComposerError, ValueError):
     """Wrong data. The key says where: a column, an input of a loss, a file."""
+
+
+def raise_all(errors: Iterable[ConfigError]) -> None:
+    """Raise the first of these errors, with the others of the other keys; do nothing if there is none."""
+    every = dict[str, ComposerError]()
+    for error in errors:
+        for one in (error, *error.others):
+            every.setdefault(one.key, one)
+    if every:
+        first, *others = every.values()
+        raise first.with_others(others)
+
+
+def caught(call: Callable[[], object]) -> list[ConfigError]:
+    """Return the ConfigError that a call raises, in a list; [] if it raises none."""
+    try:
+        call()
+    except ConfigError as error:
+        return [error]
+    return []
 
 
 def unknown(

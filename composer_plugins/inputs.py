@@ -59,6 +59,12 @@ INPUTS: dict[str, Input] = {
     "rollout_topk_logprobs": Input(
         TOP_K, "log-probabilities of the same k entries under the engine that sampled"
     ),
+    "support_logprobs": Input(
+        TOP_K, "log pi of every entry that could be sampled, normalised over them; carries the gradient"
+    ),
+    "rollout_support_logprobs": Input(
+        TOP_K, "log-probabilities of the same entries under the engine that sampled; -inf where padded"
+    ),
     "student_logits": Input(VOCAB, "unnormalised, of the student; carries the gradient"),
     "teacher_logits": Input(VOCAB, "unnormalised, of the teacher"),
     "student_logprobs": Input(TOKENS, "log S(y_t) of the sampled tokens; carries the gradient"),

@@ -184,9 +184,8 @@ def channels_of(config: ComposerConfig) -> dict[str, Any]:
 
 def set_params(choice: Choice) -> dict[str, Any]:
     """The parameters of a choice that its name alone does not set."""
-    dialect = choice.dialect
-    fixed = dialect.params if dialect is not None else {}
-    return {name: value for name, value in choice.params.items() if name not in fixed or fixed[name] != value}
+    fixed = dict(choice.loss.defaults) | dict(choice.dialect.params if choice.dialect else {})
+    return {name: value for name, value in choice.params.items() if fixed[name] != value}
 
 
 def _facts(what: str, choice: Choice) -> Iterator[tuple[str, Any]]:

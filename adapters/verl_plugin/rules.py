@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.adapters.verl_plugin.upstream import (
@@ -17,10 +18,9 @@ from composer_plugins.adapters.verl_plugin.upstream import (
 )
 from composer_plugins.bundled.adapters import VERL
 from composer_plugins.catalogue import REQUIRED, Choice, Loss, of_kind
-from composer_plugins.checks import check_top_k
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
 from composer_plugins.plugins import losses
 from composer_plugins.rows import row_of_import_path
 
@@ -29,10 +29,11 @@ LossKind = Literal["policy", "advantage"]
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
+CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 NOT_AVAILABLE = {
     "old_policy": "verl keeps old_log_probs itself",
-    "mismatch": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
-    "mismatch_params": "verl corrects for the rollout engine itself, by algorithm.rollout_correction",
+    "rollout_correction": CORRECTED,
+    "rollout_correction_params": CORRECTED,
     "hint_ema_rate": "verl keeps no average of the policy's weights",
     "replay_temperature": "verl computes every log-probability at rollout.temperature",
 }
@@ -107,12 +108,15 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     The driver does not see the actor's options: with policy=dro, beta may be `policy_loss.dro_beta`. So a
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
-    for option, reason in NOT_AVAILABLE.items():
-        if option in node:
-            raise not_available(option, reason)
+    wrong = [not_available(option, reason) for option, reason in NOT_AVAILABLE.items() if option in node]
     missing = _parameters_of_the_workers(node) if in_driver else {}
     params = dict(node.get("policy_params") or {}) if missing else {}
-    config = ComposerConfig.parse({**node, "policy_params": {**params, **missing}} if missing else node)
+    options = {**node, "policy_params": {**params, **missing}} if missing else node
+    try:
+        config = ComposerConfig.parse(options)
+    except ConfigError as error:
+        wrong.append(error)
+    raise_all(wrong)
     return config.model_copy(update={"policy_params": params}) if missing else config
 
 
@@ -152,7 +156,7 @@ def with_options(
     params = node.get(key) or {}
     if not given or loss is None or not isinstance(params, Mapping):
         return dict(node)
-    added: dict[str, Any] = {}
+    added, wrong = dict[str, Any](), list[ConfigError]()
     for option in OPTIONS[kind]:
         if option.key not in given or option.without_effect or loss.name in option.fulfilled_by:
             continue
@@ -160,13 +164,15 @@ def with_options(
         parameter = _parameter(option, loss)
         if parameter is None:
             problem = f"it is {value!r}, and it has no effect on the {kind} {loss.name!r}, which has no such "
-            raise ConfigError(at, f"{problem}parameter", _instead(option, loss, key))
-        ours = option.values.get(value, value)
+            wrong.append(ConfigError(at, f"{problem}parameter", _instead(option, loss, key)))
+            continue
+        ours, default = option.values.get(value, value), loss.defaults.get(parameter, REQUIRED)
         if parameter in params and params[parameter] != ours:
             problem = f"it is {value!r}, which sets {parameter} to {ours!r}, and {NODE}.{key}.{parameter} is "
-            raise ConfigError(at, f"{problem}{params[parameter]!r}", "set one of them")
-        loss.parameters[parameter].check(at, ours, loss.defaults.get(parameter, REQUIRED))
+            wrong.append(ConfigError(at, f"{problem}{params[parameter]!r}", "set one of them"))
+        wrong += caught(partial(loss.parameters[parameter].check, at, ours, default))
         added[parameter] = ours
+    raise_all(wrong)
     return {**node, key: {**params, **added}}
 
 
@@ -238,6 +244,7 @@ def parse_registered(
     config, choice = parse_with_options(node, kind, name, given or {})
     if not _delivered.get():
         enforce(undelivered(config, delivers=False))
+        enforce(one.under(NODE) for one in config.without_effect(config.model_fields_set))
         enforce(reduction(choice, mode))
         enforce(without_effect(kind, given or {}))
     return config, choice
@@ -318,6 +325,10 @@ def _check_hint(found: Channels) -> None:
             remedy = "set it (SDPO: 100), or set hint_divergence='sampled_token'"
             raise ConfigError("hint_top_k", problem, remedy)
         if "teacher_logits" in hint.loss.needs:
+            from composer_plugins.checks import (
+                check_top_k,
+            )  # loads torch, which the doctor itself does not need
+
             check_top_k(hint, config.hint_top_k + 1)  # the entries and one for the rest
             if (temperature := hint.value("temperature")) not in (None, 1):
                 problem = f"it is {temperature:g}, and verl's logits are at rollout.temperature already"

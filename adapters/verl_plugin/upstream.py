@@ -6,19 +6,21 @@ are in sync_trainer/trainer.py and sync_trainer/workers.py.
 """
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, in_a_line
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
 
 # Releases: the first that accepts an estimator of ours; the first that loads entry points and has trainers
 # of the v1 kind, to which composer_sync belongs; the first that nobody has tested.
 FIRST, ENTRY_POINTS, UNTESTED = (0, 6), (0, 9), (0, 10)
+DEFAULT_TRAINER = "sync"
 
 # The methods of verl's PPOTrainerSync that composer_sync overrides.
 OVERRIDDEN = {"_init_dataloader", "_init_resource_pool_mgr", "_compute_advantage", "_update_actor"}
@@ -27,6 +29,7 @@ OVERRIDDEN |= {"on_init_end", "trainer_mode"}
 # How verl finds plugins.
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 PLUGIN, ENTRY_POINT = "composer_plugins.adapters.verl_plugin.register", "composer"
+TRAINER_MODULE = "composer_plugins.adapters.verl_plugin.sync_trainer.trainer"
 REGISTRIES = {
     "estimators": ("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY"),
     "losses": ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY"),
@@ -94,7 +97,9 @@ class Option(NamedTuple):
 
 _ABSENT: Any = object()
 OPTION_TABLES = {"policy": Key.ACTOR, "advantage": "algorithm"}
-WEIGHT_CAPPED = ("dppo_tv", "dppo_kl", "minirl", "masked_is")  # whose ratio_cap bounds the weight
+WEIGHT_CAPPED = ("dppo_tv", "dppo_kl", "ipo", "minirl", "masked_is")  # whose ratio_cap bounds the weight
+# verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
+CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 WITHOUT_STD = ("dr_grpo", "rloo", "opo", "gpg")
 CLIP_COV, KL_COV = (f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov"))
 GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
@@ -245,15 +250,97 @@ def has_adapter(config: Any) -> bool:
     return any(at(config, key) for key in Key.LORA)
 
 
-def registries() -> dict[str, list[str]]:
+def needs_reference(config: Any) -> bool:
+    """Whether verl loads a reference policy."""
+    return bool(at(config, Key.KL_IN_REWARD) or at(config, Key.USE_KL_LOSS))
+
+
+def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the key and the text of what verl's own `validate_config` raises; None if it raises nothing.
+
+    main_ppo calls it before it starts Ray. The critic is left out, because its config loads the model. The
+    key is the first one that the text names, or the table that is no such dataclass, or main_ppo.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        from verl.utils.config import validate_config
+    except ImportError:  # an old verl beside other libraries than its own
+        return None
+    tree = OmegaConf.create(dict(config))
+    OmegaConf.set_struct(tree, True)  # as hydra's: a key that is not there is an error
+    try:
+        validate_config(tree, needs_reference(config), use_critic=False)
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        table = re.search(r"full_key: ([\w.]+)", str(error))
+        named = _named_key(str(cause), config) or (table[1] if table else "main_ppo")
+        return named, in_a_line(cause)
+    return None
+
+
+def _named_key(text: str, config: Mapping[str, Any]) -> str:
+    """Return the first option of the config that a text names, in full or by its end; "" if it names none."""
+    keys = list(_options(config))
+    for word in re.findall(r"\w+(?:\.\w+)+|\w+_\w+", text):
+        found = [key for key in keys if f".{key}".endswith(f".{word}")]
+        if len(found) == 1:
+            return found[0]
+    return ""
+
+
+def _options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _options(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)
+
+
+def registries(*, trainers: bool = True) -> dict[str, list[str]]:
     """Return the names in verl's registries; none of a registry that this verl does not have."""
     found: dict[str, list[str]] = {}
     for kind, (module, name) in REGISTRIES.items():
+        if kind == "trainers" and not trainers:
+            found[kind] = []
+            continue
         try:
             found[kind] = sorted(getattr(import_module(module), name))
         except Exception:  # verl before 0.9 has no v1, and v1 needs TransferQueue
             found[kind] = []
     return found
+
+
+def postpone_trainer() -> None:
+    """Let the doctor's `import verl` register composer_sync without loading it, which takes seconds.
+
+    The module is executed when a name in it is asked for: `load_trainer`.
+    """
+    spec = find_spec(TRAINER_MODULE)
+    assert spec is not None and spec.loader is not None
+    loader, module = spec.loader, module_from_spec(spec)
+
+    def load(name: str) -> Any:
+        if name.startswith("__"):  # asked of every module, by inspect for example
+            raise AttributeError(name)
+        del module.__getattr__
+        loader.exec_module(module)
+        return getattr(module, name)
+
+    module.__getattr__ = load  # type: ignore[method-assign]
+    sys.modules[TRAINER_MODULE] = module
+
+
+def load_trainer() -> str:
+    """Register composer_sync where this verl has trainers of its kind, and return why it fails; "" if not."""
+    try:
+        if has_v1_trainers():
+            assert import_module(TRAINER_MODULE).ComposerTrainer  # executes a postponed module
+    except Exception as error:
+        return in_a_line(error)
+    return ""
 
 
 def has_v1_trainers() -> bool:

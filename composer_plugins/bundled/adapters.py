@@ -24,7 +24,7 @@ PRIME_RL = Adapter(
         # old_logprobs with `old_policy`: the rollout engine's or the policy's own
         "policy": frozenset(
             {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "advantages"}
-            | {"mask"}
+            | {"support_logprobs", "rollout_support_logprobs", "mask"}
         ),
         "divergence": frozenset({"student_logprobs", "teacher_logprobs", "mask"}),
         "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),

@@ -10,7 +10,13 @@ ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 
 DUAL_CLIP = Parameter("bound on the loss where A < 0, in units of |A|; verl: 3.0", low=1)
 RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch; TRL's delta", low=1)
-BOUNDS = CLIPS | {"ratio_cap": RATIO_CAP, "dual_clip": DUAL_CLIP, "log_ratio_clamp": LOG_RATIO_CLAMP}
+WEIGHT_CAP = Parameter("the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1)
+BOUNDS = CLIPS | {
+    "ratio_cap": RATIO_CAP,
+    "weight_cap": WEIGHT_CAP,
+    "dual_clip": DUAL_CLIP,
+    "log_ratio_clamp": LOG_RATIO_CLAMP,
+}
 
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
 GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"

@@ -7,6 +7,7 @@ from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS, T
 from composer_plugins.catalogue import Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
+SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
 
 WEIGHT_CAP = Parameter("the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
 FORM = Parameter("-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio"))
@@ -129,7 +130,8 @@ LOSSES = (
         summary="dppo_tv with a symmetric region and a squared drift (not the preference loss)",
         paper=f"PRIME-RL {PRIME_RL} (INTELLECT policy optimisation)",
         needs=ROLLOUT,
-        parameters=region("tv") | {"form": FORM, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
+        parameters=region("tv")
+        | {"ratio_cap": WEIGHT_CAP, "form": FORM, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
         mode="token-mean",
         dialects=(
             prime_rl(
@@ -149,6 +151,16 @@ LOSSES = (
             ),
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
+    ),
+    policy(
+        name="ipo_centered",
+        gradient="surrogate",
+        summary="ipo, less the update that the rollout policy expects (score centering)",
+        paper="arXiv 2609.20807",
+        needs=SUPPORT,
+        parameters=region("tv") | {"ratio_cap": WEIGHT_CAP, "adv_tau": ADV_TAU, "kl_tau": KL_TAU},
+        mode="token-mean",
+        proof="kernels/test_regions.py::test_score_centering_is_what_a_loop_over_tokens_and_entries_makes_of_it",
     ),
     policy(
         name="minirl",

@@ -101,6 +101,8 @@ def draw(
         "token_rewards": last * normal(size, 1),
         "token_loss": normal(size, tokens),
         "prompt_tokens": token_mask.sum(-1) + 3,
+        "support_logprobs": topk(logits),
+        "rollout_support_logprobs": topk(logits + spread * normal(size, tokens, vocab)),
     }
     batch = {name: drawn[name] for name in setting.inputs}
     return {

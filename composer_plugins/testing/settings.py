@@ -14,7 +14,7 @@ VOCABULARY = 5  # a drawn vocabulary has at least as many entries, except where 
 
 # The inputs of a loss into which a gradient flows. Into every other input it must not.
 TRAINED = {
-    *("logprobs", "logits", "student_logits", "student_logprobs", "token_loss"),
+    *("logprobs", "support_logprobs", "logits", "student_logits", "student_logprobs", "token_loss"),
     *("chosen", "rejected", "chosen_nll", "gold_nll", "scores"),
 }
 # By loss: trained inputs which that loss uses without a gradient, as one side of a detached ratio.

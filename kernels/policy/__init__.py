@@ -1,5 +1,6 @@
 """Policy losses, one short function per published loss, per token."""
 
+from composer_plugins.kernels.policy.centered import *  # noqa: F403
 from composer_plugins.kernels.policy.clipped import *  # noqa: F403
 from composer_plugins.kernels.policy.covariance import *  # noqa: F403
 from composer_plugins.kernels.policy.distilled import *  # noqa: F403

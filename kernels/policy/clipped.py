@@ -19,6 +19,7 @@ def ppo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     ratio_cap: float | None = None,
+    weight_cap: float | None = None,
     dual_clip: float | None = None,
     log_ratio_clamp: float | None = None,
 ) -> TokenLoss:
@@ -27,14 +28,18 @@ def ppo(
         x_t = max(-A r_t, -A clip(r_t, 1 - clip_low, 1 + clip_high)),   r_t = pi(y_t) / old(y_t)
 
     `clip_high > clip_low` is DAPO's clip-higher; `dual_clip` bounds the loss by -A * dual_clip where
-    A < 0; `ratio_cap` bounds r in the unclipped branch (INTELLECT-2, TRL's `delta`).
+    A < 0; `ratio_cap` bounds r in the unclipped branch (INTELLECT-2, TRL's `delta`), where its gradient is
+    then 0; `weight_cap` bounds the value of r and the weight of its gradient, which stays.
     `dual_clip=3.0, log_ratio_clamp=20.0` is verl's `vanilla`.
     Denominator: "token-mean". The critic's loss and the KL (`kl`) are terms of their own.
     Departs from every upstream: (1) a ratio saturates 10 nats below overflow instead of becoming inf.
     Source: arXiv 1707.06347 eq. 7; 1912.09729 (dual clip); 2505.07291 (two-sided); verl 0.9.1
     core_algos.py compute_policy_loss_vanilla; TRL 1.16 grpo_trainer.py _compute_loss.
     """
-    ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp))
+    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp)
+    ratio = safe_exp(log_r)
+    if weight_cap is not None:  # the difference is exactly 0, and has the gradient
+        ratio = ratio.detach().clamp(max=weight_cap) * (1 + (log_r - log_r.detach()))
     return clipped(ratio, advantages, mask, clip_low, clip_high, ratio_cap, dual_clip)
 
 

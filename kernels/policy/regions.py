@@ -168,14 +168,16 @@ def ipo(
     *,
     tv_low: float = 0.1,
     tv_high: float = 0.1,
+    ratio_cap: float | None = None,
     form: Form = "ratio",
     adv_tau: float = 1.0,
     kl_tau: float = 1e-3,
 ) -> TokenLoss:
     """INTELLECT policy optimisation: `dppo_tv` with a region that ignores the sign of the advantage.
 
-        x_t = -adv_tau M_t A r_t + kl_tau (log r_t)^2,   M_t = -tv_low <= p_t - q_t <= tv_high
+        x_t = -adv_tau M_t A min(r_t, ratio_cap) + kl_tau (log r_t)^2,   M_t = -tv_low <= p_t - q_t <= tv_high
 
+    A capped ratio keeps its gradient.
     A policy loss: not the preference loss called IPO. Denominator: "token-mean" of the global batch.
     Departs from PRIME-RL: (1) a ratio saturates 10 nats below overflow, and keeps its gradient.
     Source: PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 ipo_loss_fn; of v0.5.0, default_loss_fn.
@@ -190,6 +192,7 @@ def ipo(
         advantages,
         mask,
         region,
+        ratio_cap=ratio_cap,
         form=form,
         adv_tau=adv_tau,
         kl_tau=kl_tau,

@@ -59,7 +59,7 @@ def ppo(row: Row, **o: Any) -> list[Token]:
     out = []
     for logp, old, a, _ in row:
         d, free = limited(logp - old, o)
-        r = math.exp(d)
+        r = min(math.exp(d), o.get("weight_cap") or math.inf)
         piece = clipped(r, a, **o)
         out.append(Token(piece.value, free * piece.slope * r, clip_metrics(r, a, **o)))
     return out
@@ -203,6 +203,8 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("dppo_kl", {"kl_low": 0.05, "kl_high": 0.01}),
     ("dppo_kl", {"kl_low": 0.001, "kl_high": 0.05, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
     ("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+    ("ppo", {"clip_low": 0.2, "clip_high": 0.3, "weight_cap": 1.5}),
+    ("ppo", {"clip_low": 0.1, "clip_high": 0.5, "weight_cap": 1.1}),
     ("dapo", {}),
     ("dr_grpo", {}),
     ("gspo", {"clip_low": 0.1, "clip_high": 0.1, "ratio_cap": 1.2}),

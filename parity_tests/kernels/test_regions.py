@@ -155,6 +155,36 @@ def test_ipo_does_not_look_at_the_advantage(batch: Batch) -> None:
 
 @few
 @given(batch=token_batches())
+def test_score_centering_is_what_a_loop_over_tokens_and_entries_makes_of_it(batch: Batch) -> None:
+    """Three entries and a padded one; their coefficients are the gradient in their log-probabilities."""
+    at = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    p, q = (
+        torch.nn.functional.pad((2 * x.unsqueeze(-1) * at).sin().log_softmax(-1), (0, 1), value=fill)
+        for x, fill in ((batch["logprobs"], 0.0), (batch["old_logprobs"] + 0.4, -math.inf))
+    )
+    logprobs, old, advantages, mask = rollout(batch)
+    given = {"tv_low": 0.02, "tv_high": 0.05, "ratio_cap": 1.1, "adv_tau": 0.7}
+    slopes, values = torch.zeros_like(p), torch.zeros_like(logprobs)
+    for i in map(tuple, mask.nonzero().tolist()):
+        a = 0.7 * float(advantages[i[0], 0])
+        for v in range(3):
+            log_p, log_q = float(p[i][v]), float(q[i][v])
+            if -0.02 <= math.exp(log_p) - math.exp(log_q) <= 0.05:
+                slopes[i][v] = a * math.exp(log_q) * min(math.exp(log_p - log_q), 1.1)
+            values[i] += float(slopes[i][v]) * log_p
+
+    def alone(lp: float, lq: float, a: float) -> float:
+        inside = -0.02 <= math.exp(lp) - math.exp(lq) <= 0.05
+        return -0.7 * min(math.exp(lp - lq), 1.1) * a * inside
+
+    p.requires_grad_()
+    ours = policy.ipo_centered(*rollout(batch), p, q, **given).loss
+    assert_is(ours, by_token(batch, alone) + values)
+    assert_is(torch.autograd.grad(ours.sum(), p)[0], slopes)
+
+
+@few
+@given(batch=token_batches())
 def test_masked_is_without_bounds_is_reinforce_by_the_ratio(batch: Batch) -> None:
     ours = policy.masked_is(*rollout(batch), token_low=0.0, token_high=1e30, kl_tau=0.2)
     assert_is(ours.loss, by_token(batch, lambda lp, lq, a: -math.exp(lp - lq) * (a - 0.2 * (lp - lq)) * lp))

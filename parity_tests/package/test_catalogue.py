@@ -97,10 +97,13 @@ def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: 
         ({"hint_weight": -1.0}, "hint_weight: it is -1.0; set a number greater than or equal to 0"),
         ({"hint_teacher": "bsae"}, "hint_teacher: unknown value 'bsae'; did you mean 'base'?"),
         ({"polcy": "grpo"}, "polcy: unknown option 'polcy'; did you mean 'policy'?"),
-        ({"mismatch_params": {"cap": 2.0}}, "mismatch_params: they are set, and mismatch is not; set mism"),
         (
-            {"mismatch": "icepop", "mismatch_params": {"low": 6.0}},
-            "mismatch_params.low: 6 is above high, 5, so no weight is between them; set it to at most 5",
+            {"rollout_correction_params": {"cap": 2.0}},
+            "rollout_correction_params: they are set, and rollout_correction is not; set roll",
+        ),
+        (
+            {"rollout_correction": "icepop", "rollout_correction_params": {"low": 6.0}},
+            "rollout_correction_params.low: 6 is above high, 5, so no weight is between them; set it to at ",
         ),
         ({"hint_t_start": 0.1}, "hint_t_start: only TAID has a t, and hint_divergence is 'jsd'; remove it"),
         ({"teacher_prompt_template": "{hint}"}, "teacher_prompt_template: '{hint}' has the fields ['hint'];"),
@@ -113,9 +116,13 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
 
 
 def test_equal_bounds_of_a_correction_are_accepted_and_a_lower_one_above_the_upper_is_not() -> None:
-    ComposerConfig.parse({"mismatch": "mis", "mismatch_params": {"low": 2.0, "high": 2.0}})
-    with pytest.raises(ConfigError, match="mismatch_params.low: 2.5 is above high, 2"):
-        ComposerConfig.parse({"mismatch": "mis", "mismatch_params": {"low": 2.5, "high": 2.0}})
+    ComposerConfig.parse(
+        {"rollout_correction": "mis", "rollout_correction_params": {"low": 2.0, "high": 2.0}}
+    )
+    with pytest.raises(ConfigError, match="rollout_correction_params.low: 2.5 is above high, 2"):
+        ComposerConfig.parse(
+            {"rollout_correction": "mis", "rollout_correction_params": {"low": 2.5, "high": 2.0}}
+        )
 
 
 def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_given_as_0() -> None:
@@ -268,4 +275,4 @@ def test_a_framework_refuses_a_loss_that_it_cannot_run(
 
 def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
     ADAPTER.require(choose(LOSSES, "policy", "grpo", option="policy"))
-    ADAPTER.require(choose(LOSSES, "correction", "tis", {"normalise": False}, option="mismatch"))
+    ADAPTER.require(choose(LOSSES, "correction", "tis", {"normalise": False}, option="rollout_correction"))

@@ -38,7 +38,7 @@ FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
     "trl_mixin": {"accelerate", "datasets", "peft", "safetensors", "transformers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
-    | {"numpy", "pyarrow"},
+    | {"datasets", "numpy", "pyarrow"},
 }
 
 

@@ -18,6 +18,7 @@ ADAPTERS = {"/".join(file.split("/")[:2]) for file in TREES if file.startswith("
 # Every module that uses a regular expression, and over what: never over a message of ours.
 REGULAR_EXPRESSIONS = {
     "adapters/prime_rl_plugin/upstream.py": "a version",
+    "adapters/trl_mixin/upstream.py": "the text of a prompt, and what a model generated",
     "adapters/verl_plugin/doctor/__init__.py": "a message of hydra's",
     "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
     "adapters/verl_plugin/upstream.py": "a version",

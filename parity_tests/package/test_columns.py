@@ -1,0 +1,65 @@
+"""What `columns` says of rows that are accepted and are probably a mistake."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_plugins.columns import hint_notes, hint_of, pair_notes, special_tokens, warnings_of
+from composer_plugins.errors import DataError
+
+ASKED = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": [{"type": "text", "text": " 1+1? "}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("hint", "notes"),
+    [
+        (None, []),
+        ("It is 2.", ["hint"]),
+        (" NaN\n", ["hint", "absent 'NaN'"]),
+        ([{"role": "user", "content": "null"}], ["hint", "absent 'null'"]),
+        ("1+1?", ["hint", "prompt"]),
+        ("None of these", ["hint"]),
+    ],
+)
+def test_the_notes_of_a_hint(hint: Any, notes: list[str]) -> None:
+    assert hint_notes({"privileged_context": hint}, ASKED) == notes
+    assert hint_notes({"privileged_context": hint}, "1+1?") == notes
+
+
+def test_a_hint_that_is_a_number_is_an_error() -> None:
+    """NaN is what pandas writes for a hint that is missing."""
+    with pytest.raises(DataError, match="privileged_context: it is nan; write a string, messages, or None"):
+        hint_of({"privileged_context": float("nan")})
+
+
+def test_the_notes_of_pairs_leave_out_those_with_a_weight_of_0() -> None:
+    row = {"chosen": ["a", "b", "c"], "rejected": ["a", "b", [{"role": "assistant", "content": "<end>d"}]]}
+    assert pair_notes(row, ["<end>"]) == ["pair", "equal", "pair", "equal", "pair", "token '<end>'"]
+    assert pair_notes(row | {"n_teachers_agreeing": [1, 0, 0]}, ["<end>"]) == ["pair", "equal"]
+    assert pair_notes({"chosen": None}, ["<end>"]) == []
+
+
+def test_a_warning_has_the_number_the_first_row_and_what_to_do() -> None:
+    notes = [[], ["pair", "pair", "token '<end>'"], ["pair", "token '<eos>'", "equal"]]
+    assert list(warnings_of(notes, "replay", "data")) == [
+        "data: in 1 of 3 pairs chosen equals rejected, first in row 2; "
+        "remove these pairs, which teach nothing",
+        "data: in 2 of 3 pairs chosen or rejected contains '<end>', first in row 1; "
+        "write the text alone: the chat template adds its tokens",
+    ]
+    (none,) = warnings_of([[], []], "hint", "data")
+    assert none.startswith("data: none of its 2 rows has a hint, so the hint loss is always 0; fill")
+    assert list(warnings_of([["hint"]], "hint", "data")) == []
+
+
+def test_special_tokens_are_the_tokenizers_and_those_that_were_added() -> None:
+    def token(text: str, special: bool) -> Any:
+        return type("Token", (), {"special": special, "__str__": lambda _: text})()
+
+    added = {7: token("<turn>", special=True), 8: token("<think>", special=False)}
+    tokenizer = SimpleNamespace(all_special_tokens=["<eos>"], added_tokens_decoder=added)
+    assert special_tokens(tokenizer) == ["<eos>", "<turn>"]
