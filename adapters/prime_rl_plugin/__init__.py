@@ -37,8 +37,9 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
 
     `kwargs` are the keys of `ComposerConfig`: `policy` (a loss, a dialect or an import path; by default
     "dppo_tv@prime-rl") with `policy_params`, `old_policy` ("rollout" or "current": whose log-probabilities
-    are used for old_logprobs), `mismatch` ("tis", "mis", "icepop") with `mismatch_params`, `hint_weight` with
-    `hint_estimator` ("score", "k2", "k3", or "advantage": a part of the advantages), `replay_weight`.
+    are used for old_logprobs), `rollout_correction` ("tis", "mis", "icepop") with
+    `rollout_correction_params`, `hint_weight` with `hint_estimator` ("score", "k2", "k3", or "advantage": a
+    part of the advantages), `replay_weight`.
     PRIME-RL divides the pairs' sum by the tokens of the global batch too. For DPO's mean over pairs, set
     `replay_weight` to tokens / pairs of a typical batch.
     The first call raises ConfigError for an unknown option, and for what this PRIME-RL cannot run. PRIME-RL's

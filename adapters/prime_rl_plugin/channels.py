@@ -25,7 +25,18 @@ class Masks(NamedTuple):
     replay: Tensor | None
 
 
-PATIENCE = 200  # calls without any reference, after which a hint or a pair that was asked for is missed
+PATIENCE = 200  # calls, after which a stream that was asked for and did not come is missed
+# By stream: what it brings, and what to do where it does not come.
+MISSED = {
+    "reference": (
+        "reference log-probability",
+        "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples",
+    ),
+    "support": (
+        "log-probability of the sampler's mask",
+        f"set {upstream.SUPPORT_OPTION} = true in [inference], and top_p in [orchestrator.train.sampling]",
+    ),
+}
 
 
 class ChannelsLoss:
@@ -39,14 +50,17 @@ class ChannelsLoss:
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
-        self.waited = 0 if channels.wanted.any else PATIENCE  # calls without a reference
+        by_policy = f"policy {channels.policy.name!r}" if channels.learns_from_support else ""
+        # The streams that were asked for and have not come yet, and by what; and the calls so far.
+        self.awaited = {"reference": channels.wanted.any, "support": by_policy}
+        self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
         s = upstream.streams(inputs)
         self._check(inputs, s)
-        if self.waited < PATIENCE:
-            self._wait_for_reference(s)
+        if self.awaited:
+            self._wait(s)
         masks = _masks(s)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
         replay = None
@@ -73,20 +87,21 @@ class ChannelsLoss:
             enforce([*findings(self.channels, generation), *newer_than_tested(generation)])
         self.checked.add(kind)
 
-    def _wait_for_reference(self, s: upstream.Streams) -> None:
-        """Warn once if no call of the first `PATIENCE` had a reference, which hints and pairs come with.
+    def _wait(self, s: upstream.Streams) -> None:
+        """Warn once if no call of the first `PATIENCE` had a stream that was asked for.
 
         PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any.
         """
-        self.waited = PATIENCE if s.reference is not None else self.waited + 1
-        if self.waited == PATIENCE and s.reference is None:
-            asked = self.channels.wanted.any
+        self.calls += 1
+        self.awaited = {stream: asked for stream, asked in self.awaited.items() if getattr(s, stream) is None}
+        if self.calls < PATIENCE:
+            return
+        for stream, asked in self.awaited.items():
             option = asked.partition(" = ")[0] if " = " in asked else "policy"
-            problem = (
-                f"{asked} is set, and no reference log-probability came with the first {PATIENCE} sequences"
-            )
-            remedy = "run composer-plugins doctor on rl.toml, and see that the environment stamps its samples"
+            what, remedy = MISSED[stream]
+            problem = f"{asked} is set, and no {what} came with the first {PATIENCE} sequences"
             enforce([Finding("warning", f"{TABLE}.{option}", problem, remedy)])
+        self.awaited = {}
 
     def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
         """The policy loss. One that learns from a reference trains the tokens that have one."""
@@ -102,12 +117,16 @@ class ChannelsLoss:
             reference = logprobs if s.reference is None else s.reference
             hinted = torch.zeros_like(s.mask) if masks.hint is None else masks.hint
             given |= {"teacher_logprobs": reference, "ref_logprobs": reference, "mask": hinted}
+        if self.channels.learns_from_support:
+            # PRIME-RL passes None for a sample without them, which then is not centred.
+            none = s.logprobs.new_zeros(*s.mask.shape, 0)
+            given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
         token: TokenLoss = self.channels.policy.call(given)
         if self.channels.policy.is_import_path:  # PRIME-RL adds up every token; ours are 0 at masked ones
             token = TokenLoss(keep(token.loss, given["mask"]), token.metrics)
-        if self.channels.mismatch is not None:
+        if self.channels.rollout_correction is not None:
             pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}
-            token = corrected(token, self.channels.mismatch.call(pair), masks.policy)
+            token = corrected(token, self.channels.rollout_correction.call(pair), masks.policy)
         return token
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:

@@ -10,7 +10,7 @@ from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import Choice, Loss, choose, of_kind
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, raise_all
 from composer_plugins.plugins import losses
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
@@ -37,10 +37,12 @@ NAMED = {
     "gspo": Named("GSPO: one clipped ratio per sequence.", {"policy": "gspo"} | ROLLOUT),
     "cispo": Named("CISPO: the clipped ratio is a weight and drops no token.", {"policy": "cispo"} | ROLLOUT),
     "sapo": Named("SAPO: a soft gate in place of the clip.", {"policy": "sapo"} | ROLLOUT),
-    "tis": Named("REINFORCE with truncated importance sampling (cap 2).", REINFORCE | {"mismatch": "tis"}),
+    "tis": Named(
+        "REINFORCE with truncated importance sampling (cap 2).", REINFORCE | {"rollout_correction": "tis"}
+    ),
     "icepop": Named(
         "REINFORCE on the tokens for which trainer and rollout engine agree.",
-        REINFORCE | {"mismatch": "icepop"},
+        REINFORCE | {"rollout_correction": "icepop"},
     ),
 }
 
@@ -79,13 +81,18 @@ class Channels(NamedTuple):
 
     config: ComposerConfig
     policy: Choice
-    mismatch: Choice | None
+    rollout_correction: Choice | None
     hint: Choice | None
 
     @property
     def learns_from_reference(self) -> bool:
         """Whether the policy loss itself needs reference log-probabilities."""
         return not {"teacher_logprobs", "ref_logprobs"}.isdisjoint(self.policy.loss.needs)
+
+    @property
+    def learns_from_support(self) -> bool:
+        """Whether the policy loss needs the log-probabilities of the sampler's mask."""
+        return "support_logprobs" in self.policy.loss.needs
 
     @property
     def wanted(self) -> Wanted:
@@ -117,22 +124,20 @@ def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE
 
 def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     fixed = NAMED[function].options if function in NAMED else {}
-    for option, value in fixed.items():
-        if option in kwargs:
-            problem = f"the function {function} has chosen {value!r} already"
-            raise ConfigError(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
-    for option, (problem, remedy) in DECIDED_ELSEWHERE.items():
-        if option in kwargs:
-            raise ConfigError(option, problem, remedy)
-    _check_names({**DEFAULTS, **fixed}, kwargs)
-    config = ComposerConfig.parse({**DEFAULTS, **fixed, **kwargs})
+    wrong = [*_chosen_already(function, fixed, kwargs), *_wrong_names({**DEFAULTS, **fixed}, kwargs)]
+    rest = {key: value for key, value in kwargs.items() if key not in {error.key for error in wrong}}
+    try:
+        config = ComposerConfig.parse({**DEFAULTS, **fixed, **rest})
+    except ConfigError as error:
+        wrong.append(error)
+    raise_all(wrong)
     enforce(config.without_effect(kwargs))
-    policy, mismatch = config.choose_policy(), config.choose_mismatch()
+    policy, rollout_correction = config.choose_policy(), config.choose_rollout_correction()
     hint = config.choose_hint() if config.hint_weight else None
-    for choice in (policy, mismatch, hint):
+    for choice in (policy, rollout_correction, hint):
         if choice is not None:
             PRIME_RL.require(choice)
-    channels = Channels(config, policy, mismatch, hint)
+    channels = Channels(config, policy, rollout_correction, hint)
     needs_old = "old_logprobs" in policy.loss.needs
     if needs_old and config.old_policy is None:
         problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
@@ -140,29 +145,44 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
         raise ConfigError("policy", problem, remedy)
     if config.old_policy is not None and not needs_old:
         raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
-    if mismatch is not None and ("rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"):
+    if rollout_correction is not None and (
+        "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
+    ):
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
         remedy = "remove it, or use policy = 'reinforce'"
-        raise ConfigError("mismatch", problem, remedy)
+        raise ConfigError("rollout_correction", problem, remedy)
     if config.hint_estimator == "advantage" and channels.learns_from_reference:
         problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
         raise ConfigError("hint_estimator", problem, "remove it, or choose another policy")
     return channels
 
 
-def _check_names(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:
-    """ConfigError for an option of the policy or of PRIME-RL's own losses, with its name and place here."""
+def _chosen_already(
+    function: str, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> Iterator[ConfigError]:
+    """Yield an error for each option that the function or PRIME-RL decides."""
+    for option in kwargs:
+        if option in fixed:
+            problem = f"the function {function} has chosen {fixed[option]!r} already"
+            yield ConfigError(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
+        elif option in DECIDED_ELSEWHERE:
+            problem, remedy = DECIDED_ELSEWHERE[option]
+            yield ConfigError(option, problem, remedy)
+
+
+def _wrong_names(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield an error for each option of the policy or of PRIME-RL's own losses, with its place here."""
     chosen = chosen_policy(fixed, kwargs)
     for name, value in kwargs.items():
         if name not in ComposerConfig.model_fields and (found := advice(name, value, chosen)):
             problem, remedy = found
-            raise ConfigError(name, problem, remedy)
+            yield ConfigError(name, problem, remedy)
     params = kwargs.get("policy_params")
     for name, value in (params if isinstance(params, Mapping) else {}).items():
         known = chosen is None or name in chosen.parameters
         if not known and (found := advice(name, value, chosen)):
             problem, remedy = found
-            raise ConfigError(f"policy_params.{name}", problem, remedy)
+            yield ConfigError(f"policy_params.{name}", problem, remedy)
 
 
 def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
@@ -180,6 +200,10 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.wanted, generation, key)
     policy, config = channels.policy, channels.config
+    if channels.learns_from_support and generation is not upstream.AFTER_559B447:
+        problem = f"{policy.name!r} needs the log-probabilities of the sampler's mask"
+        problem += f", which PRIME-RL {generation.since} does not pass on"
+        yield Finding("error", f"{key}.policy", problem, "upgrade PRIME-RL, or choose another policy")
     if config.old_policy == "current":
         # A loss that has the rollout's ratio too has other parameters that act on that one.
         has_rollout = "rollout_logprobs" in policy.loss.needs

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.kernels.masking import below_overflow, keep
 from composer_plugins.kernels.types import Metric
 
@@ -85,7 +86,7 @@ class Averages:
         values = torch.stack([*self.values.values()]).sum(-1)
         sums = torch.cat([counts, values, excess.amax(-1, keepdim=True), zero])
         means = sums.index_select(0, above) / sums.index_select(0, below).clamp(min=1) + plus
-        keys = [PREFIX + name for name in self.quotients]
+        keys = [name if name in METRICS else PREFIX + name for name in self.quotients]
         return dict(zip(keys, means.float().unbind(), strict=True))
 
 

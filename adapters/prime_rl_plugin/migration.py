@@ -47,7 +47,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         rollout=rollout,
         advantage=advantage,
         group_size=orchestrator.get("group_size", orchestrator.get("rollouts_per_example")),
-        correction=channels.mismatch,
+        correction=channels.rollout_correction,
         temperature=sampling.get("temperature", 1.0),
         channels=channels_of(config),
         remarks=tuple(remarks),
@@ -64,9 +64,9 @@ def write(objective: Objective) -> dict[str, Any]:
         kwargs["old_policy"] = "current" if objective.old == "policy itself" else "rollout"
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)
     if objective.correction is not None and not has_ratio:
-        kwargs["mismatch"] = objective.correction.loss.name
+        kwargs["rollout_correction"] = objective.correction.loss.name
         if params := set_params(objective.correction):
-            kwargs["mismatch_params"] = params
+            kwargs["rollout_correction_params"] = params
     kwargs |= {name: value for name, value in objective.channels.items() if name not in DECIDED_ELSEWHERE}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, GENERATIONS, Generation
 from composer_plugins.catalogue import Loss
 
-Rule = Literal["same", "value - 1", "1 - value"]
+Rule = Literal["same", "value - 1", "1 - value", "'ipo_centered' where it is true"]
 PARAMS = "policy_params"
 
 
@@ -26,6 +26,8 @@ class Option(NamedTuple):
 
     def converted(self, value: Any) -> Any:
         """The value under our key."""
+        if self.rule == "'ipo_centered' where it is true":
+            return "ipo_centered" if value else "ipo@prime-rl"
         if self.rule == "same" or not isinstance(value, int | float):
             return value
         # 12 digits, so that 1.2 - 1 is written as 0.2. The bound moves by less than 1e-12.
@@ -67,7 +69,6 @@ _TEACHER = Option(
 )
 _ADV, _KL = _same("adv_tau", 1.0), _same("kl_tau", 1e-3)
 _SCALE = Option("adv_tau", 1.0, ("policy_weight",))
-_CAP = Option("max_importance_ratio", 1e4, (), remark="not available: our ratio is not capped there")
 _ROLLOUT = {"old_policy": "rollout"}
 _0_4, _0_5, _0_6, _0_7, _NEWEST = GENERATIONS
 
@@ -127,12 +128,15 @@ NATIVE = (
         "ipo",
         (AFTER_559B447,),
         "loss_fn",
-        {"policy": "ipo@prime-rl", PARAMS: {"tv_low": 0.3, "tv_high": 0.3, "kl_tau": 0.0}},
+        {
+            "policy": "ipo@prime-rl",
+            PARAMS: {"tv_low": 0.3, "tv_high": 0.3, "ratio_cap": 1e4, "kl_tau": 0.0},
+        },
         (
             Option("eps", 0.3, (f"{PARAMS}.tv_low", f"{PARAMS}.tv_high"), remark=NO_MASK),
-            _CAP,
+            _same("max_importance_ratio", 1e4, "ratio_cap"),
             _ADV,
-            Option("score_centering", False, (), remark="not available: the correction is not added"),
+            Option("score_centering", False, ("policy",), "'ipo_centered' where it is true"),
         ),
     ),
     Native(
@@ -146,11 +150,11 @@ NATIVE = (
         "ppo",
         (AFTER_559B447,),
         "loss_fn",
-        {"policy": "ppo", **_ROLLOUT, PARAMS: {"clip_low": 0.2, "clip_high": 0.2}},
+        {"policy": "ppo", **_ROLLOUT, PARAMS: {"clip_low": 0.2, "clip_high": 0.2, "weight_cap": 1e4}},
         (
             Option("ratio_low", 0.8, (f"{PARAMS}.clip_low",), "1 - value"),
             Option("ratio_high", 1.2, (f"{PARAMS}.clip_high",), "value - 1"),
-            _CAP,
+            _same("max_importance_ratio", 1e4, "weight_cap"),
             _SCALE,
         ),
     ),

@@ -48,6 +48,9 @@ NEWEST_TESTED = "0.8.1.dev67"  # the tag of commit 559b447
 SAMPLES_SINCE, VERIFIERS_SINCE = "0.7", "commit 4bcb48e55 of August 2026"
 
 MODE = "token-mean"  # how the trainer reduces; since 0.6 over the whole batch
+# What its own losses report, here under the same names.
+METRICS = frozenset({"mismatch_kl", "masked_mismatch_kl", "unmasked_mismatch_kl"})
+METRICS |= {"is_masked", "is_masked_low", "is_masked_high"}
 DISTRIBUTION = "prime-rl"
 NEWEST_OPTION = "filter_zero_advantages"  # of the orchestrator
 # Files of PRIME-RL's package, and strings in them that tell its generation; the newest first. Its metadata do
@@ -121,12 +124,15 @@ class Streams(NamedTuple):
     mask: "Tensor"
     reference: "Tensor | None"
     weights: "Tensor | None"
+    # [tokens, entries] each: the policy's and the rollout engine's, of every entry in the sampler's mask
+    support: "tuple[Tensor, Tensor] | None"
 
 
 STREAMS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
 REFERENCES = ("ref_logprobs", "teacher_logprobs")  # the second one before 0.7
 WEIGHTS = "loss_weights"
-SINCE_559B447 = "trainer_mask_logprobs"
+SUPPORTS = ("trainer_mask_logprobs", "inference_mask_logprobs")  # after 559b447
+SUPPORT_OPTION = "enable_return_sampling_mask_logprobs"  # of [inference]; truncated sampling has such a mask
 
 
 def streams(inputs: Any) -> Streams:
@@ -138,7 +144,9 @@ def streams(inputs: Any) -> Streams:
     reference = next((getattr(inputs, name) for name in REFERENCES if hasattr(inputs, name)), None)
     logprobs, rollout_logprobs, advantages, mask = given
     weights = getattr(inputs, WEIGHTS, None)
-    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights)
+    policy, rollout = (getattr(inputs, name, None) for name in SUPPORTS)
+    support = None if policy is None or rollout is None else (policy, rollout)
+    return Streams(logprobs, rollout_logprobs, advantages, mask, reference, weights, support)
 
 
 def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None:
@@ -149,7 +157,8 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
         problem = f"there is no {' and no '.join(REFERENCES)}, which a hint needs"
         raise DataError("LossInputs", problem, "remove the hint: this PRIME-RL cannot carry it")
     names, mask = (*STREAMS, REFERENCES[0], WEIGHTS), found.mask
-    given = {name: x for name, x in zip(names, found, strict=True) if x is not None}
+    given = {name: x for name, x in zip(names, found[:-1], strict=True) if x is not None}
+    given |= dict(zip(SUPPORTS, found.support or (), strict=False))
     for name, x in given.items():
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         if x is mask and kind is not torch.bool:
@@ -157,7 +166,8 @@ def check_streams(inputs: Any, found: Streams, *, needs_reference: bool) -> None
         if x is not mask and not getattr(kind, "is_floating_point", False):
             raise DataError(name, f"it is {kind}", "pass a tensor of floating point")
     for name, x in given.items():
-        if x.dim() != 1 or x.shape != mask.shape or not x.numel():
+        shape = x.shape[:1] if name in SUPPORTS and x.dim() == 2 else x.shape
+        if shape != mask.shape or mask.dim() != 1 or not mask.numel():
             problem = f"its shape is {tuple(x.shape)}, and that of loss_mask {tuple(mask.shape)}"
             raise DataError(name, problem, "pass [tokens] for both, one packed sequence")
 
@@ -171,7 +181,7 @@ def generation_of_inputs(inputs: Any, release: str | None) -> Generation:
     names = vars(module) if module is not None and "LossInputs" in vars(module) else {}
     # The divisor became the sum of the weights before LossInputs got this field, and after #3418 had deleted
     # the function.
-    if hasattr(inputs, SINCE_559B447) or (names and "default_loss_fn" not in names):
+    if hasattr(inputs, SUPPORTS[0]) or (names and "default_loss_fn" not in names):
         return AFTER_559B447
     if hasattr(inputs, WEIGHTS):
         return NEWEST

@@ -214,8 +214,15 @@ def kwargs(run: Run, generation: Generation) -> tuple[Wanted, list[Finding]]:
     try:
         parsed = parse(given, function(run), key)
     except ConfigError as error:
-        return wanted(given), [Finding.from_error(error)]
-    return parsed.wanted, list(findings(parsed, generation, key))
+        return wanted(given), Finding.all_from(error)
+    found, option = list(findings(parsed, generation, key)), upstream.SUPPORT_OPTION
+    is_returned = table(run.config, "inference").get(option) is True
+    is_passed_on = generation is upstream.AFTER_559B447
+    if parsed.learns_from_support and is_passed_on and run.is_for_rl and not is_returned:
+        problem = f"it is not true, so policy {parsed.policy.name!r} gets none of the log-probabilities"
+        remedy = "set it to true, and top_p in [orchestrator.train.sampling], which gives each token a mask"
+        found.append(Finding("warning", f"inference.{option}", problem, remedy))
+    return parsed.wanted, found
 
 
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:

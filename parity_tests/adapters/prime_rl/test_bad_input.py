@@ -30,7 +30,7 @@ def inputs(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: value for name, value in fields.items() if value is not ...})
 
 
-HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "mismatch": "icepop"}
+HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "rollout_correction": "icepop"}
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,33 @@ HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "mismatch": "icepop
         ),
         ({"policy": "clip_cov", "old_policy": "rollout"}, "policy", "a statistic of the whole batch"),
         ({"policy": "dppo_topk_tv"}, "policy", "needs topk_logprobs, rollout_topk_logprobs, which prime-rl"),
-        ({"mismatch": "tis"}, "mismatch", "would count twice"),
-        ({"policy": "grpo", "old_policy": "rollout", "mismatch": "tis"}, "mismatch", "would count twice"),
-        ({"policy": "reinforce", "mismatch": "tsi"}, "mismatch", "did you mean 'tis'?"),
-        ({"policy": "reinforce", "mismatch": "mis"}, "mismatch_params.high", "no default"),
-        (ICEPOP | {"mismatch_params": {"normalise": True}}, "mismatch", "a statistic of the whole batch"),
-        (ICEPOP | {"mismatch_params": {"low": 6.0}}, "mismatch_params.low", "6 is above high, 5"),
-        ({"mismatch_params": {"cap": 2.0}}, "mismatch_params", "mismatch is not"),
+        ({"rollout_correction": "tis"}, "rollout_correction", "would count twice"),
+        (
+            {"policy": "grpo", "old_policy": "rollout", "rollout_correction": "tis"},
+            "rollout_correction",
+            "would count twice",
+        ),
+        ({"policy": "reinforce", "rollout_correction": "tsi"}, "rollout_correction", "did you mean 'tis'?"),
+        (
+            {"policy": "reinforce", "rollout_correction": "mis"},
+            "rollout_correction_params.high",
+            "no default",
+        ),
+        (
+            ICEPOP | {"rollout_correction_params": {"normalise": True}},
+            "rollout_correction",
+            "a statistic of the whole batch",
+        ),
+        (
+            ICEPOP | {"rollout_correction_params": {"low": 6.0}},
+            "rollout_correction_params.low",
+            "6 is above high, 5",
+        ),
+        (
+            {"rollout_correction_params": {"cap": 2.0}},
+            "rollout_correction_params",
+            "rollout_correction is not",
+        ),
         (HINT | {"hint_divergence": "jsd"}, "hint_divergence", "needs student_logits, teacher_logits"),
         (HINT | {"hint_estimator": "k4"}, "hint_estimator", "'k4'"),
         (HINT | {"hint_estimator": "k2", "hint_params": {"estimator": "k3"}}, "hint_estimator", "set one"),
@@ -302,8 +322,8 @@ def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
         kwargs["policy_params"] = required
     if "old_logprobs" in row.needs:
         kwargs["old_policy"] = "rollout"
-    if not PRIME_RL.runs(row):
-        with pytest.raises(ConfigError, match="does not provide|whole batch"):
+    if not PRIME_RL.runs(row) or "support_logprobs" in row.needs:
+        with pytest.raises(ConfigError, match="does not provide|whole batch|does not pass on"):
             loss_fn(inputs(), **kwargs)
         return
     given = inputs(ref_logprobs=torch.tensor([0.0, -0.7, -1.5]))

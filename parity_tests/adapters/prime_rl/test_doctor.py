@@ -205,7 +205,19 @@ MISTAKES: list[tuple[str, ...]] = [
     (
         '[trainer.loss]\ntype = "ppo"\nratio_high = 1.3\nmax_importance_ratio = 10.0',
         "warning trainer.loss.type",
-        'kwargs.policy = "ppo" clip_high = 0.3 except that max_importance_ratio = 10.0: not available',
+        'kwargs.policy = "ppo" clip_high = 0.3 weight_cap = 10.0 }, which is that loss',
+        "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "ipo"\nscore_centering = true',
+        "warning trainer.loss.type",
+        'kwargs.policy = "ipo_centered" ratio_cap = 10000.0 kl_tau = 0.0 }, which is that loss',
+        "0.9.0",
+    ),
+    (
+        edited((POLICY, 'policy = "ipo_centered"'), (HINT, ""), (REPLAY, "")),
+        "warning inference.enable_return_sampling_mask_logprobs",
+        "not true, so policy 'ipo_centered' gets none of the log-probabilities set it to true, and top_p",
         "0.9.0",
     ),
     (
@@ -422,6 +434,13 @@ def test_the_kwargs_of_a_named_function_are_its_own_policys(find: Find) -> None:
     assert find(edited(named, (POLICY, "policy_params.clip_high = 4.0"))) == []
     (found,) = find(edited(named, (POLICY, "policy_params.tv_low = 0.1")))
     assert "cispo" in found.problem and "tv_low" in found.problem
+
+
+def test_every_mistake_in_the_kwargs_is_found_at_once(find: Find) -> None:
+    found = find(edited((POLICY, 'policy = "cipso"\nkl_tau = 0.1\nhint_top_k = 4\nhint_estimator = "k9"')))
+    names = ("hint_top_k", "kl_tau", "hint_estimator", "policy")
+    errors = [one.key for one in found if one.severity == "error"]
+    assert errors == [f"trainer.loss.kwargs.{name}" for name in names]
 
 
 @pytest.mark.parametrize(

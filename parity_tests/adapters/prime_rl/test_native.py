@@ -1,7 +1,9 @@
 """The table of PRIME-RL's own losses: it is right, and the messages, the doctor and the docs use it."""
 
+import math
 import re
 import tomllib
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_plugin import loss_fn, native
-from composer_plugins.adapters.prime_rl_plugin.config import parse
+from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.prime_rl_plugin import channels, loss_fn, native
+from composer_plugins.adapters.prime_rl_plugin.config import findings, parse
 from composer_plugins.adapters.prime_rl_plugin.native import NATIVE, Native, Option
-from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447
-from composer_plugins.errors import ConfigError
+from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, NEWEST
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.paths import ROOT
 
@@ -43,7 +46,7 @@ def test_the_kwargs_of_a_loss_are_accepted_with_defaults_and_with_every_option_s
     assert parse(kwargs).policy.name == own.policy and differences == []
     everything = {option.name: another(option) for option in own.options}
     kwargs, differences = native.kwargs_of(own, everything)
-    assert parse(kwargs).policy.name == own.policy
+    assert parse(kwargs).policy.name == ("ipo_centered" if "score_centering" in everything else own.policy)
     for option in own.options:
         for key in option.ours:
             table, _, name = key.rpartition(".")
@@ -118,8 +121,15 @@ def test_the_teachers_weight_of_0_4_and_0_5_is_a_hint_in_the_advantage() -> None
 Terms = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
+def capped(log_ratio: Tensor, o: Any) -> Tensor:
+    """The ratio, its value capped, with the gradient of exp."""
+    return (
+        log_ratio.detach().clamp(max=math.log(o.max_importance_ratio)) + log_ratio - log_ratio.detach()
+    ).exp()
+
+
 def ipo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    return torch.where(shift.abs() <= o.eps, -o.adv_tau * advantages * log_ratio.exp(), 0.0)
+    return torch.where(shift.abs() <= o.eps, -o.adv_tau * advantages * capped(log_ratio, o), 0.0)
 
 
 def icepop(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
@@ -129,13 +139,32 @@ def icepop(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tens
 
 
 def ppo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    ratio, scaled = log_ratio.exp(), o.adv_tau * advantages
+    ratio, scaled = capped(log_ratio, o), o.adv_tau * advantages
     return -torch.minimum(scaled * ratio, scaled * ratio.clamp(o.ratio_low, o.ratio_high))
 
 
 def cispo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
     weight = log_ratio.detach().exp().clamp(o.ratio_low, o.ratio_high)
     return -weight * o.adv_tau * advantages * log_ratio  # log pi, less a constant
+
+
+def drawn(seed: int, n: int) -> SimpleNamespace:
+    """LossInputs after 559b447, in float64. One token has a ratio beyond every cap."""
+    g = torch.Generator().manual_seed(seed)
+    logprobs = (-0.05 - 2 * torch.rand(n, generator=g, dtype=torch.float64)).requires_grad_()
+    noise = torch.randn(n, generator=g, dtype=torch.float64)
+    rollout = (logprobs.detach() + 0.6 * noise).clamp(max=-1e-3)
+    rollout[0] = -12.0
+    return SimpleNamespace(
+        trainer_logprobs=logprobs,
+        inference_logprobs=rollout,
+        ref_logprobs=None,
+        advantages=torch.randn(n, generator=g, dtype=torch.float64),
+        loss_mask=torch.rand(n, generator=g) > 0.2,
+        loss_weights=0.5 + torch.rand(n, generator=g, dtype=torch.float64),
+        trainer_mask_logprobs=None,
+        inference_mask_logprobs=None,
+    )
 
 
 LATER: dict[str, Terms] = {"ipo": ipo, "icepop": icepop, "ppo": ppo, "cispo": cispo}
@@ -153,56 +182,92 @@ def test_the_losses_after_559b447_have_the_gradient_of_ours(
     table: dict[str, Any] = {option.name: option.default for option in own.options}
     table["adv_tau"] = scale
     if narrow:
-        bounds = {"eps": 0.05, "ratio_low": 0.9, "ratio_high": 1.05}
+        bounds = {"eps": 0.05, "ratio_low": 0.9, "ratio_high": 1.05, "max_importance_ratio": 1.1}
         table |= {name: value for name, value in bounds.items() if name in table}
-    g = torch.Generator().manual_seed(seed)
-    n = 40
-    logprobs = (-0.05 - 2 * torch.rand(n, generator=g, dtype=torch.float64)).requires_grad_()
-    noise = torch.randn(n, generator=g, dtype=torch.float64)
-    rollout = (logprobs.detach() + 0.6 * noise).clamp(max=-1e-3)
-    advantages = torch.randn(n, generator=g, dtype=torch.float64)
-    weights = 0.5 + torch.rand(n, generator=g, dtype=torch.float64)
-    mask = torch.rand(n, generator=g) > 0.2
-    shift = logprobs.detach().exp() - rollout.exp()
-    token = LATER[kind](logprobs - rollout, shift, advantages, SimpleNamespace(**table))
-    (theirs,) = torch.autograd.grad((token * weights)[mask].sum(), logprobs)
-    given = SimpleNamespace(
-        trainer_logprobs=logprobs,
-        inference_logprobs=rollout,
-        ref_logprobs=None,
-        advantages=advantages,
-        loss_mask=mask,
-        loss_weights=weights,
-        trainer_mask_logprobs=None,
-        inference_mask_logprobs=None,
-    )
+    inputs = drawn(seed, 40)
+    if kind == "ipo" and not narrow:
+        table["eps"] = 1.0  # also the token whose ratio the cap bounds
+    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
+    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
+    token = LATER[kind](log_ratio, shift, inputs.advantages, SimpleNamespace(**table)) * inputs.loss_weights
+    (theirs,) = torch.autograd.grad(token[inputs.loss_mask].sum(), inputs.trainer_logprobs, retain_graph=True)
     kwargs, differences = native.kwargs_of(own, table)
-    (ours,) = torch.autograd.grad(loss_fn(given, **kwargs).loss, logprobs)
+    (ours,) = torch.autograd.grad(loss_fn(inputs, **kwargs).loss, inputs.trainer_logprobs)
     assert not differences
     assert_parity(ours, theirs, terms=8, what=kind)
 
 
 @pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
-def test_a_ratio_beyond_the_cap_is_capped_there_and_not_here() -> None:
-    """`max_importance_ratio` = 1e4: with A < 0 the clip leaves that side open."""
-    own = native.find("ppo", AFTER_559B447)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**20), narrow=st.booleans(), weighs=st.booleans())
+def test_score_centering_has_the_gradient_of_ours(seed: int, narrow: bool, weighs: bool) -> None:
+    """Three entries and a padded one. The second half of the tokens has none: they are not centred."""
+    own = native.find("ipo", AFTER_559B447)
     assert own is not None
-    logprobs = torch.tensor([-0.1], dtype=torch.float64, requires_grad=True)
-    given = SimpleNamespace(
-        trainer_logprobs=logprobs,
-        inference_logprobs=logprobs.detach() - 12.0,
-        ref_logprobs=None,
-        advantages=-torch.ones(1, dtype=torch.float64),
-        loss_mask=torch.ones(1, dtype=torch.bool),
-        loss_weights=None,
-        trainer_mask_logprobs=None,
-        inference_mask_logprobs=None,
+    bounds = {"eps": 0.05, "max_importance_ratio": 1.1} if narrow else {}
+    table = {option.name: option.default for option in own.options} | {"adv_tau": 0.5} | bounds
+    kwargs, differences = native.kwargs_of(own, table | {"score_centering": True})
+    assert kwargs["policy"] == "ipo_centered" and not differences
+    g, n = torch.Generator().manual_seed(seed), 8
+    logits = torch.randn(n, 3, generator=g, dtype=torch.float64, requires_grad=True)
+    policy = torch.nn.functional.pad(logits.log_softmax(-1), (0, 1))
+    sampler = (logits.detach() + 0.5 * torch.randn(n, 3, generator=g, dtype=torch.float64)).log_softmax(-1)
+    sampler = torch.nn.functional.pad(sampler, (0, 1), value=-torch.inf)
+    policy, sampler = policy.clone(), sampler.clone()
+    policy[n // 2 :], sampler[n // 2 :] = 0.0, -torch.inf
+    inputs = drawn(seed, n)
+    inputs.trainer_mask_logprobs, inputs.inference_mask_logprobs = policy, sampler
+    inputs.loss_weights = inputs.loss_weights if weighs else None
+    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
+    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
+    options = SimpleNamespace(**table)
+    token = ipo(log_ratio, shift, inputs.advantages, options) + 0.5 * inputs.advantages * centred(
+        policy, sampler, options
     )
-    (ours,) = torch.autograd.grad(loss_fn(given, **native.kwargs_of(own, {})[0]).loss, logprobs)
-    assert_parity(ours, torch.full_like(ours, 12.0).exp(), terms=8)
-    assert float(ours) > 1e4  # PRIME-RL's
-    _, differences = native.kwargs_of(own, {"max_importance_ratio": 100.0})
-    assert differences == ["max_importance_ratio = 100.0: not available: our ratio is not capped there"]
+    weights = torch.ones_like(token) if inputs.loss_weights is None else inputs.loss_weights
+    leaves = inputs.trainer_logprobs, logits
+    theirs = torch.autograd.grad((token * weights)[inputs.loss_mask].sum(), leaves, retain_graph=True)
+    ours = torch.autograd.grad(loss_fn(inputs, **kwargs).loss, leaves)
+    for a, b in zip(ours, theirs, strict=True):  # without a cap the sum over the entries is 0
+        assert_parity(a, b, terms=8, magnitude=max(1.0, float(b.abs().max())))
+
+
+def centred(policy: Tensor, sampler: Tensor, o: Any) -> Tensor:
+    """sum_v sg(q_v min(r_v, cap) 1(|p_v - q_v| <= eps)) log p_v over the entries that are no padding."""
+    log_p, q = policy.detach(), sampler.exp()
+    ratio = (log_p - sampler).exp().clamp(max=o.max_importance_ratio)
+    inside = sampler.isfinite() & ((log_p.exp() - q).abs() <= o.eps)
+    return (torch.where(inside, q * ratio, 0.0) * policy).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
+def test_score_centering_is_missed_where_the_samplers_mask_never_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "PATIENCE", 3)
+    for comes in (False, True):
+        monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+        inputs = drawn(0, 4)
+        if comes:
+            inputs.trainer_mask_logprobs = torch.full((4, 2), 0.5, dtype=torch.float64).log()
+            inputs.inference_mask_logprobs = inputs.trainer_mask_logprobs
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                loss_fn(inputs, policy="ipo_centered")
+        missed = [str(one.message) for one in said if "sampler's mask came" in str(one.message)]
+        assert len(missed) == (0 if comes else 1)
+    inputs.inference_mask_logprobs = torch.zeros(3, 2)
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    with pytest.raises(DataError, match="inference_mask_logprobs: its shape"):
+        loss_fn(inputs, policy="ipo_centered")
+
+
+def test_score_centering_is_refused_where_prime_rl_passes_no_mask() -> None:
+    parsed = parse({"policy": "ipo_centered"})
+    (found,) = findings(parsed, NEWEST)
+    assert found.severity == "error" and found.key == "trainer.loss.kwargs.policy"
+    assert not [*findings(parsed, AFTER_559B447)]
 
 
 def test_the_docs_have_the_table() -> None:
