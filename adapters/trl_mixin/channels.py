@@ -9,9 +9,10 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, longest_input, token_logprobs
+from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
-from composer_plugins.columns import CHOSEN, HINT, REJECTED, Row, hint_of, hinted_prompt, pairs_of, prompt_of
+from composer_plugins.columns import CHOSEN, REJECTED, Row, pairs_of, prompt_of
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -90,33 +91,29 @@ class HintChannel(Channel):
     """The divergence from the teacher, whose prompt has the hint, to the policy, whose prompt has not."""
 
     name = "hint"
-    columns = (HINT,)  # of the data set
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
-    template: str
+    source: HintColumn | SuccessfulRollouts
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
     # Whether TRL's log-probabilities depend on padding (`forward.counts_padding`), and the teacher's do not.
     needs_own_student: bool = field(default=False, init=False)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the data set must have."""
+        return self.source.columns
+
     def uses(self, row: Row) -> bool:
-        """Whether the row has a hint."""
-        return hint_of(row) is not None
+        """Whether the row has a hint, or may get one."""
+        return self.source.uses(row)
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
-        """Raise DataError unless prompt, hint and the longest completion fit the model."""
-        hint, prompt = hint_of(row), prompt_of(row)
-        if hint is None:
-            return
-        (ids,) = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template)])
-        limit, longest = longest_input(trainer), trainer.max_completion_length
-        if limit is not None and len(ids) + longest > limit:
-            problem = f"with the prompt it has {len(ids)} tokens, and with max_completion_length={longest} "
-            problem += f"it exceeds the {limit} that the model takes"
-            raise DataError(HINT, problem, "shorten the hint, or lower max_completion_length")
+        """Raise DataError unless the teacher's prompt and the longest completion fit the model."""
+        self.source.check_row(trainer, row)
 
     def tensors(
-        self, trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any]
+        self, trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any], rewards: Tensor
     ) -> dict[str, Tensor]:
-        """The hint channel's part of a generation batch.
+        """The hint channel's part of a generation batch. `rewards` are those of all processes.
 
         `hint_prompt_ids`, `hint_prompt_mask` [B, P']: the teacher's prompts, left-padded.
         `hint_mask` [B, T]: the completion tokens that are distilled: those that TRL trains on, in rows with
@@ -125,11 +122,9 @@ class HintChannel(Channel):
         """
         if trainer.rollout_func is not None:
             _check_prompts(trainer, rows, batch)
-        hints = [hint_of(row) for row in rows]
-        prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
-        ids, attention = upstream.pad_left(trainer, upstream.encode_prompts(trainer, prompts))
-        has_hint = torch.tensor([hint is not None for hint in hints], device=ids.device)
-        mask = upstream.loss_mask(batch) & has_hint.unsqueeze(1)
+        prompts, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
+        ids, attention = upstream.pad_left(trainer, prompts)
+        mask = upstream.loss_mask(batch) & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
         for i, row in enumerate(rows):
             if row.get("hint_mask") is not None:
                 mask[i] &= _marked_tokens(row["hint_mask"], batch["completion_mask"][i])
@@ -216,7 +211,9 @@ class ReplayChannel(Channel):
 
         Generation g of a prompt takes the row's g-th pair, and starts over after the last pair.
         """
-        group = upstream.generations(trainer, trainer.model.training)
+        args, training = trainer.args, trainer.model.training
+        group = upstream.generations(trainer, training)
+        size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         first = trainer.accelerator.process_index * len(rows)
         pairs = []
         for i, row in enumerate(rows, start=first):
@@ -224,9 +221,10 @@ class ReplayChannel(Channel):
             pairs.append(row_pairs[i % group % len(row_pairs)] if row_pairs else None)
         weights = [pair.weight if pair else 0.0 for pair in pairs]
         tensors = {"replay_weight": torch.tensor(weights, device=trainer.accelerator.device)}
-        prompts = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])
         # A row without a pair gets a placeholder, so that every rank runs the same forward passes.
         placeholder = [upstream.tokenizer(trainer).eos_token_id]
+        prompts = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])
+        prompts = [ids if pair else placeholder for ids, pair in zip(prompts, pairs, strict=True)]
         for side in SIDES:
             completions = [placeholder] * len(rows)
             for i, pair in enumerate(pairs):
@@ -239,38 +237,55 @@ class ReplayChannel(Channel):
             parts = (ids, attention, mask.bool())
             tensors |= {f"replay_{side}_{part}": x for part, x in zip(PARTS, parts, strict=True)}
             if self.reference is not None:
-                tensors[f"replay_ref_{side}"] = self._reference_scores(trainer, self.reference, *parts)
+                with self.reference.in_eval_mode() as model:
+                    tensors[f"replay_ref_{side}"] = self._scores(trainer, model, parts, size)
         return tensors
+
+    def sort(self, batches: list[dict[str, Tensor]]) -> None:
+        """Sort the pairs of one optimizer step over its micro-batches: equal ones are then computed together.
+
+        A pair may stand beside any completion of the step, because each row counts alike.
+        """
+        names = [name for name in batches[0] if name.startswith("replay_")]
+        whole = {name: torch.cat([batch[name] for batch in batches]) for name in names}
+        tokens = torch.cat([whole[f"replay_{side}_{part}"] for side in SIDES for part in PARTS], 1)
+        order = torch.unique(tokens, dim=0, return_inverse=True)[1].argsort()
+        for name in names:
+            for batch, rows in zip(batches, whole[name][order].chunk(len(batches)), strict=True):
+                batch[name] = rows
 
     def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The sum over rows of weight * loss, divided by the number of rows."""
-        weight = inputs["replay_weight"]
-        tensors = {f"ref_{side}": inputs[f"replay_ref_{side}"] for side in SIDES if self.needs_reference}
+        has_pair = inputs["replay_weight"] > 0
+        used = has_pair.clone()
+        used[0] |= ~has_pair.any()  # every rank runs the same forward passes
+        batch = {name: tensor[used] for name, tensor in inputs.items() if name.startswith("replay_")}
+        tensors = {f"ref_{side}": batch[f"replay_ref_{side}"] for side in SIDES if self.needs_reference}
         for side in SIDES:
-            tensors[side] = self._scores(trainer, model, *(inputs[f"replay_{side}_{part}"] for part in PARTS))
+            parts = tuple(batch[f"replay_{side}_{part}"] for part in PARTS)
+            tensors[side] = self._scores(trainer, model, parts, len(has_pair))
         pair = self.call(tensors)
-        reduced = (weight * pair.loss).mean()
-        has_pair = weight > 0
-        metrics = {name: Metric(m.value, m.where & has_pair) for name, m in pair.metrics.items()}
+        reduced = (batch["replay_weight"] * pair.loss).sum() / len(has_pair)
+        metrics = {name: Metric(m.value, m.where & has_pair[used]) for name, m in pair.metrics.items()}
         metrics["row_frac"] = Metric(has_pair, torch.ones_like(has_pair))
         self.log(trainer, reduced, metrics)
         return reduced / upstream.accumulation_steps(trainer)
 
-    def _reference_scores(self, trainer: GRPOTrainer, reference: Teacher, *parts: Tensor) -> Tensor:
-        """Scores under the reference, once per generation batch, in chunks of one micro-batch."""
-        args, training = trainer.args, trainer.model.training
-        size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
-        with reference.in_eval_mode() as model:
-            chunks = zip(*(part.split(size) for part in parts), strict=True)
-            return torch.cat([self._scores(trainer, model, *chunk) for chunk in chunks])
+    def _scores(self, trainer: GRPOTrainer, model: Any, parts: tuple[Tensor, ...], size: int) -> Tensor:
+        """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it.
 
-    def _scores(self, trainer: GRPOTrainer, model: Any, *parts: Tensor) -> Tensor:
-        """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it."""
-        ids, attention, mask = parts
-        length = mask.shape[1]
-        logits = completion_logits(trainer, model, ids, attention, length, self.temperature)
-        logprobs = token_logprobs(logits, ids[:, -length:])
-        return sequence_logprobs(logprobs, mask, average=self.choice.average)
+        The model sees each distinct row once, at most `size` rows in one forward pass: generations of one
+        prompt share its pairs.
+        """
+        widths, length = [part.shape[1] for part in parts], parts[-1].shape[1]
+        distinct, index = torch.unique(torch.cat(parts, 1), dim=0, return_inverse=True)
+        scores = []
+        for rows in distinct.split(size):
+            ids, attention, mask = rows.split(widths, 1)
+            logits = completion_logits(trainer, model, ids, attention, length, self.temperature)
+            logprobs = token_logprobs(logits, ids[:, -length:])
+            scores.append(sequence_logprobs(logprobs, mask.bool(), average=self.choice.average))
+        return torch.cat(scores)[index]
 
 
 def _marked_tokens(marks: Any, completion_mask: Tensor) -> Tensor:

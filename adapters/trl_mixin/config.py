@@ -2,31 +2,38 @@
 
 import inspect
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from pydantic import ValidationError
 from trl import GRPOConfig, TrlParser
 
 from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
-from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import enforce
+from composer_plugins.config import ComposerConfig, first_error
+from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, not_available, unknown
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
+HINT_SOURCES = ("column", "successful_rollout")
 
 # Options of ours that the other frameworks have.
 NOT_AVAILABLE = dict.fromkeys(
     ("advantage", "advantage_params"), "TRL computes the advantages (scale_rewards, reward_weights ...)"
 )
-NOT_AVAILABLE |= dict.fromkeys(("mismatch", "mismatch_params"), "TRL corrects for vLLM itself")
+NOT_AVAILABLE |= dict.fromkeys(
+    ("rollout_correction", "rollout_correction_params"), "TRL corrects for vLLM itself"
+)
 NOT_AVAILABLE |= {
     "old_policy": "TRL keeps the old policy's log-probabilities itself",
     "hint_estimator": "sampled_token has it as a parameter: hint_params={'estimator': 'k2'}",
     "hint_top_k": "TRL compares whole distributions, or hint_params={'top_k': 100}",
     "hint_t_start": "TAID's t is constant here: hint_params={'t': 0.5}",
+    "use_successful_as_teacher": "hint_source='successful_rollout' stands for True, and 'column' for False",
 }
 
 
@@ -45,8 +52,9 @@ class ComposerGRPOConfig(GRPOConfig):
 
     policy: str = option(
         TRL_LOSS,
-        "Policy loss. 'trl' keeps TRL's own (loss_type, epsilon ...). Any other replaces it: a loss of the "
-        "catalogue (gspo), a dialect (cispo@trl), an import path (my_package.losses:my_loss).",
+        "Policy loss. 'trl' keeps TRL's own, bit for bit. A name (gspo) is the loss of that paper. A dialect "
+        "(cispo@trl) is the loss as that framework computes it. An import path (my_package.losses:my_loss) "
+        "is a function of yours.",
     )
     loss_type: str | None = option(
         None,
@@ -59,15 +67,17 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     policy_weight: float = option(
         1.0,
-        "Weight of TRL's whole loss: the policy term, its KL, its entropy bonus, MoE's auxiliary loss.",
+        "Weight of the policy loss together with TRL's KL, entropy bonus and auxiliary loss of MoE models.",
     )
-    hint_weight: float = option(0.0, "Weight of hint self-distillation. Needs the column privileged_context.")
+    hint_weight: float = option(0.0, "Weight of hint self-distillation; 0 switches it off.")
     hint_divergence: str = option(
         "jsd",
         "Divergence from the teacher to the policy: jsd, forward_kl, sampled_token ..., or an import path.",
     )
     hint_params: dict[str, Any] | str | None = option(
-        None, "Parameters of the divergence, as a dict or as JSON, e.g. {'beta': 0.5}."
+        None,
+        "Parameters of the divergence, as a dict or as JSON, e.g. {'beta': 0.5}. With {'top_k': 100, 'rest': "
+        "'tail'} jsd compares the teacher's 100 most probable tokens and the probability of all others.",
     )
     hint_teacher: str = option(
         "base",
@@ -77,14 +87,55 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     hint_ema_rate: float = option(
         0.05,
-        "How far the ema teacher moves to the policy at each step. 0.05 is SDPO's rate. At the codebook "
-        "recipe's learning rate of 1e-3 it collapsed, and 0.002 learned.",
+        "After each optimizer step, ema teacher += hint_ema_rate * (policy - ema teacher). 0.05 is SDPO's "
+        "rate. At the codebook recipe's learning rate of 1e-3 it collapsed, and 0.002 learned.",
     )
     teacher_prompt_template: str = option(
         "{prompt}\n\n{privileged_context}",
-        "The teacher's prompt. For conversational prompts {prompt} is the last user message.",
+        "The teacher's prompt with hint_source='column'. In a conversation it is filled into the last user "
+        "message, and {prompt} is the text of that message.",
     )
-    replay_weight: float = option(0.0, "Weight of replayed pairs. Needs the columns chosen and rejected.")
+    hint_source: str = option(
+        "column",
+        "Where hints come from. 'column': the column privileged_context. 'successful_rollout': the first "
+        "completion of the prompt's group with a reward of success_reward_threshold, as in TRL's SDPO. A row "
+        "without such a completion has no hint.",
+    )
+    success_reward_threshold: float = option(
+        1.0, "The least reward of a successful rollout: the weighted sum of the reward functions."
+    )
+    dont_reprompt_on_self_success: bool = option(
+        True, "A successful rollout is no hint for itself, only for the others of its group."
+    )
+    reprompt_template: str = option(
+        "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n",
+        "The teacher's prompt with hint_source='successful_rollout', filled in like teacher_prompt_template.",
+    )
+    solution_template: str = option(
+        "\nCorrect solution:\n\n{successful_previous_attempt}\n\n",
+        "The {solution} of reprompt_template; empty in a row without a successful rollout.",
+    )
+    feedback_template: str = option(
+        "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback_raw}\n\n",
+        "The {feedback} of reprompt_template; empty in a row without feedback.",
+    )
+    include_environment_feedback: bool = option(
+        False,
+        "With hint_source='successful_rollout', show the teacher the column privileged_context as feedback, "
+        "which a rollout_func may return for each completion. A row with feedback alone has a hint too.",
+    )
+    environment_feedback_only_without_solution: bool = option(
+        False, "Show the feedback only in rows without a successful rollout."
+    )
+    remove_thinking_from_demonstration: bool = option(
+        False, "Remove <think>...</think> from the successful rollout before the teacher sees it."
+    )
+    max_reprompt_len: int = option(
+        10240,
+        "With hint_source='successful_rollout' only this many tokens of the teacher's prompt are kept, the "
+        "last ones.",
+    )
+    replay_weight: float = option(0.0, "Weight of replayed pairs; 0 switches them off.")
     replay_loss: str = option("dpo", "Preference loss: dpo, simpo, ipo ..., or an import path.")
     replay_params: dict[str, Any] | str | None = option(
         None, "Parameters of the preference loss, as a dict or as JSON, e.g. {'beta': 0.1}."
@@ -120,7 +171,8 @@ class ComposerGRPOConfig(GRPOConfig):
         for choice in (policy, config.choose_hint(), config.choose_replay()):
             if choice is not None:
                 ADAPTER.require(choice)
-        self._warn_of_options_without_effect(config)
+        self.rollout_options()
+        enforce(self._without_effect(config))
         if policy is not None:
             self._check_options_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
@@ -134,12 +186,39 @@ class ComposerGRPOConfig(GRPOConfig):
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
-    def _warn_of_options_without_effect(self, config: ComposerConfig) -> None:
-        """Warn of options of a channel whose weight is 0. It may be set to 0, so this is not an error."""
+    def rollout_options(self) -> RolloutOptions | None:
+        """The checked options of hint_source="successful_rollout"; None with another hint_source."""
+        if self.hint_source not in HINT_SOURCES:
+            raise unknown("hint_source", str(self.hint_source), HINT_SOURCES)
+        values = {name: getattr(self, name) for name in RolloutOptions.model_fields}
+        try:
+            options = RolloutOptions.model_validate(values)
+        except ValidationError as error:
+            raise first_error(error, RolloutOptions) from None
+        options.check()
+        return options if self.hint_source == "successful_rollout" else None
+
+    def _without_effect(self, config: ComposerConfig) -> Iterator[Finding]:
+        """Yield a warning for each option that has no effect beside the others.
+
+        A weight that is 0 may be set to 0, so this is not an error.
+        """
         defaults = {one.name: one.default for one in fields(ComposerGRPOConfig)}
-        given = [name for name in type(config).model_fields if name in defaults]
-        given = [name for name in given if getattr(self, name) != defaults[name]]
-        enforce(config.without_effect(given, "warning"))
+        names = [*ComposerConfig.model_fields, "hint_source", *RolloutOptions.model_fields]
+        given = [name for name in names if name in defaults and getattr(self, name) != defaults[name]]
+        yield from config.without_effect(given, "warning")
+        inert: dict[str, tuple[str, Any]]  # the option, and its value, that an inert option needs
+        inert = dict.fromkeys(RolloutOptions.model_fields, ("hint_source", "successful_rollout"))
+        if self.hint_source == "successful_rollout":
+            feedback = ("feedback_template", "environment_feedback_only_without_solution")
+            off = () if self.include_environment_feedback else feedback
+            inert = dict.fromkeys(off, ("include_environment_feedback", True))
+            inert["teacher_prompt_template"] = ("hint_source", "column")
+        for name in inert:
+            if name in given:
+                key, value = inert[name]
+                problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
+                yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
 
     def policy_choice(self) -> Choice | None:
         """Our policy loss with its parameters; None with policy="trl".

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -21,24 +21,13 @@ DataChannel = HintChannel | ReplayChannel
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
 
-class Seen(NamedTuple):
-    """What a channel found in the rows of a data set."""
-
-    used: int  # rows that it uses
-    pairs: int
-    equal: list[int]  # for each pair whose sides are the same text, and so without a gradient, its row
-
-
 def uses_peft(arguments: dict[str, Any]) -> bool:
     """Whether the policy will be a PEFT model, by the arguments of the trainer's constructor."""
     return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
 
 
-def check_adapter(arguments: dict[str, Any], config: ComposerConfig, needs_base: bool) -> None:
-    """Raise ConfigError for a PEFT model with an ema teacher, or without access to the initial policy."""
-    if config.hint_weight > 0 and config.hint_teacher == "ema":
-        problem = "it is 'ema', which keeps a copy of all weights, and PEFT is used to avoid such copies"
-        raise ConfigError("hint_teacher", problem, "set it to 'base'")
+def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
+    """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
     adapter = arguments.get("peft_config")
     init, bias = getattr(adapter, "init_lora_weights", True), getattr(adapter, "bias", "none")
     if needs_base and (init not in (True, "gaussian") or bias != "none"):
@@ -64,11 +53,6 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
         remedy = "leave it False with the hint and replay channels"
         raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
-    half = {p.dtype for p in trainer.model.parameters()} & {torch.bfloat16, torch.float16}
-    if teacher == "ema" and half:
-        problem = f"it is 'ema' on {half.pop()} weights, whose rounding loses the teacher's small steps"
-        remedy = "load the model in float32 (bf16=True computes in bfloat16)"
-        raise ConfigError("hint_teacher", problem, remedy)
     if teacher == "live":
         warnings.warn(
             "hint_teacher: it is 'live', which moves with its student and collapsed to reward 0 in 3 of 3 "
@@ -118,6 +102,17 @@ def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
     return True
 
 
+def warn_of_processes(processes: int) -> None:
+    """Warn if another number of processes was asked for than run."""
+    asked = upstream.asked_processes()
+    if asked is not None and asked[0] != str(processes):
+        number, source = asked
+        _warn(
+            f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
+            "torchrun or with accelerate launch --multi_gpu (on CPUs too), or change what is asked for"
+        )
+
+
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:
     """Check every row that a channel reads; of a streamed data set the first."""
     evaluation = trainer.eval_dataset
@@ -129,20 +124,10 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
             continue
         for channel in channels:
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
-            seen = _check_rows(trainer, channel, rows, training=name == "train_dataset")
-            if columns.is_streamed(dataset):
-                continue
-            if not seen.used:
-                what = "a hint" if isinstance(channel, HintChannel) else "a pair with a weight above 0"
-                _warn(
-                    f"{name}: none of its {len(dataset)} rows has {what}, so the {channel.name} loss is "
-                    f"always 0; fill the columns {', '.join(channel.columns)}, or set {channel.name}_weight=0"
-                )
-            if seen.equal:
-                _warn(
-                    f"{name}: in {len(seen.equal)} of {seen.pairs} pairs chosen equals rejected, first in "
-                    f"row {seen.equal[0]}, so they teach nothing; remove these pairs"
-                )
+            notes = _check_rows(trainer, channel, rows, training=name == "train_dataset")
+            if not columns.is_streamed(dataset):
+                for warning in columns.warnings_of(notes, channel.name, name):
+                    _warn(warning)
 
 
 def check_streamed(
@@ -157,20 +142,20 @@ def check_streamed(
 
 def _check_rows(
     trainer: GRPOTrainer, channel: DataChannel, rows: Iterable[tuple[str, columns.Row]], training: bool
-) -> Seen:
-    used = pairs = 0
-    equal = []
-    for i, (label, row) in enumerate(rows):
+) -> list[list[str]]:
+    """Check the rows, and return the notes of each for `columns.warnings_of`."""
+    notes, special = [], columns.special_tokens(upstream.tokenizer(trainer))
+    for label, row in rows:
         try:
             channel.check_row(trainer, row, training)
-            used += channel.uses(row)
-            for pair in columns.pairs_of(row) if isinstance(channel, ReplayChannel) else ():
-                pairs += 1
-                if columns.text_of(pair.chosen) == columns.text_of(pair.rejected):
-                    equal.append(i)
+            if isinstance(channel, ReplayChannel):
+                found = columns.pair_notes(row, special)
+            else:  # without the column, the hints come with the rollouts
+                found = columns.hint_notes(row, row["prompt"]) if columns.HINT in channel.columns else []
+            notes.append(found or ["hint"] * (channel.name == "hint" and channel.uses(row)))
         except DataError as error:
             raise error.under(label, ", ") from None
-    return Seen(used, pairs, equal)
+    return notes
 
 
 def _warn(message: str) -> None:

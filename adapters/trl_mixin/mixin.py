@@ -12,6 +12,8 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import guards, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
+from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
+from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
@@ -28,9 +30,9 @@ logger = logging.getLogger("composer_plugins")
 class ComposerLossMixin(_Trainer):
     """Mix in BEFORE a GRPOTrainer; `args` is a `ComposerGRPOConfig`.
 
-    Overrides TRL's `_compute_loss` and `_generate_and_score_completions`, and reads the log-probabilities
-    that TRL's `_get_per_token_logps_and_entropies` returns. With the default config the loss, the gradient
-    and every random number are TRL's own.
+    Overrides TRL's `_compute_loss` and `_generate_and_score_completions`, and reads what TRL's
+    `_get_per_token_logps_and_entropies` and `_calculate_rewards` return. With the default config the loss,
+    the gradient and every random number are TRL's own.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -60,7 +62,9 @@ class ComposerLossMixin(_Trainer):
         self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
         self._hint = self._replay = None
         if config.hint_weight > 0:
-            self._hint = HintChannel(config.choose_hint(), config.teacher_prompt_template)
+            rollouts = options.rollout_options()
+            source = SuccessfulRollouts(rollouts) if rollouts else HintColumn(config.teacher_prompt_template)
+            self._hint = HintChannel(config.choose_hint(), source)
         if config.replay_weight > 0:
             self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
@@ -70,17 +74,17 @@ class ComposerLossMixin(_Trainer):
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
         peft = guards.uses_peft(given)
         if peft:
-            guards.check_adapter(given, config, needs_base)
+            guards.check_adapter(given, needs_base)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
         # after it would run the weights of the policy.
-        copies: list[nn.Module] = []
-        if isinstance(given.get("model"), nn.Module) and not peft:
-            copies = [copy.deepcopy(given["model"]) for _ in range(needs_base + (teacher_kind == "ema"))]
+        model = given.get("model")
+        copied = copy.deepcopy(model) if needs_base and not peft and isinstance(model, nn.Module) else None
         loss_type = options.loss_type
         if loss_type is None and self._policy is None:
             options.loss_type = upstream.DEFAULTS["loss_type"]
         super().__init__(*args, **kwargs)
         options.loss_type = loss_type
+        self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
             if (
@@ -90,34 +94,35 @@ class ComposerLossMixin(_Trainer):
         if self._data_channels:
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
-            self._make_teachers(copies, peft, needs_base)
+            self._make_teachers(copied, peft, needs_base)
         self._counts_padding = (self._policy is not None or bool(self._data_channels)) and (
             guards.counts_padding(self)
         )
         if self._hint is not None:
             self._hint.needs_own_student = self._counts_padding
         if self.accelerator.is_main_process:
+            guards.warn_of_processes(self.accelerator.num_processes)
             _log_info(self._describe())
 
-    def _make_teachers(self, copies: list[nn.Module], peft: bool, needs_base: bool) -> None:
+    def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
-
-        def frozen_copy() -> nn.Module:
-            model = copies.pop() if copies else upstream.load_copy(self)
-            model.eval().requires_grad_(False)
-            return self.accelerator.prepare_model(model, evaluation_mode=True)
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
         initial = Teacher(policy, without_adapter=peft)
         if needs_base and not peft:
-            initial = Teacher(frozen_copy())
+            frozen = upstream.initial_reference(self)
+            if frozen is None:
+                model = upstream.load_copy(self) if copied is None else copied
+                frozen = self.accelerator.prepare_model(model, evaluation_mode=True)
+            initial = Teacher(frozen.eval().requires_grad_(False))
         if needs_base:
             self.add_callback(InitialWeights(initial.model))
         if self._replay is not None and self._replay.needs_reference:
             self._replay.reference = initial
         if self._hint is not None and config.hint_teacher == "ema":
-            self._hint.teacher = Teacher(frozen_copy())
-            self.add_callback(EmaTeacher(self._hint.teacher.model, config.hint_ema_rate))
+            average = EmaTeacher(policy, config.hint_ema_rate)
+            self._hint.teacher = average.teacher
+            self.add_callback(average)
         elif self._hint is not None:
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
@@ -129,16 +134,29 @@ class ComposerLossMixin(_Trainer):
         weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}
         return "composer loss = " + " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._replay is not None:
+            for step in upstream.new_steps(self):
+                self._replay.sort(step)
+        return inputs
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
-        output = super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
-            output |= self._hint.tensors(self, inputs, output)
+            output |= self._hint.tensors(self, inputs, output, self._rewards)
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
+        check_models(self, rewards, prompts, completions)
+        self._rewards = upstream.total_rewards(self, rewards)
+        return rewards
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)

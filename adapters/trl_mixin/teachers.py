@@ -3,19 +3,21 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import TrainerCallback
 
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.masking import at_least_float32
 
 STATE_FILE = "composer_ema_teacher.safetensors"
 FINGERPRINT_FILE = "composer_initial_weights.sha256"
@@ -28,15 +30,21 @@ class Teacher:
 
     model: Any
     without_adapter: bool = False  # with PEFT the initial policy is the model with its adapter switched off
+    weights: dict[str, Tensor] = field(default_factory=dict)  # by name: used in the place of the model's own
 
     @contextmanager
-    def in_eval_mode(self) -> Iterator[nn.Module]:
+    def in_eval_mode(self) -> Iterator[Callable[..., Any]]:
         """The model without gradient and dropout. Afterwards it is back in the mode it was in."""
-        was_training = self.model.training
+        was_training, own = self.model.training, dict(self.model.named_parameters())
+        weights = {name: weight.to(own[name]) for name, weight in self.weights.items()}
+
+        def with_weights(**inputs: Any) -> Any:
+            return functional_call(self.model, weights, kwargs=inputs)
+
         self.model.eval()
         try:
             with torch.no_grad(), self.model.disable_adapter() if self.without_adapter else nullcontext():
-                yield self.model
+                yield with_weights if weights else self.model
         finally:
             self.model.train(was_training)
 
@@ -96,24 +104,29 @@ def checkpoint(args: Any, state: Any) -> Path:
 
 
 class EmaTeacher(TrainerCallback):
-    """Moves the teacher after every optimizer step: teacher += rate * (policy - teacher).
+    """Moves the teacher after every optimizer step: teacher += rate * (policy - teacher), in float32.
 
-    Its weights are saved in every checkpoint and read back on resuming.
+    The teacher is the policy with an average of each of the weights that are trained. With LoRA these are A
+    and B of each layer, averaged one by one as in TRL's SDPO, which is not the average of their products.
+    The averages are saved in every checkpoint and read back on resuming.
     """
 
-    def __init__(self, teacher: nn.Module, rate: float) -> None:
-        self.teacher, self.rate = teacher, rate
+    def __init__(self, policy: nn.Module, rate: float) -> None:
+        trained = {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
+        weights = {name: at_least_float32(p).clone() for name, p in trained.items()}
+        self.teacher, self.rate = Teacher(policy, weights=weights), rate
 
     @torch.no_grad()
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        policy = getattr(model, "module", model)  # DDP's wrapper
-        for mine, theirs in zip(self.teacher.parameters(), policy.parameters(), strict=True):
-            mine.lerp_(theirs.to(mine), self.rate)
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        own = dict(self.teacher.model.named_parameters())
+        for name, weight in self.teacher.weights.items():
+            weight = weight.to(own[name].device)  # DeepSpeed moves the policy when training starts
+            self.teacher.weights[name] = weight.lerp_(own[name].to(weight), self.rate)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
             path = self._path(args, state)
-            save_model(self.teacher, str(path.with_suffix(".partial")))
+            save_file(self.teacher.weights, path.with_suffix(".partial"))
             os.replace(path.with_suffix(".partial"), path)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -123,7 +136,12 @@ class EmaTeacher(TrainerCallback):
         if not path.exists():
             problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
             raise ConfigError("hint_teacher", problem, "copy the teacher's file into the checkpoint")
-        load_model(self.teacher, str(path))
+        saved = load_file(path)
+        if saved.keys() != self.teacher.weights.keys():
+            problem = f"it is 'ema', and {path} has other weights than those that are trained"
+            raise ConfigError("hint_teacher", problem, "train the same weights as the first run")
+        for name, weight in self.teacher.weights.items():
+            weight.copy_(saved[name])
 
     @staticmethod
     def _path(args: Any, state: Any) -> Path:

@@ -1,22 +1,29 @@
 """Everything this adapter relies on inside TRL 1.16: private names, version checks, internal functions.
 
 To port the adapter to another release, edit this file and the methods that `mixin.py` overrides:
-`_generate_and_score_completions`, `_get_per_token_logps_and_entropies` and `_compute_loss`.
+`_prepare_inputs`, `_generate_and_score_completions`, `_calculate_rewards`,
+`_get_per_token_logps_and_entropies` and `_compute_loss`.
 Read from trl/trainer/grpo_trainer.py of 1.16.0: `_compute_loss` calls `_get_per_token_logps_and_entropies`
 once, which returns (logps, entropies, aux_loss); the logps are divided by the temperature and 0 at padding.
 TRL scales its loss for gradient accumulation itself.
 """
 
 import inspect
+import math
+import os
+import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import yaml
+from accelerate.commands.config.config_args import default_config_file
 from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_config_model_id, pad
 
-from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages
+from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages, content_text
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
@@ -153,6 +160,19 @@ LOSS_OPTIONS: dict[str, LossOption] = {
 TOKEN_WEIGHTS = ("token_truncate", "token_mask")
 MIN_WEIGHT = 1e-8  # below it TRL takes no logarithm of a weight
 
+# The end of a prompt that opens a tag for the model, as DeepSeek-R1's "<think>\n". Its template drops the
+# reasoning from an answer, so prompt + completion does not begin with the prompt.
+OPENED_TAG = re.compile(r"<(\w+)>\s*$")
+THINKING = re.compile("<think>.*?</think>", re.DOTALL)  # what SDPO removes from a demonstration
+PREFIX_PRESERVING = (
+    "set processing_class.chat_template to a prefix-preserving one: "
+    "trl.chat_template_utils.get_training_chat_template(processing_class) has one for many models"
+)
+
+# Where the number of processes stands: torchrun sets the first, and MPI one of the others.
+SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+LAUNCHED = "ACCELERATE_USE_CPU"  # `accelerate launch` sets it, to True or False
+
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
 
@@ -200,9 +220,48 @@ def accumulation_steps(trainer: GRPOTrainer) -> int:
     return trainer.current_gradient_accumulation_steps if trainer.model.training else 1
 
 
+def new_steps(trainer: GRPOTrainer) -> list[list[dict[str, Any]]]:
+    """The micro-batches of a generation batch, each group of one optimizer step; empty unless it begins now.
+
+    TRL has shuffled the completions over them. The last step of an epoch may have fewer micro-batches than
+    `gradient_accumulation_steps`, but as many times the greatest common divisor.
+    """
+    args, batches = trainer.args, trainer._buffered_inputs
+    if not trainer.model.training or trainer._step % args.steps_per_generation:
+        return []
+    size = math.gcd(args.gradient_accumulation_steps, args.steps_per_generation)
+    return [batches[i : i + size] for i in range(0, len(batches), size)]
+
+
 def generations(trainer: GRPOTrainer, training: bool) -> int:
     """The number of completions of each prompt; evaluation may have fewer."""
     return trainer.num_generations if training else trainer.num_generations_eval
+
+
+def total_rewards(trainer: GRPOTrainer, rewards: Tensor) -> Tensor:
+    """The weighted sum [B] of the reward functions' rewards [B, R], on the rows of all processes.
+
+    A function that does not apply to a row has NaN there, and is left out of its sum. A row that no function
+    applies to has the total NaN.
+    """
+    totals = (rewards * trainer.reward_weights.to(rewards.device)).nansum(1)
+    return totals.masked_fill(rewards.isnan().all(1), torch.nan)
+
+
+def asked_processes() -> tuple[str, str] | None:
+    """The number of processes that were asked for, and where; None if that is not known.
+
+    `accelerate launch --num_processes 2` starts one process if neither --multi_gpu nor its config file says
+    that training is distributed. The process then has a MASTER_ADDR, and no WORLD_SIZE.
+    """
+    for name in SIZES:
+        if name in os.environ:
+            return os.environ[name], f"the environment variable {name}"
+    if LAUNCHED in os.environ:
+        return ("more than 1", "accelerate launch") if "MASTER_ADDR" in os.environ else None
+    config = Path(default_config_file)
+    found = (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
+    return (str(found["num_processes"]), str(config)) if found.get("num_processes", 0) > 0 else None
 
 
 def reduce_loss(
@@ -319,11 +378,10 @@ def encode_completion(trainer: GRPOTrainer, prompt: Prompt, completion: Completi
     if isinstance(prompt, str):
         if not isinstance(completion, str):
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
-        ids = tokenizer(trainer)(completion, add_special_tokens=False)["input_ids"]
-        ends = bool(ids) and ids[-1] in trainer.eos_token_ids
-        return ids if ends else [*ids, tokenizer(trainer).eos_token_id]
+        return _encode_generated(trainer, completion)
+    messages = completion_messages(completion)
     rendered = trainer.processing_class.apply_chat_template(
-        conversation=[[*prompt, *completion_messages(completion)]],
+        conversation=[[*prompt, *messages]],
         tools=trainer.tools or None,
         chat_template=trainer.chat_template,
         tokenize=True,
@@ -331,7 +389,25 @@ def encode_completion(trainer: GRPOTrainer, prompt: Prompt, completion: Completi
         **trainer.chat_template_kwargs,
     )
     (start,) = encode_prompts(trainer, [prompt])
-    return after_prompt(rendered["input_ids"][0], start)
+    try:
+        return after_prompt(rendered["input_ids"][0], start)
+    except DataError as error:
+        opened = OPENED_TAG.search(tokenizer(trainer).decode(start))
+        if opened is None or len(messages) > 1:
+            raise DataError(error.key, error.problem, PREFIX_PRESERVING) from None
+        text, tag = content_text(messages[0]["content"]), opened[1]
+        if f"</{tag}>" not in text:
+            problem = f"its prompt ends with <{tag}>, and the completion has no </{tag}>"
+            remedy = f"write it as the model does after this prompt: the reasoning, </{tag}>, the answer"
+            raise DataError(error.key, problem, remedy) from None
+        return _encode_generated(trainer, text.removeprefix(opened[0]).removeprefix(f"<{tag}>"))
+
+
+def _encode_generated(trainer: GRPOTrainer, text: str) -> list[int]:
+    """Token ids of what the model generates after a prompt, with the end of sequence."""
+    ids = tokenizer(trainer)(text, add_special_tokens=False)["input_ids"]
+    ends = bool(ids) and ids[-1] in trainer.eos_token_ids
+    return ids if ends else [*ids, tokenizer(trainer).eos_token_id]
 
 
 def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -340,6 +416,22 @@ def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tenso
     ids = pad(tensors, tokenizer(trainer).pad_token_id, padding_side="left")
     mask = pad([torch.ones_like(row) for row in tensors], 0, padding_side="left")
     return ids.to(device), mask.to(device)
+
+
+def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
+    """TRL's reference model (beta > 0), if it has the weights of the policy and keeps them; otherwise None.
+
+    TRL loads it from the path in the model's config. A model object may have other weights than that path.
+    """
+    if trainer.ref_model is None or trainer.args.sync_ref_model:
+        return None
+    policy, reference = (trainer.accelerator.unwrap_model(m) for m in (trainer.model, trainer.ref_model))
+    mine, theirs = policy.state_dict(), reference.state_dict()
+    same = mine.keys() == theirs.keys() and all(
+        weight.dtype == theirs[name].dtype and torch.equal(weight, theirs[name].to(weight.device))
+        for name, weight in mine.items()
+    )
+    return reference if same else None
 
 
 def load_copy(trainer: GRPOTrainer) -> nn.Module:

@@ -12,7 +12,14 @@ import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
@@ -64,6 +71,15 @@ def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config).to(dtype)
+
+
+def absolute_model() -> GPT2LMHeadModel:
+    """A model whose positions are absolute, with random weights that are far apart, all of it in float64."""
+    torch.manual_seed(0)
+    sizes = {"n_positions": MAX_LENGTH, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    ends = {"bos_token_id": 1, "eos_token_id": 1}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(SYMBOLS), **sizes, **no_dropout, **ends)).double()
 
 
 def rows(count: int = 4) -> list[dict[str, Any]]:

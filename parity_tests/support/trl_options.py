@@ -1,16 +1,24 @@
-"""The options of GRPOConfig that TRL reads for the loss, from TRL's source; the table about them in the docs.
+"""The options of GRPOConfig that TRL's source reads for the loss; the tables of docs/trl_options.md.
 
-`python -m parity_tests.support.trl_options` prints the table for docs/trl.md.
+`python -m parity_tests.support.trl_options` writes the tables into that page, from the dataclass and the
+catalogue.
 """
 
 import ast
 import inspect
+import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.bundled.adapters import TRL
+from composer_plugins.catalogue import Choice, Loss
+from composer_plugins.plugins import losses
+from parity_tests.support.paths import ROOT
 
 FIELDS = {field.name for field in fields(GRPOConfig)}
 # The loss of one micro-batch, and what is made of the completions before it.
@@ -87,21 +95,110 @@ def _fields(reads: set[str], sources: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def table() -> str:
-    """The table of docs/trl.md: what each of TRL's options does beside a policy of ours."""
-    lines = ["| option of TRL | losses | effect |", "|---|---|---|"]
+def table(*rows: tuple[str, ...]) -> str:
+    """A table of markdown; the first row is its head."""
+    head, *body = rows
+    lines = [head, ("---",) * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def options() -> str:
+    """Each option that ComposerGRPOConfig adds, with the text of its --help."""
+    own = [one for one in fields(ComposerGRPOConfig) if one.name not in FIELDS or one.name == "loss_type"]
+    body = [(f"`{one.name}`", _code(repr(one.default)), _text(one.metadata["help"])) for one in own]
+    return table(("option", "default", "meaning"), *body)
+
+
+def trl_options() -> str:
+    """What each of TRL's options does beside a policy of ours."""
+    body = []
     for name, option in upstream.LOSS_OPTIONS.items():
         for row in option.sets:
             value = f"{name} - {-row.offset:g}" if row.offset else name
             effect = f"sets {' and '.join(f'`{one}`' for one in row.parameters)} to `{value}`"
-            lines.append(f"| `{name}` | {', '.join(f'`{loss}`' for loss in row.losses)} | {effect} |")
+            body.append((f"`{name}`", ", ".join(f"`{loss}`" for loss in row.losses), effect))
     by_effect: dict[str, list[str]] = {}
     for name, option in upstream.LOSS_OPTIONS.items():
         if not option.sets:
             by_effect.setdefault(option.effect, []).append(f"`{name}`")
-    lines += [f"| {', '.join(names)} | all | {effect} |" for effect, names in by_effect.items()]
-    return "\n".join(lines)
+    body += [(", ".join(names), "all", effect) for effect, names in by_effect.items()]
+    return table(("option of TRL", "losses", "effect"), *body)
+
+
+def losses_of(kind: str) -> str:
+    """Each loss of this kind that runs in TRL: its formula, denominator, defaults, and dialect @trl."""
+    heads = {"policy": ("denominator",), "preference": ("log-probabilities",), "divergence": ()}
+    body = []
+    for loss in losses():
+        if loss.kind == kind and TRL.runs(loss):
+            more = {"policy": (_denominator(loss.mode),), "preference": (_scores(loss.average),)}.get(
+                kind, ()
+            )
+            defaults = _values({n: v for n, v in loss.defaults.items() if v is not None})
+            body.append((f"`{loss.name}`", _formula(loss), *more, defaults, _dialect(loss)))
+    return table(("name", "formula", *heads[kind], "defaults", "`@trl`"), *body)
+
+
+def _formula(loss: Loss) -> str:
+    """The first indented block of the kernel's docstring, or its first line."""
+    text = inspect.getdoc(loss.kernel()) or ""
+    block = re.search(r"(?:^    .*\n?)+", text, re.MULTILINE)
+    lines = block[0].splitlines() if block else text.splitlines()[:1]
+    return "<br>".join(_code(" ".join(line.split())) if block else _text(line) for line in lines)
+
+
+def _dialect(loss: Loss) -> str:
+    """What the dialect @trl has otherwise than the name alone; empty without such a dialect."""
+    if all(dialect.upstream != "trl" for dialect in loss.dialects):
+        return ""
+    theirs = Choice(loss, {}, upstream="trl")
+    dialect = loss.dialect("trl")
+    found = [_values({n: v for n, v in dialect.params.items() if v != loss.defaults[n]})]
+    found += [f"denominator {_denominator(theirs.mode)}"] if theirs.mode != loss.mode else []
+    found += [_scores(theirs.average)] if theirs.average != loss.average else []
+    found += [f"takes {', '.join(f'`{name}`' for name in dialect.optional)}"] if dialect.optional else []
+    return ", ".join(filter(None, found)) or "the same"
+
+
+def _denominator(mode: str) -> str:
+    return f"`{upstream.LOSS_TYPES[mode]}`" if mode in upstream.LOSS_TYPES else "a sum"
+
+
+def _scores(average: bool) -> str:
+    return "averaged" if average else "summed"
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return _code(", ".join(f"{name}={value}" for name, value in values.items()))
+
+
+def _code(text: str) -> str:
+    return "`{}`".format(text.replace("`", "").replace("|", "\\|")) if text else ""
+
+
+def _text(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+PAGE = ROOT / "docs" / "trl_options.md"
+TABLES = {
+    "options": options,
+    "options of TRL": trl_options,
+    **{
+        f"{kind} losses": lambda kind=kind: losses_of(kind) for kind in ("policy", "divergence", "preference")
+    },
+}
+
+
+def page() -> str:
+    """The text of docs/trl_options.md with its tables made anew."""
+    text = PAGE.read_text()
+    for name, make in TABLES.items():
+        start, end = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
+        before, _, after = text.partition(start)
+        text = before + start + make() + end + after.partition(end)[2]
+    return text
 
 
 if __name__ == "__main__":
-    print(table())
+    PAGE.write_text(page())

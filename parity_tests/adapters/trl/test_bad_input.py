@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -182,11 +181,6 @@ def test_a_head_that_only_the_policy_casts_is_refused() -> None:
         tiny.trainer(hint_weight=1.0, cast_lm_head_to_fp32=True)
 
 
-def test_an_ema_of_half_precision_weights_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hint_teacher: it is 'ema' on torch.bfloat16 weights"):
-        tiny.trainer(hint_weight=1.0, hint_teacher="ema", dtype=torch.bfloat16)
-
-
 def test_a_tokenizer_without_an_end_of_sequence_is_refused() -> None:
     tokenizer = tiny.tokenizer()
     tokenizer.eos_token = None
@@ -288,6 +282,9 @@ def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
         ({"chosen": None, "rejected": None}, "none of its 4 rows has a pair with a weight above 0"),
         ({"n_teachers_agreeing": 0.0}, "none of its 4 rows has a pair with a weight above 0"),
         ({"rejected": GOOD["chosen"]}, "in 4 of 4 pairs chosen equals rejected, first in row 0"),
+        ({"privileged_context": "None"}, "in 4 of 4 hints the text is 'None', first in row 0; write None in"),
+        ({"privileged_context": GOOD["prompt"]}, "in 4 of 4 hints the text is the prompt, first in row 0"),
+        ({"chosen": "1<eos>"}, "in 4 of 4 pairs chosen or rejected contains '<eos>', first in row 0"),
     ],
 )
 def test_rows_that_teach_nothing_are_a_warning_with_their_number(rows: dict[str, Any], message: str) -> None:

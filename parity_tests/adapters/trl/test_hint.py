@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
@@ -17,6 +18,7 @@ from composer_plugins.columns import hinted_prompt
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.divergences import jsd, sampled_token
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny
 
 HINT_ONLY = {"policy_weight": 0.0, "hint_weight": 1.0, "dtype": torch.float64}
@@ -82,7 +84,7 @@ def test_the_ema_teacher_follows_the_policy_at_its_rate() -> None:
 
     made.add_callback(Reference())
     made.train()
-    for mine, theirs in zip(made._hint.teacher.model.parameters(), expected, strict=True):
+    for mine, theirs in zip(made._hint.teacher.weights.values(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -91,13 +93,13 @@ def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
     options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}
     first = tiny.trainer(**options, max_steps=2)
     first.train()
-    saved = [p.clone() for p in first._hint.teacher.model.parameters()]
+    saved = [p.clone() for p in first._hint.teacher.weights.values()]
     resumed = tiny.trainer(**options, max_steps=3)
     seen: list[torch.Tensor] = []
 
     class AtTheFirstStep(tiny.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seen.extend(p.clone() for p in resumed._hint.teacher.model.parameters())
+            seen.extend(p.clone() for p in resumed._hint.teacher.weights.values())
 
     resumed.add_callback(AtTheFirstStep())
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -111,6 +113,22 @@ def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> No
     (tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").unlink()
     with pytest.raises(ValueError, match="hint_teacher: it is 'ema', training resumes at step 1"):
         tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    save_file({"other": torch.ones(1)}, tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors")
+    with pytest.raises(ConfigError, match="has other weights than those that are trained"):
+        tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_the_ema_teacher_of_half_precision_weights_moves_in_float32() -> None:
+    """By steps of 1e-4 of a weight, which bfloat16 rounds away."""
+    made = tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=1e-4, dtype=torch.bfloat16)
+    own = dict(made.model.named_parameters())
+    start = {name: p.detach().float() for name, p in own.items()}
+    made.train()
+    assert any(not torch.equal(p.float(), start[name]) for name, p in own.items())
+    for name, weight in made._hint.teacher.weights.items():
+        expected = start[name].lerp(own[name].detach().float(), 1e-4)
+        assert_parity(weight, expected, terms=2, dtype=torch.float32)
+        assert torch.equal(own[name].float() != start[name], weight != start[name])
 
 
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
@@ -247,20 +265,10 @@ def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
     torch.testing.assert_close(completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
 
 
-def absolute() -> GPT2LMHeadModel:
-    """A model whose positions are absolute, with random weights that are far apart."""
-    torch.manual_seed(0)
-    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
-    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = {"bos_token_id": 1, "eos_token_id": 1}
-    made = GPT2LMHeadModel(GPT2Config(vocab_size=len(tiny.SYMBOLS), **sizes, **no_dropout, **ends))
-    return made.double()
-
-
 @pytest.mark.parametrize("estimator", ["score", "k2"])
 def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estimator: str) -> None:
     """TRL's forward pass counts the padding of prompts of unequal length as positions."""
-    policy = absolute()
+    policy = tiny.absolute_model()
     initial = copy.deepcopy(policy).eval()
     options = {"hint_divergence": "sampled_token", "hint_params": {"estimator": estimator}}
     made = tiny.trainer(policy_model=policy, **HINT_ONLY, **options)
@@ -286,14 +294,14 @@ def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estim
 
 def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> None:
     """Once, with the lengths, and only where a prompt is padded."""
-    made = tiny.trainer(policy_model=absolute(), policy="cispo@trl", max_steps=2)
+    made = tiny.trainer(policy_model=tiny.absolute_model(), policy="cispo@trl", max_steps=2)
     with pytest.warns(ComposerWarning, match="it has absolute positions") as warned:
         made.train()
     assert sum("absolute positions" in str(one.message) for one in warned) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", ComposerWarning)
         same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
-        tiny.trainer(policy_model=absolute(), policy="cispo@trl", dataset=same_length).train()
+        tiny.trainer(policy_model=tiny.absolute_model(), policy="cispo@trl", dataset=same_length).train()
         tiny.trainer(policy="cispo@trl").train()  # rotary positions
 
 

@@ -34,6 +34,11 @@ def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
         (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, []),
         (WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"}, []),
         (WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"}, ["not carried over"]),
+        (
+            WITHOUT_STD
+            | {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_source": "successful_rollout"},
+            ["not carried over"],
+        ),
     ],
 )
 def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: list[str]) -> None:

@@ -1,18 +1,19 @@
 """Options of TRL beside a policy of ours: each acts as in TRL, sets a parameter of ours, or is an error."""
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
-from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.bundled.adapters import TRL
+from composer_plugins.catalogue import choose
 from composer_plugins.errors import ConfigError
 from composer_plugins.plugins import losses
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny, trl_options
-from parity_tests.support.paths import ROOT
 
 FLOAT32 = 1e-6  # as in test_equality
 VLLM = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
@@ -240,6 +241,27 @@ def test_vespo_with_one_vllm_weight_per_sequence_is_refused() -> None:
         config(policy="vespo", use_vllm=True, vllm_importance_sampling_mode="sequence_mask")
 
 
-def test_the_docs_have_the_table_of_options() -> None:
-    written = (ROOT / "docs" / "trl.md").read_text()
-    assert trl_options.table() in written, "python -m parity_tests.support.trl_options prints it"
+def test_the_page_of_options_is_made_from_the_code() -> None:
+    written = trl_options.PAGE.read_text()
+    assert trl_options.page() == written, "python -m parity_tests.support.trl_options writes it"
+    tables = {name: make() for name, make in trl_options.TABLES.items()}
+    assert all(table in written for table in tables.values())
+    assert all(f"| `{one.name}` |" in tables["options"] for one in fields(ComposerGRPOConfig)[-20:])
+
+
+def test_the_page_of_options_names_the_defaults_that_differ() -> None:
+    """The numbers of its sentences about cispo@trl and simpo@trl."""
+    written = trl_options.PAGE.read_text()
+    cispo = choose(losses(), "policy", "cispo@trl")
+    logprobs = torch.tensor([[3.0, 0.1, -5.0]], dtype=torch.float64)  # ratios on both sides of the cap
+    mask, one = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
+    leaf = logprobs.clone().requires_grad_()
+    cispo.loss.kernel()(leaf, torch.zeros_like(logprobs), one, mask, **cispo.params).loss.sum().backward()
+    weights = -leaf.grad
+    assert weights.max() == pytest.approx(0.2, rel=1e-12) and weights.min() < 0.2
+    assert "`cispo@trl` with `clip_high=-0.8` caps each weight at\n0.2" in written
+    for name, beta in (("simpo", 2.0), ("simpo@trl", 0.1)):
+        simpo = choose(losses(), "preference", name)
+        assert (simpo.value("beta"), simpo.value("beta") * simpo.value("gamma_beta_ratio")) == (beta, 0.5)
+    assert "beta 2 and a margin of 0.5. `simpo@trl`" in written and "beta 0.1 and the same margin" in written
+    assert (config().replay_temperature, config().temperature) == (1.0, 1.0)

@@ -1,12 +1,23 @@
-"""With PEFT the initial policy is the model with its adapter switched off: no copy is made."""
+"""With PEFT no copy of the model is made: the initial policy is the model with its adapter switched off, and
+the ema teacher is the model with an average of the adapter's weights.
+"""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file
+from trl.experimental.sdpo.teacher_sync import PEFTAdapterEMACallback
 
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny
+
+RATE = 0.3
+EMA = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": RATE}
 
 
 def lora() -> LoraConfig:
@@ -61,9 +72,78 @@ def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
     assert teacher.training, "the policy was left in evaluation mode"
 
 
-def test_an_ema_of_a_peft_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hint_teacher: it is 'ema', which keeps a copy of all weights"):
-        tiny.trainer(hint_weight=1.0, hint_teacher="ema", arguments={"peft_config": lora()})
+def test_the_ema_teacher_averages_a_and_b_of_the_adapter_and_nothing_else() -> None:
+    model = tiny.model(torch.float64)
+    made = tiny.trainer(policy_model=model, **EMA, max_steps=3, arguments={"peft_config": lora()})
+    own = dict(made.model.named_parameters())
+    start = {name: p.detach().clone() for name, p in own.items()}
+    expected = {name: p.clone() for name, p in start.items() if "lora_" in name}
+
+    class ByHand(tiny.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            for name, weight in expected.items():
+                weight += RATE * (own[name].detach() - weight)
+
+    made.add_callback(ByHand())
+    made.train()
+    teacher = made._hint.teacher
+    assert teacher.weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert_parity(teacher.weights[name], weight, terms=6)
+    after = dict(made.model.named_parameters())
+    assert all(after[name] is own[name] for name in own), "the teacher's weights were left in the policy"
+    assert all(torch.equal(own[name], start[name]) for name in own if name not in expected)
+    twin = get_peft_model(tiny.model(torch.float64), lora()).eval()
+    twin.load_state_dict(expected, strict=False)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with teacher.in_eval_mode() as call:
+        logits = call(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    assert_parity(logits, twin(ids).logits, terms=64)
+    assert not torch.allclose(made.model(ids).logits, logits, rtol=1e-3)
+
+
+def test_the_ema_teacher_is_sdpos_but_for_its_start() -> None:
+    """SDPO's begins with A = B = 0 and ours with the policy's: (1 - rate)^steps of that is left."""
+    model = tiny.model(torch.float64)
+    made = tiny.trainer(policy_model=model, **EMA, max_steps=3, arguments={"peft_config": lora()})
+    start = {name: weight.clone() for name, weight in made._hint.teacher.weights.items()}
+    sdpo = PEFTAdapterEMACallback(model=made.model, update_rate=RATE)
+    made.add_callback(sdpo)
+    made.train()
+    assert sdpo.shadow_weights is not None and len(sdpo.shadow_weights) == len(start)
+    for name, weight in made._hint.teacher.weights.items():
+        theirs = sdpo.shadow_weights[name.replace(".default", "")]
+        assert_parity(weight - (1 - RATE) ** 3 * start[name], theirs, terms=6, magnitude=1.0)
+
+
+def test_the_ema_teacher_is_saved_and_resumed_and_not_in_the_saved_adapter(tmp_path: Path) -> None:
+    options = EMA | {"save_steps": 2, "save_strategy": "steps", "output_dir": str(tmp_path)}
+    first = tiny.trainer(**options, max_steps=2, arguments={"peft_config": lora()})
+    first.train()
+    checkpoint, saved = tmp_path / "checkpoint-2", first._hint.teacher.weights
+    assert not any(path.is_dir() for path in checkpoint.iterdir()), "a second adapter was saved"
+    adapter = load_file(checkpoint / "adapter_model.safetensors")
+    assert adapter.keys() == get_peft_model_state_dict(first.model).keys()
+    assert load_file(checkpoint / "composer_ema_teacher.safetensors").keys() == saved.keys()
+    resumed = tiny.trainer(**options, max_steps=3, arguments={"peft_config": lora()})
+    seen: dict[str, torch.Tensor] = {}
+
+    class AtTheFirstStep(tiny.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            seen.update({name: weight.clone() for name, weight in resumed._hint.teacher.weights.items()})
+
+    resumed.add_callback(AtTheFirstStep())
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert all(torch.equal(seen[name], weight) for name, weight in saved.items())
+
+
+def test_the_ema_teacher_may_stand_beside_dpos_reference() -> None:
+    """Both are the policy itself, with other weights and without its adapter."""
+    options = EMA | {"replay_weight": 1.0, "max_steps": 2}
+    made = tiny.trainer(**options, arguments={"peft_config": lora()})
+    made.train()
+    assert made._hint.teacher.model is made._replay.reference.model is made.model
+    assert float(made.state.log_history[1]["composer/hint/loss"]) > 0
 
 
 def test_a_model_that_comes_with_an_adapter_is_refused() -> None:

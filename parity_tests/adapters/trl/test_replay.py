@@ -7,8 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 
+from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
+from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import encode_completion
-from composer_plugins.kernels.preference import dpo, simpo
+from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
+from composer_plugins.kernels.types import PairLoss
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny
 
 REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0, "dtype": torch.float64}
@@ -72,6 +76,97 @@ def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(
     flat = tiny.flat_gradient(made, expected)
     assert float(value) == pytest.approx(expected.item(), rel=ROTARY)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
+
+
+def rows_seen(model: Any, call: Any) -> list[int]:
+    """The number of rows in each forward pass of `model` while `call` runs."""
+    seen: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    call()
+    hook.remove()
+    return seen
+
+
+def test_each_distinct_completion_is_scored_once() -> None:
+    """Of the 16 rows 4 have no pair, and the others are 4 generations of prompts with 2, 2 and 3 pairs."""
+    made = tiny.trainer(**REPLAY_ONLY)
+    inputs = tiny.batch(made)
+    assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [7, 7]
+    rows = [row for row in tiny.rows() for _ in range(4)]
+    reference = made._replay.reference.model
+    made.args.per_device_train_batch_size = 6  # the reference sees at most this many rows at a time
+    scored = rows_seen(reference, lambda: made._replay.tensors(made, rows))
+    assert scored == [6, 2, 6, 2]  # one placeholder stands for all rows without a pair
+
+
+def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:
+    """Every rank runs the same number of forward passes of the policy, whatever its rows are."""
+    made = tiny.trainer(**REPLAY_ONLY)
+    inputs = tiny.batch(made)
+    without = inputs["replay_weight"] == 0
+    inputs = {name: x[without] for name, x in inputs.items() if name.startswith("replay_")}
+    assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [1, 1]
+
+
+def over_every_row(made: Any, inputs: dict[str, Any]) -> PairLoss:
+    """DPO from one forward pass for every row, as many times as it occurs, with the same padding."""
+    scores = []
+    for side in ("chosen", "rejected"):
+        rows = zip(*(inputs[f"replay_{side}_{part}"] for part in ("ids", "attention", "mask")), strict=True)
+        for ids, attention, mask in rows:
+            logits = completion_logits(made, made.model, ids[None], attention[None], len(mask), 1.0)
+            scores.append(sequence_logprobs(token_logprobs(logits, ids[None, -len(mask) :]), mask[None]))
+    return dpo(
+        *torch.cat(scores).chunk(2), inputs["replay_ref_chosen"], inputs["replay_ref_rejected"], beta=0.3
+    )
+
+
+@pytest.mark.filterwarnings("ignore:model. it has absolute positions")  # in float64, unlike tiny.model
+def test_scoring_each_completion_once_changes_no_value_gradient_or_metric() -> None:
+    made = tiny.trainer(
+        **REPLAY_ONLY, policy_model=tiny.absolute_model(), replay_params={"beta": 0.3}, max_steps=2
+    )
+    made.train()  # so that the policy is no longer the reference
+    inputs = tiny.batch(made)
+    made._metrics["train"].clear()
+    value, gradient = tiny.loss_and_gradient(made, inputs)
+    pair, weight = over_every_row(made, inputs), inputs["replay_weight"]
+    expected, terms = (weight * pair.loss).mean(), inputs["replay_chosen_ids"].numel()
+    assert_parity(value, expected, terms=terms)
+    assert_parity(gradient, tiny.flat_gradient(made, expected), terms=terms)
+    logged = {name: values[0] for name, values in made._metrics["train"].items() if "replay" in name}
+    means = {name: float(m.value[weight > 0].double().mean()) for name, m in pair.metrics.items()}
+    means |= {"loss": expected.item(), "row_frac": float((weight > 0).double().mean())}
+    assert logged == pytest.approx({f"composer/replay/{name}": x for name, x in means.items()}, rel=1e-6)
+
+
+def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL shuffles 8 generations of each of 4 prompts over 8 micro-batches, which are two optimizer steps."""
+    data = [{"prompt": f"{key}?", "chosen": f"{i}2", "rejected": "3"} for i, key in enumerate("abcd")]
+    options = {"dataset": Dataset.from_list(data), "num_generations": 8, "per_device_train_batch_size": 4}
+    options |= {"gradient_accumulation_steps": 4, "steps_per_generation": 8, "max_steps": 2}
+
+    def train() -> tuple[list[int], list[torch.Tensor]]:
+        made = tiny.trainer(**REPLAY_ONLY, **options, policy_model=tiny.absolute_model(), learning_rate=0.0)
+        seen: list[int] = []
+        made.model.register_forward_pre_hook(
+            # TRL's own forward passes have no position_ids.
+            lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])) if "position_ids" in kwargs else None,
+            with_kwargs=True,
+        )
+        gradients = tiny.gradients(made)
+        return seen, gradients
+
+    seen, gradients = train()
+    # A step has 4 prompts at most, so of the 4 micro-batches 3 borders at most cut the rows of one.
+    assert len(seen) == 2 * 2 * 4 and sum(seen) <= 2 * 2 * (4 + 3)
+    monkeypatch.setattr(ReplayChannel, "sort", lambda *_: None)
+    shuffled, expected = train()
+    assert sum(shuffled) > sum(seen)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        assert_parity(mine, theirs, terms=16 * len(tiny.SYMBOLS))
 
 
 def test_simpo_needs_no_frozen_copy() -> None:

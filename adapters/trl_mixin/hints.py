@@ -1,0 +1,201 @@
+"""Where hints come from: a column of the data set, or the successful rollouts of the prompt's group."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.utils import gather_object
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from trl import GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.forward import longest_input
+from composer_plugins.columns import HINT, Row, filled_prompt, hint_of, hinted_prompt, prompt_of
+from composer_plugins.config import check_template
+from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.errors import DataError
+
+PATIENCE = 10  # generation batches without a successful rollout before the warning
+
+TeacherPrompts = tuple[list[list[int]], list[bool]]  # token ids of each row, and whether they have a hint
+
+
+@dataclass
+class HintColumn:
+    """The column privileged_context, filled into `template`."""
+
+    template: str
+    columns = (HINT,)
+
+    def uses(self, row: Row) -> bool:
+        """Whether the row has a hint."""
+        return hint_of(row) is not None
+
+    def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
+        """Raise DataError unless prompt, hint and the longest completion fit the model."""
+        hint, prompt = hint_of(row), prompt_of(row)
+        if hint is None:
+            return
+        (ids,) = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template)])
+        problem = f"with the prompt it has {len(ids)} tokens"
+        remedy = "shorten the hint, or lower max_completion_length"
+        _check_length(trainer, HINT, len(ids), problem, remedy)
+
+    def teacher_prompts(
+        self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
+    ) -> TeacherPrompts:
+        """The teacher's prompts of this process's rows."""
+        hints = [hint_of(row) for row in rows]
+        prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
+        return upstream.encode_prompts(trainer, prompts), [hint is not None for hint in hints]
+
+
+class RolloutOptions(BaseModel):
+    """The options of hint_source="successful_rollout", with the names and defaults of TRL's SDPOConfig."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    success_reward_threshold: float = Field(allow_inf_nan=False)
+    dont_reprompt_on_self_success: bool
+    max_reprompt_len: int = Field(ge=1)
+    reprompt_template: str
+    solution_template: str
+    feedback_template: str
+    include_environment_feedback: bool
+    environment_feedback_only_without_solution: bool
+    remove_thinking_from_demonstration: bool
+
+    def check(self) -> None:
+        """Raise ConfigError for a template whose fields are not the ones that it is filled with."""
+        shown = {"solution", "feedback"} if self.include_environment_feedback else {"solution"}
+        check_template("reprompt_template", self.reprompt_template, shown, {"prompt", "feedback"} - shown)
+        check_template("solution_template", self.solution_template, {"successful_previous_attempt"})
+        check_template("feedback_template", self.feedback_template, {"feedback_raw"})
+
+
+@dataclass
+class SuccessfulRollouts:
+    """The group's first rollout with enough reward, as in TRL's SDPO, and the row's feedback, if it is on."""
+
+    options: RolloutOptions
+    _unsuccessful: int = field(default=0, init=False)  # generation batches since the last success
+    _largest: float = field(default=float("-inf"), init=False)  # reward in these batches
+    _warned: set[str] = field(default_factory=set, init=False)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the data set must have."""
+        return (HINT,) if self.options.include_environment_feedback else ()
+
+    def uses(self, row: Row) -> bool:
+        """Whether the row may get a hint."""
+        return True
+
+    def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
+        """Raise DataError unless a demonstration of the greatest length fits the model."""
+        options, prompt, longest = self.options, prompt_of(row), trainer.max_completion_length
+        (ids,) = upstream.encode_prompts(trainer, [self._reprompt(prompt, "", self._feedback(row))])
+        length = min(len(ids) + longest, options.max_reprompt_len)
+        limit = longest_input(trainer)
+        remedy = "lower max_completion_length"
+        if limit is not None and limit > longest:
+            remedy += f", or set max_reprompt_len to {limit - longest}"
+        problem = f"the teacher's, with the longest demonstration, has {length} tokens"
+        _check_length(trainer, "prompt", length, problem, remedy)
+        if row.get(HINT) is not None and not options.include_environment_feedback:
+            self._warn(
+                f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
+                "True to show the teacher this feedback, or remove the column"
+            )
+
+    def teacher_prompts(
+        self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
+    ) -> TeacherPrompts:
+        """The teacher's prompts of this process's rows. `rewards` are those of all processes' rows, in order.
+
+        The rows of a group are neighbours in this order, and may be on two processes.
+        """
+        options, group = self.options, upstream.generations(trainer, trainer.model.training)
+        demonstrations = self._demonstrations(trainer, rewards.tolist(), group)
+        texts = gather_object(self._texts(trainer, batch["completion_ids"]))
+        prompts, has_hint = [], []
+        first = trainer.accelerator.process_index * len(rows)
+        for row, demonstration in zip(rows, demonstrations[first : first + len(rows)], strict=True):
+            feedback = self._feedback(row)
+            if demonstration is not None and options.environment_feedback_only_without_solution:
+                feedback = None
+            has_hint.append(demonstration is not None or feedback is not None)
+            text = None if demonstration is None else texts[demonstration]
+            prompts.append(self._reprompt(row["prompt"], text, feedback) if has_hint[-1] else row["prompt"])
+        ids = upstream.encode_prompts(trainer, prompts)
+        if (longest := max(map(len, ids))) > options.max_reprompt_len:
+            self._warn(
+                f"max_reprompt_len: a teacher's prompt has {longest} tokens, and only "
+                f"the last {options.max_reprompt_len} are kept, so its beginning is lost; raise it"
+            )
+        return [one[-options.max_reprompt_len :] for one in ids], has_hint
+
+    def _demonstrations(self, trainer: GRPOTrainer, rewards: list[float], group: int) -> list[int | None]:
+        """For each row of all processes the first successful row of its group; None where there is none."""
+        options = self.options
+        successful = [reward >= options.success_reward_threshold for reward in rewards]
+        groups = [any(successful[start : start + group]) for start in range(0, len(rewards), group)]
+        upstream.metrics(trainer)["composer/hint/success_group_frac"].append(sum(groups) / len(groups))
+        self._watch(rewards, any(successful))
+        found = []
+        for i in range(len(rewards)):
+            start = i // group * group
+            others = (
+                j
+                for j in range(start, start + group)
+                if successful[j] and not (options.dont_reprompt_on_self_success and j == i)
+            )
+            found.append(next(others, None))
+        return found
+
+    def _watch(self, rewards: list[float], success: bool) -> None:
+        """Warn once if no rollout is successful for a while."""
+        self._unsuccessful = 0 if success else self._unsuccessful + 1
+        self._largest = float("-inf") if success else max(self._largest, *rewards)
+        if self._unsuccessful == PATIENCE:
+            self._warn(
+                f"success_reward_threshold: it is {self.options.success_reward_threshold:g}, and the largest "
+                f"reward of the last {PATIENCE} generation batches was {self._largest:g}, so no rollout was "
+                "a hint; lower it"
+            )
+
+    def _texts(self, trainer: GRPOTrainer, completions: Tensor) -> list[str]:
+        padding = upstream.tokenizer(trainer).pad_token_id
+        decode = trainer.processing_class.decode
+        texts = [decode(ids[ids != padding], skip_special_tokens=True) for ids in completions]
+        if self.options.remove_thinking_from_demonstration:
+            return [upstream.THINKING.sub("", text).strip() for text in texts]
+        return texts
+
+    def _feedback(self, row: Row) -> str | None:
+        """The feedback of the row, from the data set or from a rollout_func; None if it is blank."""
+        value = row.get(HINT) if self.options.include_environment_feedback else None
+        return None if isinstance(value, str) and not value.strip() else hint_of({HINT: value})
+
+    def _reprompt(self, prompt: Any, demonstration: str | None, feedback: str | None) -> Any:
+        options, solution, said = self.options, "", ""
+        if demonstration is not None:
+            solution = options.solution_template.format(successful_previous_attempt=demonstration)
+        if feedback is not None:
+            said = options.feedback_template.format(feedback_raw=feedback)
+        return filled_prompt(prompt, options.reprompt_template, solution=solution, feedback=said)
+
+    def _warn(self, message: str) -> None:
+        """Warn, once per option."""
+        if (option := message.partition(":")[0]) not in self._warned:
+            self._warned.add(option)
+            warnings.warn(message, ComposerWarning, stacklevel=3)
+
+
+def _check_length(trainer: GRPOTrainer, key: str, length: int, problem: str, remedy: str) -> None:
+    limit, longest = longest_input(trainer), trainer.max_completion_length
+    if limit is not None and length + longest > limit:
+        problem += f", and with max_completion_length={longest} it exceeds the {limit} that the model takes"
+        raise DataError(key, problem, remedy)
