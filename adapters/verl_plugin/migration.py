@@ -171,8 +171,6 @@ def _choice(
             remarks.append(f"{Key.ESTIMATOR} = {name!r}, which needs more than a group's rewards")
             return None
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is no loss of the catalogue", "name another loss_mode")
-    if kind == "advantage" and row == "grpo@verl" and given.get("norm_adv_by_std_in_grpo") is False:
-        row, given = "dr_grpo@verl", {}
     # verl's own loss does not read an option that the row has no parameter for.
     read_by = rules.options_of(of_kind(losses(), kind)[row.partition("@")[0]], kind)
     given = {key: value for key, value in given.items() if key in read_by}
@@ -205,7 +203,10 @@ def _correction_options(correction: Choice) -> dict[str, Any]:
     name, level = correction.loss.name, correction.value("level") or "token"
     if level not in ("token", "sequence"):
         return {}
+    options = {"rollout_is": level}
+    if correction.value("normalise"):
+        options["rollout_is_batch_normalize"] = True
     if name == "tis":
-        return {"rollout_is": level, "rollout_is_threshold": correction.value("cap")}
+        return options | {"rollout_is_threshold": correction.value("cap")}
     low, high = correction.value("low") or 0.0, correction.value("high")
-    return {"rollout_is": level, "rollout_is_threshold": f"{low:g}_{high:g}"}
+    return options | {"rollout_is_threshold": f"{low:g}_{high:g}"}

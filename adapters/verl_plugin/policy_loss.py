@@ -8,7 +8,9 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import (
+    CLIPPED_BY_SIGN,
     FORCED_MODES,
+    NEVER_CLIPPED,
     NORM_MODE,
     Key,
     given_options,
@@ -19,10 +21,13 @@ from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
+from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
+CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
+MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 
 def policy_loss(name: str | None) -> PolicyLoss:
@@ -53,14 +58,17 @@ def policy_loss(name: str | None) -> PolicyLoss:
         composer, choice = parsed[key]
         mask = response_mask.bool()
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
-        token: TokenLoss = choice.call(tensors | {"advantages": advantages, "mask": mask}, check=first)
+        tensors |= {"advantages": advantages, "mask": mask}
+        token: TokenLoss = choice.call(tensors, check=first)
+        logged = {f"composer/policy/{name}": metric for name, metric in token.metrics.items()}
+        logged |= verl_metrics(choice, tensors, token.metrics)
         if rollout_is_weights is not None:
             token = corrected(token, rollout_is_weights, mask)
         mode = FORCED_MODES.get(choice.name, loss_agg_mode)
         # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
         scalar = reduce(token.loss, mask, mode, dict(getattr(config, "global_batch_info", None) or {}))
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
-        return weighted, means(token.metrics, "policy")
+        return weighted, means(logged, "actor/")
 
     loss.__name__ = loss.__qualname__ = f"composer_{name or 'policy_loss'}"
     return loss
@@ -83,7 +91,38 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -
     return ranks * aggregate(token_loss, mask, mode, **counts, max_length=length)
 
 
-def means(metrics: Mapping[str, Metric], channel: str) -> dict[str, float]:
+def verl_metrics(
+    choice: Choice, tensors: Mapping[str, Tensor], metrics: Mapping[str, Metric]
+) -> dict[str, Metric]:
+    """Return verl's own metrics of a policy loss, with the meaning that they have in verl's loss of its kind.
+
+    `ppo_kl` is the mean of log old(y) - log pi(y), clamped as in the loss. `pg_clipfrac` counts the tokens
+    that the clip or the mask changes. `pg_clipfrac_lower` counts those beyond the second bound (`dual_clip`,
+    `ratio_cap`): where A < 0, or, in a loss that masks tokens, where the token is not masked out. A loss that
+    reports no clip and no mask has neither.
+    """
+    mask, advantages, name = tensors["mask"], tensors["advantages"], choice.loss.name
+    old, clamp = tensors["old_logprobs"], choice.value("log_ratio_clamp")
+    log_r = log_ratio(tensors["logprobs"].detach(), old, mask, clamp=clamp)
+    lower = changed = torch.zeros_like(mask)
+    sides = [metric for key, metric in metrics.items() if key.startswith(CHANGED)]
+    bounds = [bound for key in ("dual_clip", "ratio_cap") if (bound := choice.value(key)) is not None]
+    if name in CLIPPED_BY_SIGN:
+        outside = (log_r < -choice.value("clip_low")) | (log_r > choice.value("clip_high"))
+        changed, lower = outside & (advantages > 0), outside & (advantages < 0)
+    elif sides:
+        for value, where in sides:
+            changed = changed | (value.bool() & where)
+        if bounds and "ratio" in metrics and choice.value("level") != "sequence":  # else a product is capped
+            beyond = metrics["ratio"].value > min(bounds)
+            lower = beyond & (~changed if MASKED in metrics else advantages < 0)
+    elif name not in NEVER_CLIPPED:
+        return {"ppo_kl": Metric(-log_r, mask)}
+    found = {"ppo_kl": -log_r, "pg_clipfrac": changed, "pg_clipfrac_lower": lower}
+    return {key: Metric(value, mask) for key, value in found.items()}
+
+
+def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
     """Return the mean of each metric over its `where`, with one transfer from the device."""
     if not metrics:
         return {}
@@ -91,4 +130,4 @@ def means(metrics: Mapping[str, Metric], channel: str) -> dict[str, float]:
         torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1) for value, where in metrics.values()
     ]
     values = torch.stack([mean.float() for mean in found]).tolist()
-    return {f"actor/composer/{channel}/{name}": value for name, value in zip(metrics, values, strict=True)}
+    return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}

@@ -91,14 +91,32 @@ def findings(
     return found
 
 
-def examined(config: Mapping[str, Any] | None, version: str | None = None) -> dict[str, Any]:
-    """Return the names in verl's registries, and the findings in a config ([] without one)."""
-    known: dict[str, Any] = upstream.registries()
-    if config is None:
-        return known | {"findings": []}
-    columns = file_columns(at(config, Key.TRAIN_FILES))
-    found = findings(Run(config, upstream.release_of(version)), known, columns)
+def examined(config: Mapping[str, Any], version: str | None = None) -> dict[str, Any]:
+    """Return the names in verl's registries, and the findings in a config."""
+    run = Run(config, upstream.release_of(version))
+    known: dict[str, Any] = upstream.registries(trainers=run.trainer not in ("", upstream.DEFAULT_TRAINER))
+    found = findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))
     return known | {"findings": [*found, *absent_files(config)]}
+
+
+def diagnosed(config: Mapping[str, Any] | None, version: str | None = None) -> dict[str, Any]:
+    """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
+
+    composer_sync is loaded only where the config names a trainer, or where there is none.
+    """
+    run = Run(config or {}, upstream.release_of(version))
+    named = config is None or run.trainer not in ("", upstream.DEFAULT_TRAINER)
+    failure = upstream.load_trainer() if named else ""
+    if config is None:
+        return upstream.registries() | {"failure": failure, "findings": []}
+    facts = examined(config, version)
+    if error := upstream.validation_error(config):
+        key, text = error
+        known = {one.key for one in facts["findings"] if one.severity == "error"}
+        if not any(f"{one}.".startswith(f"{key}.") for one in known):
+            problem = f"verl's validate_config raises {text.rstrip('.')}"
+            facts["findings"].append(Finding("error", key, problem, "correct it: main_ppo raises the same"))
+    return facts | {"failure": failure}
 
 
 def _findings(
@@ -119,7 +137,7 @@ def _findings(
         try:
             return call(*arguments)
         except ComposerError as error:
-            errors.append(Finding.from_error(error.under(key) if key else error))
+            errors.extend(Finding.all_from(error.under(key) if key else error))
         except Exception as error:  # a plugin's loss that does not import
             remedy = "correct or remove the loss that is named"
             errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
@@ -261,7 +279,7 @@ def _rollout_correction(run: Run) -> Iterator[Finding]:
 
 def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     """Yield the options of verl with which composer_sync cannot deliver a channel."""
-    has_reference = run.at(Key.USE_KL_LOSS) or run.at(Key.KL_IN_REWARD) or upstream.has_adapter(run.tree)
+    has_reference = upstream.needs_reference(run.tree) or upstream.has_adapter(run.tree)
     if channels.uses_reference and not has_reference:
         teacher = channels.hint is not None and channels.config.hint_teacher == "base"
         what = "hint_teacher 'base'" if teacher else f"replay_loss {channels.config.replay_loss!r}"

@@ -11,7 +11,14 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from composer_plugins.adapters.verl_plugin.rules import parse_channels
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TOP_IDS, TOP_K, TOP_LOGPROBS, nested
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    TEACHER,
+    TEACHER_PROMPT,
+    TOP_IDS,
+    TOP_K,
+    TOP_LOGPROBS,
+    nested,
+)
 
 VOCABULARY = 300
 
@@ -63,18 +70,26 @@ class Model:
         return self.table[before, response]
 
     def compute_log_prob(self, meta: KVBatchMeta) -> None:
-        """As verl's workers answer: per position of the whole sequence, of the token that follows."""
+        """As verl's workers answer: per position of the whole sequence, of the token that follows.
+
+        With TOP_K as ours do: of each token of the response, after the teacher's prompt.
+        """
         self.asked.append(len(meta))
         self.extra_infos.append(meta.extra_info)
-        data = self.queue.kv_batch_get(keys=meta.keys, partition_id=meta.partition_id)
-        ids = list(data["input_ids"].unbind())
-        found = {"log_probs": nested([self.table[x, x.roll(-1)] for x in ids])}
+        where = {"keys": meta.keys, "partition_id": meta.partition_id}
+        data = self.queue.kv_batch_get(**where, select_fields=meta.fields)
         if k := meta.extra_info.get(TOP_K):
-            top = [self.table[x].topk(k, -1) for x in ids]
-            found |= {
-                TOP_LOGPROBS: nested([t.values for t in top]),
-                TOP_IDS: nested([t.indices for t in top]),
+            pairs = list(zip(data[TEACHER_PROMPT].unbind(), data["responses"].unbind(), strict=True))
+            top = [self.table[torch.cat([p[-1:], r[:-1]])].sort(-1, descending=True) for p, r in pairs]
+            rests = [t.values[:, k:].logsumexp(-1, keepdim=True) for t in top]
+            both = [torch.cat([t.values[:, :k], x], -1) for t, x in zip(top, rests, strict=True)]
+            found = {
+                TEACHER: nested([self.of(*pair).float() for pair in pairs]),
+                TOP_LOGPROBS: nested([x.half() for x in both]),
+                TOP_IDS: nested([t.indices[:, :k].int() for t in top]),
             }
+        else:
+            found = {"log_probs": nested([self.table[x, x.roll(-1)] for x in data["input_ids"].unbind()])}
         fields = TensorDict(found, batch_size=len(meta))
         self.queue.kv_batch_put(keys=meta.keys, partition_id=meta.partition_id, fields=fields)
 

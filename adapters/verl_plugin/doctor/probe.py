@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 REQUIREMENTS = "composer_plugins.adapters.verl_plugin.requirements"
+UPSTREAM = "composer_plugins.adapters.verl_plugin.upstream"
 
 
 def complaint(error: BaseException) -> str:
@@ -125,9 +126,11 @@ def composed(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, An
 
 def examined(request: dict[str, Any]) -> dict[str, Any]:
     """Return all facts that the doctor judges, as values for JSON."""
-    variables = request["variables"]
+    variables, package = request["variables"], attempt(import_module, REQUIREMENTS)
+    if not package:
+        import_module(UPSTREAM).postpone_trainer()
     facts: dict[str, Any] = {
-        "package": attempt(import_module, REQUIREMENTS),
+        "package": package,
         "entry_points": {one.name: one.value for one in entry_points(group="verl.plugins")},
         "environment": {name: os.environ[name] for name in variables if name in os.environ},
         "verl": verl(variables[0], request["plugin"]),
@@ -146,7 +149,8 @@ def examined(request: dict[str, Any]) -> dict[str, Any]:
     facts |= {"estimators": [], "losses": [], "trainers": [], "findings": []}
     if usable and not facts["package"]:
         version = request["version"] or facts["verl"]["version"]
-        facts |= import_module(REQUIREMENTS).examined(facts["config"], version)
+        facts |= import_module(REQUIREMENTS).diagnosed(facts["config"], version)
+        facts["verl"]["failure"] = facts["verl"]["failure"] or facts["failure"]
     return facts
 
 

@@ -15,7 +15,13 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import PER_TOKEN, REPLAY, nested, rows_of
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    PER_TOKEN,
+    REPLAY,
+    TOP_DTYPES,
+    nested,
+    rows_of,
+)
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
 from composer_plugins.errors import ConfigError
@@ -101,6 +107,7 @@ def _row(template: TensorDict, one: Replayed, minis: int) -> dict[str, Any]:
     for name in (*upstream.RESPONSE_FIELDS, *PER_TOKEN):
         if name in made:
             made[name] = made[name].new_zeros((length, *made[name].shape[1:]))
+    made |= {name: made[name][:0] for name in TOP_DTYPES if name in made}  # not scored
     zeros = torch.zeros(length, dtype=torch.int64)
     made |= batch_row(one.sequence) | {"response_mask": zeros, "loss_mask": zeros}
     return made | {REPLAY: (one.coefficients * minis).float()}

@@ -1,12 +1,21 @@
 """Checks of the training data for the hint and replay channels, before a worker is started."""
 
+import json
+import warnings
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+from datasets.fingerprint import Hasher
+
+from composer_plugins import columns
 from composer_plugins.adapters.verl_plugin.requirements import missing_columns
+from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.upstream import Key, at
-from composer_plugins.columns import hint_of, hinted_prompt, pairs_of
-from composer_plugins.diagnosis import enforce
+from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, hint_of, hinted_prompt, pairs_of
+from composer_plugins.diagnosis import ComposerWarning, enforce
 from composer_plugins.errors import DataError
 
 DATA = "training data"
@@ -17,31 +26,86 @@ def check_rows(trainer: Any) -> frozenset[str]:
     if trainer.processor is not None:
         problem = "the model comes with a processor, and the hint and replay channels are for text alone"
         raise DataError(DATA, problem, "set hint_weight=0 and replay_weight=0")
-    dataset, key = trainer.train_dataset, trainer.config.data.prompt_key
-    columns = frozenset(dataset[0])
-    enforce(missing_columns(trainer.channels, {f"the {DATA}": columns - {"raw_prompt", "dummy_tensor"}}))
-    rows = getattr(dataset, "dataframe", None)
+    dataset = trainer.train_dataset
+    names = frozenset(dataset[0])
+    enforce(missing_columns(trainer.channels, {f"the {DATA}": names - {"raw_prompt", "dummy_tensor"}}))
     own_class = at(trainer.config, Key.DATASET_CLASS)  # may make its rows only when they are asked for
-    if rows is not None and not own_class:
-        prompts = Prompts(trainer)
-        for i, row in enumerate(rows):
-            try:
-                _check_row(trainer, prompts, row, row[key])
-            except DataError as error:
-                raise error.under(f"{DATA}, row {i}", ", ") from None
-            prompts.cache.clear()  # the token ids of a large data set would fill the memory
-    return columns
+    if getattr(dataset, "dataframe", None) is not None and not own_class:
+        _check(dataset, RowCheck(trainer))
+    return names
 
 
-def _check_row(trainer: Any, prompts: Prompts, row: dict[str, Any], prompt: Any) -> None:
-    messages = prompt if isinstance(prompt, list) else []
-    if not messages or not all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in messages):
-        raise DataError("prompt", f"it is {str(prompt)[:60]!r}", "write messages, each with role and content")
-    if trainer.channels.hint and (hint := hint_of(row)) is not None:
-        ids = prompts.ids(hinted_prompt(messages, hint, prompts.template))
-        longest = len(ids) + trainer.config.data.max_response_length
-        prompts.check_length(longest, "prompt + hint + data.max_response_length")
-    if trainer.channels.replay:
-        for pair in pairs_of(row):
-            prompts.completion(messages, pair.chosen)
-            prompts.completion(messages, pair.rejected)
+def _check(dataset: Any, check: "RowCheck") -> None:
+    """Raise the first row's DataError, and warn of what is probably a mistake.
+
+    verl's data is a `datasets.Dataset`, whose `map` has a progress bar, several processes and a cache.
+    """
+    rows, workers = dataset.dataframe, dataset.num_workers or 1  # data.filter_overlong_prompts_workers
+    rows = rows.select_columns([name for name in check.columns if name in rows.column_names])
+    checked = rows.map(
+        check,
+        remove_columns=rows.column_names,
+        num_proc=workers if workers > 1 else None,
+        new_fingerprint=_fingerprint(rows, check),
+        desc=f"Checking the {' and '.join(check.channels)} of the {DATA}",
+    )
+    found = [json.loads(text) for text in checked["found"]]
+    for i, row in enumerate(found):
+        if row["error"]:
+            raise DataError(*row["error"]).under(f"{DATA}, row {i}", ", ")
+    for channel in check.channels:
+        for warning in columns.warnings_of([row[channel] for row in found], channel, DATA):
+            warnings.warn(warning, ComposerWarning, stacklevel=2)
+
+
+def _fingerprint(rows: Any, check: "RowCheck") -> str:
+    """Return the name of the result in the cache: a hash of the rows, the settings and this code.
+
+    The data set's own fingerprint is a random one after verl's filter of long prompts.
+    """
+    content = sha256()
+    for table in rows.with_format("arrow").iter(1000):
+        for batch in table.to_batches():
+            content.update(batch.serialize())
+    for file in (__file__, str(prompts.__file__), columns.__file__):
+        content.update(Path(file).read_bytes())
+    fingerprint: str = Hasher.hash([content.hexdigest(), check])
+    return fingerprint
+
+
+class RowCheck:
+    """The check of one row. Its result depends on the row and on these attributes."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.key, self.prompts = trainer.config.data.prompt_key, Prompts(trainer)
+        self.max_response_length = trainer.config.data.max_response_length
+        self.channels = [name for name in columns.UNITS if getattr(trainer.channels, name)]
+        self.special_tokens = columns.special_tokens(trainer.tokenizer)
+        self.columns = (self.key, HINT, CHOSEN, REJECTED, AGREEING)
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the error of a row, or null, and its notes for each channel, as JSON."""
+        found: dict[str, Any] = {"error": None}
+        try:
+            self._check(row, row.get(self.key), found)
+        except DataError as error:
+            found["error"] = error.args
+        self.prompts.cache.clear()  # the token ids of a large data set would fill the memory
+        return {"found": json.dumps(found)}
+
+    def _check(self, row: Mapping[str, Any], prompt: Any, found: dict[str, Any]) -> None:
+        messages = prompt if isinstance(prompt, list) else []
+        if not messages or not all(isinstance(m, dict) and {"role", "content"} <= {*m} for m in messages):
+            problem = f"it is {str(prompt)[:60]!r}"
+            raise DataError("prompt", problem, "write messages, each with role and content")
+        if "hint" in self.channels:
+            if (hint := hint_of(row)) is not None:
+                ids = self.prompts.ids(hinted_prompt(messages, hint, self.prompts.template))
+                longest = len(ids) + self.max_response_length
+                self.prompts.check_length(longest, "prompt + hint + data.max_response_length")
+            found["hint"] = columns.hint_notes(row, messages)
+        if "replay" in self.channels:
+            for pair in pairs_of(row):
+                self.prompts.completion(messages, pair.chosen)
+                self.prompts.completion(messages, pair.rejected)
+            found["replay"] = columns.pair_notes(row, self.special_tokens)

@@ -10,11 +10,19 @@ from torch import Tensor
 # Per response token.
 TEACHER = "composer_teacher_logprobs"  # of the sampled token, under the teacher's prompt
 HINT_MASK = "composer_hint_mask"  # 1 where the hint's loss counts
-TOP_LOGPROBS = "composer_teacher_topk_logprobs"  # [tokens, k], the teacher's largest
-TOP_IDS = "composer_teacher_topk_ids"
 REPLAY = "composer_replay_coefficients"  # d loss / d log pi of each token of a replayed completion
+PER_TOKEN = (TEACHER, HINT_MASK, REPLAY)
 
-PER_TOKEN = (TEACHER, HINT_MASK, TOP_LOGPROBS, TOP_IDS, REPLAY)
+# Per response token, and no tokens in a row that was not scored: the teacher's k largest log-probabilities
+# and that of all other entries together, [tokens, k + 1], and the ids of the k, [tokens, k].
+TOP_LOGPROBS = "composer_teacher_topk_logprobs"
+TOP_IDS = "composer_teacher_topk_ids"
+# 6 bytes per entry. Half precision changes a gradient by less than the model's own bfloat16 logits do.
+TOP_DTYPES = {TOP_LOGPROBS: torch.float16, TOP_IDS: torch.int32}
+
+# Other fields of a row that the teacher scores.
+TEACHER_PROMPT = "composer_teacher_prompt"  # token ids
+ROW = "composer_row"  # the row's number in a worker's part of the batch
 
 # Per call.
 TOP_K = "composer_top_k"  # the worker returns so many entries of each distribution
@@ -24,6 +32,16 @@ TAID_T = "composer_taid_t"
 def rows_of(field: Any) -> list[Tensor]:
     """Return the rows of a per-token field, which TransferQueue nests unless all are equally long."""
     return list(field.unbind())
+
+
+def response_positions(data: Any) -> list[Tensor]:
+    """Return for each row the packed positions that predict its response's tokens.
+
+    They go from the prompt's last token to the response's last but one.
+    """
+    ends = torch.tensor([len(row) for row in rows_of(data["input_ids"])]).cumsum(0)
+    lengths = [len(row) for row in rows_of(data["responses"])]
+    return [torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)]
 
 
 def column_values(values: Any) -> list[Any]:

@@ -11,6 +11,8 @@ from transfer_queue import KVBatchMeta
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     TEACHER,
+    TEACHER_PROMPT,
+    TOP_DTYPES,
     TOP_IDS,
     TOP_LOGPROBS,
     column_values,
@@ -19,12 +21,17 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT as METRIC
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, Scores, score
+from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import (
+    PromptResponse,
+    compute,
+    divisor,
+    score,
+)
 from composer_plugins.columns import HINT, hint_of
 
 
 def add_teacher_logprobs(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-    """Return the batch with `HINT_MASK` and the teacher's log-probabilities, `TEACHER` or its top k.
+    """Return the batch with `HINT_MASK`, the teacher's log-probabilities `TEACHER`, and its top k if needed.
 
     With hint_estimator "advantage", hint_weight (log T - log S_old) is added to the advantages instead.
     """
@@ -36,46 +43,72 @@ def add_teacher_logprobs(trainer: Any, batch: KVBatchMeta, metrics: dict[str, An
     # verl fills a batch up with copies of a row whose mask is empty.
     hinted = [i for i, hint in enumerate(hints) if hint is not None and masks[i].any()]
     metrics[f"{METRIC}row_frac"] = len(hinted) / max(1, sum(bool(mask.any()) for mask in masks))
-    config = trainer.channels.config
-    top_k = config.hint_top_k if trainer.channels.compares_distributions else None
-    scores = _score(trainer, data, hints, hinted, top_k) if hinted else Scores([], [], [])
-    hint_masks = [torch.zeros_like(mask) for mask in masks]
-    for i in hinted:
-        hint_masks[i] = masks[i]
+    prompts = _teacher_prompts(trainer, data, hints, hinted)
+    hint_masks = [mask if i in prompts else torch.zeros_like(mask) for i, mask in enumerate(masks)]
     fields = {HINT_MASK: nested(hint_masks)}
-    if top_k:
-        fields[TOP_LOGPROBS] = _placed(scores.top_logprobs, hinted, masks, torch.float32, top_k)
-        fields[TOP_IDS] = _placed(scores.top_ids, hinted, masks, torch.int64, top_k)
+    if trainer.channels.compares_distributions:
+        _write_top_k(trainer, batch, data, prompts)
     else:
-        fields[TEACHER] = _placed(scores.logprobs, hinted, masks, torch.float32)
+        fields[TEACHER] = nested(_sampled(trainer, data, prompts))
     if not trainer.channels.hint_is_loss:
-        fields = _advantages(where, rows_of(fields[TEACHER]), hint_masks, config.hint_weight, metrics)
+        weight = trainer.channels.config.hint_weight
+        fields = _advantages(where, rows_of(fields[TEACHER]), hint_masks, weight, metrics)
     return transfer_queue.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(batch)))
 
 
-def _score(
-    trainer: Any, data: TensorDict, hints: list[str | None], hinted: list[int], top_k: int | None
-) -> Scores:
+def _teacher_prompts(
+    trainer: Any, data: TensorDict, hints: list[str | None], hinted: list[int]
+) -> dict[int, Tensor]:
+    """Return the teacher's prompt of each hinted row, by the row's number."""
     prompts, responses = rows_of(data["prompts"]), rows_of(data["responses"])
     template = Prompts(trainer)
     messages = [list(one) for one in column_values(data["raw_prompt"])]
-    rows = [
-        PromptResponse(
-            template.hinted(messages[i], hints[i], prompt=prompts[i], response=responses[i]), responses[i]
-        )
-        for i in hinted
-    ]
-    return score(trainer, rows, reference=trainer.channels.config.hint_teacher == "base", top_k=top_k)
+    return {
+        i: template.hinted(messages[i], hints[i], prompt=prompts[i], response=responses[i]) for i in hinted
+    }
 
 
-def _placed(
-    rows: list[Tensor], hinted: list[int], masks: list[Tensor], dtype: torch.dtype, *last: int
-) -> Tensor:
-    """Return a field [tokens, *last] of each row of the batch: `rows` at the hinted ones, zeros elsewhere."""
-    found = [torch.zeros((len(mask), *last), dtype=dtype) for mask in masks]
-    for i, row in zip(hinted, rows, strict=True):
-        found[i] = row.to(dtype)
-    return nested(found)
+def _sampled(trainer: Any, data: TensorDict, prompts: dict[int, Tensor]) -> list[Tensor]:
+    """Return the teacher's log-probability of each sampled token, 0 in the rows without a hint."""
+    responses = rows_of(data["responses"])
+    found = [torch.zeros(len(response)) for response in responses]
+    if prompts:
+        rows = [PromptResponse(prompt, responses[i]) for i, prompt in prompts.items()]
+        scores = score(trainer, rows, reference=_is_reference(trainer))
+        for i, row in zip(prompts, scores, strict=True):
+            found[i] = row.float()
+    return found
+
+
+def _write_top_k(trainer: Any, batch: KVBatchMeta, data: TensorDict, prompts: dict[int, Tensor]) -> None:
+    """Have the worker write the teacher's fields of the hinted rows under the keys of the batch.
+
+    They are too large for this process: k entries for each token. verl's workers take whole micro-batches,
+    so rows without a hint fill the last one. The rest get no entries.
+    """
+    top_k, reference = trainer.channels.config.hint_top_k, _is_reference(trainer)
+    others = [i for i in range(len(batch)) if i not in prompts]
+    filling = -len(prompts) % divisor(trainer, reference)
+    asked, rest = sorted([*prompts, *others[:filling]]), others[filling:]
+    where = {"partition_id": batch.partition_id}
+    if asked:
+        own = rows_of(data["prompts"])
+        keys = [batch.keys[i] for i in asked]
+        fields = {TEACHER_PROMPT: nested([prompts.get(i, own[i]) for i in asked])}
+        transfer_queue.kv_batch_put(keys=keys, fields=TensorDict(fields, batch_size=len(keys)), **where)
+        tags = [batch.tags[i] for i in asked]
+        meta = KVBatchMeta(keys=keys, tags=tags, fields=[TEACHER_PROMPT, "responses"], **where)
+        compute(trainer, meta, reference=reference, top_k=top_k)
+    if rest:
+        keys, responses = [batch.keys[i] for i in rest], rows_of(data["responses"])
+        fields = {TEACHER: nested([torch.zeros(len(responses[i])) for i in rest])}
+        for name, width in ((TOP_LOGPROBS, top_k + 1), (TOP_IDS, top_k)):
+            fields[name] = nested([torch.zeros((0, width), dtype=TOP_DTYPES[name])] * len(rest))
+        transfer_queue.kv_batch_put(keys=keys, fields=TensorDict(fields, batch_size=len(keys)), **where)
+
+
+def _is_reference(trainer: Any) -> bool:
+    return bool(trainer.channels.config.hint_teacher == "base")
 
 
 def _advantages(

@@ -21,6 +21,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TEACHER,
     TOP_IDS,
     TOP_LOGPROBS,
+    response_positions,
     rows_of,
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, POLICY, means_to_sums
@@ -82,28 +83,39 @@ class ComposerLoss:
     def hint(
         self, model_output: Mapping[str, Tensor], data: TensorDict, logprobs: Tensor
     ) -> tuple[Tensor, dict[str, Metric]]:
-        """Return the hint's term and its metrics."""
+        """Return the hint's term and its metrics.
+
+        `kl` is the mean of log S_old(y) - log T(y) over the tokens with a hint: an estimate of the KL at the
+        policy that the step began with, whatever the divergence.
+        """
         mask = padded(data, HINT_MASK).bool()
+        old, teacher = padded(data, "old_log_probs"), padded(data, TEACHER)
         if self.channels.compares_distributions:
             per_token = torch.where(mask, no_padding_2_padding(model_output[PLANE], data), 0.0)
         else:
-            tensors = {"student_logprobs": logprobs, "teacher_logprobs": padded(data, TEACHER), "mask": mask}
-            per_token = self.divergence(tensors | {"old_logprobs": padded(data, "old_log_probs")})
+            tensors = {"student_logprobs": logprobs, "teacher_logprobs": teacher, "mask": mask}
+            per_token = self.divergence(tensors | {"old_logprobs": old})
         value = reduce(per_token, mask, self.actor.loss_agg_mode, self.actor.global_batch_info)
+        metrics = {**(self.hint_metrics or {}), "kl": TokenMetric(old - teacher, mask)}
         return value, {
             f"{HINT}loss": Metric(AggregationType.SUM, value.detach()),
-            **means_to_sums(means(self.hint_metrics or {}, "hint"), int(mask.sum()), HINT),
+            **means_to_sums(means(metrics, HINT), int(mask.sum()), HINT),
         }
 
     def hint_of_logits(self, logits: Tensor, data: TensorDict) -> Tensor:
-        """Return the divergence of each token of the packed sequences [1, tokens], 0 outside the responses.
+        """Return the divergence of each token of the packed sequences [1, tokens].
 
-        A divergence of two distributions takes the teacher's k entries and a tail as the whole vocabulary.
+        It is 0 outside the responses that the teacher has scored. A divergence of two distributions takes
+        the teacher's k entries and a tail as the whole vocabulary.
         """
-        where = response_positions(data).to(logits.device)
-        student = logits[0, where]
-        mask, ids, teacher = (torch.cat(rows_of(data[name])) for name in (HINT_MASK, TOP_IDS, TOP_LOGPROBS))
-        mask = mask.bool()
+        entries = rows_of(data[TOP_IDS])
+
+        def scored(rows: list[Tensor]) -> Tensor:
+            return torch.cat([row[: len(ids)] for row, ids in zip(rows, entries, strict=True)])
+
+        where = scored(response_positions(data)).to(logits.device)
+        student, mask = logits[0, where], scored(rows_of(data[HINT_MASK])).bool()
+        ids, teacher = torch.cat(entries).long(), sum_to_one(torch.cat(rows_of(data[TOP_LOGPROBS])))
         tensors = {"mask": mask, "teacher_topk_ids": ids, "teacher_topk_logprobs": teacher}
         hint = self.channels.hint
         assert hint is not None
@@ -113,10 +125,10 @@ class ComposerLoss:
         else:
             tensors["student_logits"] = student
         if hint.value("ratio_cap") is not None:
-            sampled = torch.cat(rows_of(data["responses"])).unsqueeze(-1)
+            sampled = scored(rows_of(data["responses"])).unsqueeze(-1)
             logprobs = torch.log_softmax(at_least_float32(student), -1)
             tensors["student_logprobs"] = logprobs.gather(-1, sampled).squeeze(-1)
-            tensors["old_logprobs"] = torch.cat(rows_of(data["old_log_probs"]))
+            tensors["old_logprobs"] = scored(rows_of(data["old_log_probs"]))
         t = tensordict_utils.get_non_tensor_data(data, TAID_T, None)
         loss = self.divergence(tensors, **({} if t is None else {"t": t}))
         plane = torch.zeros(logits.shape[1], dtype=loss.dtype, device=loss.device)
@@ -133,14 +145,17 @@ class ComposerLoss:
         return token.loss
 
 
+def sum_to_one(logprobs: Tensor) -> Tensor:
+    """Return the k entries of `TOP_LOGPROBS`, scaled so that they and the rest sum to 1 in float32.
+
+    They were rounded to half precision. Otherwise the tail would be 1 less a rounded sum, whose error may be
+    larger than the tail.
+    """
+    entries, rest = at_least_float32(logprobs).split([logprobs.shape[-1] - 1, 1], -1)
+    return entries + torch.log1p(-rest.exp()) - entries.logsumexp(-1, keepdim=True)
+
+
 def padded(data: TensorDict, name: str) -> Tensor:
     """Return a field as [rows, longest response]."""
     field: Tensor = data.select(name).to_padded_tensor()[name]
     return field
-
-
-def response_positions(data: TensorDict) -> Tensor:
-    """Return the packed positions that predict a response's tokens: the prompt's last to the last but one."""
-    ends = torch.tensor([len(row) for row in rows_of(data["input_ids"])]).cumsum(0)
-    lengths = [len(row) for row in rows_of(data["responses"])]
-    return torch.cat([torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)])

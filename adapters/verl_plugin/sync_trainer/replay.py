@@ -55,7 +55,7 @@ def replayed_rows(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> 
     weights = torch.tensor([pair.weight for _, pair in pairs], dtype=torch.float64)
     loss, slopes = linearise(choice, _scores(trainer, rows, choice), weights)
     metrics[f"{METRIC}loss"] = float(loss.loss.mean())
-    metrics |= means(loss.metrics, "replay")
+    metrics |= means(loss.metrics, METRIC)
     lengths = [len(row.response) for row in rows]
     per_token = [slope / n if choice.average else slope for slope, n in zip(slopes, lengths, strict=True)]
     return [Replayed(row, c.expand(n)) for row, c, n in zip(rows, per_token, lengths, strict=True)]
@@ -85,7 +85,7 @@ def _scores(trainer: Any, rows: Sequence[PromptResponse], choice: Choice) -> dic
     found: dict[str, Tensor] = {}
     for prefix, reference in (("", False), ("ref_", True)):
         if f"{prefix}{CHOSEN}" in choice.loss.needs:
-            logprobs = [row.double() for row in score(trainer, rows, reference=reference).logprobs]
+            logprobs = [row.double() for row in score(trainer, rows, reference=reference)]
             scores = torch.stack([row.mean() if choice.average else row.sum() for row in logprobs])
             found |= {f"{prefix}{side}": half for side, half in zip(SIDES, scores.chunk(2), strict=True)}
     return found

@@ -15,13 +15,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
-    TOP_IDS,
-    TOP_K,
-    TOP_LOGPROBS,
-    nested,
-    rows_of,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TOP_K, nested, rows_of
 
 PARTITION = "composer"
 
@@ -33,38 +27,28 @@ class PromptResponse(NamedTuple):
     response: Tensor
 
 
-class Scores(NamedTuple):
-    """Log-probabilities in nats of each response's tokens; with `top_k`, the largest entries too."""
-
-    logprobs: list[Tensor]
-    top_logprobs: list[Tensor]
-    top_ids: list[Tensor]
-
-
-def score(
-    trainer: Any, sequences: Sequence[PromptResponse], *, reference: bool, top_k: int | None = None
-) -> Scores:
-    """Return log pi(response | prompt) under the reference policy, or under the actor as it is now."""
+def score(trainer: Any, sequences: Sequence[PromptResponse], *, reference: bool) -> list[Tensor]:
+    """Return log pi of each token of the responses, in nats: the reference's, or the actor's as it is now."""
     rows = [batch_row(sequence) for sequence in sequences]
-    own_reference = reference and not trainer.ref_in_actor
-    micro = upstream.scoring_micro_batch(trainer.config, own_reference=own_reference)
-    # Every rank gets whole micro-batches.
-    rows += [rows[0]] * (-len(rows) % (upstream.data_parallel_size(trainer.actor_rollout_wg) * micro))
+    rows += [rows[0]] * (-len(rows) % divisor(trainer, reference))
     keys = [f"composer_{i}" for i in range(len(rows))]
     tags = [{"seq_len": len(row["input_ids"])} for row in rows]
     where: dict[str, Any] = {"keys": keys, "partition_id": PARTITION}
     transfer_queue.kv_batch_put(**where, fields=list_of_dict_to_tensordict(rows), tags=tags)
     try:
-        _compute(trainer, KVBatchMeta(**where, tags=tags), reference, top_k)
-        names = ["log_probs", *((TOP_LOGPROBS, TOP_IDS) if top_k else ())]
-        data = transfer_queue.kv_batch_get(**where, select_fields=[*names, "response_mask"])
+        compute(trainer, KVBatchMeta(**where, tags=tags), reference=reference)
+        data = transfer_queue.kv_batch_get(**where, select_fields=["log_probs", "response_mask"])
     finally:
         transfer_queue.kv_clear(**where)
-    mask = _jagged(data["response_mask"])
-    found = {
-        name: rows_of(response_from_nested(_jagged(data[name]), mask))[: len(sequences)] for name in names
-    }
-    return Scores(found["log_probs"], found.get(TOP_LOGPROBS, []), found.get(TOP_IDS, []))
+    found = response_from_nested(_jagged(data["log_probs"]), _jagged(data["response_mask"]))
+    return rows_of(found)[: len(sequences)]
+
+
+def divisor(trainer: Any, reference: bool) -> int:
+    """Return what the number of scored rows is a multiple of: every rank gets whole micro-batches."""
+    own_reference = reference and not trainer.ref_in_actor
+    micro = upstream.scoring_micro_batch(trainer.config, own_reference=own_reference)
+    return upstream.data_parallel_size(trainer.actor_rollout_wg) * micro
 
 
 def batch_row(sequence: PromptResponse) -> dict[str, Tensor]:
@@ -81,7 +65,8 @@ def batch_row(sequence: PromptResponse) -> dict[str, Tensor]:
     }
 
 
-def _compute(trainer: Any, meta: KVBatchMeta, reference: bool, top_k: int | None) -> None:
+def compute(trainer: Any, meta: KVBatchMeta, *, reference: bool, top_k: int | None = None) -> None:
+    """Have the worker of the model score these rows, and write what it returns under their keys."""
     rollout = trainer.config.actor_rollout_ref.rollout
     meta.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=rollout.temperature)
     if top_k:

@@ -16,6 +16,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
+from verl.utils.profiler import marked_timer
 
 from composer_plugins.adapters.verl_plugin import rules
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
@@ -26,7 +27,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
 from composer_plugins.adapters.verl_plugin.sync_trainer.hint import add_teacher_logprobs
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, sums_to_means
-from composer_plugins.adapters.verl_plugin.sync_trainer.replay import replayed_rows
+from composer_plugins.adapters.verl_plugin.sync_trainer.replay import Replayed, replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS, Key, at
 from composer_plugins.config import ComposerConfig
@@ -79,7 +80,10 @@ class ComposerTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with rules.channels_delivered(), sessions_of(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
-        return add_teacher_logprobs(self, batch, metrics) if self.channels.hint else batch
+        if not self.channels.hint:
+            return batch
+        with marked_timer("composer_teacher", self.timing_raw):
+            return add_teacher_logprobs(self, batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.policy_only:
@@ -87,8 +91,10 @@ class ComposerTrainer(PPOTrainerSync):
         extra_info: dict[str, Any] = {SHOW_LOGITS: True} if self.channels.compares_distributions else {}
         if self.channels.config.hint_t_start is not None:
             extra_info[TAID_T] = metrics[f"{HINT}t"] = self.taid_t()
-        rows = replayed_rows(self, batch, metrics) if self.channels.replay else []
-        whole, keys = batch, list[str]()
+        rows, whole, keys = list[Replayed](), batch, list[str]()
+        if self.channels.replay:
+            with marked_timer("composer_pairs", self.timing_raw):
+                rows = replayed_rows(self, batch, metrics)
         if rows:
             whole, keys, extra_info["mini_batch_size"] = add_replayed_rows(self, batch, rows)
         group: Any = self.actor_rollout_wg

@@ -1,4 +1,4 @@
-"""verl's worker, which also returns the largest entries of a model's distributions, for the hint channel.
+"""verl's worker, which also returns the largest entries of the teacher's distributions, for the hint channel.
 
 An engine passes its logits only to a loss function, and verl gives the reference policy none.
 """
@@ -11,26 +11,43 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TOP_IDS, TOP_K, TOP_LOGPROBS
-
-PLANE = "composer_plane"  # an engine returns one number per token, so k values and k ids are 2k planes
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    ROW,
+    TEACHER,
+    TEACHER_PROMPT,
+    TOP_DTYPES,
+    TOP_K,
+    nested,
+    response_positions,
+    rows_of,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
 
 
 class TopKTrainingWorker(TrainingWorker):
-    """verl's worker of one model, which can return the largest entries of its distributions."""
+    """verl's worker of one model, which can score responses after the teacher's prompts."""
 
     def infer_batch(self, data: TensorDict) -> TensorDict:
-        """Return verl's output; for a call with TOP_K also `TOP_LOGPROBS` and `TOP_IDS` of every token."""
+        """Return verl's output; for a call with TOP_K, the teacher's fields of each response instead.
+
+        verl writes what a worker returns under the keys of the rows, so none of it passes through the driver.
+        """
         top_k = tensordict_utils.get_non_tensor_data(data, TOP_K, None)
         if top_k is None:
             return super().infer_batch(data)
-        training_loss: Any = self.loss_fn
-        self.loss_fn: Any = TopK(top_k)
+        entries, training_loss = TopK(top_k), self.loss_fn
+        self.loss_fn: Any = entries
         try:
-            output = super().infer_batch(data)
+            output = super().infer_batch(with_teacher_prompts(data))
         finally:
             self.loss_fn = training_loss
-        return output if output is None else stack_planes(output, top_k)
+        if output is None:  # another rank returns it
+            return output
+        pairs = zip(rows_of(output.pop("log_probs")), rows_of(data["responses"]), strict=True)
+        output[TEACHER] = nested([row[-len(ids) - 1 : -1].float() for row, ids in pairs])
+        for i, name in enumerate(TOP_DTYPES):
+            output[name] = nested([entries.rows[row][i] for row in range(len(entries.rows))])
+        return output
 
 
 class TopKLogprobsWorker(ActorRolloutRefWorker):
@@ -41,27 +58,30 @@ class TopKLogprobsWorker(ActorRolloutRefWorker):
 
 
 class TopK:
-    """In place of a loss function, return the k largest log-probabilities of each token and their ids."""
+    """In place of a loss function, keep each response token's k largest log-probabilities and their ids.
+
+    An engine returns one number per token, so they are kept in `rows`, by the number of the row.
+    """
 
     def __init__(self, k: int) -> None:
-        self.k = k
+        self.k, self.rows = k, dict[int, list[Tensor]]()
 
-    def __call__(self, student_logits: Tensor | None = None, **_: Any) -> Any:
+    def __call__(self, data: TensorDict, student_logits: Tensor | None = None, **_: Any) -> Any:
         if student_logits is None:
             return torch.zeros(()), {}
-        found = torch.log_softmax(student_logits.float(), -1).topk(self.k, -1)
-        planes = zip(found.values.unbind(-1), found.indices.unbind(-1), strict=True)
-        return {
-            f"{PLANE}_{name}_{i}": plane
-            for i, pair in enumerate(planes)
-            for name, plane in zip(("logprob", "id"), pair, strict=True)
-        }
+        for row, positions in zip(data[ROW].tolist(), response_positions(data), strict=True):
+            logits = student_logits[0, positions.to(student_logits.device)]
+            logprobs = torch.log_softmax(logits.float(), -1)
+            values, ids = logprobs.topk(self.k, -1)
+            rest = logprobs.scatter_(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+            found = zip((torch.cat([values, rest], -1), ids), TOP_DTYPES.values(), strict=True)
+            self.rows[row] = [x.to("cpu", dtype) for x, dtype in found]
+        return {}
 
 
-def stack_planes(output: TensorDict, k: int) -> TensorDict:
-    """Replace the planes by two fields [rows, tokens, k]."""
-    for name, field in (("logprob", TOP_LOGPROBS), ("id", TOP_IDS)):
-        planes = [output.pop(f"{PLANE}_{name}_{i}") for i in range(k)]
-        values = torch.stack([plane.values() for plane in planes], -1)
-        output[field] = torch.nested.nested_tensor_from_jagged(values, planes[0].offsets())
-    return output
+def with_teacher_prompts(data: TensorDict) -> TensorDict:
+    """Return the rows with the teacher's prompt in place of the policy's, numbered."""
+    pairs = zip(rows_of(data[TEACHER_PROMPT]), rows_of(data["responses"]), strict=True)
+    rows = [batch_row(PromptResponse(*pair)) for pair in pairs]
+    fields = {name: nested([row[name] for row in rows]) for name in rows[0]}
+    return data.copy().update({**fields, ROW: torch.arange(len(rows))})

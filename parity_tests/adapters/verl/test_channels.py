@@ -35,13 +35,13 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
-from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
 from parity_tests.support.verl_rows import VOCABULARY, Drawn, called, drawn, response_logprobs
 
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
 SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
 JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
+PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
 SIMPO = {"replay_weight": 0.3, "replay_loss": "simpo"}
 EXTRA = {SHOW_LOGITS: True}
 
@@ -60,6 +60,9 @@ def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
     logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
     logprobs = [torch.log_softmax(x, -1) for x in logits]
     top = [x.topk(k, -1) for x in logprobs]
+    rests = [
+        x.scatter(-1, t.indices, -torch.inf).logsumexp(-1, True) for x, t in zip(logprobs, top, strict=True)
+    ]
     masks = [mask * (i != 2) for i, mask in enumerate(rows.fields["response_mask"])]
     zeros = torch.zeros_like(masks[-1])
     replay = [torch.zeros(len(r), dtype=torch.float64) for r in rows.responses]
@@ -69,13 +72,23 @@ def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
         TEACHER: [
             x.gather(-1, r.unsqueeze(-1)).squeeze(-1) for x, r in zip(logprobs, rows.responses, strict=True)
         ],
-        TOP_LOGPROBS: [t.values for t in top],
+        TOP_LOGPROBS: [torch.cat([t.values, rest], -1) for t, rest in zip(top, rests, strict=True)],
         TOP_IDS: [t.indices for t in top],
         REPLAY: replay,
         "response_mask": [*rows.fields["response_mask"][:-1], zeros],
         "loss_mask": [*rows.fields["loss_mask"][:-1], zeros],
     }
     return rows._replace(fields=fields)
+
+
+def without_entries(rows: Drawn) -> Drawn:
+    """Without the teacher's entries of the rows that have no hint, as the trainer sends them."""
+    scored = [bool(mask.any()) for mask in rows.fields[HINT_MASK]]
+    cut = {
+        name: [row[: len(row) * one] for row, one in zip(rows.fields[name], scored, strict=True)]
+        for name in (TOP_LOGPROBS, TOP_IDS)
+    }
+    return rows._replace(fields=rows.fields | cut)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,6 +101,7 @@ def test_micro_batches_and_ranks_leave_the_gradient_alone(
 ) -> None:
     rows, extra = with_teacher(drawn(LENGTHS)), EXTRA if "hint_top_k" in node else {}
     whole = called(loss_of(node, mode), rows, list(range(8)), extra)[1]
+    rows = without_entries(rows)
     for cuts in (1, 2, 4):
         found: list[Tensor] = [torch.zeros(0)] * 8
         for of_rank in torch.arange(8).chunk(ranks):  # FSDP takes the mean of the ranks' gradients
@@ -153,9 +167,8 @@ def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
     node = {**JSD, "hint_divergence": divergence, "hint_params": params, "hint_top_k": k}
     node |= {"hint_t_start": 0.25} if extra else {}
     value, gradients, _ = called(loss_of(node, policy=0.0), rows, list(range(8)), EXTRA | extra)
-    teacher = torch.zeros(len(flat(rows, HINT_MASK)), VOCABULARY, dtype=torch.float64)
-    left = torch.log1p(-flat(rows, TOP_LOGPROBS).exp().sum(-1, keepdim=True)).expand(-1, VOCABULARY)
-    teacher = left.scatter(-1, flat(rows, TOP_IDS), flat(rows, TOP_LOGPROBS))
+    entries, left = flat(rows, TOP_LOGPROBS).split([k, 1], -1)
+    teacher = left.expand(-1, VOCABULARY).scatter(-1, flat(rows, TOP_IDS), entries)
     logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
     token = kernel(logits, teacher, mask)
     wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
@@ -195,13 +208,46 @@ def test_a_sampled_token_with_a_cap_is_weighed_by_its_ratio_to_the_old_policy() 
     assert abs(float(value - plain)) > 1e-4
 
 
-def test_the_teachers_entries_are_of_probabilities_in_float32() -> None:
-    logits = torch.linspace(0, 1, 40, dtype=torch.bfloat16).view(1, 2, 20)
-    planes = TopK(3)(student_logits=logits)
-    wanted = torch.log_softmax(logits.float(), -1).topk(3, -1)
-    for i in range(3):
-        assert torch.equal(planes[f"composer_plane_logprob_{i}"], wanted.values[..., i])
-        assert torch.equal(planes[f"composer_plane_id_{i}"], wanted.indices[..., i])
+@pytest.mark.parametrize("rows", [[2], [7], [0, 2]])
+@pytest.mark.parametrize("divergence", ["jsd", "sdpo", "taid", "forward_kl_topk"])
+def test_rows_without_entries_add_nothing_and_log_the_same_names(rows: list[int], divergence: str) -> None:
+    """Row 2 has no hint, and row 7 is a replayed one: a micro-batch may consist of such rows."""
+    given, node = with_teacher(drawn(LENGTHS)), JSD | {"hint_divergence": divergence}
+    node |= {"hint_params": PARAMS[divergence]} if divergence in PARAMS else {}
+    whole = called(loss_of(node), given, rows, EXTRA)
+    found = called(loss_of(node), without_entries(given), rows, EXTRA)
+    assert_parity(found[0], whole[0], terms=8)
+    for mine, all_ in zip(found[1], whole[1], strict=True):
+        assert_parity(mine, all_, terms=8)
+    assert {n: m.values for n, m in found[2].items()} == {n: m.values for n, m in whole[2].items()}
+    assert "actor/composer/hint/kl#sum" in found[2]
+
+
+def test_the_kl_of_the_first_update_has_one_name_and_one_value_for_every_divergence() -> None:
+    rows = with_teacher(drawn(LENGTHS))
+    mask = flat(rows, HINT_MASK).bool()
+    wanted = float((flat(rows, "old_log_probs") - flat(rows, TEACHER))[mask].sum())
+    nodes = [JSD | {"hint_divergence": name, "hint_params": params} for name, params in PARAMS.items()]
+    for node in [SAMPLED, JSD, *nodes]:
+        extra = EXTRA if "hint_top_k" in node else {}
+        metrics = called(loss_of(node), without_entries(rows), list(range(8)), extra)[2]
+        assert metrics["actor/composer/hint/kl#sum"].values == [pytest.approx(wanted, rel=1e-6)]
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 8])
+def test_verls_own_metrics_of_the_policy_are_those_of_verls_own_loss(cuts: int) -> None:
+    """Also where the batch has replayed rows, and aggregated as verl does."""
+    rows = with_teacher(drawn(LENGTHS))
+    own = ComposerLoss(actor(loss_scale_factor=5), SAMPLED)
+    ours = loss_of(SAMPLED | {"policy": "grpo@verl", "policy_params": {"dual_clip": 3.0}})
+    for part in torch.arange(8).chunk(cuts):
+        theirs = called(own, rows, part.tolist(), {})[2]
+        found = called(ours, rows, part.tolist(), {})[2]
+        names = {name for name in theirs if not name.startswith("actor/composer/")}
+        assert {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"} < names
+        for name in names:
+            assert found[name].aggregation == theirs[name].aggregation
+            assert found[name].values == pytest.approx(theirs[name].values, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 8])
@@ -219,7 +265,7 @@ def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: i
         [response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
     )
     ratio = (logprobs - flat(rows, "old_log_probs")).exp()[live].mean()
-    kl = (logprobs - flat(rows, TEACHER))[hinted].mean()
+    kl = (flat(rows, "old_log_probs") - flat(rows, TEACHER))[hinted].mean()
     assert added["actor/composer/policy/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
     assert added["actor/composer/hint/kl"] == pytest.approx(float(kl), rel=1e-6)
     assert not [name for name in added if "#" in name]

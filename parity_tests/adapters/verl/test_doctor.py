@@ -29,6 +29,7 @@ MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
 LOSS = "actor_rollout_ref.actor.policy_loss"
 HAS_QUEUE = find_spec("transfer_queue") is not None
 LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
+DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
 
 FILE = {
     "defaults": ["ppo_trainer", "_self_"],
@@ -38,11 +39,12 @@ FILE = {
     },
     "actor_rollout_ref": {
         "actor": {
+            "use_dynamic_bsz": True,
             "policy_loss": {
                 "_target_": TARGET,
                 "loss_mode": "composer",
                 "composer": "${algorithm.composer}",
-            }
+            },
         }
     },
 }
@@ -84,7 +86,7 @@ def test_the_estimator_by_overrides_alone_has_no_finding(environment: Path) -> N
     """With a TRL that has what verl's FSDP engine imports from it."""
     (environment / "trl").mkdir()
     (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
-    facts = asked("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo", LEGACY)
+    facts = asked("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo", LEGACY, DYNAMIC)
     assert facts["trl"]["exports"] is True
     queue = facts["transfer_queue"]
     assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
@@ -118,6 +120,7 @@ def test_names_and_options_that_are_wrong_are_all_found_at_once(
     overrides = (
         "algorithm.adv_estimator=composer/rlo",
         "+algorithm.composer.polcy=grpo",
+        "actor_rollout_ref.actor.use_dynamic_bsz=False",
         "actor_rollout_ref.model.external_lib=not_there_at_all",
         f"data.train_files={tmp_path}/train.parquet",
         LEGACY,
@@ -128,11 +131,15 @@ def test_names_and_options_that_are_wrong_are_all_found_at_once(
     assert errors.keys() == {
         "algorithm.adv_estimator",
         "algorithm.composer.polcy",
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
         "actor_rollout_ref.model.external_lib",
     }
     assert "did you mean 'composer/rloo'" in errors["algorithm.adv_estimator"]
     assert "unknown option 'polcy' did you mean 'policy'" in errors["algorithm.composer.polcy"]
     assert "No module named 'not_there_at_all'" in errors["actor_rollout_ref.model.external_lib"]
+    refused = errors["actor_rollout_ref.actor.ppo_micro_batch_size"]
+    assert "verl's validate_config raises AssertionError: [actor] Please set at least one of" in refused
+    assert facts["trainers"] == []  # composer_sync was not loaded: the config does not name it
 
 
 def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
@@ -154,7 +161,7 @@ def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_th
     (environment / "sound.py").write_text("import verl")
     (environment / "broken.py").write_text("raise SystemExit('no')")
     monkeypatch.setenv(MODULES, "sound,broken")
-    findings = found("algorithm.adv_estimator=compser", LEGACY)
+    findings = found("algorithm.adv_estimator=compser", LEGACY, DYNAMIC)
     assert [(one.key, one.severity) for one in findings if one.severity == "error"] == [
         (MODULES, "error"),
         ("algorithm.adv_estimator", "error"),
@@ -164,7 +171,7 @@ def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_th
 
 def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS, "none")
-    (one,) = found("algorithm.adv_estimator=composer", LEGACY)
+    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC)
     assert (one.key, one.severity) == (PLUGINS, "error") and f"export {MODULES}={PLUGIN}" in one.remedy
 
 
@@ -183,11 +190,22 @@ def test_a_plugin_that_fails_is_heard_and_a_new_trl_is_found(environment: Path) 
 
 
 @pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
+def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environment: Path) -> None:
+    name = PLUGIN.replace("register", "sync_trainer.loss")
+    lines = f"import sys, types\nsys.modules['{name}'] = types.ModuleType('{name}')"
+    (environment / "sitecustomize.py").write_text(lines)
+    sync = ("algorithm.adv_estimator=composer", "trainer.v1.trainer_mode=composer_sync", DYNAMIC)
+    (one,) = (one for one in found(*sync) if one.key == "verl.plugins")
+    assert one.severity == "error" and "cannot import name 'ComposerLoss'" in one.problem
+
+
+@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
 def test_both_channels_in_our_trainer_have_no_finding(tmp_path: Path) -> None:
     """What verl's own registry says of the trainer, and a parquet file with the columns."""
     columns = ("prompt", "privileged_context", "chosen", "rejected")
     pq.write_table(pa.table({name: ["x"] for name in columns}), tmp_path / "train.parquet")
     sound = (
+        DYNAMIC,
         "algorithm.adv_estimator=composer",
         "trainer.v1.trainer_mode=composer_sync",
         "+algorithm.composer.hint_weight=0.1",

@@ -111,12 +111,56 @@ def test_the_teachers_entries_are_the_actors_own_largest_where_it_teaches_itself
     one, queue, batch = make(TOP)
     hint.add_teacher_logprobs(one, batch, {})
     assert one.actor_rollout_wg.asked == [6] and one.ref_policy_wg.asked == []
-    row = queue.rows["train", "row_4"]
-    before = torch.cat([row["prompts"][-1:], row["responses"][:-1]])
-    wanted = one.actor_rollout_wg.table[before].topk(4, -1)
-    assert torch.equal(row[TOP_IDS], wanted.indices)
-    assert_parity(row[TOP_LOGPROBS], wanted.values, terms=1, dtype=torch.float32)
-    assert queue.rows["train", "row_2"][TOP_IDS].shape == (len(queue.rows["train", "row_2"]["responses"]), 4)
+    for i in range(8):
+        row = queue.rows["train", f"row_{i}"]
+        before = torch.cat([row["prompts"][-1:], row["responses"][:-1]])
+        logprobs = one.actor_rollout_wg.table[before]
+        wanted = logprobs.topk(4, -1)
+        asked = i not in (3, 7)  # five rows have a hint, and row 2 makes the last micro-batch whole
+        assert torch.equal(row[TOP_IDS], wanted.indices[: len(before) * asked])
+        rest = torch.log1p(-logprobs.gather(-1, wanted.indices).exp().sum(-1, keepdim=True))
+        values = torch.cat([wanted.values, rest], -1)[: len(before) * asked]
+        assert_parity(row[TOP_LOGPROBS], values, terms=1, dtype=torch.float16)
+        teacher = one.actor_rollout_wg.of(row["prompts"], row["responses"]) * asked
+        assert_parity(row[TEACHER], teacher, terms=1, dtype=torch.float32)
+        assert (row[TOP_IDS].dtype, row[TOP_LOGPROBS].dtype) == (torch.int32, torch.float16)
+        assert bool(row[HINT_MASK].any()) == (i not in (2, 3, 7))
+
+
+class Driver:
+    """The queue as the driver uses it: how many numbers of each field it got and put."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.numbers = queue, dict[str, int]()
+
+    def kv_batch_get(self, **where: Any) -> Any:
+        """As the queue's."""
+        return self.counted(self.queue.kv_batch_get(**where))
+
+    def kv_batch_put(self, *, fields: Any, **where: Any) -> Any:
+        """As the queue's."""
+        return self.queue.kv_batch_put(fields=self.counted(fields), **where)
+
+    def counted(self, fields: Any) -> Any:
+        """The same fields."""
+        for name, values in fields.items():
+            if isinstance(values, Tensor):
+                size = sum(row.numel() for row in values.unbind())
+                self.numbers[name] = self.numbers.get(name, 0) + size
+        return fields
+
+
+def test_the_teachers_entries_do_not_pass_through_the_driver(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, queue, batch = make(TOP)
+    monkeypatch.setattr(hint, "transfer_queue", driver := Driver(queue))
+    monkeypatch.setattr(scoring, "transfer_queue", driver)
+    hint.add_teacher_logprobs(one, batch, {})
+    assert driver.numbers[TOP_IDS] == driver.numbers[TOP_LOGPROBS] == 0 < driver.numbers[HINT_MASK]
+    tokens = sum(len(row) for row in written(queue, "responses"))
+    assert max(driver.numbers.values()) < 30 * tokens
+    assert sum(row.numel() for row in written(queue, TOP_IDS)) > 2 * tokens
 
 
 def test_a_model_is_asked_at_the_rollouts_temperature_and_with_lora_without_its_adapter(make: Make) -> None:
@@ -157,12 +201,15 @@ def test_a_hint_in_the_advantages_adds_its_log_ratio_where_the_policy_spoke(make
 
 
 def test_a_batch_without_a_hint_asks_nobody(make: Make) -> None:
-    one, queue, batch = make(SAMPLED)
-    for key in batch.keys:
-        queue.rows["train", key]["privileged_context"] = None
-    hint.add_teacher_logprobs(one, batch, metrics := {})
-    assert one.ref_policy_wg.asked == [] and metrics["actor/composer/hint/row_frac"] == 0
-    assert not any(mask.any() for mask in written(queue, HINT_MASK))
+    for node in (SAMPLED, TOP):
+        one, queue, batch = make(node)
+        for key in batch.keys:
+            queue.rows["train", key]["privileged_context"] = None
+        hint.add_teacher_logprobs(one, batch, metrics := {})
+        assert one.ref_policy_wg.asked == one.actor_rollout_wg.asked == []
+        assert metrics["actor/composer/hint/row_frac"] == 0
+        assert not any(row.any() for name in (HINT_MASK, TEACHER) for row in written(queue, name))
+    assert not any(len(row) for row in written(queue, TOP_IDS))
 
 
 def test_a_prompt_that_the_template_did_not_make_is_an_error(make: Make) -> None:

@@ -15,9 +15,13 @@ pytestmark = pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo need
 
 RATIO, *CLIPPED = (f"actor/composer/policy/{name}" for name in ("ratio", "clip_frac_low", "clip_frac_high"))
 
+VERLS = {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"}
+
 
 def test_composer_by_yaml_alone_trains_in_the_real_main_ppo(trained: Trained) -> None:
-    for step in composers(finished(trained(*OURS))):
+    done = finished(trained(*OURS))
+    assert all(step.keys() >= VERLS for step in done.metrics)
+    for step in composers(done):
         assert {
             f"actor/composer/policy/{name}" for name in ("ratio", "clip_frac_low", "clip_frac_high")
         } == set(step)
@@ -35,6 +39,8 @@ def test_the_parameters_are_those_of_verls_own_grpo_bit_for_bit(trained: Trained
     for mine, own in zip(ours.metrics, theirs.metrics, strict=True):
         assert mine["actor/pg_loss"] == pytest.approx(own["actor/pg_loss"], rel=1e-5)
         assert sum(mine[name] for name in CLIPPED) == pytest.approx(own["actor/pg_clipfrac"], rel=1e-5)
+        for name in VERLS:
+            assert mine[name] == pytest.approx(own[name], rel=1e-5, abs=1e-9)
         assert own["actor/pg_clipfrac_lower"] > 0  # every branch of the loss was taken
 
 

@@ -16,9 +16,9 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.requirements import Run, findings, wanted_columns
+from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed, findings, wanted_columns
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_channels, parse_choice
-from composer_plugins.adapters.verl_plugin.upstream import registries
+from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.diagnosis import Finding
 from parity_tests.support import dialects, verl_cpu
@@ -169,11 +169,88 @@ def test_hint_sdpo_trains_in_the_real_main_ppo_and_logs_what_the_readme_says(tra
     assert first["actor/composer/hint/loss"] != second["actor/composer/hint/loss"] > 0
 
 
+def yaml_of(page: str) -> str:
+    """The first YAML of a page."""
+    return (ROOT / page).read_text().partition("```yaml\n")[2].partition("```")[0]
+
+
+def composed(text: str, folder: Path) -> DictConfig:
+    (folder / "my.yaml").write_text(text)
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("my")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/verl.md"])
+def test_the_registries_alone_as_the_page_says_pass_verls_own_check(page: str, tmp_path: Path) -> None:
+    """The excerpt over verl's defaults; and the whole file without the lines that the page says to remove."""
+    first, *lines = (yaml_of("docs/verl.md") if page != "README.md" else yaml_of(page)).splitlines()
+    if page == "README.md":
+        head = yaml_of("docs/verl.md").splitlines()[:2]
+        lines = [*head, first, *lines]
+    else:
+        assert "remove the lines of hint and replay, `use_kl_loss`, `kl_loss_coef` and `trainer`" in (
+            ROOT / page
+        ).read_text().replace("\n", " ")
+        removed = ("hint_", "replay_", "use_kl_loss", "kl_loss_coef", "trainer")
+        lines = [line for line in [first, *lines] if not line.strip().startswith(removed)]
+    config = composed("\n".join(lines), tmp_path)
+    assert "composer_sync" not in config.trainer.v1.trainer_mode and judged(config) == []
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    assert validation_error(plain) is None
+    validate_config(config, need_reference_policy(config), use_critic=False)
+
+
+ACTOR = "actor_rollout_ref.actor"
+DYNAMIC, STRUCTURED = f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.policy_loss"
+MICRO = (
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        ([], "actor_rollout_ref.actor.ppo_micro_batch_size", "if use_dynamic_bsz is not enabled"),
+        (MICRO[:1], "actor_rollout_ref.rollout.log_prob_micro_batch_size", "at least one of"),
+        (
+            [*MICRO, "algorithm.use_kl_in_reward=true"],
+            "actor_rollout_ref.ref.log_prob_micro_batch_size",
+            "at least one of",
+        ),
+        ([*MICRO, "data.train_batch_size=10", "trainer.n_gpus_per_node=4"], "main_ppo", "divisible"),
+        ([*MICRO, "data.train_batch_size=64"], "data.train_batch_size", "ppo_mini_batch_size (256)"),
+        ([DYNAMIC, f"+{ACTOR}.clip_ratio_hgih=0.3"], f"{ACTOR}.clip_ratio_hgih", "unexpected keyword"),
+        ([DYNAMIC, f"+{STRUCTURED}.composer={{}}"], STRUCTURED, "unexpected keyword argument 'composer'"),
+        ([DYNAMIC, "actor_rollout_ref.model.lora_rank=8"], "actor_rollout_ref.rollout.name", "mandatory"),
+        ([DYNAMIC], "", ""),
+        (MICRO, "", ""),
+    ],
+)  # fmt: skip
+def test_what_verls_own_check_raises_is_returned_with_the_key_that_it_names(
+    overrides: list[str], key: str, words: str
+) -> None:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", list(overrides))
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    assert needs_reference(plain) == need_reference_policy(config)
+    found = validation_error(plain)
+    assert (found is None) == (key == "")
+    if found is not None:
+        assert found[0] == key and words in found[1]
+
+
+def test_a_finding_of_ours_is_not_repeated_in_verls_words() -> None:
+    ours = ["algorithm.adv_estimator=composer", f"{STRUCTURED}.loss_mode=composer"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [DYNAMIC, f"+{STRUCTURED}.composer={{}}", *ours])
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    errors = [one.key for one in diagnosed(plain)["findings"] if one.severity == "error"]
+    assert errors == [f"{STRUCTURED}._target_"]
+
+
 def test_the_yaml_of_the_docs_composes_and_lacks_nothing(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "verl.md").read_text()
-    (tmp_path / "my.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        config = compose("my")
+    config = composed(yaml_of("docs/verl.md"), tmp_path)
     channels = parse_channels(node_of(config.algorithm))
     assert channels.hint and channels.replay and judged(config) == []
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)

@@ -72,6 +72,11 @@ def make(folder: Path, tmp_path: Path) -> Iterator[Make]:
     yield made
 
 
+def messages(found: pytest.WarningsRecorder) -> list[str]:
+    """Ours among the warnings."""
+    return [str(one.message) for one in found if one.category is ComposerWarning]
+
+
 def checked(trainer: Any) -> Any:
     """The trainer after it has read its data, as its `init` has it do before it starts workers."""
     trainer._init_tokenizer()
@@ -151,8 +156,68 @@ def test_a_row_that_a_channel_cannot_use_is_named_before_a_worker_is_started(
 
 
 def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
-    trainer = checked(make(LIVE | SIMPO, privileged_context=[], chosen=[], rejected=[]))
+    with pytest.warns(ComposerWarning) as found:
+        trainer = checked(make(LIVE | SIMPO, privileged_context=[], chosen=[], rejected=[]))
     assert {"chosen", "privileged_context"} < trainer.columns
+    assert [one.partition(", so")[0] for one in messages(found)] == [
+        "training data: none of its 16 rows has a hint",
+        "training data: none of its 16 rows has a pair with a weight above 0",
+    ]
+
+
+def test_what_is_probably_a_mistake_is_warned_of_once_with_its_number_and_first_row(make: Make) -> None:
+    hints = [None, "NaN", "It is 1.", "None", "0+3=?"]
+    pairs = {"chosen": [None, ["1", "2"], ["same"]], "rejected": [None, ["0", "3<|im_end|>"], ["same"]]}
+    trainer = make(LIVE | SIMPO, privileged_context=hints, **pairs)
+    trainer._init_tokenizer()
+    with pytest.warns(ComposerWarning) as found:
+        trainer._init_dataloader()
+    assert [one.rpartition(";")[0] for one in messages(found)] == [
+        "training data: in 2 of 4 hints the text is 'NaN', first in row 1",
+        "training data: in 1 of 3 pairs chosen equals rejected, first in row 2",
+        "training data: in 1 of 3 pairs chosen or rejected contains '<|im_end|>', first in row 1",
+    ]
+
+
+def test_a_hint_that_is_the_prompt_is_warned_of(make: Make) -> None:
+    with pytest.warns(ComposerWarning, match="in 1 of 2 hints the text is the prompt, first in row 3; write"):
+        checked(make(LIVE, privileged_context=["ok", None, None, "0+3=?"]))
+
+
+def test_a_second_start_reads_the_checks_from_the_cache(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    filtered = "data.filter_overlong_prompts=True"  # after which the fingerprint of verl's data set is random
+    trainer = make(LIVE | SIMPO, filtered, rejected=[None, ["0"]], chosen=[None, ["0"]])
+    trainer._init_tokenizer()
+    calls = list[int]()
+    render = type(trainer.tokenizer).apply_chat_template
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append(1)
+        return render(*given, **options)
+
+    monkeypatch.setattr(type(trainer.tokenizer), "apply_chat_template", counted)
+    numbers = []
+    for longest in (16, 16, 17):
+        trainer.config.data.max_response_length = longest
+        with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
+            trainer._init_dataloader()
+        numbers.append(len(calls))
+    assert 0 < numbers[0] == numbers[1] < numbers[2]  # another limit is another check
+
+
+def test_several_processes_find_what_one_finds(make: Make) -> None:
+    columns = {"privileged_context": ["a", None, "nan", "b", None, "null", "0"], "chosen": [None, "x", "y"]}
+    columns["rejected"] = [None, "z", "y"]
+    said = []
+    for workers in (1, 3):
+        with pytest.warns(ComposerWarning) as found:
+            checked(make(LIVE | SIMPO, f"data.filter_overlong_prompts_workers={workers}", **columns))
+        said.append(messages(found))
+    assert said[0] == said[1] and len(said[0]) == 2
+    for workers in (1, 3):
+        bad = columns | {"privileged_context": ["a"] * 9 + [" ", "x" * 600]}
+        with pytest.raises(DataError, match="^training data, row 9, privileged_context: it is empty"):
+            checked(make(LIVE, f"data.filter_overlong_prompts_workers={workers}", **bad))
 
 
 def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:

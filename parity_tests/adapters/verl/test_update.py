@@ -64,7 +64,7 @@ def started(make: Any, monkeypatch: pytest.MonkeyPatch) -> Started:  # noqa: F81
         trainer.actor_rollout_wg, trainer.ref_in_actor = Workers(queue, seed=1), False
         trainer.actor_rollout_wg._dispatch_info = {"actor": [0]}
         trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda step: None)
-        trainer.global_steps = 1
+        trainer.global_steps, trainer.timing_raw = 1, {}
         if not node:
             return trainer, queue, None
         rows = [row(trainer, i // 4) for i in range(ROWS)]
@@ -110,6 +110,7 @@ def test_replay_alone_sets_our_loss_and_stands_beside_the_batch_for_one_update(s
     replayed = [seen for key, seen in zip(group.keys, group.rows, strict=True) if key not in batch.keys]
     assert all(len(seen["rollout_is_weights"]) == len(seen["responses"]) for seen in replayed)
     assert {key for _, key in queue.rows} == set(batch.keys)  # and gone
+    assert trainer.timing_raw.keys() == {"composer_pairs"}
     assert metrics["actor/composer/policy/ratio"] == 1.5 and not [name for name in metrics if "#" in name]
 
 
@@ -147,6 +148,7 @@ def test_the_teacher_is_asked_after_the_advantages_which_are_verls(
     seen = queue.rows["train", "row_0"]
     assert bool(seen["advantages"].any()) == ("hint_estimator" in node)
     assert (TEACHER in seen) == ("hint_estimator" not in node)
+    assert trainer.timing_raw.keys() == {"composer_teacher"}
 
 
 def test_only_a_hint_of_distributions_takes_our_worker(

@@ -49,7 +49,11 @@ def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     ids=["top-k JSD with a tail", "sampled token"],
 )
 def test_the_hint_loss_falls_with_every_update_on_a_fixed_batch(tmp_path: Path, hint: dict[str, Any]) -> None:
-    losses = [metrics["actor/composer/hint/loss"] for metrics in updates(tmp_path, ALONE | hint)]
+    steps = updates(tmp_path, ALONE | hint)
+    losses = [metrics["actor/composer/hint/loss"] for metrics in steps]
     assert len(losses) == 6 and losses[-1] > 0
     assert all(later < before for before, later in pairwise(losses)), losses
     assert losses[-1] < 0.9 * losses[0], losses
+    # The KL is that of the first update, of whose policy the old log-probabilities are.
+    kl = [metrics["actor/composer/hint/kl#sum"] for metrics in steps]
+    assert abs(kl[0]) > 0.1 and kl == [kl[0]] * 6

@@ -310,8 +310,8 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         "it is 'reinforce' only verl's own loss remove it",
     ),
     "what verl does itself": (
-        {**OURS, f"{NODE}.mismatch": "tis"},
-        f"{NODE}.mismatch",
+        {**OURS, f"{NODE}.rollout_correction": "tis"},
+        f"{NODE}.rollout_correction",
         "rollout_correction remove it",
     ),
     "no table": ({**OURS, NODE: 3}, NODE, "3 write a table of options"),
@@ -530,6 +530,28 @@ def test_a_file_without_a_channels_column_is_named_with_those_it_has(
     custom = {**changes, "data.custom_cls.path": "mine.py"}
     assert judged(tree(custom), columns={"a.parquet": ["prompt"]}) == []
     assert judged(tree(OURS), columns={"a.parquet": ["prompt"]}) == []
+
+
+def test_every_mistake_in_the_options_is_found_at_once() -> None:
+    mistakes = {
+        f"{NODE}.hint_wieght": 0.1,
+        f"{NODE}.advantage": "grop",
+        f"{NODE}.policy_params": {"clip_hihg": 0.3, "clip_low": 3},
+        f"{NODE}.replay_weight": "1",
+        f"{NODE}.rollout_correction": "tis",
+    }
+    inert = {f"{LOSS}.kl_cov_ratio": 0.1, f"{ACTOR}.tau_pos": 2.0}
+    found = judged(sent(tree({**OURS, **WORKERS, **PAPERS, **mistakes, **inert})))
+    params = [f"{NODE}.policy_params.clip_hihg", f"{NODE}.policy_params.clip_low"]
+    expected = [*(set(mistakes) - {f"{NODE}.policy_params"}), *params, *inert]
+    assert sorted(one.key for one in found) == sorted(expected)
+
+
+def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
+    """The parameters of a policy whose name is wrong are not examined, and neither is a misspelt weight."""
+    wrong = {f"{NODE}.policy": 7, f"{NODE}.policy_params": {"clip_low": 3}, f"{NODE}.hint_top_k": 0}
+    found = judged(tree({**OURS, **wrong, f"{NODE}.policy_wieght": 0}))
+    assert [one.key for one in found] == [f"{NODE}.policy", f"{NODE}.hint_top_k", f"{NODE}.policy_wieght"]
 
 
 def test_a_channel_needs_verl_0_9() -> None:
@@ -831,6 +853,12 @@ def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).split()
     assert not {"omegaconf", "hydra", "ray", "verl"} & set(loaded)
+
+
+def test_the_doctors_own_process_loads_no_torch() -> None:
+    program = "import sys\nfrom composer_plugins.adapters.verl_plugin import doctor\nprint(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).split()
+    assert "torch" not in loaded
 
 
 def test_the_probe_needs_nothing_but_the_standard_library() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from composer_plugins import cli, migration
 from composer_plugins.adapters.prime_rl_plugin import native
-from composer_plugins.adapters.prime_rl_plugin.config import parse
+from composer_plugins.adapters.prime_rl_plugin.config import MODULE, parse
 from composer_plugins.adapters.prime_rl_plugin.upstream import NEWEST
 from composer_plugins.errors import ConfigError
 
@@ -102,6 +102,69 @@ def test_what_prime_rl_cannot_do_is_listed(table: dict[str, Any], expected: list
     assert differences("verl", table, "prime-rl") == expected
 
 
+def everything_of_verl() -> dict[str, Any]:
+    """A config in which every property has another value than verl's default."""
+    correction = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_3.0"}
+    table = verl({"rollout_correction": correction | {"rollout_is_batch_normalize": True}})
+    table["actor_rollout_ref"]["actor"] |= {"clip_ratio_high": 0.3, "entropy_coeff": 0.01}
+    table["actor_rollout_ref"]["actor"] |= {"use_kl_loss": True, "kl_loss_coef": 0.02, "kl_loss_type": "k3+"}
+    table["actor_rollout_ref"]["actor"] |= {
+        "loss_agg_mode": "seq-mean-token-sum-norm",
+        "loss_scale_factor": 9,
+    }
+    table["actor_rollout_ref"]["rollout"]["temperature"] = 0.7
+    return table
+
+
+def everything_of_prime_rl() -> dict[str, Any]:
+    kwargs = {"policy": "reinforce", "rollout_correction": "tis", "rollout_correction_params": {"cap": 3.0}}
+    table = prime_rl(type="custom", import_path=f"{MODULE}.loss_fn", kwargs=kwargs)
+    sampling = {"temperature": 0.7}
+    return table | {
+        "orchestrator": {"algo": {"type": "max_rl"}, "group_size": 4, "train": {"sampling": sampling}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("framework", "table"), [("verl", everything_of_verl()), ("prime-rl", everything_of_prime_rl())]
+)
+def test_a_config_with_everything_set_is_written_whole(framework: str, table: dict[str, Any]) -> None:
+    objective = migration.read(framework, table)
+    plain = migration.read(framework, verl() if framework == "verl" else prime_rl())
+    changed = {what for what, value in objective.facts().items() if plain.facts().get(what) != value}
+    assert {"temperature", "rollout correction", "rollout correction.log_ratio_clamp"} & changed
+    assert objective.temperature == 0.7 and objective.correction is not None
+    found = migration.migrate(objective, framework)
+    assert found.differences == ()
+    assert migration.read(framework, found.table).group_size == objective.group_size
+    if framework == "verl":
+        assert objective.entropy == 0.01 and objective.length == 9
+        assert objective.correction.value("normalise") is True
+        assert objective.kl is not None and objective.kl.estimator.loss.name == "k3_plus"
+    else:
+        assert objective.advantage is not None and objective.advantage.loss.name == "maxrl"
+
+
+def test_a_ratio_to_the_policy_itself_stays_one() -> None:
+    kwargs = {"policy": "grpo", "old_policy": "current"}
+    table = prime_rl(type="custom", import_path=f"{MODULE}.loss_fn", kwargs=kwargs)
+    assert differences("prime-rl", table, "prime-rl") == []
+    assert differences("prime-rl", table, "verl") == ["old_logprobs: policy itself -> trainer"]
+
+
+def test_what_prime_rl_reads_beside_the_loss_is_not_lost() -> None:
+    table = prime_rl() | {"orchestrator": {"algo": {"length_penalty": {"alpha": 0.1}}}}
+    assert migration.read("prime-rl", table).remarks == ("orchestrator.algo.length_penalty",)
+    by_sequence = migration.read("prime-rl", prime_rl(ratio_type="sequence"), "0.4.0").remarks
+    assert "0.4 divides the loss of each sequence by its number of tokens" in by_sequence
+
+
+def test_a_bypassed_correction_of_verls_is_none() -> None:
+    correction = {"rollout_is": "token", "bypass_mode": True}
+    objective = migration.read("verl", verl({"rollout_correction": correction}))
+    assert objective.correction is None and objective.old == "rollout engine"
+
+
 @pytest.mark.parametrize(
     ("loss", "policy", "params"),
     [
@@ -152,6 +215,16 @@ def test_the_hint_and_the_replay_are_carried_as_far_as_the_target_has_them() -> 
     assert any(one.startswith("not carried over: the hint's teacher") for one in found)
 
 
+def test_a_channel_with_a_reference_gets_one_in_verl() -> None:
+    kwargs = {"policy": "reinforce", "hint_weight": 0.1}
+    table = prime_rl(type="custom", import_path=f"{MODULE}.loss_fn", kwargs=kwargs)
+    found = migration.migrate(migration.read("prime-rl", table), "verl")
+    actor = found.table["actor_rollout_ref"]["actor"]
+    assert actor["use_kl_loss"] is True and actor["kl_loss_coef"] == 0.0
+    assert found.table["trainer"] == {"v1": {"trainer_mode": "composer_sync"}}
+    assert not any("KL" in one.what for one in found.differences)
+
+
 def test_a_bare_loss_is_compared_only_in_what_it_says() -> None:
     from composer_plugins.catalogue import choose
     from composer_plugins.plugins import losses
@@ -198,7 +271,7 @@ def test_the_status_says_whether_something_differs(run: Any, tmp_path: Path) -> 
 
 def test_a_bare_loss_by_the_command(run: Any) -> None:
     status, out, _ = run("--loss", "grpo@verl", "--to", "prime-rl")
-    assert status == 1 and "# 1 of its properties differ:" in out
+    assert status == 1 and "# 1 of its properties differs:" in out
     assert 'policy = "grpo@verl"' in out and 'old_policy = "rollout"' in out
 
 

@@ -68,7 +68,7 @@ def test_what_the_trainer_delivers_parses(node: Mapping[str, Any]) -> None:
         ({"replay_weight": 1.0, "replay_loss": "kto"}, "replay_loss", "which verl does not provide"),
         ({"replay_weight": 1.0, "replay_loss": f"{__name__}:of_nll"}, "replay_loss", "needs chosen_nll"),
         ({"replay_weight": 1.0, "replay_loss": "aot"}, "replay_loss", "sorts the batch's pairs anew"),
-        ({"mismatch": "tis"}, "mismatch", "verl corrects for the rollout engine itself"),
+        ({"rollout_correction": "tis"}, "rollout_correction", "verl corrects for the rollout engine itself"),
         ({"replay_weight": -1.0}, "replay_weight", "it is -1.0"),
     ],
     ids=str,

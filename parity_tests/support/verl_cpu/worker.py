@@ -27,9 +27,9 @@ from verl.workers.utils.padding import response_from_nested
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     TEACHER,
-    TOP_IDS,
+    TEACHER_PROMPT,
+    TOP_DTYPES,
     TOP_K,
-    TOP_LOGPROBS,
     nested,
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
@@ -95,16 +95,22 @@ def main(folder: Path, node: dict[str, Any]) -> None:
     plain, hinted = sequences()
     top_k = node.get("hint_top_k")
     asked = {"compute_loss": True, SHOW_LOGITS: True, TOP_K: top_k} if top_k else {"compute_loss": False}
-    question = batch([batch_row(one) for one in hinted], calculate_entropy=False, temperature=1.0, **asked)
-    answer = group.compute_log_prob(question)
     masks = nested([torch.ones_like(one.response) for one in plain])
-    names = {TOP_LOGPROBS: TOP_LOGPROBS, TOP_IDS: TOP_IDS} if top_k else {"log_probs": TEACHER}
-    found = {to: response_from_nested(answer[name], masks).unbind() for name, to in names.items()}
+
+    def ask(sequences: list[PromptResponse], **more: Any) -> TensorDict:
+        question = [batch_row(one) | {TEACHER_PROMPT: one.prompt} for one in sequences]
+        return group.compute_log_prob(batch(question, calculate_entropy=False, temperature=1.0, **more))
+
+    answer, old = ask(hinted, **asked), ask(plain, compute_loss=False)
+    found = {"old_log_probs": response_from_nested(old["log_probs"], masks).unbind()}
+    if top_k:
+        found |= {name: answer[name].unbind() for name in (TEACHER, *TOP_DTYPES)}
+    else:
+        found[TEACHER] = response_from_nested(answer["log_probs"], masks).unbind()
     rows = [
         {
             **batch_row(one),
             HINT_MASK: torch.ones_like(one.response),
-            "old_log_probs": torch.zeros(len(one.response)),
             "advantages": torch.zeros(len(one.response)),
             **{name: values[i] for name, values in found.items()},
         }
