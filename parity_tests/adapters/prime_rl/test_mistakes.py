@@ -1,0 +1,15 @@
+"""Each mistake of docs/mistakes.md in PRIME-RL is made: it is not silent, and the page has what is said."""
+
+import pytest
+
+from parity_tests.support import mistakes_prime_rl as cases
+from parity_tests.support.mistakes import assert_told
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_a_mistake_is_said_as_the_page_has_it(case: cases.Case) -> None:
+    assert_told(cases.row(case), cases.NAME)
+
+
+def test_there_are_forty() -> None:
+    assert len(cases.CASES) >= 40

@@ -1,0 +1,23 @@
+"""Each mistake of docs/mistakes.md in verl is made: it is not silent, and the page has what is said."""
+
+import pytest
+
+from parity_tests.support import verl_cpu
+from parity_tests.support.mistakes import assert_told
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from parity_tests.support import mistakes_verl as cases
+
+# torchdata's loader calls it, and torch 2.13 warns.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_a_mistake_is_said_as_the_page_has_it(case: cases.Case) -> None:
+    assert_told(cases.row(case), cases.NAME)
+
+
+def test_there_are_forty() -> None:
+    assert len(cases.CASES) >= 40
