@@ -6,13 +6,13 @@ What the target cannot do is found by reading back what was written, so nobody k
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ComposerError, ConfigError, in_a_line, unknown
 
 MODULES = {
     "trl": "composer_plugins.adapters.trl_mixin.migration",
@@ -48,8 +48,13 @@ class Objective:
     correction: Choice | None = None
     entropy: float = 0.0  # the coefficient of the entropy bonus
     temperature: float = 1.0
+    replay_temperature: float | None = None  # None: not known, as where pairs are scored elsewhere
     channels: Mapping[str, Any] = field(default_factory=dict)  # of `channels_of`
+    # What a term is divided by, where the framework and not the loss decides it: "KL", "entropy bonus",
+    # "hint_weight", "replay_weight". And which terms "policy_weight" multiplies.
+    denominators: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the config asks for and no field holds
+    to_correct: tuple[str, ...] = ()  # errors of the options, which the user has to correct
     has_terms: bool = True  # False for a bare loss: the fields in NOT_OF_A_LOSS were not given
 
     def facts(self) -> dict[str, Any]:
@@ -64,8 +69,20 @@ class Objective:
             found |= {"KL.weight": self.kl.weight, "KL.place": self.kl.place}
         if self.correction is not None:
             found |= _facts("rollout correction", self.correction)
-        found |= {"entropy bonus": self.entropy, "temperature": self.temperature}
-        return {**found, **self.channels}
+            if "log_weights" in self.policy.loss.optional:
+                own = "log_weights" in self.policy.optional
+                found["rollout correction.enters"] = "the loss's own weight" if own else "as a factor"
+        found |= {"entropy bonus": self.entropy, "temperature": self.temperature, **self.channels}
+        if self.channels.get("replay_weight"):
+            found["replay_temperature"] = self.replay_temperature
+        in_loss = self.kl is not None and self.kl.place == "loss"
+        unless = {"KL": not in_loss, "policy_weight": not (in_loss or self.entropy)}
+        for term, denominator in self.denominators.items():
+            if found.get(term) and not unless.get(term):
+                found[f"{term}.{'multiplies' if term == 'policy_weight' else 'denominator'}"] = denominator
+        if self.group_size is not None:
+            found["completions per prompt"] = self.group_size
+        return found
 
     def _advantage_facts(self) -> dict[str, Any]:
         if self.advantage is None:
@@ -108,14 +125,23 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
 
     Raises ConfigError where the target cannot run the policy loss at all.
     """
-    adapter = module(target)
-    table = adapter.write(objective)
-    return Migrated(adapter.render(table), table, tuple(differences(objective, adapter.read(table, version))))
+    table = module(target).write(objective)
+    written = read(target, table, version)
+    if objective.group_size is None:
+        written = replace(written, group_size=None)
+    return Migrated(module(target).render(table), table, tuple(differences(objective, written)))
 
 
 def read(framework: str, table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What `framework` trains with a config that was read from its file."""
-    found: Objective = module(framework).read(table, version)
+    adapter = module(framework)
+    try:
+        found: Objective = adapter.read(table, version)
+    except ComposerError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list where a number is read
+        problem = f"a value has the wrong type, or {framework} refuses it: {in_a_line(error)}"
+        raise ConfigError(f"the config of {framework}", problem, "correct the value") from None
     return found
 
 
@@ -149,6 +175,8 @@ def differences(source: Objective, target: Objective) -> Iterator[Difference]:
             yield Difference(what, _described(what, ours), _described(what, theirs))
     for remark in dict.fromkeys((*source.remarks, *target.remarks)):
         yield Difference("not carried over", remark, "")
+    for error in target.to_correct:
+        yield Difference("to correct in this config", error, "")
 
 
 def module(framework: str) -> Any:
@@ -178,7 +206,10 @@ def channels_of(config: ComposerConfig) -> dict[str, Any]:
                 found[name] = value
     if config.hint_weight and config.hint_estimator != "advantage":  # it is a parameter of the divergence
         found.pop("hint_estimator", None)
-        found["hint_params"] = set_params(config.choose_hint())
+        found.pop("hint_params", None)
+        if params := set_params(config.choose_hint()):
+            found["hint_params"] = params
+    found.pop("replay_temperature", None)  # a field of Objective
     return found
 
 

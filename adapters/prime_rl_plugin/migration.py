@@ -19,13 +19,17 @@ DEFAULT_LOSS = "default"  # the type where the table [trainer.loss] has none
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What PRIME-RL trains with this TOML, an rl.toml or a trainer's own."""
+    for name in ("trainer", "orchestrator", "loss"):
+        if not isinstance(table.get(name, {}), Mapping):
+            raise ConfigError(name, f"it is {table[name]!r}", "write a table")
     remarks: list[str] = []
     kwargs, function = _kwargs(table, version, remarks)
     channels = parse(kwargs, function)
     policy, config = channels.policy, channels.config
     given: Behaviour = "policy itself" if config.old_policy == "current" else "rollout engine"
     old, rollout = behaviours(policy, given, "rollout engine")
-    algorithm, sampling = (at(table, "orchestrator", *keys) for keys in (("algo",), ("train", "sampling")))
+    algorithm = at(table, "orchestrator", "algo")
+    sampling = at(table, "orchestrator", "sampling") | at(table, "orchestrator", "train", "sampling")
     kind = str(algorithm.get("type", upstream.DEFAULT_ALGORITHM))
     advantage = choose(losses(), "advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
     if advantage is None:
@@ -40,16 +44,23 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     if generation.denominator != upstream.GLOBAL_TOKENS:
         remarks.append(f"PRIME-RL {generation.since} divides by {generation.denominator}")
     orchestrator = at(table, "orchestrator")
+    if "advantage" in orchestrator:
+        remarks.append(f"orchestrator.advantage = {orchestrator['advantage']!r}")
+    size = orchestrator.get("group_size", orchestrator.get("rollouts_per_example"))
+    for at_key, number in (("group_size", size), ("sampling.temperature", sampling.get("temperature"))):
+        if number is not None and (not isinstance(number, int | float) or isinstance(number, bool)):
+            raise ConfigError(f"orchestrator.{at_key}", f"it is {number!r}", "set a number")
     return Objective(
         policy=policy,
         mode=upstream.MODE,
         old=old,
         rollout=rollout,
         advantage=advantage,
-        group_size=orchestrator.get("group_size", orchestrator.get("rollouts_per_example")),
+        group_size=size,
         correction=channels.rollout_correction,
         temperature=sampling.get("temperature", 1.0),
         channels=channels_of(config),
+        denominators={"hint_weight": upstream.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
     )
 
@@ -118,6 +129,12 @@ def _kwargs(table: Mapping[str, Any], version: str | None, remarks: list[str]) -
     if own is None:
         known = ", ".join(native.KINDS)
         raise ConfigError(f"{key}.type", f"{kind!r} is no loss of PRIME-RL's", f"set one of {known}, custom")
+    for name, value in loss.items():
+        if name != "type" and own.option(name) is None:
+            advice = native.advice(name, value, None, key)
+            problem = f"{kind!r} has no such option in PRIME-RL {own.versions}"
+            problem += f": {advice[0]}" if advice else ""
+            raise ConfigError(f"{key}.{name}", problem, "correct it, or name your PRIME-RL with --version")
     kwargs, lost = native.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost
     return {"policy": DEFAULTS["policy"]} | kwargs, "loss_fn"

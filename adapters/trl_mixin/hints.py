@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -140,7 +141,8 @@ class SuccessfulRollouts:
     def _demonstrations(self, trainer: GRPOTrainer, rewards: list[float], group: int) -> list[int | None]:
         """For each row of all processes the first successful row of its group; None where there is none."""
         options = self.options
-        successful = [reward >= options.success_reward_threshold for reward in rewards]
+        threshold = float(torch.tensor(options.success_reward_threshold))  # in float32, as the rewards are
+        successful = [reward >= threshold for reward in rewards]
         groups = [any(successful[start : start + group]) for start in range(0, len(rewards), group)]
         upstream.metrics(trainer)["composer/hint/success_group_frac"].append(sum(groups) / len(groups))
         self._watch(rewards, any(successful))

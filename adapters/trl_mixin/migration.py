@@ -10,7 +10,7 @@ import yaml
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.catalogue import Choice, choose
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.migration import KL, NORM, Objective, behaviours, channels_of, set_params
 from composer_plugins.plugins import losses
 
@@ -38,10 +38,14 @@ BOUNDS = {"tis": ("floor", "cap"), "mis": ("low", "high")}  # of clip_min and cl
 BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"}
 BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
 BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_kwargs", "log_multimodal"}
-BATCH |= {"cast_lm_head_to_fp32", "reward_weights"}
+BATCH |= {"cast_lm_head_to_fp32"}
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
 READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
 READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
+# Options that are no part of LOSS_OPTIONS and change the loss all the same.
+BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
+NUMBERS = ("beta", "entropy_coef", "temperature", "num_generations", "max_completion_length")
+ALL_ROWS = "all completions of the batch"
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
@@ -69,7 +73,15 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         correction=_correction(options),
         entropy=options.entropy_coef,
         temperature=options.temperature,
+        replay_temperature=options.replay_temperature,
         channels=channels_of(options.composer),
+        denominators={
+            "KL": mode,
+            "entropy bonus": "the tokens of one micro-batch",
+            "hint_weight": ALL_ROWS,
+            "replay_weight": ALL_ROWS,
+            "policy_weight": "the policy loss, the KL and the entropy bonus",
+        },
         remarks=tuple(_remarks(options)),
     )
 
@@ -86,7 +98,7 @@ def write(objective: Objective) -> dict[str, Any]:
         table["max_completion_length"] = int(objective.length)
     if objective.advantage is not None and objective.advantage.loss.name in ("grpo", "dr_grpo"):
         table["scale_rewards"] = objective.advantage.value("scale") or "none"
-    if objective.group_size is not None:
+    if objective.group_size is not None and objective.group_size > 1:  # TRL has no groups of one
         table["num_generations"] = objective.group_size
     if objective.kl is not None and objective.kl.place == "loss":
         name = objective.kl.estimator.loss.name
@@ -98,6 +110,8 @@ def write(objective: Objective) -> dict[str, Any]:
         table["entropy_coef"] = objective.entropy
     if objective.temperature != 1.0:
         table["temperature"] = objective.temperature
+    if objective.channels.get("replay_weight") and objective.replay_temperature not in (None, 1.0):
+        table["replay_temperature"] = objective.replay_temperature
     known = {field.name for field in fields(ComposerGRPOConfig)}
     return table | {name: value for name, value in objective.channels.items() if name in known}
 
@@ -110,8 +124,15 @@ def render(table: Mapping[str, Any]) -> str:
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
     """The options that bear on the loss, checked, and the policy loss, where it is TRL's own too."""
     own = {field.name for field in fields(ComposerGRPOConfig)} - set(upstream.DEFAULTS)
-    names = (own | set(upstream.LOSS_OPTIONS) | {"policy", "loss_type"}) - BATCH
+    names = (own | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH
+    for name in table:
+        if name.startswith(("hint_", "replay_", "policy_")) and name not in own:
+            raise unknown(name, name, own, noun="option")
     values = {name: value for name, value in table.items() if name in names}
+    for name in NUMBERS:
+        value = values.get(name, upstream.DEFAULTS[name])
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise ConfigError(name, f"it is {value!r}", "set a number that is not negative")
     if values.get("policy", TRL_LOSS) == TRL_LOSS:
         values |= _own_loss(values)
         loss = values["policy"].partition("@")[0]
@@ -182,5 +203,8 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
         value, default = getattr(options, name), upstream.DEFAULTS[name]
         if value != default and not option.sets and name not in (*READ, *BATCH):
             yield f"{name} = {value!r}"
+    if options.beta and options.sync_ref_model:
+        every = options.ref_model_sync_steps
+        yield f"sync_ref_model = True: the KL's reference follows the policy every {every} steps"
     if options.composer.hint_weight and options.rollout_options() is not None:
         yield f"hint_source = {options.hint_source!r}: the others take hints from the data set alone"

@@ -1,7 +1,7 @@
 """An error for a reward that is not a finite number: TRL takes NaN for None, and averages infinity."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ def checked(function: Any, name: str) -> Any:
         return function
 
     def check(rewards: Any, given: dict[str, Any]) -> Any:
+        rewards = list(rewards) if isinstance(rewards, Iterator) else rewards
         _check(name, rewards, given["prompts"], given["completions"], NOT_APPLICABLE)
         return rewards
 

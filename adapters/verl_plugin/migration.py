@@ -9,7 +9,7 @@ from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
 from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, loss_in
 from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, at
 from composer_plugins.catalogue import Choice, choose, of_kind
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.migration import KL, NORM, Behaviour, Objective, behaviours, channels_of, set_params
 from composer_plugins.plugins import losses
 
@@ -35,6 +35,19 @@ DEFAULTS: dict[str, Any] = {
     f"{Key.ROLLOUT}.temperature": 1.0,
     f"{Key.CORRECTION}.rollout_is_threshold": 2.0,
 }
+BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS)
+OWN_MODES = {"geo_mean": "seq-mean-token-mean"}  # of a loss that does not read loss_agg_mode
+OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
+# What verl's losses read, and no field of Objective has: the key, and its values that change nothing.
+NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    Key.DISTILLATION: (None, False),
+    f"{Key.CORRECTION}.rollout_rs": (None, False),
+    f"{Key.CORRECTION}.rollout_token_veto_threshold": (None,),
+    "algorithm.kl_ctrl.type": (None, "fixed"),
+    "algorithm.filter_groups.enable": (None, False),
+    "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
+    f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
+}
 KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k1+": "k1_plus", "k2+": "k2"}
 KL_TYPES |= {"k3+": "k3_plus", "low_var_kl+": "k3_plus"}
 
@@ -44,12 +57,22 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
 
     def value(key: str) -> Any:
         found = at(table, key)
-        return DEFAULTS.get(key) if found is None else found
+        if found is None:
+            return DEFAULTS.get(key)
+        _check(key, found)
+        return found
 
-    remarks: list[str] = []
+    _check_tables(table)
+    read_beside = {key: at(table, key) for key in NOT_CARRIED}
+    remarks = [f"{key} = {x!r}" for key, x in read_beside.items() if x not in NOT_CARRIED[key]]
+    others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
+    remarks += [f"defaults: {one!r}, which was not read" for one in others]
     policy = _choice(table, "policy", str(value(Key.LOSS_MODE)), remarks)
     assert policy is not None
-    mode = upstream.FORCED_MODES.get(policy.name, value(Key.AGG_MODE))
+    set_mode = str(value(Key.AGG_MODE))
+    if set_mode not in upstream.MODES:
+        raise unknown(Key.AGG_MODE, set_mode, upstream.MODES, noun="mode")
+    mode = OWN_MODES.get(str(value(Key.LOSS_MODE)), upstream.FORCED_MODES.get(policy.name, set_mode))
     given: Behaviour = "rollout engine" if value(Key.BYPASS) else "trainer"
     old, rollout = behaviours(policy, given, given)  # verl has one tensor for both
     kl = None
@@ -58,16 +81,18 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     elif value(Key.KL_IN_REWARD):
         weight = value("algorithm.kl_ctrl.kl_coef")
         kl = KL(_estimator(value("algorithm.kl_penalty")), weight, "reward")
-    if value(Key.USE_KL_LOSS) and value(Key.KL_IN_REWARD):
+    if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
-    if value(f"{Key.CORRECTION}.rollout_rs"):
-        remarks.append(f"{Key.CORRECTION}.rollout_rs = {value(f'{Key.CORRECTION}.rollout_rs')!r}")
+    correction = _correction(value)
+    if correction is not None and value(Key.LOSS_MODE) in OWN_MODES:
+        remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     channels = channels_of(rules.parse(_node(table)))
+    to_correct: tuple[str, ...] = ()
     if channels:
         try:
             rules.parse_channels(_node(table))
         except ConfigError as error:
-            remarks.append(str(error.under(NODE)))
+            to_correct = (str(error.under(NODE)),)
     return Objective(
         policy=policy,
         mode=mode,
@@ -75,13 +100,22 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         old=old,
         rollout=rollout,
         advantage=_choice(table, "advantage", str(value(Key.ESTIMATOR)), remarks),
-        group_size=at(table, f"{Key.ROLLOUT}.n"),
+        group_size=value(f"{Key.ROLLOUT}.n"),
         kl=kl,
-        correction=_correction(value),
+        correction=correction,
         entropy=value(f"{Key.ACTOR}.entropy_coeff"),
         temperature=value(f"{Key.ROLLOUT}.temperature"),
+        replay_temperature=value(f"{Key.ROLLOUT}.temperature"),
         channels=channels,
+        denominators={
+            "KL": set_mode,
+            "entropy bonus": set_mode,
+            "hint_weight": set_mode,
+            "replay_weight": "the pairs of the step",
+            "policy_weight": "the policy loss",
+        },
         remarks=tuple(remarks),
+        to_correct=to_correct,
     )
 
 
@@ -139,6 +173,28 @@ def render(table: Mapping[str, Any]) -> str:
     """The config as the YAML of `main_ppo --config-dir . --config-name NAME`."""
     head = {"defaults": ["ppo_trainer", "_self_"], "hydra": {"searchpath": ["pkg://verl.trainer.config"]}}
     return yaml.safe_dump(head | dict(table), sort_keys=False)
+
+
+def _check(key: str, found: Any) -> None:
+    """Raise ConfigError for a value that verl would not take as it is written."""
+    if isinstance(found, str) and "${" in found:
+        problem = f"it is {found!r}, an interpolation, which is not resolved here"
+        raise ConfigError(key, problem, "write the value")
+    if key in BOOLEANS and not isinstance(found, bool):
+        raise ConfigError(key, f"it is {found!r}", "set true or false")
+    default = DEFAULTS.get(key, 1.0 if key in (Key.SCALE_FACTOR, f"{Key.ROLLOUT}.n") else None)
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    if isinstance(default, float) and not is_number and not key.endswith("rollout_is_threshold"):
+        raise ConfigError(key, f"it is {found!r}", "set a number")
+
+
+def _check_tables(table: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what is no table of a file, and for a key that belongs on a command line."""
+    for key in ("algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, Key.POLICY_LOSS, Key.CORRECTION):
+        if (found := at(table, key)) is not None and not isinstance(found, Mapping):
+            raise ConfigError(key, f"it is {found!r}", "write a table of options")
+    if dotted := [key for key in table if "." in str(key)]:
+        raise ConfigError(dotted[0], "a file has no dotted keys", "write nested tables")
 
 
 def _node(table: Mapping[str, Any]) -> Mapping[str, Any]:

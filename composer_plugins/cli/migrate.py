@@ -45,7 +45,13 @@ def migrate(
         given = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", given, "give a config file, or --loss with the name of a loss")
     if loss:
-        chosen = choose(losses(), "policy", loss, option="--loss")
+        try:
+            chosen = choose(losses(), "policy", loss, option="--loss")
+        except ConfigError as error:
+            if error.key == "--loss":
+                raise
+            problem = f"{loss!r} needs a value: {error.problem}"
+            raise ConfigError("--loss", problem, "give a config file that sets it") from None
         objective, name = migration.of_choice(chosen), loss
     else:
         assert file is not None

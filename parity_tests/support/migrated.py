@@ -241,7 +241,7 @@ def own_tables() -> Iterator[Case]:
     for mode in ("vanilla", *(m for m in POLICIES if m not in ("vanilla", "geo_mean", "dro")), *VERL_NAMES):
         yield Case(f"verl's {mode}", "verl", verl_table(mode))
     yield Case("verl's dro, dro_beta 0.1", "verl", verl_table("dro", policy_loss={"dro_beta": 0.1}))
-    yield Case("verl's geo_mean", "verl", verl_table("geo_mean", loss_agg_mode="seq-mean-token-mean"))
+    yield Case("verl's geo_mean", "verl", verl_table("geo_mean"))
     yield Case(
         "verl's vanilla, DAPO's clips, KL loss 0.001",
         "verl",

@@ -31,18 +31,73 @@ def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
         (WITHOUT_STD | {"top_entropy_quantile": 0.8}, ["not carried over"]),
         (WITHOUT_STD | {"mask_truncated_completions": True}, ["not carried over"]),
         (WITHOUT_STD | {"loss_type": "bnpo"}, ["denominator"]),
-        (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, []),
-        (WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"}, []),
-        (WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"}, ["not carried over"]),
+        (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, ["entropy bonus.denominator"]),
+        (
+            WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
+            ["hint_weight.denominator"],
+        ),
+        (
+            WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"},
+            ["hint_weight.denominator", "to correct in this config"],
+        ),
+        (WITHOUT_STD | {"replay_weight": 1.0}, ["replay_weight.denominator"]),
+        (
+            WITHOUT_STD | {"replay_weight": 1.0, "temperature": 0.7},
+            ["replay_temperature", "replay_weight.denominator"],
+        ),
+        (
+            WITHOUT_STD
+            | {"policy_weight": 0.5, "entropy_coef": 0.1, "hint_weight": 1.0}
+            | {"hint_divergence": "sampled_token"},
+            ["entropy bonus.denominator", "hint_weight.denominator", "policy_weight.multiplies"],
+        ),
+        (
+            WITHOUT_STD
+            | {"loss_type": "vespo", "use_vllm": True}
+            | {"vllm_importance_sampling_mode": "token_truncate"},
+            ["rollout correction.log_ratio_clamp", "rollout correction.enters"],
+        ),
+        (
+            WITHOUT_STD | {"beta": 0.1, "use_bias_correction_kl": False, "sync_ref_model": True},
+            ["KL.log_ratio_clamp", "KL.value_clamp", "not carried over"],
+        ),
+        (WITHOUT_STD | {"reward_weights": [1.0, 2.0]}, ["not carried over"]),
         (
             WITHOUT_STD
             | {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_source": "successful_rollout"},
-            ["not carried over"],
+            ["hint_weight.denominator", "not carried over"],
         ),
     ],
 )
 def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: list[str]) -> None:
     assert [one.partition(":")[0] for one in differences("trl", table, "verl")] == expected
+
+
+def test_the_old_name_of_the_correction_s_bound_acts() -> None:
+    table = {"use_vllm": True, "vllm_importance_sampling_cap": 2.0}
+    correction = migration.read("trl", table).correction
+    assert correction is not None and correction.value("high") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"hint_wieght": 1.0}, "hint_wieght: unknown option .*did you mean 'hint_weight'"),
+        ({"beta": "abc"}, "beta: it is 'abc'; set a number"),
+        ({"temperature": [1]}, r"temperature: it is \[1\]; set a number"),
+        ({"num_generations": 1}, "the config of trl: .*at least 2 generations"),
+        ({"loss_type": ["grpo"]}, "the config of trl: a value has the wrong type"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "foo"}, "the config of trl: .*foo"),
+    ],
+)
+def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        migration.read("trl", table)
+
+
+def test_trl_has_no_groups_of_one() -> None:
+    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 1}}}
+    assert "completions per prompt: 1 -> 8" in differences("verl", table, "trl")
 
 
 def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:

@@ -52,6 +52,17 @@ def test_an_async_reward_function_is_checked_too() -> None:
         coroutine.send(None)
 
 
+def test_rewards_may_come_from_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain TRL takes any iterable."""
+
+    def lazy(completion_ids: list[list[int]], **_: Any) -> Any:
+        return (float(len(ids)) for ids in completion_ids)
+
+    monkeypatch.setattr(tiny, "reward", lazy)
+    theirs = tiny.batch(tiny.trainer(GRPOTrainer, GRPOConfig))["advantages"]
+    assert torch.equal(tiny.batch(tiny.trainer())["advantages"], theirs)
+
+
 def test_a_reward_models_nan_names_its_row() -> None:
     model = torch.nn.Identity()
     accelerator = SimpleNamespace(process_index=1)

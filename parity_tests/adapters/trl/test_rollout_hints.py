@@ -312,6 +312,13 @@ def test_feedback_needs_its_column_and_a_column_that_is_not_used_is_a_warning() 
     assert sum("the column" in str(one.message) for one in seen) == 1
 
 
+def test_a_reward_equal_to_the_threshold_is_a_success() -> None:
+    """Rewards are float32, in which 0.7 is less than 0.7 in float64."""
+    rewards = torch.full((4,), 0.7).tolist()
+    made = tiny.trainer(**ROLLOUTS, **SHORT, success_reward_threshold=0.7, dataset=prompts_only())
+    assert made._hint.source._demonstrations(made, rewards, 4) == [1, 0, 0, 0]
+
+
 def test_a_rollout_func_may_return_the_feedback() -> None:
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         said = [f"f{i % 10}" if i % 2 else "" for i in range(len(prompts))]

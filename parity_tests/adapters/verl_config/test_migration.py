@@ -77,7 +77,10 @@ def test_verls_options_become_parameters_under_their_names_here() -> None:
         ),
         (
             verl(policy_loss={"loss_mode": "gpg"}, use_kl_loss=True, kl_loss_coef=0.01),
-            ["KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.01, place loss) -> none"],
+            [
+                "KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.01, place loss, denominator token-mean)"
+                " -> none"
+            ],
         ),
         (
             verl({"use_kl_in_reward": True}, policy_loss={"loss_mode": "gpg"}),
@@ -85,7 +88,7 @@ def test_verls_options_become_parameters_under_their_names_here() -> None:
         ),
         (
             verl(policy_loss={"loss_mode": "gpg"}, entropy_coeff=0.1),
-            ["entropy bonus: 0.1 -> 0"],
+            ["entropy bonus: 0.1 (denominator token-mean) -> 0"],
         ),
         # PRIME-RL's weight has no clamp
         (
@@ -163,6 +166,81 @@ def test_a_bypassed_correction_of_verls_is_none() -> None:
     correction = {"rollout_is": "token", "bypass_mode": True}
     objective = migration.read("verl", verl({"rollout_correction": correction}))
     assert objective.correction is None and objective.old == "rollout engine"
+
+
+def test_geo_mean_is_a_mean_over_rows_whatever_is_set() -> None:
+    objective = migration.read("verl", verl(policy_loss={"loss_mode": "geo_mean"}))
+    assert objective.mode == "seq-mean-token-mean"
+    written = migration.migrate(objective, "verl").table
+    assert written["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-mean"
+    corrected = verl({"rollout_correction": {"rollout_is": "token"}}, policy_loss={"loss_mode": "geo_mean"})
+    assert [one for one in migration.read("verl", corrected).remarks if "geometric mean" in one]
+
+
+def test_sapos_forced_mode_is_not_the_denominator_of_verls_kl() -> None:
+    table = verl(policy_loss={"loss_mode": "sapo"}, use_kl_loss=True)
+    assert differences("verl", table, "verl") == ["KL.denominator: token-mean -> seq-mean-token-mean"]
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        (verl() | {"distillation": {"enabled": True}}, "distillation.enabled"),
+        (verl({"use_kl_in_reward": True, "kl_ctrl": {"type": "adaptive"}}), "algorithm.kl_ctrl.type"),
+        (verl({"filter_groups": {"enable": True}}), "algorithm.filter_groups.enable"),
+        (verl({"rollout_is": True}), "algorithm.rollout_is"),
+        (verl(tis_imp_ratio_cap=2.0), "actor_rollout_ref.actor.tis_imp_ratio_cap"),
+        (verl() | {"defaults": ["my_base", "_self_"]}, "defaults: 'my_base'"),
+    ],
+)
+def test_what_verl_reads_beside_the_loss_is_not_lost(table: dict[str, Any], key: str) -> None:
+    assert any(one.startswith(f"not carried over: {key}") for one in differences("verl", table, "verl"))
+
+
+def test_a_kl_in_the_loss_with_weight_0_is_none() -> None:
+    table = verl({"use_kl_in_reward": True}, use_kl_loss=True, kl_loss_coef=0.0)
+    assert differences("verl", table, "verl") == []
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (verl(use_kl_loss="${x}"), "actor.use_kl_loss: .*interpolation"),
+        (verl(use_kl_loss="False"), "actor.use_kl_loss: it is 'False'; set true or false"),
+        (verl(entropy_coeff="${x}"), "actor.entropy_coeff: .*interpolation"),
+        (verl(loss_agg_mode="foo"), "actor.loss_agg_mode: unknown mode 'foo'"),
+        (verl(loss_scale_factor="abc", loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: it is"),
+        (verl(policy_loss="gspo"), "actor.policy_loss: it is 'gspo'; write a table"),
+        ({"algorithm": "foo"}, "algorithm: it is 'foo'"),
+        ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: a file has no dotted keys"),
+        (
+            verl({"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "abc"}}),
+            "the config of verl: a value has the wrong type",
+        ),
+    ],
+)
+def test_a_value_that_verl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        migration.read("verl", table)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (prime_rl(dppo_mask_hihg=0.5), "trainer.loss.dppo_mask_hihg: 'default' has no such option"),
+        (prime_rl(token_mask_low=0.5), "trainer.loss.token_mask_low: .* --version"),
+        (prime_rl() | {"orchestrator": {"group_size": "8"}}, "orchestrator.group_size: it is '8'"),
+        (
+            prime_rl(type="custom", import_path="my.loss"),
+            "trainer.loss.import_path: 'my.loss' is no function",
+        ),
+        (prime_rl(type="cispoo"), "trainer.loss.type: 'cispoo' is no loss"),
+        ({"trainer": 5}, "trainer: it is 5; write a table"),
+    ],
+)
+def test_a_value_that_prime_rl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        migration.read("prime-rl", table)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +344,7 @@ def test_the_status_says_whether_something_differs(run: Any, tmp_path: Path) -> 
     file.write_text(f"algorithm: {{adv_estimator: grpo}}\nactor_rollout_ref: {{actor: {actor}}}\n")
     status, out, _ = run("--from", "verl", "--to", "prime-rl", str(file))
     assert status == 1
-    assert "#   KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.001, place loss) -> none" in out
+    assert "#   KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.001, place loss, denominator " in out
 
 
 def test_a_bare_loss_by_the_command(run: Any) -> None:
@@ -282,6 +360,7 @@ def test_a_bare_loss_by_the_command(run: Any) -> None:
         (("--loss", "grpo", "x.yaml", "--to", "verl"), ["both are given"]),
         (("--loss", "grpoo", "--to", "verl"), ["--loss", "did you mean 'grpo'"]),
         (("--loss", "grpo", "--to", "verll"), ["--to", "did you mean 'verl'"]),
+        (("--loss", "kimi", "--to", "verl"), ["--loss", "no default", "give a config file"]),
         (("--loss", "clip_cov", "--to", "verl"), ["clip_cov", "micro-batches"]),
         (("no.yaml", "--from", "verl", "--to", "trl"), ["no.yaml", "No such file"]),
         (("no.yaml", "--to", "trl"), ["--from", "no framework is given"]),
