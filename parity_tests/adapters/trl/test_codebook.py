@@ -73,6 +73,7 @@ def test_a_run_has_exactly_its_channels_on(tmp_path: Path) -> None:
         assert tuple(c for c, weight in zip(ALL, weights, strict=True) if weight > 0) == channels
 
 
+@pytest.mark.slow
 def test_hints_and_replays_teach_what_reward_alone_does_not(start: run.Start) -> None:
     """60 of the demo's 250 steps, at its own setting."""
     settings = Settings(steps=60)

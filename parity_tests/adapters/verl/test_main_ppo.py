@@ -18,6 +18,7 @@ RATIO, *CLIPPED = (f"actor/composer/policy/{name}" for name in ("ratio", "clip_f
 VERLS = {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"}
 
 
+@pytest.mark.slow
 def test_composer_by_yaml_alone_trains_in_the_real_main_ppo(trained: Trained) -> None:
     done = finished(trained(*OURS))
     assert all(step.keys() >= VERLS for step in done.metrics)
