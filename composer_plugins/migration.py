@@ -55,6 +55,7 @@ class Objective:
     denominators: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the config asks for and no field holds
     to_correct: tuple[str, ...] = ()  # errors of the options, which the user has to correct
+    unread: tuple[str, ...] = ()  # keys of the config that were not looked at, misspelt ones among them
     has_terms: bool = True  # False for a bare loss: the fields in NOT_OF_A_LOSS were not given
 
     def facts(self) -> dict[str, Any]:

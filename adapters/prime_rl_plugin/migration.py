@@ -14,6 +14,7 @@ from composer_plugins.plugins import losses
 
 ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
 ALGORITHMS = {"dr_grpo": "grpo", "maxrl": "max_rl"}
+READ = {"algo", "group_size", "rollouts_per_example", "sampling", "train", "advantage"}  # of [orchestrator]
 DEFAULT_LOSS = "default"  # the type where the table [trainer.loss] has none
 
 
@@ -62,6 +63,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         channels=channels_of(config),
         denominators={"hint_weight": upstream.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
+        unread=tuple(f"orchestrator.{name}" for name in orchestrator if name not in READ),
     )
 
 

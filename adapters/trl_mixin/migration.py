@@ -83,6 +83,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "policy_weight": "the policy loss, the KL and the entropy bonus",
         },
         remarks=tuple(_remarks(options)),
+        unread=tuple(name for name in table if name not in _names()),
     )
 
 
@@ -106,6 +107,8 @@ def write(objective: Objective) -> dict[str, Any]:
             table |= {"beta": objective.kl.weight, "use_bias_correction_kl": name == "k3_corrected"}
     if objective.correction is not None:
         table |= _vllm_options(objective.correction)
+    elif objective.has_terms:  # with use_vllm=True, TRL's default is a correction
+        table["vllm_importance_sampling_correction"] = False
     if objective.entropy:
         table["entropy_coef"] = objective.entropy
     if objective.temperature != 1.0:
@@ -121,10 +124,18 @@ def render(table: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(table), sort_keys=False)
 
 
+def _own_options() -> set[str]:
+    return {field.name for field in fields(ComposerGRPOConfig)} - set(upstream.DEFAULTS)
+
+
+def _names() -> set[str]:
+    """The options that bear on the loss."""
+    return (_own_options() | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH
+
+
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
     """The options that bear on the loss, checked, and the policy loss, where it is TRL's own too."""
-    own = {field.name for field in fields(ComposerGRPOConfig)} - set(upstream.DEFAULTS)
-    names = (own | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH
+    own, names = _own_options(), _names()
     for name in table:
         if name.startswith(("hint_", "replay_", "policy_")) and name not in own:
             raise unknown(name, name, own, noun="option")

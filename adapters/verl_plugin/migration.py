@@ -1,6 +1,6 @@
 """verl's side of `composer-plugins migrate`: main_ppo's config as an Objective, and an Objective as one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import yaml
@@ -116,6 +116,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         },
         remarks=tuple(remarks),
         to_correct=to_correct,
+        unread=tuple(_unread(table)),
     )
 
 
@@ -195,6 +196,19 @@ def _check_tables(table: Mapping[str, Any]) -> None:
             raise ConfigError(key, f"it is {found!r}", "write a table of options")
     if dotted := [key for key in table if "." in str(key)]:
         raise ConfigError(dotted[0], "a file has no dotted keys", "write nested tables")
+
+
+def _unread(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of the tables that verl's losses read and that are not among the known options."""
+    known: dict[str, set[str]] = {Key.ROLLOUT: {"n", "temperature", "calculate_log_probs"}}
+    for kind, at_table in OPTION_TABLES.items():
+        keys = {option.key for option in upstream.OPTIONS[kind]} | {*upstream.ACTING[kind]}
+        known[at_table] = keys | {key.partition(".")[0] for key in keys}
+    known["algorithm"] |= {"composer", *(key.removeprefix("algorithm.") for key in NOT_CARRIED)}
+    inner = {key.removeprefix("policy_loss.") for key in known[Key.ACTOR]}
+    known[Key.POLICY_LOSS] = inner | {"composer", "_target_", "loss_mode"}
+    for path, names in known.items():
+        yield from (f"{path}.{name}" for name in at(table, path) or () if name not in names)
 
 
 def _node(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,16 +61,18 @@ def migrate(
     if to not in migration.MODULES:
         raise unknown("--to", to, migration.MODULES, noun="framework")
     found = migration.migrate(objective, to, version)
-    for line in comments(name, to, found):
+    for line in comments(name, to, found, objective.unread):
         typer.echo(f"# {line}".rstrip())
     typer.echo(found.text, nl=False)
     if found.differences:
         raise typer.Exit(1)
 
 
-def comments(name: str, to: str, found: migration.Migrated) -> Iterator[str]:
-    """What the written config is, and each difference in a line."""
+def comments(name: str, to: str, found: migration.Migrated, unread: Sequence[str]) -> Iterator[str]:
+    """What the written config is, what was not read for it, and each difference in a line."""
     yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
+    if unread:
+        yield f"Not looked at, because no loss reads such a key, or it is misspelt: {', '.join(unread)}"
     if not found.differences:
         yield "Nothing differs."
         return

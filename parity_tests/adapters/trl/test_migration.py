@@ -95,6 +95,16 @@ def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], me
         migration.read("trl", table)
 
 
+def test_a_key_that_was_not_read_is_named() -> None:
+    assert migration.read("trl", {"epsilon_hgih": 0.28, "beta": 0.1}).unread == ("epsilon_hgih",)
+
+
+def test_vllm_gets_no_correction_that_the_source_did_not_have() -> None:
+    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}}}
+    written = migration.migrate(migration.read("verl", table), "trl").table
+    assert migration.read("trl", written | {"use_vllm": True}).correction is None
+
+
 def test_trl_has_no_groups_of_one() -> None:
     table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 1}}}
     assert "completions per prompt: 1 -> 8" in differences("verl", table, "trl")

@@ -347,6 +347,20 @@ def test_the_status_says_whether_something_differs(run: Any, tmp_path: Path) -> 
     assert "#   KL: k3 (log_ratio_clamp 20, value_clamp 10, weight 0.001, place loss, denominator " in out
 
 
+@pytest.mark.parametrize(
+    ("framework", "table", "key"),
+    [
+        ("verl", verl(clip_ratio_hihg=0.28), "actor_rollout_ref.actor.clip_ratio_hihg"),
+        ("verl", verl({"norm_adv_by_sdt": False}), "algorithm.norm_adv_by_sdt"),
+        ("verl", verl(policy_loss={"los_mode": "gspo"}), "actor_rollout_ref.actor.policy_loss.los_mode"),
+        ("prime-rl", prime_rl() | {"orchestrator": {"groupsize": 4}}, "orchestrator.groupsize"),
+    ],
+)
+def test_a_key_that_was_not_read_is_named(framework: str, table: dict[str, Any], key: str) -> None:
+    assert migration.read(framework, table).unread == (key,)
+    assert migration.read(framework, verl() if framework == "verl" else prime_rl()).unread == ()
+
+
 def test_a_bare_loss_by_the_command(run: Any) -> None:
     status, out, _ = run("--loss", "grpo@verl", "--to", "prime-rl")
     assert status == 1 and "# 1 of its properties differs:" in out
