@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ComposerError, ConfigError, in_a_line, unknown
+from composer_plugins.errors import ComposerError, ConfigError, in_a_line
 
 MODULES = {
     "trl": "composer_plugins.adapters.trl_mixin.migration",
@@ -182,8 +182,6 @@ def differences(source: Objective, target: Objective) -> Iterator[Difference]:
 
 def module(framework: str) -> Any:
     """The module `migration` of a framework's adapter."""
-    if framework not in MODULES:
-        raise unknown("--from or --to", framework, MODULES, noun="framework")
     try:
         return import_module(MODULES[framework])
     except ImportError as error:
@@ -194,6 +192,9 @@ def module(framework: str) -> Any:
 def channels_of(config: ComposerConfig) -> dict[str, Any]:
     """The options of the hint and the replay that have a weight, unless at their default."""
     found: dict[str, Any] = {} if config.policy_weight == 1 else {"policy_weight": config.policy_weight}
+    left_out = {"hint_params", "replay_temperature"}  # added below, and a field of Objective
+    if config.hint_estimator != "advantage":
+        left_out.add("hint_estimator")  # a parameter of the divergence
     for channel, loss, more in (
         ("hint", "hint_divergence", ("teacher_prompt_template",)),
         ("replay", "replay_loss", ()),
@@ -203,15 +204,18 @@ def channels_of(config: ComposerConfig) -> dict[str, Any]:
         for name, option in ComposerConfig.model_fields.items():
             value = getattr(config, name)
             is_default = value == option.get_default(call_default_factory=True)
-            if (name.startswith(f"{channel}_") or name in more) and (name == loss or not is_default):
+            of_channel = (name.startswith(f"{channel}_") or name in more) and name not in left_out
+            if of_channel and (name == loss or not is_default):
                 found[name] = value
-    if config.hint_weight and config.hint_estimator != "advantage":  # it is a parameter of the divergence
-        found.pop("hint_estimator", None)
-        found.pop("hint_params", None)
-        if params := set_params(config.choose_hint()):
-            found["hint_params"] = params
-    found.pop("replay_temperature", None)  # a field of Objective
+    if config.hint_weight and (params := set_params(config.choose_hint())):
+        found["hint_params"] = params
     return found
+
+
+def named(option: str, choice: Choice) -> dict[str, Any]:
+    """The options that name a choice: {"policy": "grpo@verl", "policy_params": {"clip_high": 0.28}}."""
+    params = set_params(choice)
+    return {option: choice.name} | ({f"{option}_params": params} if params else {})
 
 
 def set_params(choice: Choice) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.native import inline
 from composer_plugins.catalogue import choose
 from composer_plugins.errors import ConfigError
-from composer_plugins.migration import Behaviour, Objective, behaviours, channels_of, set_params
+from composer_plugins.migration import Behaviour, Objective, behaviours, channels_of, named
 from composer_plugins.plugins import losses
 
 ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
-ALGORITHMS = {"dr_grpo": "grpo", "maxrl": "max_rl"}
+ALGORITHMS = {row.partition("@")[0]: kind for kind, row in reversed(ADVANTAGES.items())}
 READ = {"algo", "group_size", "rollouts_per_example", "sampling", "train", "advantage"}  # of [orchestrator]
 DEFAULT_LOSS = "default"  # the type where the table [trainer.loss] has none
 
@@ -29,8 +29,9 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     policy, config = channels.policy, channels.config
     given: Behaviour = "policy itself" if config.old_policy == "current" else "rollout engine"
     old, rollout = behaviours(policy, given, "rollout engine")
-    algorithm = at(table, "orchestrator", "algo")
-    sampling = at(table, "orchestrator", "sampling") | at(table, "orchestrator", "train", "sampling")
+    orchestrator = at(table, "orchestrator")
+    algorithm = at(orchestrator, "algo")
+    sampling = at(orchestrator, "sampling") | at(orchestrator, "train", "sampling")
     kind = str(algorithm.get("type", upstream.DEFAULT_ALGORITHM))
     advantage = choose(losses(), "advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
     if advantage is None:
@@ -44,7 +45,6 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     generation = upstream.generation_of(version)
     if generation.denominator != upstream.GLOBAL_TOKENS:
         remarks.append(f"PRIME-RL {generation.since} divides by {generation.denominator}")
-    orchestrator = at(table, "orchestrator")
     if "advantage" in orchestrator:
         remarks.append(f"orchestrator.advantage = {orchestrator['advantage']!r}")
     size = orchestrator.get("group_size", orchestrator.get("rollouts_per_example"))
@@ -70,16 +70,12 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
 def write(objective: Objective) -> dict[str, Any]:
     """A TOML of PRIME-RL for this objective, as far as it can run it."""
     policy = objective.policy
-    kwargs: dict[str, Any] = {"policy": policy.name}
-    if params := set_params(policy):
-        kwargs["policy_params"] = params
+    kwargs = named("policy", policy)
     if "old_logprobs" in policy.loss.needs:
         kwargs["old_policy"] = "current" if objective.old == "policy itself" else "rollout"
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)
     if objective.correction is not None and not has_ratio:
-        kwargs["rollout_correction"] = objective.correction.loss.name
-        if params := set_params(objective.correction):
-            kwargs["rollout_correction_params"] = params
+        kwargs |= named("rollout_correction", objective.correction)
     kwargs |= {name: value for name, value in objective.channels.items() if name not in DECIDED_ELSEWHERE}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}

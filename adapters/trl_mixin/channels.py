@@ -1,5 +1,6 @@
 """The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from composer_plugins.adapters.trl_mixin.forward import completion_logits, longe
 from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
-from composer_plugins.columns import CHOSEN, REJECTED, Row, pairs_of, prompt_of
+from composer_plugins.columns import CHOSEN, REJECTED, Row, pair_notes, pairs_of, prompt_of
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -102,9 +103,9 @@ class HintChannel(Channel):
         """The columns that the data set must have."""
         return self.source.columns
 
-    def uses(self, row: Row) -> bool:
-        """Whether the row has a hint, or may get one."""
-        return self.source.uses(row)
+    def notes(self, row: Row, special_tokens: Collection[str]) -> list[str]:
+        """What `columns.warnings_of` counts of a row."""
+        return self.source.notes(row)
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
         """Raise DataError unless the teacher's prompt and the longest completion fit the model."""
@@ -179,9 +180,9 @@ class ReplayChannel(Channel):
         """Whether the loss needs the log-probabilities of a reference policy."""
         return "ref_chosen" in self.choice.loss.needs
 
-    def uses(self, row: Row) -> bool:
-        """Whether the row has a pair whose weight is not 0."""
-        return any(pair.weight > 0 for pair in pairs_of(row))
+    def notes(self, row: Row, special_tokens: Collection[str]) -> list[str]:
+        """What `columns.warnings_of` counts of a row."""
+        return pair_notes(row, special_tokens)
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
         """Raise DataError unless every pair of the row is complete, will be used, and fits the model."""

@@ -1,7 +1,8 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,13 +119,18 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
     evaluation = trainer.eval_dataset
     named = evaluation if isinstance(evaluation, dict) else {"": evaluation}
     datasets = {"train_dataset": trainer.train_dataset}
+    special = columns.special_tokens(upstream.tokenizer(trainer))
     datasets |= {f"eval_dataset {name}".strip(): data for name, data in named.items()}
     for name, dataset in datasets.items():
         if dataset is None:
             continue
         for channel in channels:
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
-            notes = _check_rows(trainer, channel, rows, training=name == "train_dataset")
+            notes = []
+            for label, row in rows:
+                with _errors_of(label):
+                    channel.check_row(trainer, row, name == "train_dataset")
+                    notes.append(channel.notes(row, special))
             if not columns.is_streamed(dataset):
                 for warning in columns.warnings_of(notes, channel.name, name):
                     _warn(warning)
@@ -137,25 +143,18 @@ def check_streamed(
     training = trainer.model.training
     if columns.is_streamed(trainer.train_dataset if training else trainer.eval_dataset):
         for channel in channels:
-            _check_rows(trainer, channel, [("streamed row", row) for row in rows], training)
+            for row in rows:
+                with _errors_of("streamed row"):
+                    channel.check_row(trainer, row, training)
 
 
-def _check_rows(
-    trainer: GRPOTrainer, channel: DataChannel, rows: Iterable[tuple[str, columns.Row]], training: bool
-) -> list[list[str]]:
-    """Check the rows, and return the notes of each for `columns.warnings_of`."""
-    notes, special = [], columns.special_tokens(upstream.tokenizer(trainer))
-    for label, row in rows:
-        try:
-            channel.check_row(trainer, row, training)
-            if isinstance(channel, ReplayChannel):
-                found = columns.pair_notes(row, special)
-            else:  # without the column, the hints come with the rollouts
-                found = columns.hint_notes(row, row["prompt"]) if columns.HINT in channel.columns else []
-            notes.append(found or ["hint"] * (channel.name == "hint" and channel.uses(row)))
-        except DataError as error:
-            raise error.under(label, ", ") from None
-    return notes
+@contextmanager
+def _errors_of(label: str) -> Iterator[None]:
+    """Put the label of a row before the key of its DataError."""
+    try:
+        yield
+    except DataError as error:
+        raise error.under(label, ", ") from None
 
 
 def _warn(message: str) -> None:

@@ -13,7 +13,15 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import longest_input
-from composer_plugins.columns import HINT, Row, filled_prompt, hint_of, hinted_prompt, prompt_of
+from composer_plugins.columns import (
+    HINT,
+    Row,
+    filled_prompt,
+    hint_notes,
+    hint_of,
+    hinted_prompt,
+    prompt_of,
+)
 from composer_plugins.config import check_template
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
@@ -30,9 +38,9 @@ class HintColumn:
     template: str
     columns = (HINT,)
 
-    def uses(self, row: Row) -> bool:
-        """Whether the row has a hint."""
-        return hint_of(row) is not None
+    def notes(self, row: Row) -> list[str]:
+        """What `columns.warnings_of` counts of a row."""
+        return hint_notes(row, row["prompt"])
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
         """Raise DataError unless prompt, hint and the longest completion fit the model."""
@@ -90,9 +98,9 @@ class SuccessfulRollouts:
         """The columns that the data set must have."""
         return (HINT,) if self.options.include_environment_feedback else ()
 
-    def uses(self, row: Row) -> bool:
-        """Whether the row may get a hint."""
-        return True
+    def notes(self, row: Row) -> list[str]:
+        """What `columns.warnings_of` counts of a row: it may get a hint, also where it has no feedback."""
+        return (hint_notes(row, row["prompt"]) if self.columns else []) or ["hint"]
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
         """Raise DataError unless a demonstration of the greatest length fits the model."""

@@ -11,7 +11,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.catalogue import Choice, choose
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.migration import KL, NORM, Objective, behaviours, channels_of, set_params
+from composer_plugins.migration import KL, NORM, Objective, behaviours, channels_of, named
 from composer_plugins.plugins import losses
 
 # The row of the catalogue that TRL's loss_type is, where importance_sampling_level is "token" and "sequence".
@@ -44,6 +44,9 @@ READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use
 READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
 # Options that are no part of LOSS_OPTIONS and change the loss all the same.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
+KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
+OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
+NAMES = (OURS | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
 NUMBERS = ("beta", "entropy_coef", "temperature", "num_generations", "max_completion_length")
 ALL_ROWS = "all completions of the batch"
 
@@ -83,16 +86,14 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "policy_weight": "the policy loss, the KL and the entropy bonus",
         },
         remarks=tuple(_remarks(options)),
-        unread=tuple(name for name in table if name not in _names()),
+        unread=tuple(name for name in table if name not in NAMES),
     )
 
 
 def write(objective: Objective) -> dict[str, Any]:
     """Options of ComposerGRPOConfig for this objective, as far as TRL can run it."""
     policy = objective.policy
-    table: dict[str, Any] = {"policy": policy.name}
-    if params := set_params(policy):
-        table["policy_params"] = params
+    table = named("policy", policy)
     if objective.mode in upstream.LOSS_TYPES:
         table["loss_type"] = upstream.LOSS_TYPES[objective.mode]
     if objective.length is not None:
@@ -115,8 +116,7 @@ def write(objective: Objective) -> dict[str, Any]:
         table["temperature"] = objective.temperature
     if objective.channels.get("replay_weight") and objective.replay_temperature not in (None, 1.0):
         table["replay_temperature"] = objective.replay_temperature
-    known = {field.name for field in fields(ComposerGRPOConfig)}
-    return table | {name: value for name, value in objective.channels.items() if name in known}
+    return table | {name: value for name, value in objective.channels.items() if name in KNOWN}
 
 
 def render(table: Mapping[str, Any]) -> str:
@@ -124,22 +124,12 @@ def render(table: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(table), sort_keys=False)
 
 
-def _own_options() -> set[str]:
-    return {field.name for field in fields(ComposerGRPOConfig)} - set(upstream.DEFAULTS)
-
-
-def _names() -> set[str]:
-    """The options that bear on the loss."""
-    return (_own_options() | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH
-
-
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
     """The options that bear on the loss, checked, and the policy loss, where it is TRL's own too."""
-    own, names = _own_options(), _names()
     for name in table:
-        if name.startswith(("hint_", "replay_", "policy_")) and name not in own:
-            raise unknown(name, name, own, noun="option")
-    values = {name: value for name, value in table.items() if name in names}
+        if name.startswith(("hint_", "replay_", "policy_")) and name not in OURS:
+            raise unknown(name, name, OURS, noun="option")
+    values = {name: value for name, value in table.items() if name in NAMES}
     for name in NUMBERS:
         value = values.get(name, upstream.DEFAULTS[name])
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:

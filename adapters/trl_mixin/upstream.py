@@ -77,7 +77,7 @@ class LossOption:
 
     def does_nothing(self, loss: str) -> bool:
         """Whether the option sets parameters of other losses only, so that TRL's own does not read it."""
-        return bool(self.sets) and all(loss not in row.losses for row in self.sets)
+        return bool(self.sets) and not self.parameters(loss, 0.0)
 
 
 def _sets(parameter: str, *losses: str) -> LossOption:

@@ -10,7 +10,7 @@ from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, 
 from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, at
 from composer_plugins.catalogue import Choice, choose, of_kind
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.migration import KL, NORM, Behaviour, Objective, behaviours, channels_of, set_params
+from composer_plugins.migration import KL, NORM, Behaviour, Objective, behaviours, channels_of, named
 from composer_plugins.plugins import losses
 
 # verl's own losses and estimators whose rows have another name than verl gives them.
@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     f"{Key.CORRECTION}.rollout_is_threshold": 2.0,
 }
 BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS)
-OWN_MODES = {"geo_mean": "seq-mean-token-mean"}  # of a loss that does not read loss_agg_mode
+OWN_MODES = {upstream.MEAN_OVER_ROWS: "seq-mean-token-mean"}  # of a loss that does not read loss_agg_mode
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 # What verl's losses read, and no field of Objective has: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
@@ -50,6 +50,8 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 }
 KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k1+": "k1_plus", "k2+": "k2"}
 KL_TYPES |= {"k3+": "k3_plus", "low_var_kl+": "k3_plus"}
+# By row, the first of verl's names; verl's k3 stands for the corrected one, which it does not have.
+KL_NAMES = {row: kind for kind, row in reversed(KL_TYPES.items())} | {"k3_corrected": "low_var_kl"}
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
@@ -122,25 +124,22 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
 
 def write(objective: Objective) -> dict[str, Any]:
     """A config of main_ppo for this objective, as far as verl can run it."""
-    node: dict[str, Any] = {}
-    if objective.advantage is not None:
-        node |= _named("advantage", objective.advantage)
-    node |= _named("policy", objective.policy)
+    advantage = objective.advantage
+    node = {} if advantage is None else named("advantage", advantage)
+    node |= named("policy", objective.policy)
     node |= {name: x for name, x in objective.channels.items() if name not in rules.NOT_AVAILABLE}
-    algorithm: dict[str, Any] = {"adv_estimator": "composer", "composer": node}
+    algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
+    algorithm["composer"] = node
     worker = {"_target_": requirements.TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
-    actor: dict[str, Any] = {"policy_loss": worker, "loss_agg_mode": objective.mode}
+    actor: dict[str, Any] = {"policy_loss": worker}
     rollout: dict[str, Any] = {}
-    if objective.advantage is None:
-        algorithm = {"composer": node}
-    if objective.mode not in upstream.MODES:
-        actor.pop("loss_agg_mode")
+    if objective.mode in upstream.MODES:
+        actor["loss_agg_mode"] = objective.mode
     if objective.length is not None:
         actor["loss_scale_factor"] = int(objective.length)
     if objective.kl is not None:
         name = objective.kl.estimator.loss.name
-        named = {"k3_corrected": "low_var_kl"} | {row: verl for verl, row in reversed(KL_TYPES.items())}
-        kind = named.get(name, name)
+        kind = KL_NAMES.get(name, name)
         if objective.kl.place == "loss":
             actor |= {"use_kl_loss": True, "kl_loss_coef": objective.kl.weight, "kl_loss_type": kind}
         else:
@@ -163,7 +162,7 @@ def write(objective: Objective) -> dict[str, Any]:
     written: dict[str, Any] = {"algorithm": algorithm, "actor_rollout_ref": {"actor": actor}}
     if rollout:
         written["actor_rollout_ref"]["rollout"] = rollout
-    if objective.advantage is not None:
+    if advantage is not None:
         written["critic"] = {"enable": False}
     if any(objective.channels.get(f"{channel}_weight") for channel in rules.CHANNELS):
         written["trainer"] = {"v1": {"trainer_mode": TRAINER}}
@@ -216,11 +215,6 @@ def _node(table: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(node, Mapping):
         raise ConfigError(NODE, f"it is {node!r}", "write a table of options")
     return node
-
-
-def _named(kind: str, choice: Choice) -> dict[str, Any]:
-    params = set_params(choice)
-    return {kind: choice.name} | ({f"{kind}_params": params} if params else {})
 
 
 def _choice(

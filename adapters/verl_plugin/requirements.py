@@ -67,6 +67,11 @@ class Run(NamedTuple):
         """The v1 trainer's registered name; "" where verl's legacy trainer runs."""
         return str(self.at(Key.TRAINER_MODE)) if self.is_v1 else ""
 
+    @property
+    def names_trainer(self) -> bool:
+        """Whether the config names a v1 trainer other than verl's default."""
+        return self.trainer not in ("", upstream.DEFAULT_TRAINER)
+
     def node(self, path: str) -> dict[str, Any]:
         """Return a table of options; {} where there is none."""
         found = self.at(path)
@@ -94,7 +99,7 @@ def findings(
 def examined(config: Mapping[str, Any], version: str | None = None) -> dict[str, Any]:
     """Return the names in verl's registries, and the findings in a config."""
     run = Run(config, upstream.release_of(version))
-    known: dict[str, Any] = upstream.registries(trainers=run.trainer not in ("", upstream.DEFAULT_TRAINER))
+    known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
     found = findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))
     return known | {"findings": [*found, *absent_files(config)]}
 
@@ -105,8 +110,7 @@ def diagnosed(config: Mapping[str, Any] | None, version: str | None = None) -> d
     composer_sync is loaded only where the config names a trainer, or where there is none.
     """
     run = Run(config or {}, upstream.release_of(version))
-    named = config is None or run.trainer not in ("", upstream.DEFAULT_TRAINER)
-    failure = upstream.load_trainer() if named else ""
+    failure = upstream.load_trainer() if config is None or run.names_trainer else ""
     if config is None:
         return upstream.registries() | {"failure": failure, "findings": []}
     facts = examined(config, version)

@@ -325,9 +325,8 @@ def _check_hint(found: Channels) -> None:
             remedy = "set it (SDPO: 100), or set hint_divergence='sampled_token'"
             raise ConfigError("hint_top_k", problem, remedy)
         if "teacher_logits" in hint.loss.needs:
-            from composer_plugins.checks import (
-                check_top_k,
-            )  # loads torch, which the doctor itself does not need
+            # It loads torch, which the doctor's own process does not need.
+            from composer_plugins.checks import check_top_k
 
             check_top_k(hint, config.hint_top_k + 1)  # the entries and one for the rest
             if (temperature := hint.value("temperature")) not in (None, 1):
