@@ -119,14 +119,14 @@ def _kwargs(table: Mapping[str, Any], version: str | None, remarks: list[str]) -
     if kind == "custom":
         function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
         if function not in ("loss_fn", *NAMED):
-            problem = f"{loss.get('import_path')!r} is no function of ours"
+            problem = f"{loss.get('import_path')!r} is not a function of this package"
             raise ConfigError(f"{key}.import_path", problem, f"name one of {MODULE}, or PRIME-RL's own type")
         return dict(loss.get("kwargs", {})), function
     generation = upstream.generation_of(version)
     own = native.find(kind, generation)
     if own is None:
         known = ", ".join(native.KINDS)
-        raise ConfigError(f"{key}.type", f"{kind!r} is no loss of PRIME-RL's", f"set one of {known}, custom")
+        raise ConfigError(f"{key}.type", f"{kind!r} is not a loss of PRIME-RL", f"set one of {known}, custom")
     for name, value in loss.items():
         if name != "type" and own.option(name) is None:
             advice = native.advice(name, value, None, key)

@@ -105,7 +105,7 @@ class ComposerGRPOConfig(GRPOConfig):
         1.0, "The least reward of a successful rollout: the weighted sum of the reward functions."
     )
     dont_reprompt_on_self_success: bool = option(
-        True, "A successful rollout is no hint for itself, only for the others of its group."
+        True, "A successful rollout is not a hint for itself, only for the others of its group."
     )
     reprompt_template: str = option(
         "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n",

@@ -159,7 +159,7 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     by_sequence = level == "sequence"
     name = OWN_LOSSES[kind][by_sequence] if kind in OWN_LOSSES else None
     if name is None or level not in ("token", "sequence"):
-        problem = f"with importance_sampling_level={level!r}, {kind!r} is no loss of the catalogue"
+        problem = f"with importance_sampling_level={level!r}, {kind!r} is not a loss of the catalogue"
         raise ConfigError("loss_type", problem, f"set one of {', '.join(OWN_LOSSES)}")
     ours = name.partition("@")[0]
     return {

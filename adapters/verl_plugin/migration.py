@@ -189,7 +189,7 @@ def _check(key: str, found: Any) -> None:
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what is no table of a file, and for a key that belongs on a command line."""
+    """Raise ConfigError for a value in the place of a table, and for a dotted key."""
     for key in ("algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, Key.POLICY_LOSS, Key.CORRECTION):
         if (found := at(table, key)) is not None and not isinstance(found, Mapping):
             raise ConfigError(key, f"it is {found!r}", "write a table of options")
@@ -234,7 +234,7 @@ def _choice(
         if kind == "advantage":
             remarks.append(f"{Key.ESTIMATOR} = {name!r}, which needs more than a group's rewards")
             return None
-        raise ConfigError(Key.LOSS_MODE, f"{name!r} is no loss of the catalogue", "name another loss_mode")
+        raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
     # verl's own loss does not read an option that the row has no parameter for.
     read_by = rules.options_of(of_kind(losses(), kind)[row.partition("@")[0]], kind)
     given = {key: value for key, value in given.items() if key in read_by}

@@ -155,7 +155,7 @@ def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> No
 
 
 def test_a_level_that_the_catalogue_does_not_have_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is no loss of the catalogue"):
+    with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is not a loss of the catalogue"):
         migration.read("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"})
 
 

@@ -232,9 +232,9 @@ def test_a_value_that_verl_would_not_take_is_one_error(table: dict[str, Any], me
         (prime_rl() | {"orchestrator": {"group_size": "8"}}, "orchestrator.group_size: it is '8'"),
         (
             prime_rl(type="custom", import_path="my.loss"),
-            "trainer.loss.import_path: 'my.loss' is no function",
+            "trainer.loss.import_path: 'my.loss' is not a function",
         ),
-        (prime_rl(type="cispoo"), "trainer.loss.type: 'cispoo' is no loss"),
+        (prime_rl(type="cispoo"), "trainer.loss.type: 'cispoo' is not a loss"),
         ({"trainer": 5}, "trainer: it is 5; write a table"),
     ],
 )
