@@ -7,11 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
 
 from parity_tests.support import golden
+from parity_tests.support.paths import TESTS
 
 # Hypothesis draws this many examples for each test by default, and with --all.
 EXAMPLES, ALL_EXAMPLES = 25, 100
@@ -55,6 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check the annotations of tensors in every test with --all, and otherwise in those of the kernels.
+
+    The checks of each call of a kernel are two thirds of the time of a property test.
+    """
+    checked = item.config.getoption("--all") or TESTS / "kernels" in item.path.parents
+    jaxtyping.config.update("jaxtyping_disable", not checked)
+
+
+@pytest.fixture
+def annotation_checks() -> None:
+    """Kernels whose annotations are checked at run time."""
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

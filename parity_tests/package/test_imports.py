@@ -184,6 +184,7 @@ def test_importing_the_package_loads_no_torch_and_no_framework(program: str) -> 
     assert not found & {"torch", "numpy", "hypothesis"}.union(*FRAMEWORKS.values())
 
 
+@pytest.mark.usefixtures("annotation_checks")
 def test_kernels_check_shapes_under_pytest_and_only_there() -> None:
     """A wrong shape that broadcasts is an error here; users do not pay for the check."""
     with pytest.raises(jaxtyping.TypeCheckError):

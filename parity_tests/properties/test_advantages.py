@@ -186,6 +186,7 @@ def test_masked_batches_and_groups_of_one_are_finite(row: Loss) -> None:
     holds(row, check)
 
 
+@pytest.mark.usefixtures("annotation_checks")
 @every_advantage
 def test_integer_rewards_and_float_ids_are_refused_where_types_are_checked(row: Loss) -> None:
     def check(setting: Setting) -> None:

@@ -123,6 +123,7 @@ def test_half_precision_scores_are_upcast_before_anything_else(row: Loss, dtype:
     holds(row, check)
 
 
+@pytest.mark.usefixtures("annotation_checks")
 @every_preference
 def test_integer_scores_are_refused_where_types_are_checked(row: Loss) -> None:
     def check(setting: Setting) -> None:

@@ -216,6 +216,7 @@ def test_metrics_are_detached_and_count_unmasked_tokens_only(row: Loss) -> None:
     holds(row, check)
 
 
+@pytest.mark.usefixtures("annotation_checks")
 @everything_per_token
 def test_mask_of_numbers_and_integer_logprobs_are_refused_where_types_are_checked(row: Loss) -> None:
     def check(setting: Setting) -> None:
