@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -42,6 +42,15 @@ KINDS: dict[str, KindNames] = {
 }
 
 
+class Unlikely(NamedTuple):
+    """Values of a parameter that are in its range and that hardly anyone intends: a warning."""
+
+    above: float  # those between these two, without them
+    below: float
+    effect: str  # what such a value does: "clips the ratio above {ratio:g}", which is 1 + value
+    remedy: str  # with what papers and frameworks set
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A keyword parameter of a kernel: a number in a range, or one of several choices.
@@ -57,6 +66,11 @@ class Parameter:
     integer: bool = False
     example: Any = None  # a value for `explain`, where the kernel has no default
     unchecked: bool = False  # of a loss named by import path: its range is not known
+    # What frameworks call it: "epsilon_high", or where their value differs, ours by theirs: "ratio_high - 1".
+    also: tuple[str, ...] = ()
+    unlikely: tuple[Unlikely, ...] = ()
+    # It acts only beside this parameter, with one of these values; without a value, where that one is set.
+    only_with: tuple[str, ...] = ()
 
     def check(self, key: str, value: Any, default: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""
@@ -159,20 +173,44 @@ class Loss:
         found = {name: signature[name].default for name in self.parameters if name in signature}
         return {name: REQUIRED if d is inspect.Parameter.empty else d for name, d in found.items()}
 
-    def check(self, params: Mapping[str, Any], key: str = "") -> dict[str, Any]:
+    def check(
+        self, params: Mapping[str, Any], key: str = "", others: Iterable["Loss"] = ()
+    ) -> dict[str, Any]:
         """`params`, once each is known to be a parameter of this loss and in its range.
 
-        `key` is the option that holds them ("policy_params"), for the error.
+        `key` is the option that holds them ("policy_params"), and `others` are losses whose parameters an
+        unknown name may mean, for the error.
         """
-        prefix, wrong = f"{key}." if key else "", list[ConfigError]()
+        prefix, wrong, noun = f"{key}." if key else "", list[ConfigError](), f"{self.name} parameter"
         for name, value in params.items():
             if name not in self.parameters:
-                wrong.append(unknown(prefix + name, name, self.parameters, noun=f"{self.name} parameter"))
+                if remedy := self.what_to_set(name):
+                    wrong.append(ConfigError(prefix + name, f"unknown {noun} {name!r}", remedy))
+                    continue
+                # A name that means a parameter of another loss is no misspelling of one of this loss.
+                guess = not any(one.what_to_set(name) for one in others)
+                wrong.append(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
                 continue
             default = self.defaults.get(name, REQUIRED)
             wrong += caught(partial(self.parameters[name].check, prefix + name, value, default))
         raise_all(wrong)
         return dict(params)
+
+    def what_to_set(self, name: str, where: str = "") -> str:
+        """The remedy for `name` if a framework calls a parameter of this loss so; "" if none does.
+
+        `where` says where the parameter is set (" in policy_params").
+        """
+        found: dict[str, list[str]] = {}
+        for own, parameter in self.parameters.items():
+            for theirs in parameter.also:
+                if re.findall(r"[a-z]\w*", theirs)[:1] == [name]:
+                    found.setdefault(theirs, []).append(own)
+        return " and ".join(
+            f"set {' and '.join(own)}{where}"
+            + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
+            for theirs, own in found.items()
+        )
 
     def dialect(self, upstream: str, key: str = "") -> Dialect:
         """The dialect of that upstream; ConfigError with those there are."""
@@ -208,6 +246,13 @@ class Choice:
     def name(self) -> str:
         """The name with its dialect: "cispo@trl"."""
         return f"{self.loss.name}@{self.upstream}" if self.upstream else self.loss.name
+
+    @property
+    def described(self) -> str:
+        """The name and the values that act, for a log: "dapo(clip_low=0.2, clip_high=0.28)"."""
+        values = {name: self.value(name) for name in self.loss.parameters}
+        shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        return f"{self.name}({shown})"
 
     @property
     def is_import_path(self) -> bool:
@@ -302,13 +347,29 @@ def choose(
         chosen = Choice(loss, {}, option, upstream)
     dialect = loss.dialect(upstream, option) if upstream else None
     key = chosen.params_option
-    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key)
+    others = [row for row in losses if row.kind == kind]
+    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key, others)
     given = {*merged, *(dialect.denominators if dialect else {})}
     for parameter, default in loss.defaults.items():
         if default is REQUIRED and parameter not in given:
             meaning = "" if chosen.is_import_path else f": {loss.parameters[parameter].help}"
             raise ConfigError(f"{key}.{parameter}", f"{loss.name!r} has no default for it{meaning}", "set it")
-    return replace(chosen, params=merged, optional=dialect.optional if dialect else chosen.optional)
+    chosen = replace(chosen, params=merged, optional=dialect.optional if dialect else chosen.optional)
+    raise_all(_without_effect(chosen, params or {}))
+    return chosen
+
+
+def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigError]:
+    """Yield an error for each given parameter that acts only beside another one, where it does not act."""
+    for name in given:
+        other, *values = choice.loss.parameters[name].only_with or (name,)
+        value = choice.value(other)
+        if other == name or choice.value(name) == choice.loss.defaults.get(name):
+            continue
+        if value is None or (values and value not in values):
+            problem = f"it has no effect, because {other} is {'not set' if value is None else repr(value)}"
+            remedy = f"set {other}{f' to {values[0]!r}' if values else ''}, or remove it"
+            yield ConfigError(f"{choice.params_option}.{name}", problem, remedy)
 
 
 def unknown_loss(

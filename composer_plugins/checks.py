@@ -42,10 +42,10 @@ def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = Tr
         _check_shapes(loss, tensors)
         if values:
             _check_values(tensors)
-            if loss.per_sequence:
-                _check_one_advantage_per_row(tensors)
     except DataError as error:
         raise error.under(name, ", ") from None
+    if values and loss.per_sequence and differ_by_token(tensors["advantages"], tensors["mask"]):
+        raise differing_advantages(loss)
     if "student_logits" in tensors:
         check_top_k(choice, tensors["student_logits"].shape[-1])
 
@@ -104,11 +104,11 @@ def check_not_written(choice: Choice, inputs: Mapping[str, Any], before: Mapping
         raise ConfigError(choice.option, problem, f"compute on a copy: {written[0]}.clone()")
 
 
-def check_top_k(choice: Choice, vocabulary: int) -> None:
-    """Raise ConfigError for a top-k larger than the vocabulary."""
+def check_top_k(choice: Choice, vocabulary: int, entries: str = "entries of the vocabulary") -> None:
+    """Raise ConfigError for a top-k larger than the vocabulary, or than the `entries` that there are."""
     k = choice.value("top_k")
     if k is not None and k > vocabulary:
-        problem = f"{k} is more than the {vocabulary} entries of the vocabulary"
+        problem = f"{k} is more than the {vocabulary} {entries}"
         raise ConfigError(f"{choice.params_option}.top_k", problem, f"set it to at most {vocabulary}")
 
 
@@ -202,15 +202,20 @@ def _check_values(tensors: Mapping[str, Tensor]) -> None:
             raise DataError("teacher_topk_ids", problem, "use a teacher with the student's tokenizer")
 
 
-def _check_one_advantage_per_row(tensors: Mapping[str, Tensor]) -> None:
-    """Raise DataError where the advantages of one row's unmasked tokens differ by more than rounding."""
-    advantages, mask = torch.broadcast_tensors(tensors["advantages"].detach(), tensors["mask"])
+def differing_advantages(loss: Loss) -> DataError:
+    """The error for a loss per sequence of which the advantages differ by token (`differ_by_token`)."""
+    problem = "they differ within a sequence, and this loss averages them over the sequence"
+    remedy = "choose a loss with one ratio per token, or gspo_token"
+    return DataError(f"{loss.kind} {loss.name!r}, advantages", problem, remedy)
+
+
+def differ_by_token(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Whether the advantages of any row's unmasked tokens differ by more than rounding, a boolean []."""
+    advantages, mask = torch.broadcast_tensors(advantages.detach(), mask)
     highest = torch.where(mask, advantages, -torch.inf).amax(-1)
     lowest = torch.where(mask, advantages, torch.inf).amin(-1)
     rounding = ROUNDINGS * torch.finfo(advantages.dtype).eps * torch.maximum(highest.abs(), lowest.abs())
-    if (highest - lowest > rounding).any():
-        problem = "they differ within a sequence, and this loss averages them over the sequence"
-        raise DataError("advantages", problem, "choose a loss with one ratio per token, or gspo_token")
+    return (highest - lowest > rounding).any()
 
 
 def _unmasked(x: Tensor, mask: Tensor | None) -> Tensor:

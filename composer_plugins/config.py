@@ -1,14 +1,14 @@
 """`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from string import Formatter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_plugins.catalogue import Choice, choose
+from composer_plugins.catalogue import Choice, choose, of_kind
 from composer_plugins.diagnosis import Finding, Severity
-from composer_plugins.errors import ConfigError, caught, near, raise_all, unknown
+from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
 from composer_plugins.plugins import losses
 
 
@@ -56,7 +56,7 @@ class ComposerConfig(BaseModel):
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
-            wrong.append(first_error(error, cls))
+            wrong.append(first_error(error, cls, values.get("policy", cls.model_fields["policy"].default)))
             bad = {str(one["loc"][0]) for one in error.errors()}
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
@@ -95,7 +95,11 @@ class ComposerConfig(BaseModel):
 
     def _check_policy(self, framework_loss: str | None) -> None:
         if self.policy != framework_loss:
-            self.choose_policy(framework_loss)
+            chosen = self.choose_policy(framework_loss)
+            is_nothing = chosen.value("adv_tau") == chosen.value("kl_tau") == 0
+            if is_nothing and self.policy_weight and not chosen.is_import_path:
+                problem = f"it is 0, and so is kl_tau: {self.policy!r} trains nothing"
+                raise ConfigError("policy_params.adv_tau", problem, "set one of them, or policy_weight to 0")
         elif self.policy_params:
             given = ", ".join(sorted(self.policy_params))
             problem = f"policy={framework_loss!r} is the framework's own loss, and {given} would not reach it"
@@ -134,13 +138,19 @@ class ComposerConfig(BaseModel):
         if self.hint_estimator == "advantage" and params:
             problem = "they are parameters of a divergence, and hint_estimator='advantage' computes none"
             raise ConfigError("hint_params", problem, "remove them")
-        if self.hint_estimator is not None:
-            if "estimator" in params:
-                problem = "hint_params.estimator is set too, and they are one option"
-                raise ConfigError("hint_estimator", problem, "set one of them")
-            if self.hint_estimator != "advantage":
-                params["estimator"] = self.hint_estimator
-        return choose(losses(), "divergence", self.hint_divergence, params, option="hint_divergence")
+        if self.hint_estimator is not None and "estimator" in params:
+            problem = "hint_params.estimator is set too, and they are one option"
+            raise ConfigError("hint_estimator", problem, "set one of them")
+        if self.hint_estimator not in (None, "advantage"):
+            params["estimator"] = self.hint_estimator
+        try:
+            return choose(losses(), "divergence", self.hint_divergence, params, option="hint_divergence")
+        except ConfigError as error:
+            if self.hint_estimator is None or error.key != "hint_params.estimator":
+                raise
+            problem = f"it is {self.hint_estimator!r}, and {self.hint_divergence!r} has no estimator"
+            remedy = "set hint_divergence to 'sampled_token', or remove it"
+            raise ConfigError("hint_estimator", problem, remedy) from None
 
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""
@@ -166,16 +176,77 @@ class ComposerConfig(BaseModel):
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
-def first_error(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+def first_error(error: ValidationError, model: type[BaseModel], policy: object = None) -> ConfigError:
     """Pydantic's first complaint about the options of `model` as an error of ours, with the others."""
-    first, *others = [_error(complaint, model) for complaint in error.errors()]
+    first, *others = [_error(complaint, model, policy) for complaint in error.errors()]
     return first.with_others(others)
 
 
-def _error(complaint: Mapping[str, Any], model: type[BaseModel]) -> ConfigError:
+def unknown_option(
+    name: str, known: Iterable[str], policy: object, elsewhere: Mapping[str, str] | None = None
+) -> ConfigError:
+    """The error for an option that does not exist. It may be a parameter of `policy`, the policy by name.
+
+    `elsewhere` has the known option by the name that other frameworks have for it.
+    """
+    row = of_kind(losses(), "policy").get(str(policy).partition("@")[0])
+    if row is not None:
+        own = f"set {name} in policy_params" if name in row.parameters else ""
+        if remedy := own or row.what_to_set(name, " in policy_params"):
+            return ConfigError(name, f"it is a parameter of policy {row.name!r}", remedy)
+    if elsewhere and name in elsewhere:
+        return ConfigError(name, f"unknown option {name!r}", did_you_mean([elsewhere[name]]))
+    return unknown(name, name, known, noun="option")
+
+
+def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Yield a warning for a parameter with a value that hardly anyone intends; of several, for the last.
+
+    Bounds of which the lower one is above the upper one are an error.
+
+    `set_by` has the framework's own option, where one sets the parameter.
+    """
+    found = [
+        (name, value, one)
+        for name, parameter in choice.loss.parameters.items()
+        for one in parameter.unlikely
+        if (value := choice.value(name)) is not None and one.above < value < one.below
+    ]
+    low, high = choice.value("clip_low"), choice.value("clip_high")
+    if low is not None and high is not None and low + high < 0:
+        problem = f"clip_low={low:g} is a lower bound of {1 - low:g}, which is above the upper one, so every "
+        problem += f"weight is {1 + high:g}"
+        key = (set_by or {}).get("clip_low", f"{choice.params_option}.clip_low")
+        yield Finding("error", key, problem, f"set clip_low to at least {-high:g}, or clip_high")
+        return
+    for name, value, one in found[-1:]:
+        words = {"ratio": 1 + value, "percent": value / 100}
+        key = (set_by or {}).get(name, f"{choice.params_option}.{name}")
+        problem = f"{name}={value:g} {one.effect.format(**words)}"
+        yield Finding("warning", key, problem, one.remedy.format(**words))
+
+
+def scaled_hint(config: ComposerConfig, policy: Choice) -> Iterator[Finding]:
+    """Yield a finding where the policy multiplies the advantages, and with them a hint that is in them."""
+    scale, weight = policy.value("adv_tau"), config.hint_weight
+    is_in_advantages = config.hint_estimator == "advantage" and weight
+    if not is_in_advantages or scale in (None, 1) or policy.is_import_path:
+        return
+    if scale == 0:
+        problem = "it is 0 and multiplies the advantages, to which 'advantage' adds the hint: no hint trains"
+        remedy = "set another number, or policy_weight = 0 and hint_estimator = 'score' for the hint alone"
+        yield Finding("error", "policy_params.adv_tau", problem, remedy)
+        return
+    problem = f"it is {weight:g}, and adv_tau={scale:g} multiplies the advantages with the hint in them, "
+    problem += f"so the hint has the weight {weight * scale:g}"
+    remedy = f"leave it, or set {weight / scale:g} for a hint with the weight {weight:g}"
+    yield Finding("warning", "hint_weight", problem, remedy)
+
+
+def _error(complaint: Mapping[str, Any], model: type[BaseModel], policy: object) -> ConfigError:
     key = ".".join(map(str, complaint["loc"]))
     if complaint["type"] == "extra_forbidden":
-        return unknown(key, key, model.model_fields, noun="option")
+        return unknown_option(key, model.model_fields, policy)
     if complaint["type"] == "literal_error":
         choices = [c.strip("'") for c in complaint["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         return unknown(key, str(complaint["input"]), choices, noun="value")

@@ -1,6 +1,7 @@
 """`Finding`: one type for what a doctor reports, a trainer raises or warns of, and a test sees."""
 
 import json
+import logging
 import subprocess
 import warnings
 from collections.abc import Iterable
@@ -54,6 +55,16 @@ def enforce(findings: Iterable[Finding]) -> None:
             raise ConfigError(finding.key, finding.problem, finding.remedy)
         if finding.severity == "warning":
             warnings.warn(str(finding), ComposerWarning, stacklevel=3)
+
+
+def log_info(line: str) -> None:
+    """Log `line` at INFO. Where nobody has configured logging, do so: Python would not show the line."""
+    logger = logging.getLogger("composer_plugins")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    logger.info(line)
 
 
 class Target(NamedTuple):

@@ -64,19 +64,26 @@ def caught(call: Callable[[], object]) -> list[ConfigError]:
 
 
 def unknown(
-    key: str, name: str, known: Iterable[str], *, noun: str = "", stem: str = "", more: str = ""
+    key: str,
+    name: str,
+    known: Iterable[str],
+    *,
+    noun: str = "",
+    stem: str = "",
+    more: str = "",
+    guess: bool = True,
 ) -> ConfigError:
     """The error for an unknown name: it offers the nearest known names, or lists the known ones.
 
     `noun` is what the name should have been, if not `key`. `stem` is what every known name begins with
-    ("cispo@"). `more` says where the reader finds the whole list.
+    ("cispo@"). `more` says where the reader finds the whole list. Without `guess` it lists them always.
     """
     known, noun = sorted(set(known)), noun or key
     listed = _listed(name, known, stem, more)
     if not name.strip():
         return ConfigError(key, f"no {noun} is given", listed)
     problem = f"unknown {noun} {stem + name!r}"
-    nearest = near(name, known)
+    nearest = near(name, known) if guess else []
     return ConfigError(key, problem, did_you_mean(nearest, stem) if nearest else listed)
 
 

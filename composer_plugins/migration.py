@@ -1,18 +1,22 @@
 """Move the loss of one framework's config into another's: what `composer-plugins migrate` prints.
 
 Each adapter has a module `migration` with `read(table, version)`, which returns the `Objective` that its
-framework trains, `write(objective)`, which returns a config of its framework, and `render(table)`, its text.
+framework trains, `write(objective, version)`, which returns a config of its framework, and `render(table)`,
+its text. KNOWN has names at the top of a config, by which one of the framework is recognised, and TABLES the
+tables that are read, as dotted paths.
 What the target cannot do is found by reading back what was written, so nobody keeps a list of differences.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.catalogue import Choice
+from composer_plugins.catalogue import Choice, Parameter, choose
 from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ComposerError, ConfigError, in_a_line
+from composer_plugins.errors import ComposerError, ConfigError, in_a_line, near
+from composer_plugins.plugins import losses
 
 MODULES = {
     "trl": "composer_plugins.adapters.trl_mixin.migration",
@@ -20,6 +24,11 @@ MODULES = {
     "prime-rl": "composer_plugins.adapters.prime_rl_plugin.migration",
 }
 NORM = "seq-mean-token-sum-norm"  # the only mode with a constant
+NOT_CARRIED_OVER, TO_CORRECT = "not carried over", "to correct in this config"
+# The numbers among a framework's options: each is checked, and the error is worded, as a parameter of ours.
+NUMBER, WEIGHT = Parameter("of either sign"), Parameter("of a term", low=0)
+POSITIVE = Parameter("a temperature", low=math.ulp(0.0))
+COUNT = Parameter("of completions or tokens", low=1, integer=True)
 # Whose log-probabilities a policy loss is given: those that the trainer computed before the update, those of
 # the rollout engine, or the policy's own, which makes the ratio 1.
 Behaviour = Literal["trainer", "rollout engine", "policy itself"]
@@ -69,7 +78,7 @@ class Objective:
             found |= _facts("KL", self.kl.estimator)
             found |= {"KL.weight": self.kl.weight, "KL.place": self.kl.place}
         if self.correction is not None:
-            found |= _facts("rollout correction", self.correction)
+            found |= _facts("rollout correction", as_mis(self.correction))
             if "log_weights" in self.policy.loss.optional:
                 own = "log_weights" in self.policy.optional
                 found["rollout correction.enters"] = "the loss's own weight" if own else "as a factor"
@@ -97,7 +106,79 @@ class Objective:
 
 
 # What a bare loss does not say, so that it is not compared.
-NOT_OF_A_LOSS = ("advantage", "KL", "rollout correction", "entropy bonus", "temperature")
+NOT_OF_A_LOSS = {"advantage", "KL", "rollout correction", "entropy bonus", "temperature"}
+NOT_OF_A_LOSS |= {"denominator.max_length"}
+
+
+class Effect(NamedTuple):
+    """What it means that a property differs, and what the user can set."""
+
+    meaning: str
+    remedy: str = ""
+    # The values that act only where numbers are extreme, or as little as rounding; None: there are none.
+    small: tuple[float, float] | None = None
+
+    def is_small(self, *values: Any) -> bool:
+        """Whether both values of the property are among those that act on extreme numbers only."""
+        return self.small is not None and all(
+            value is None or self.small[0] <= value <= self.small[1] for value in values
+        )
+
+
+CONSTANT = "Adam ignores a constant factor of the whole loss; for one term of several, change its weight."
+# By property, the gravest first. The key is a whole name, the last part of one, the first part, or the word
+# with which it begins: `effect_of`.
+EFFECTS: dict[str, Effect] = {
+    TO_CORRECT: Effect("The written config does not run before this is corrected."),
+    "policy": Effect("Every token has another loss."),
+    "advantage": Effect("Rewards become advantages by another rule, so each completion has another weight."),
+    "scale": Effect("The standard deviation that divides the advantages is another one, or there is none."),
+    "singleton": Effect(
+        "A prompt with a single completion gets another advantage.", "Sample at least two per prompt."
+    ),
+    "policy_weight": Effect("The policy loss weighs more or less against the other terms."),
+    "multiplies": Effect("The weight multiplies other terms of the loss."),
+    "KL": Effect("The penalty that keeps the policy near the reference policy is another one, or none."),
+    "hint": Effect("The hint's term of the loss is another one, or its teacher is."),
+    "teacher_prompt_template": Effect("The hint's teacher gets another prompt."),
+    "replay": Effect("The loss of the replayed pairs is another one, or there is none."),
+    "replay_temperature": Effect(
+        "The pairs are compared at another temperature, which scales their margins."
+    ),
+    "entropy bonus": Effect("The term that keeps the entropy up has another coefficient, or there is none."),
+    "rollout correction": Effect(
+        "What makes up for the gap between trainer and rollout engine is different."
+    ),
+    "enters": Effect("The weight of the correction enters the loss in another place."),
+    NOT_CARRIED_OVER: Effect(
+        "Only one of the two configs does this.", "Set it by hand, if the target has it."
+    ),
+    "temperature": Effect("Sampling, and the log-probabilities of the loss, have another temperature."),
+    "completions per prompt": Effect(
+        "A prompt's baseline comes from another number of rewards.", "Set it in the written config."
+    ),
+    "ddof": Effect("All advantages change by a constant factor, sqrt(n / (n - 1)) for n completions."),
+    "denominator": Effect(
+        "The sum is divided by another number, so each token weighs otherwise in its completion or batch.",
+        CONSTANT,
+    ),
+    "max_length": Effect("The whole policy loss changes by a constant factor.", CONSTANT),
+    "old_logprobs": Effect(
+        "The ratio compares the policy with other log-probabilities, and is another number at every token."
+    ),
+    "rollout_logprobs": Effect("The loss compares the policy with the log-probabilities of another engine."),
+    "eps": Effect("It matters only where all rewards of a prompt are nearly equal.", small=(0.0, 1e-3)),
+    "log_ratio_clamp": Effect(
+        "It matters only at tokens whose log ratio is beyond it.", small=(10.0, math.inf)
+    ),
+    "value_clamp": Effect("It matters only at tokens whose penalty is beyond it.", small=(5.0, math.inf)),
+}
+
+
+def effect_of(what: str) -> str:
+    """The key in EFFECTS of a property: "denominator" for "KL.denominator"."""
+    head, _, last = what.partition(".")
+    return next(key for key in (what, last, head, head.partition("_")[0]) if key in EFFECTS)
 
 
 class Difference(NamedTuple):
@@ -106,6 +187,7 @@ class Difference(NamedTuple):
     what: str
     source: str
     target: str
+    is_small: bool = False  # both values act on extreme numbers only
 
     def __str__(self) -> str:
         return (
@@ -126,7 +208,7 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
 
     Raises ConfigError where the target cannot run the policy loss at all.
     """
-    table = module(target).write(objective)
+    table = module(target).write(objective, version)
     written = read(target, table, version)
     if objective.group_size is None:
         written = replace(written, group_size=None)
@@ -136,13 +218,55 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
 def read(framework: str, table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What `framework` trains with a config that was read from its file."""
     adapter = module(framework)
+    if table and not any(near(str(key).partition(".")[0], adapter.KNOWN) for key in table):
+        problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
+        raise ConfigError("--from", problem, "name the framework that the config is for")
     try:
         found: Objective = adapter.read(table, version)
     except ComposerError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list where a number is read
+    except (
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # a list where a number is read
         problem = f"a value has the wrong type, or {framework} refuses it: {in_a_line(error)}"
         raise ConfigError(f"the config of {framework}", problem, "correct the value") from None
+    unread = dict.fromkeys((*misspelt(table, adapter.TABLES), *found.unread))
+    return replace(found, unread=tuple(unread))
+
+
+def misspelt(config: Mapping[str, Any], paths: Iterable[str]) -> Iterator[str]:
+    """Yield the tables of a config with a name like one of these dotted paths, where that one is missing."""
+    for path in paths:
+        head, dot, name = path.rpartition(".")
+        parent = _at(config, head)
+        if isinstance(parent, Mapping) and parent.get(name) is None:
+            tables = [str(key) for key, value in parent.items() if isinstance(value, Mapping)]
+            yield from (f"{head}{dot}{one}" for one in near(name, tables))
+
+
+def check_flag(key: str, value: Any) -> None:
+    """Raise ConfigError unless an option is true or false; the text "False" counts as true in Python."""
+    if not isinstance(value, bool):
+        raise ConfigError(key, f"it is {value!r}", "set true or false")
+
+
+def check_tables(config: Mapping[str, Any], *paths: str) -> None:
+    """Raise ConfigError where another value stands in the place of a table; `paths` are dotted."""
+    for path in paths:
+        found = _at(config, path)
+        if found is not None and not isinstance(found, Mapping):
+            raise ConfigError(path, f"it is {found!r}", "write a table of options")
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    found: Any = config
+    for key in path.split(".") if path else ():
+        found = found.get(key) if isinstance(found, Mapping) else None
     return found
 
 
@@ -167,17 +291,19 @@ def differences(source: Objective, target: Objective) -> Iterator[Difference]:
     """Yield what `target` does otherwise than `source`, and what neither can express."""
     ours, theirs = source.facts(), target.facts()
     for what in dict.fromkeys((*ours, *theirs)):
-        head = what.partition(".")[0]
-        if (head in NOT_OF_A_LOSS and not source.has_terms) or ours.get(what) == theirs.get(what):
+        head, values = what.partition(".")[0], (ours.get(what), theirs.get(what))
+        if values[0] == values[1] or (not source.has_terms and {what, head} & NOT_OF_A_LOSS):
             continue
         if ours.get(head) == theirs.get(head):
-            yield Difference(what, _shown(ours.get(what)), _shown(theirs.get(what)))
+            is_small = EFFECTS[effect_of(what)].is_small(*values)
+            yield Difference(what, _shown(values[0]), _shown(values[1]), is_small)
         elif what == head:  # another loss, with parameters of its own
             yield Difference(what, _described(what, ours), _described(what, theirs))
     for remark in dict.fromkeys((*source.remarks, *target.remarks)):
-        yield Difference("not carried over", remark, "")
+        if remark not in source.remarks or remark not in target.remarks:
+            yield Difference(NOT_CARRIED_OVER, remark, "")
     for error in target.to_correct:
-        yield Difference("to correct in this config", error, "")
+        yield Difference(TO_CORRECT, error, "")
 
 
 def module(framework: str) -> Any:
@@ -187,6 +313,20 @@ def module(framework: str) -> Any:
     except ImportError as error:
         remedy = f"run this command where {framework} is installed"
         raise ConfigError(framework, f"{error.name} is not installed here", remedy) from None
+
+
+def as_mis(correction: Choice) -> Choice:
+    """IcePop as the masked importance sampling that it is; any other correction unchanged.
+
+    Weights are positive, so a lower bound of 0 is none.
+    """
+    params = {**correction.loss.defaults, **correction.params}
+    for bound in ("low", "floor"):
+        params |= {bound: params[bound] or None} if bound in params else {}
+    name = correction.loss.name
+    if name == "icepop":
+        name, params = "mis", params | {"level": "token"}
+    return choose(losses(), "correction", name, params) if name in ("mis", "tis") else correction
 
 
 def channels_of(config: ComposerConfig) -> dict[str, Any]:
@@ -215,6 +355,9 @@ def channels_of(config: ComposerConfig) -> dict[str, Any]:
 def named(option: str, choice: Choice) -> dict[str, Any]:
     """The options that name a choice: {"policy": "grpo@verl", "policy_params": {"clip_high": 0.28}}."""
     params = set_params(choice)
+    if None in params.values():  # which TOML cannot write; it is the default without a dialect
+        choice = replace(choice, upstream="")
+        params = set_params(choice)
     return {option: choice.name} | ({f"{option}_params": params} if params else {})
 
 
@@ -242,4 +385,4 @@ def _described(what: str, facts: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else str(value).removesuffix(".0" if isinstance(value, float) else "")

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from composer_plugins.bundled import reduction
-from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Kind, Loss, Parameter, check_kind
+from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Kind, Loss, Parameter, Unlikely, check_kind
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.inputs import INPUTS
 
@@ -131,6 +131,9 @@ def _check_data(loss: Loss) -> None:
     for name, parameter in loss.parameters.items():
         if not isinstance(parameter, Parameter):
             raise ConfigError(f"parameter {name!r}", f"it is {parameter!r}", "set a Parameter(help, ...)")
+        _check_tuple(f"also of parameter {name!r}", parameter.also, str)
+        _check_tuple(f"only_with of parameter {name!r}", parameter.only_with, str)
+        _check_tuple(f"unlikely of parameter {name!r}", parameter.unlikely, Unlikely)
     listed = [*loss.needs, *loss.optional, *loss.parameters]
     if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:
         raise ConfigError(twice[0], "the row names it twice in needs, optional and parameters", MEND)

@@ -17,7 +17,7 @@ the adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/pri
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.config import NAMED, parse
+from composer_plugins.adapters.prime_rl_plugin.config import PRESETS, parse
 
 if TYPE_CHECKING:  # the store and the doctor import this package without torch
     from torch import Tensor
@@ -48,26 +48,26 @@ def loss_fn(inputs: Any, **kwargs: Any) -> LossOutputs:
     return LossOutputs(*_built("loss_fn", kwargs)(inputs))
 
 
-def _named(name: str) -> Callable[..., LossOutputs]:
-    """`loss_fn` with the options of `NAMED`."""
+def _preset(name: str) -> Callable[..., LossOutputs]:
+    """`loss_fn` with the options of `PRESETS`."""
 
     def function(inputs: Any, **kwargs: Any) -> LossOutputs:
         return LossOutputs(*_built(name, kwargs)(inputs))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{NAMED[name].summary} `loss_fn` with {NAMED[name].options}."
+    function.__doc__ = f"{PRESETS[name].summary} `loss_fn` with {PRESETS[name].options}."
     return function
 
 
-dppo = _named("dppo")
-ipo = _named("ipo")
-grpo = _named("grpo")
-dapo = _named("dapo")
-gspo = _named("gspo")
-cispo = _named("cispo")
-sapo = _named("sapo")
-tis = _named("tis")
-icepop = _named("icepop")
+dppo = _preset("dppo")
+ipo = _preset("ipo")
+grpo = _preset("grpo")
+dapo = _preset("dapo")
+gspo = _preset("gspo")
+cispo = _preset("cispo")
+sapo = _preset("sapo")
+tis = _preset("tis")
+icepop = _preset("icepop")
 
 _losses: "dict[tuple[str, str], ChannelsLoss]" = {}
 

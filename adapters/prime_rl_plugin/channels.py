@@ -9,6 +9,7 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.config import TABLE, Channels, findings, newer_than_tested
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
+from composer_plugins.checks import differ_by_token, differing_advantages
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
@@ -39,6 +40,25 @@ MISSED = {
 }
 
 
+class Flags:
+    """Booleans on a GPU, which are looked at without waiting for it."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Tensor, torch.cuda.Event]] = []  # copied to the host once the event is there
+
+    def any(self, flag: Tensor) -> bool:
+        """Whether one of the flags so far is true, of those that the GPU has computed by now."""
+        if not flag.is_cuda:
+            return bool(flag)
+        event = torch.cuda.Event()
+        self.pending.append((flag.to("cpu", non_blocking=True), event))
+        event.record()
+        found = False
+        while self.pending and self.pending[0][1].query():
+            found |= bool(self.pending.pop(0)[0])
+        return found
+
+
 class ChannelsLoss:
     """The loss of these channels as a function of LossInputs. The first call checks them."""
 
@@ -52,8 +72,9 @@ class ChannelsLoss:
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
         by_policy = f"policy {channels.policy.name!r}" if channels.learns_from_support else ""
         # The streams that were asked for and have not come yet, and by what; and the calls so far.
-        self.awaited = {"reference": channels.wanted.any, "support": by_policy}
+        self.awaited = {"reference": channels.requested.any, "support": by_policy}
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
+        self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum over the unmasked tokens of one sequence, and its metrics."""
@@ -62,6 +83,8 @@ class ChannelsLoss:
         if self.awaited:
             self._wait(s)
         masks = _masks(s)
+        if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
+            raise differing_advantages(self.channels.policy.loss)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
         replay = None
         if config.replay_weight and masks.replay is not None and s.weights is not None:
@@ -81,7 +104,7 @@ class ChannelsLoss:
         kind = s.reference is not None, s.weights is not None
         if kind in self.checked:
             return
-        upstream.check_streams(inputs, s, needs_reference=bool(self.channels.wanted.hint))
+        upstream.check_streams(inputs, s, needs_reference=bool(self.channels.requested.hint))
         if not self.checked:
             generation = upstream.generation_of_inputs(inputs, upstream.installed())
             enforce([*findings(self.channels, generation), *newer_than_tested(generation)])

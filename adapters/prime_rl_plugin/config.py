@@ -8,7 +8,7 @@ from composer_plugins.adapters.prime_rl_plugin.native import advice
 from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import Choice, Loss, choose, of_kind
-from composer_plugins.config import ComposerConfig
+from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, raise_all
 from composer_plugins.plugins import losses
@@ -18,7 +18,7 @@ TABLE = "trainer.loss.kwargs"
 DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
 
 
-class Named(NamedTuple):
+class Preset(NamedTuple):
     """A function for `import_path` whose options are fixed in part."""
 
     summary: str
@@ -26,21 +26,25 @@ class Named(NamedTuple):
 
 
 ROLLOUT, REINFORCE = {"old_policy": "rollout"}, {"policy": "reinforce"}
-NAMED = {
-    "dppo": Named(
+PRESETS = {
+    "dppo": Preset(
         "DPPO-Binary-TV with Kimi's drift term, PRIME-RL's default from v0.6.0 to August 2026.",
         {"policy": "dppo_tv@prime-rl"},
     ),
-    "ipo": Named("IPO as PRIME-RL @559b447 has it (threshold 0.1, kl_tau 1e-3).", {"policy": "ipo@prime-rl"}),
-    "grpo": Named("PPO's clip (0.2 and 0.2) around the rollout policy.", {"policy": "grpo"} | ROLLOUT),
-    "dapo": Named("PPO's clip with a higher upper bound (0.2 and 0.28).", {"policy": "dapo"} | ROLLOUT),
-    "gspo": Named("GSPO: one clipped ratio per sequence.", {"policy": "gspo"} | ROLLOUT),
-    "cispo": Named("CISPO: the clipped ratio is a weight and drops no token.", {"policy": "cispo"} | ROLLOUT),
-    "sapo": Named("SAPO: a soft gate in place of the clip.", {"policy": "sapo"} | ROLLOUT),
-    "tis": Named(
+    "ipo": Preset(
+        "IPO as PRIME-RL @559b447 has it (threshold 0.1, kl_tau 1e-3).", {"policy": "ipo@prime-rl"}
+    ),
+    "grpo": Preset("PPO's clip (0.2 and 0.2) around the rollout policy.", {"policy": "grpo"} | ROLLOUT),
+    "dapo": Preset("PPO's clip with a higher upper bound (0.2 and 0.28).", {"policy": "dapo"} | ROLLOUT),
+    "gspo": Preset("GSPO: one clipped ratio per sequence.", {"policy": "gspo"} | ROLLOUT),
+    "cispo": Preset(
+        "CISPO: the clipped ratio is a weight and drops no token.", {"policy": "cispo"} | ROLLOUT
+    ),
+    "sapo": Preset("SAPO: a soft gate in place of the clip.", {"policy": "sapo"} | ROLLOUT),
+    "tis": Preset(
         "REINFORCE with truncated importance sampling (cap 2).", REINFORCE | {"rollout_correction": "tis"}
     ),
-    "icepop": Named(
+    "icepop": Preset(
         "REINFORCE on the tokens for which trainer and rollout engine agree.",
         REINFORCE | {"rollout_correction": "icepop"},
     ),
@@ -49,6 +53,10 @@ NAMED = {
 _ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
 _TEACHER = "the teacher is whatever computed the reference log-probabilities", "remove it"
 _SAMPLED = "PRIME-RL provides the log-probability of the sampled token only", "remove it"
+_PAIRS = (
+    "the trainer computes no preference loss: the environment writes DPO's gradient on the tokens of each "
+    "pair, with stamps.stamp_replay_pair"
+)
 # Options of other frameworks: why the loss does not decide them here, and what to do.
 DECIDED_ELSEWHERE = {
     "advantage": _ALGORITHM,
@@ -58,13 +66,13 @@ DECIDED_ELSEWHERE = {
     "hint_top_k": _SAMPLED,
     "hint_t_start": _SAMPLED,
     "teacher_prompt_template": _TEACHER,
-    "replay_loss": ("the coefficient of a pair is DPO's", "call stamps.stamp_replay_pair, and remove it"),
-    "replay_temperature": ("the coefficient is computed before", "compute the scores at that temperature"),
-    "replay_params": ("the coefficient is computed before", "give beta to stamps.stamp_replay_pair"),
+    "replay_loss": (_PAIRS, "remove it; for another loss than DPO see docs/prime_rl.md, Hints and pairs"),
+    "replay_temperature": (_PAIRS, "remove it; for another one see docs/prime_rl.md, Hints and pairs"),
+    "replay_params": (_PAIRS, "remove it, and give beta to stamps.stamp_replay_pair"),
 }
 
 
-class Wanted(NamedTuple):
+class Requested(NamedTuple):
     """The channels that are asked for: "hint_weight = 0.1", the option that asks; "" if none does."""
 
     hint: str
@@ -95,14 +103,14 @@ class Channels(NamedTuple):
         return "support_logprobs" in self.policy.loss.needs
 
     @property
-    def wanted(self) -> Wanted:
+    def requested(self) -> Requested:
         """The channels that need more than advantages."""
-        hint, replay = wanted(self.config.model_dump())
+        hint, replay = requested(self.config.model_dump())
         by_policy = f"policy {self.policy.name!r}" if self.learns_from_reference else ""
-        return Wanted(hint or by_policy, replay)
+        return Requested(hint or by_policy, replay)
 
 
-def wanted(options: Mapping[str, Any]) -> Wanted:
+def requested(options: Mapping[str, Any]) -> Requested:
     """The channels by their weights, whatever else may be wrong with the options."""
 
     def phrase(name: str) -> str:
@@ -111,7 +119,7 @@ def wanted(options: Mapping[str, Any]) -> Wanted:
             return f"{name} = {value:g}"
         return ""
 
-    return Wanted(phrase("hint_weight"), phrase("replay_weight"))
+    return Requested(phrase("hint_weight"), phrase("replay_weight"))
 
 
 def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE) -> Channels:
@@ -123,7 +131,7 @@ def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE
 
 
 def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
-    fixed = NAMED[function].options if function in NAMED else {}
+    fixed = PRESETS[function].options if function in PRESETS else {}
     wrong = [*_chosen_already(function, fixed, kwargs), *_wrong_names({**DEFAULTS, **fixed}, kwargs)]
     rest = {key: value for key, value in kwargs.items() if key not in {error.key for error in wrong}}
     try:
@@ -198,7 +206,7 @@ def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss |
 
 def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
-    yield from not_available(channels.wanted, generation, key)
+    yield from not_available(channels.requested, generation, key)
     policy, config = channels.policy, channels.config
     if channels.learns_from_support and generation is not upstream.AFTER_559B447:
         problem = f"{policy.name!r} needs the log-probabilities of the sampler's mask"
@@ -215,6 +223,11 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
             f"{', '.join(sorted(names))} cannot limit how far the policy moves",
             "set old_policy = 'rollout' for a ratio to the rollout engine, or policy = 'reinforce' for none",
         )
+    yield from (one.under(key) for one in (*unlikely(policy), *scaled_hint(config, policy)))
+    if policy.loss.name == "ref_kl" and "tv_high" in config.policy_params and not policy.optional:
+        problem = f"it has no effect: it bounds tokens with A > 0, and {policy.name!r} takes no advantages"
+        remedy = "remove it, or set policy = 'ref_kl@prime-rl<0.7', which takes them"
+        yield Finding("warning", f"{key}.policy_params.tv_high", problem, remedy)
     if config.policy_weight and not policy.upstream and policy.mode not in ("", MODE):
         yield Finding(
             "warning",
@@ -237,11 +250,11 @@ def newer_than_tested(generation: Generation) -> Iterator[Finding]:
         )
 
 
-def not_available(wanted: Wanted, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
+def not_available(asked: Requested, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
     """An error for each channel that this PRIME-RL cannot fill."""
     for phrase, filled_by, option, why in (
-        (wanted.hint, generation.hint, "hint_weight", "allows no teacher beside RL to fill teacher_logprobs"),
-        (wanted.replay, generation.replay, "replay_weight", "has no weights that carry a pair's coefficient"),
+        (asked.hint, generation.hint, "hint_weight", "allows no teacher beside RL to fill teacher_logprobs"),
+        (asked.replay, generation.replay, "replay_weight", "has no weights that carry a pair's coefficient"),
     ):
         if phrase and not filled_by:
             problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"

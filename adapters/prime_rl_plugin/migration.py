@@ -4,25 +4,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import native, upstream
-from composer_plugins.adapters.prime_rl_plugin.config import DECIDED_ELSEWHERE, DEFAULTS, MODULE, NAMED, parse
+from composer_plugins.adapters.prime_rl_plugin.config import (
+    DECIDED_ELSEWHERE,
+    DEFAULTS,
+    MODULE,
+    PRESETS,
+    findings,
+    parse,
+)
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import sources
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.native import inline
 from composer_plugins.catalogue import choose
-from composer_plugins.errors import ConfigError
-from composer_plugins.migration import Behaviour, Objective, behaviours, channels_of, named
+from composer_plugins.errors import ConfigError, raise_all
+from composer_plugins.migration import (
+    COUNT,
+    POSITIVE,
+    Behaviour,
+    Objective,
+    behaviours,
+    channels_of,
+    check_tables,
+    named,
+)
 from composer_plugins.plugins import losses
 
 ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
 ALGORITHMS = {row.partition("@")[0]: kind for kind, row in reversed(ADVANTAGES.items())}
+KNOWN = {"trainer", "orchestrator", "inference", "loss", "model"}  # tables at the top of a file
+TABLES = ["trainer", "trainer.loss", "loss", "trainer.loss.kwargs", "loss.kwargs", "orchestrator"]
+TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]
 READ = {"algo", "group_size", "rollouts_per_example", "sampling", "train", "advantage"}  # of [orchestrator]
-DEFAULT_LOSS = "default"  # the type where the table [trainer.loss] has none
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What PRIME-RL trains with this TOML, an rl.toml or a trainer's own."""
-    for name in ("trainer", "orchestrator", "loss"):
-        if not isinstance(table.get(name, {}), Mapping):
-            raise ConfigError(name, f"it is {table[name]!r}", "write a table")
+    check_tables(table, *TABLES)
     remarks: list[str] = []
     kwargs, function = _kwargs(table, version, remarks)
     channels = parse(kwargs, function)
@@ -45,12 +62,13 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     generation = upstream.generation_of(version)
     if generation.denominator != upstream.GLOBAL_TOKENS:
         remarks.append(f"PRIME-RL {generation.since} divides by {generation.denominator}")
+    own = [one for one in sources(dict(table)) if one.algorithm_key != "orchestrator.algo.type"]
+    remarks += [f"{one.algorithm_key} = {one.algorithm!r}" for one in own]
     if "advantage" in orchestrator:
         remarks.append(f"orchestrator.advantage = {orchestrator['advantage']!r}")
     size = orchestrator.get("group_size", orchestrator.get("rollouts_per_example"))
-    for at_key, number in (("group_size", size), ("sampling.temperature", sampling.get("temperature"))):
-        if number is not None and (not isinstance(number, int | float) or isinstance(number, bool)):
-            raise ConfigError(f"orchestrator.{at_key}", f"it is {number!r}", "set a number")
+    COUNT.check("orchestrator.group_size", size, None)
+    POSITIVE.check("orchestrator.sampling.temperature", sampling.get("temperature"), None)
     return Objective(
         policy=policy,
         mode=upstream.MODE,
@@ -59,15 +77,16 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         advantage=advantage,
         group_size=size,
         correction=channels.rollout_correction,
-        temperature=sampling.get("temperature", 1.0),
+        temperature=sampling.get("temperature") or 1.0,
         channels=channels_of(config),
         denominators={"hint_weight": upstream.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
+        to_correct=tuple(str(one) for one in findings(channels, generation) if one.severity == "error"),
         unread=tuple(f"orchestrator.{name}" for name in orchestrator if name not in READ),
     )
 
 
-def write(objective: Objective) -> dict[str, Any]:
+def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A TOML of PRIME-RL for this objective, as far as it can run it."""
     policy = objective.policy
     kwargs = named("policy", policy)
@@ -79,13 +98,17 @@ def write(objective: Objective) -> dict[str, Any]:
     kwargs |= {name: value for name, value in objective.channels.items() if name not in DECIDED_ELSEWHERE}
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
-    if objective.advantage is not None and objective.advantage.loss.name in ALGORITHMS:
-        kind = ALGORITHMS[objective.advantage.loss.name]
-        orchestrator |= {"algo": {"type": kind}} if kind != upstream.DEFAULT_ALGORITHM else {}
+    generation = upstream.generation_of(version)
+    before_0_6, before_0_7 = (generation in upstream.GENERATIONS[:n] for n in (2, 3))
+    advantage = objective.advantage.loss.name if objective.advantage is not None else ""
+    kind = ALGORITHMS.get(advantage, upstream.DEFAULT_ALGORITHM)
+    if kind != upstream.DEFAULT_ALGORITHM and not before_0_7:  # which had no table algo
+        orchestrator["algo"] = {"type": kind}
     if objective.group_size is not None:
-        orchestrator["group_size"] = objective.group_size
+        orchestrator["rollouts_per_example" if before_0_6 else "group_size"] = objective.group_size
     if objective.temperature != 1.0:
-        orchestrator["train"] = {"sampling": {"temperature": objective.temperature}}
+        sampling = {"sampling": {"temperature": objective.temperature}}
+        orchestrator |= sampling if before_0_6 else {"train": sampling}
     return {"trainer": {"loss": loss}} | ({"orchestrator": orchestrator} if orchestrator else {})
 
 
@@ -115,24 +138,19 @@ def _kwargs(table: Mapping[str, Any], version: str | None, remarks: list[str]) -
     """The kwargs and the function of ours that this file's loss is, where it is PRIME-RL's own too."""
     key = "trainer.loss" if "trainer" in table or "orchestrator" in table else "loss"
     loss = at(table, *key.split("."))
-    kind = loss.get("type", DEFAULT_LOSS)
+    generation = upstream.generation_of(version)
+    kind = loss.get("type", native.default_kind(generation))
     if kind == "custom":
         function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
-        if function not in ("loss_fn", *NAMED):
+        if function not in ("loss_fn", *PRESETS):
             problem = f"{loss.get('import_path')!r} is not a function of this package"
             raise ConfigError(f"{key}.import_path", problem, f"name one of {MODULE}, or PRIME-RL's own type")
-        return dict(loss.get("kwargs", {})), function
-    generation = upstream.generation_of(version)
+        return dict(loss.get("kwargs") or {}), function
     own = native.find(kind, generation)
     if own is None:
         known = ", ".join(native.KINDS)
         raise ConfigError(f"{key}.type", f"{kind!r} is not a loss of PRIME-RL", f"set one of {known}, custom")
-    for name, value in loss.items():
-        if name != "type" and own.option(name) is None:
-            advice = native.advice(name, value, None, key)
-            problem = f"{kind!r} has no such option in PRIME-RL {own.versions}"
-            problem += f": {advice[0]}" if advice else ""
-            raise ConfigError(f"{key}.{name}", problem, "correct it, or name your PRIME-RL with --version")
+    raise_all(native.wrong_options(own, loss, key))
     kwargs, lost = native.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost
     return {"policy": DEFAULTS["policy"]} | kwargs, "loss_fn"

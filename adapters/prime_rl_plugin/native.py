@@ -5,11 +5,15 @@ The rows up to 559b447 are compared with PRIME-RL itself. The later ones come fr
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, GENERATIONS, Generation
-from composer_plugins.catalogue import Loss
+from composer_plugins.catalogue import REQUIRED, Loss, of_kind
+from composer_plugins.errors import ConfigError, caught, did_you_mean, near
+from composer_plugins.plugins import losses
 
 Rule = Literal["same", "value - 1", "1 - value", "'ipo_centered' where it is true"]
 PARAMS = "policy_params"
@@ -23,6 +27,12 @@ class Option(NamedTuple):
     ours: tuple[str, ...]  # the keys below [trainer.loss.kwargs] that hold it; () if none does
     rule: Rule = "same"  # what is written there
     remark: str = ""
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the value is of the option's type. An integer is a number too, a boolean is none."""
+        if isinstance(self.default, float):
+            return type(value) in (int, float) and math.isfinite(value)
+        return type(value) is type(self.default)
 
     def converted(self, value: Any) -> Any:
         """The value under our key."""
@@ -57,6 +67,17 @@ class Native(NamedTuple):
     def option(self, name: str) -> Option | None:
         """The option of this name."""
         return next((one for one in self.options if one.name == name), None)
+
+    def refusal(self, option: Option, value: Any) -> str:
+        """Why our loss cannot have this value of an option; "" if it can."""
+        if not option.accepts(value):
+            return f"{value!r} is of another type"
+        row = of_kind(losses(), "policy")[self.policy.partition("@")[0]]
+        for table, _, name in (key.rpartition(".") for key in option.ours):
+            ours, parameter = option.converted(value), row.parameters.get(name)
+            if table and parameter and caught(partial(parameter.check, name, ours, REQUIRED)):
+                return f"{name} would be {inline(ours)}, and its range here is {parameter.interval}"
+        return ""
 
 
 def _same(name: str, default: float | str, ours: str = "", remark: str = "") -> Option:
@@ -179,6 +200,11 @@ def find(kind: object, generation: Generation) -> Native | None:
     return next((one for one in named if generation in one.generations), named[-1] if named else None)
 
 
+def default_kind(generation: Generation) -> str:
+    """The type of a `[trainer.loss]` that does not name one."""
+    return "ipo" if generation is AFTER_559B447 else "default"
+
+
 def kwargs_of(native: Native, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """`[trainer.loss.kwargs]` for this `[trainer.loss]`, and what of it cannot be carried over."""
     kwargs, differences = dict(native.kwargs), list[str]()
@@ -188,11 +214,14 @@ def kwargs_of(native: Native, table: Mapping[str, Any]) -> tuple[dict[str, Any],
             continue
         if not option.ours:
             differences.append(f"{name} = {inline(value)}: {option.remark}")
+        elif why := native.refusal(option, value):
+            differences.append(f"{name} = {inline(value)} is left out: {why}")
         elif option is _TEACHER:
-            scale = table.get("adv_tau", 1.0)
-            kwargs |= {"hint_weight": value / scale if scale else value, "hint_estimator": "advantage"}
-            if not scale:
-                differences.append("adv_tau = 0 switches the hint off too")
+            if scale := table.get("adv_tau", 1.0):
+                kwargs |= {"hint_weight": value / scale, "hint_estimator": "advantage"}
+            else:  # which would switch off a hint in the advantages too
+                kwargs |= {"policy_weight": 0.0, "hint_weight": value}
+                differences.append("the trust region and kl_tau do not act on the hint")
         elif name == "sequence_clip_high" and table.get("ratio_type") != "sequence":
             continue
         else:
@@ -205,12 +234,29 @@ def kwargs_of(native: Native, table: Mapping[str, Any]) -> tuple[dict[str, Any],
     return kwargs, differences
 
 
+def wrong_options(native: Native, table: Mapping[str, Any], key: str) -> Iterator[ConfigError]:
+    """An error for each option of `[trainer.loss]` that this loss does not have, or that has a wrong type."""
+    for name, value in table.items():
+        option, at = native.option(name), f"{key}.{name}"
+        if option is not None:
+            if not option.accepts(value):
+                remedy = f"set a value like PRIME-RL's {inline(option.default)}"
+                yield ConfigError(at, f"it is {value!r}", remedy)
+        elif name != "type":
+            explained = advice(name, value, None, key)
+            problem = f"{native.kind!r} has no such option in PRIME-RL {native.versions}"
+            problem += f": {explained[0]}" if explained else ""
+            nearest = near(name, (option.name for option in native.options))
+            remedy = did_you_mean(nearest) if nearest and not explained else "correct it, or set --version"
+            yield ConfigError(at, problem, remedy)
+
+
 def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss") -> tuple[str, str] | None:
     """Return the problem and the remedy for a name that we do not have; None if nothing here explains it.
 
     It may be a parameter of the policy that was chosen, or an option of one of PRIME-RL's own losses.
     """
-    parameters = set(chosen.parameters) if chosen else set()
+    parameters = chosen.parameters if chosen else {}
     if name in parameters and chosen is not None:
         problem = f"it is a parameter of policy {chosen.name!r}"
         return problem, f"set {PARAMS} = {inline({name: value})} in [{key}.kwargs]"
@@ -218,25 +264,52 @@ def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss"
     if not found:
         return None
     base = chosen.name if chosen else ""
-    native, option = min(found, key=lambda pair: pair[0].policy.partition("@")[0] != base)
+
+    def rank(pair: tuple[Native, Option]) -> tuple[bool, bool, bool, bool]:
+        """First a loss of the chosen policy, then one whose parameters the chosen one has for this option."""
+        own, option = pair
+        ours = [key.rpartition(".")[2] for key in option.ours if "." in key]
+        also = {one: f"{one} {' '.join(parameters[one].also)}".split() for one in ours if one in parameters}
+        fits = all(name in also.get(one, ()) for one in ours)
+        is_refused = bool(own.refusal(option, value))
+        return own.policy.partition("@")[0] != base, not fits, is_refused, value != option.default
+
+    ranked = sorted(found, key=rank)
+    native, option = ranked[0]
+    is_another_loss, does_not_fit, *_ = rank(ranked[0])
+    names_policy, refusal = is_another_loss and does_not_fit, native.refusal(option, value)
     whose = ", ".join(f"{one.kind!r} ({one.versions})" for one, _ in found)
     problem = f"PRIME-RL's own loss {whose} has this option"
     if not option.ours:
         return f"{problem}, and ours does not: {option.remark}", "remove it"
-    kwargs: dict[str, Any] = {}
-    for ours in option.ours:
-        _set(kwargs, ours, option.converted(value))
-    if option is _TEACHER:
-        kwargs["hint_estimator"] = "score" if chosen and chosen.per_sequence else "advantage"
-    needed, start = set(kwargs.get(PARAMS, ())), ""
-    if needed and native.policy.partition("@")[0] != base and not needed <= parameters:
-        beside = {ours: x for ours, x in native.kwargs.items() if ours not in ("policy", PARAMS)}
-        kwargs = {"policy": native.policy, **beside, **kwargs}
+
+    def written(own: Native, option: Option, value: Any) -> str:
+        kwargs: dict[str, Any] = {}
+        for ours in option.ours:
+            _set(kwargs, ours, option.converted(value))
+        if option is _TEACHER:
+            kwargs["hint_estimator"] = "score" if chosen and chosen.per_sequence else "advantage"
+        if names_policy and PARAMS in kwargs:
+            beside = {ours: x for ours, x in own.kwargs.items() if ours not in ("policy", PARAMS)}
+            kwargs = {"policy": own.policy, **beside, **kwargs}
+        return " and ".join(f"{ours} = {inline(x)}" for ours, x in kwargs.items())
+
+    start = more = ""
+    if names_policy:
         start = "remove it, or " if chosen else ""
         problem += f", and policy {base!r} has none like it" if chosen else ""
-    written = " and ".join(f"{ours} = {inline(x)}" for ours, x in kwargs.items())
-    no_mask = option.remark == NO_MASK and isinstance(value, int | float) and value >= 1
-    return problem, f"{start}set {written} in [{key}.kwargs]" + (f": {NO_MASK}" if no_mask else "")
+        others = [pair for pair in ranked[1:] if {*pair[0].generations} & {*native.generations}]
+        others = [(own, one) for own, one in others if not own.refusal(one, value)]
+        more = f" for {native.kind!r}" if others else ""
+        more += "".join(f", or {written(own, one, value)} for {own.kind!r}" for own, one in others)
+    if refusal:
+        more = f", as PRIME-RL's default is {inline(option.default)}: {refusal}"
+    elif option.remark == NO_MASK and value >= 1:
+        more = f": {NO_MASK}"
+    elif option is _TEACHER and not (chosen and chosen.per_sequence):
+        more = ", and divide hint_weight by adv_tau, if you set that: it multiplies the hint too"
+    set_to = written(native, option, option.default if refusal else value)
+    return problem, f"{start}set {set_to} in [{key}.kwargs]{more}"
 
 
 def rows() -> Iterator[str]:

@@ -16,6 +16,7 @@ their stamps. `stored_stamps` stamps from a store, and serves PRIME-RL 0.7 and 0
 
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -33,6 +34,7 @@ from composer_plugins.adapters.prime_rl_plugin.values import (
     of_kind,
     reference_values,
 )
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32
@@ -87,6 +89,7 @@ def stamp_replay_pair(
 
     PRIME-RL divides the sum over pairs by the tokens of the global batch, and DPO by the number of pairs. So
     `replay_weight` = tokens / pairs, both of a typical global batch, makes the step that of DPO's mean.
+    Two completions with the same tokens are a warning, because their gradients cancel.
 
     Source: arXiv 2305.18290, the gradient below eq. 7.
     """
@@ -95,6 +98,10 @@ def stamp_replay_pair(
         remedy = "leave out what they have in common: it cancels"
         raise DataError("pair", "a node is in both completions", remedy)
     coefficient = dpo_coefficient(_margin(pair[0]) - _margin(pair[1]), beta=beta, weight=weight)
+    ids, others = ([token for node in nodes for token in node.token_ids] for nodes in pair)
+    if ids == others:
+        problem = "pair: both completions have the same tokens, so their gradients cancel"
+        warnings.warn(f"{problem}; leave the pair unstamped", ComposerWarning, stacklevel=2)
     for nodes, signed in zip(pair, (coefficient, -coefficient), strict=True):
         for node in nodes:
             count = upstream.sampled_count(node)
@@ -132,9 +139,9 @@ def check_trace(trace: Any) -> None:
     """Raise DataError if only a part of a branch of `trace` is stamped, or a stamp has wrong values.
 
     PRIME-RL fills what is missing in a branch: a weight with 0, which takes the token out of the loss, and a
-    reference with 0.0, which means probability 1. `trace` may also be the nodes of one branch.
+    reference with 0.0, which means probability 1. `trace` may also be a list of the nodes of one branch.
     """
-    if not hasattr(trace, "branches"):
+    if isinstance(trace, list | tuple):
         _check_nodes([node for node in trace if upstream.is_trained(node)])
         return
     for _, nodes in upstream.trained_branches(trace):

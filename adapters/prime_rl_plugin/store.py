@@ -34,6 +34,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 KEY_BYTES = 16
 APPLICATION, FORMAT = 0x436F6D70, 1  # in the file's header: whose SQLite file it is, and its layout
 PAGE = 4096  # bytes: SQLite's default
+HEADER = b"SQLite format 3\0"  # what every SQLite file begins with
 TIMEOUT = 60.0  # seconds that a writer waits for another one's transaction
 
 CREATE = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, numbers BLOB NOT NULL)"
@@ -93,10 +94,9 @@ class StoreWriter(Store):
         """
         key, pending = _key(token_ids, kind), self._own_pending()
         checked = (reference_values if kind == "reference" else numbers)(values, len(token_ids), kind)
-        with np.errstate(over="ignore"):
-            stored = checked.astype("<f4")
-        if not (stored.any() and np.isfinite(stored).all()):
-            raise DataError(kind, "it is 0 throughout or infinite in float32", "pass numbers in its range")
+        stored = checked.astype("<f4")
+        if not stored.any():
+            raise DataError(kind, "it is 0 throughout in float32", "pass numbers in its range")
         pending[key] = stored.tobytes()
 
     def flush(self) -> None:
@@ -164,6 +164,10 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The store, open for as long as it is used: a connection would not survive a fork."""
     with _explained(path), closing(_connected(path, "rw")) as connection:
         has_log, size = _size(path.with_name(path.name + "-wal")) > 0, path.stat().st_size
+        with path.open("rb") as file:
+            begin = file.read(len(HEADER))
+        if not HEADER.startswith(begin):
+            raise _foreign(path)
         if size % PAGE and not has_log:  # SQLite would read 0 for the rest of the last page
             raise DataError(str(path), f"is cut off after {size} bytes", RESTORE)
         try:
@@ -200,13 +204,17 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return value
 
 
+def _foreign(path: Path) -> DataError:
+    return DataError(str(path), "is not a store of composer-plugins", "name another file")
+
+
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Raise DataError unless this SQLite file is a store of this format."""
     # Asked first: a writer that creates the file commits its first page with all that follows.
     if not _pragma(connection, "page_count"):
         raise DataError(str(path), "is an empty file", "write the store with StoreWriter")
     if _pragma(connection, "application_id") != APPLICATION:
-        raise DataError(str(path), "is not a store of composer-plugins", "name another file")
+        raise _foreign(path)
     if (written := _pragma(connection, "user_version")) != FORMAT:
         problem = f"has format {written}, and this version reads {FORMAT}"
         raise DataError(str(path), problem, "install the version that wrote it")
@@ -222,7 +230,9 @@ def _explained(path: Path) -> Iterator[None]:
         raise ConfigError(key, f"cannot be opened: {error.strerror or error}", remedy) from None
     except sqlite3.Error as error:
         code = error.sqlite_errorcode & 0xFF
-        if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        if code == sqlite3.SQLITE_NOTADB:
+            raise _foreign(path) from None
+        if code == sqlite3.SQLITE_CORRUPT:
             raise DataError(key, f"is not a whole store ({error})", RESTORE) from None
         if code == sqlite3.SQLITE_ERROR and "no such table" in str(error):
             raise DataError(key, f"is not a whole store ({error})", RESTORE) from None

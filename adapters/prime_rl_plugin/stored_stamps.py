@@ -24,7 +24,7 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
 from composer_plugins.adapters.prime_rl_plugin.store import Kind, Store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values
 from composer_plugins.diagnosis import ComposerWarning
-from composer_plugins.errors import DataError
+from composer_plugins.errors import ConfigError, DataError
 
 FIRST_REPLAY: tuple[Kind, ...] = ("replay", "reference")
 
@@ -94,9 +94,10 @@ def _left_out_with_a_warning() -> Iterator[None]:
 def _streams(found: Found, mask: Sequence[bool]) -> tuple[Array, Array | None]:
     """The reference and the weights of a branch, one each per token, 0.0 where `mask` is False."""
     kind, values = found
-    sampled = np.asarray(mask, dtype=bool)
+    sampled, key = np.asarray(mask, dtype=bool), f"stored {kind} of {len(values)} tokens"
+    if sampled.shape != values.shape:
+        raise DataError(key, f"the mask has {len(sampled)}", "give one boolean per token id")
     own = np.where(sampled, values, 0.0).astype(np.float64)
-    key = f"stored {kind} of {len(sampled)} tokens"
     if kind == "reference":
         return reference_values(own, len(sampled), key), None
     if not own.any():
@@ -106,6 +107,11 @@ def _streams(found: Found, mask: Sequence[bool]) -> tuple[Array, Array | None]:
 
 
 def _look_up(store: Store, kinds: Sequence[Kind], token_ids: Sequence[int]) -> Found | None:
+    if not isinstance(store, Store):
+        problem = f"it is of type {type(store).__name__}"
+        raise ConfigError("store", problem, "pass Store(path)")
+    if isinstance(kinds, str):
+        raise ConfigError("kinds", f"it is {kinds!r}, not a list", f"set [{kinds!r}]")
     for kind in kinds:
         if (values := store.get(token_ids, kind)) is not None:
             return kind, values

@@ -260,6 +260,9 @@ def trained_branches(trace: Any) -> Iterator[tuple[Any, list[Node]]]:
 
     `trace` is a verifiers trace, or a rollout of PRIME-RL 0.7 and 0.8.
     """
+    if not hasattr(trace, "branches"):
+        problem = f"it is of type {type(trace).__name__}, which has no branches"
+        raise DataError("trace", problem, "pass verifiers' trace, or a rollout of PRIME-RL")
     seen: set[int] = set()
     for branch in trace.branches:
         trained = [node for node in branch.nodes if is_trained(node) and id(node) not in seen]
@@ -286,3 +289,32 @@ DEFAULT_ALGORITHM = "grpo"
 ECHO_ALGORITHM = "echo"
 # Algorithms whose samples PRIME-RL trains with a loss of its own, and with which one.
 ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
+# Algorithms that subtract the mean of the group's rewards ("default" is the one of 0.5 and 0.6), and the
+# options that set the group's size: in 0.6 and 0.7 one of them, before only the second, later only the first.
+# It is 1 where none is set.
+GROUP_RELATIVE = ("grpo", "echo", "max_rl", "default")
+GROUP_SIZES = ("group_size", "rollouts_per_example")
+
+# Tables and options on the way to the loss and its advantages, by the table that has them, in 0.5 to 559b447.
+NAMES = {
+    "": ("trainer", "orchestrator", "inference", "loss", "max_steps"),
+    "trainer": ("loss",),
+    "orchestrator": (
+        *("algo", "advantage", "training_mode", "train", "env", "buffer", "teacher_model"),
+        *("pre_batch_filters", "post_batch_filters", *GROUP_SIZES),
+    ),
+    "orchestrator.algo": ("type", "filter"),
+    "orchestrator.train": ("source", "env", NEWEST_OPTION),
+}
+# PRIME-RL's other names there that are like one of those, and are not misspelt.
+SIMILAR_NAMES = {"teacher_inference", "loss_impl", "train", "teacher", "teacher_rollout_model", "pool_size"}
+SIMILAR_NAMES |= {"token_batch_size", "training_mode", "max_off_policy_steps"}
+# Tables that an rl.toml has at the top and a trainer's own config has not. A config for supervised training
+# may have the last three, beside [data] and without [loss].
+RL_TABLES = ("trainer", "orchestrator")
+INFERENCE_TABLE, DEPLOYMENT_TABLES = "inference", ("deployment", "slurm")
+# Tables at the top of a trainer's own config, which an rl.toml has below [trainer].
+TRAINER_TABLES = ("loss", "optim", "scheduler", "data")
+# PRIME-RL's own classes of these two files, since 0.5. They reject most names that they do not know.
+RL_CONFIG = ("prime_rl.configs.rl", "RLConfig")
+TRAINER_CONFIG = ("prime_rl.configs.trainer", "TrainerConfig")

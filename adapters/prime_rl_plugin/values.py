@@ -39,8 +39,9 @@ def has_reference(reference: "Tensor", mask: "Tensor") -> "Tensor":
 def reference_values(values: Sequence[float] | Array, count: int, key: str) -> Array:
     """`values` as `count` log-probabilities of a teacher, float64 and at most 0; DataError otherwise."""
     array = log_probabilities(values, count, key)
-    if not array.any():
-        problem = "every log-probability is exactly 0.0, which to PRIME-RL's packing means no reference"
+    if not array.astype(np.float32).any():
+        problem = "every log-probability is exactly 0.0 in float32, which to PRIME-RL's packing means no "
+        problem += "reference"
         raise DataError(key, problem, "pass -1e-9 for 0.0 if the teacher is certain of every token")
     return array
 
@@ -58,12 +59,15 @@ def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> 
 
 
 def numbers(values: Sequence[float] | Array, count: int, key: str) -> Array:
-    """`values` as `count` finite float64 numbers."""
+    """`values` as `count` float64 numbers that are finite in float32 too: PRIME-RL's streams are float32."""
     array = of_kind(values, "fiu", key, "numbers").astype(np.float64)
     if array.shape != (count,):
         raise DataError(key, f"{len(array)} numbers for {count} tokens", "pass one number per token")
-    if (wrong := ~np.isfinite(array)).any():
-        raise DataError(key, f"{array[wrong][0]} at position {wrong.argmax()}", "pass finite numbers")
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(array.astype(np.float32))
+    if wrong.any():
+        remedy = "pass finite numbers, within the range of float32"
+        raise DataError(key, f"{array[wrong][0]} at position {wrong.argmax()}", remedy)
     return array
 
 

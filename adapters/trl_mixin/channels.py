@@ -55,9 +55,7 @@ class Channel:
 
     def describe(self) -> str:
         """The loss, its parameters and its denominator."""
-        values = {name: self.choice.value(name) for name in self.choice.loss.parameters}
-        parameters = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-        return f"{self.name} {self.choice.name}({parameters}), {self.denominator}"
+        return f"{self.name} {self.choice.described}, {self.denominator}"
 
 
 @dataclass
@@ -97,6 +95,10 @@ class HintChannel(Channel):
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
     # Whether TRL's log-probabilities depend on padding (`forward.counts_padding`), and the teacher's do not.
     needs_own_student: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.choice.value("ratio_cap") is not None:  # weighs each token by its ratio to the old policy
+            self.choice = self.choice.with_optional("student_logprobs", "old_logprobs")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -154,11 +156,12 @@ class HintChannel(Channel):
         old = inputs.get("old_per_token_logps", logprobs)
         if self.needs_own_student:
             old = tensors["student_logprobs"] = token_logprobs(tensors["student_logits"], ids)
+        tensors["old_logprobs"] = old.detach()
         token = self.call(tensors)
         reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
         has_tokens = mask.any(1)
         metrics = token.metrics | {
-            "kl": Metric(old.detach() - tensors["teacher_logprobs"], mask),
+            "kl": Metric(tensors["old_logprobs"] - tensors["teacher_logprobs"], mask),
             "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
         }
         self.log(trainer, reduced, metrics)

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
-from composer_plugins.config import ComposerConfig, first_error
+from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, not_available, unknown
 
@@ -35,6 +35,16 @@ NOT_AVAILABLE |= {
     "hint_t_start": "TAID's t is constant here: hint_params={'t': 0.5}",
     "use_successful_as_teacher": "hint_source='successful_rollout' stands for True, and 'column' for False",
 }
+
+
+def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> ConfigError:
+    """The error for an option that does not exist, beside those that are given."""
+    if name in NOT_AVAILABLE:
+        return not_available(name, NOT_AVAILABLE[name])
+    if given.get("loss_type") == "cispo" and upstream.ELSEWHERE.get(name) == "epsilon_high":
+        remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
+        return ConfigError(name, f"unknown option {name!r}", remedy)
+    return unknown_option(name, known, given.get("policy"), upstream.ELSEWHERE)
 
 
 def option(default: Any, help: str) -> Any:
@@ -152,10 +162,8 @@ class ComposerGRPOConfig(GRPOConfig):
         if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
             return super().__new__(cls)  # a subclass with an __init__ of its own
         for name in kwargs:
-            if name in NOT_AVAILABLE:
-                raise not_available(name, NOT_AVAILABLE[name])
             if name not in accepted:
-                raise unknown(name, name, accepted, noun="option")
+                raise _unknown(name, accepted, kwargs)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -174,6 +182,7 @@ class ComposerGRPOConfig(GRPOConfig):
         self.rollout_options()
         enforce(self._without_effect(config))
         if policy is not None:
+            enforce(unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()}))
             self._check_options_beside(policy)
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
@@ -221,20 +230,30 @@ class ComposerGRPOConfig(GRPOConfig):
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
 
     def policy_choice(self) -> Choice | None:
-        """Our policy loss with its parameters; None with policy="trl".
-
-        Some options of TRL set parameters of our losses (`upstream.LOSS_OPTIONS`). With a loss that has no
-        such parameter, setting one of them is an error. A value at TRL's default counts as not set, so that
-        gspo keeps its own clip range.
-        """
+        """Our policy loss with its parameters; None with policy="trl"."""
         config = self.composer
         if config.policy == TRL_LOSS:
             return None
         chosen = config.choose_policy(TRL_LOSS)
         if upstream.corrects_rollouts(self):
             chosen = chosen.with_optional("log_weights")
-        loss = chosen.loss
-        set_by: dict[str, tuple[str, Any]] = {}  # by our parameter: TRL's option and our value
+        set_by = self._set_by(chosen)
+        for name, (key, value) in set_by.items():
+            if name in config.policy_params and config.policy_params[name] != value:
+                problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
+                raise ConfigError(key, problem, "set one of them")
+            chosen.loss.parameters[name].check(key, value, chosen.loss.defaults[name])
+        return replace(
+            chosen, params={**chosen.params, **{name: value for name, (_, value) in set_by.items()}}
+        )
+
+    def _set_by(self, chosen: Choice) -> dict[str, tuple[str, Any]]:
+        """The parameters that options of TRL set (`upstream.LOSS_OPTIONS`): TRL's option and our value.
+
+        With a loss that has no such parameter, setting one of these options is an error. A value at TRL's
+        default counts as not set, so that gspo keeps its own clip range.
+        """
+        loss, set_by = chosen.loss, dict[str, tuple[str, Any]]()
         for key, option in upstream.LOSS_OPTIONS.items():
             value = getattr(self, key)
             if not option.sets or value == upstream.DEFAULTS[key]:
@@ -242,18 +261,11 @@ class ComposerGRPOConfig(GRPOConfig):
             values = option.parameters(loss.name, value)
             if not values:
                 own = ", ".join(loss.parameters) or "none"
-                problem = f"it is not a parameter of policy={config.policy!r}"
+                problem = f"it is not a parameter of policy={self.policy!r}"
                 remedy = f"leave it at TRL's default, and set policy_params (parameters: {own})"
                 raise ConfigError(key, problem, remedy)
             set_by |= {name: (key, ours) for name, ours in values.items()}
-        for name, (key, value) in set_by.items():
-            if name in config.policy_params and config.policy_params[name] != value:
-                problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
-                raise ConfigError(key, problem, "set one of them")
-            loss.parameters[name].check(key, value, loss.defaults[name])
-        return replace(
-            chosen, params={**chosen.params, **{name: value for name, (_, value) in set_by.items()}}
-        )
+        return set_by
 
     def policy_mode(self, choice: Choice) -> tuple[str, str]:
         """How our policy loss is reduced (a key of `upstream.DENOMINATORS`), and what decided so."""
@@ -306,19 +318,20 @@ class ComposerParser(TrlParser):
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
         """Refuse a key of the YAML file that no dataclass has."""
-        self._refuse(super().set_defaults_with_config(**kwargs))
+        self._refuse(super().set_defaults_with_config(**kwargs), kwargs)
         return []
 
     def parse_args_into_dataclasses(self, args: Any = None, **kwargs: Any) -> tuple[Any, ...]:
         """Refuse an unknown option before the dataclasses are made, whose errors are about values."""
-        self._refuse(self.parse_known_args(args)[1])
+        known, words = self.parse_known_args(args)
+        self._refuse(words, vars(known))
         return super().parse_args_into_dataclasses(args, **kwargs)
 
-    def _refuse(self, words: list[str]) -> None:
+    def _refuse(self, words: list[str], given: Mapping[str, Any]) -> None:
         for word in words:
             if word.startswith("--"):
                 name = word.removeprefix("--").split("=")[0]
                 known = {one.name for options in self.dataclass_types for one in fields(options)}
-                raise unknown(name, name, known, noun="option")
+                raise _unknown(name, known, given)
         if words:
             raise ConfigError("arguments", f"{' '.join(words)!r} belongs to no option", "remove it")

@@ -10,8 +10,22 @@ import yaml
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.catalogue import Choice, choose
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.migration import KL, NORM, Objective, behaviours, channels_of, named
+from composer_plugins.migration import (
+    COUNT,
+    KL,
+    NORM,
+    NUMBER,
+    POSITIVE,
+    WEIGHT,
+    Objective,
+    as_mis,
+    behaviours,
+    channels_of,
+    check_flag,
+    named,
+)
 from composer_plugins.plugins import losses
 
 # The row of the catalogue that TRL's loss_type is, where importance_sampling_level is "token" and "sequence".
@@ -44,10 +58,18 @@ READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use
 READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
 # Options that are no part of LOSS_OPTIONS and change the loss all the same.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
+TABLES: tuple[str, ...] = ()  # its options stand in no table
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
 NAMES = (OURS | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
-NUMBERS = ("beta", "entropy_coef", "temperature", "num_generations", "max_completion_length")
+BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
+NUMBERS = {
+    "beta": WEIGHT,
+    "entropy_coef": NUMBER,
+    "temperature": POSITIVE,
+    "num_generations": COUNT,
+    "max_completion_length": COUNT,
+} | {f"vllm_importance_sampling_{bound}": NUMBER for bound in ("clip_min", "clip_max", "cap")}
 ALL_ROWS = "all completions of the batch"
 
 
@@ -90,7 +112,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     )
 
 
-def write(objective: Objective) -> dict[str, Any]:
+def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """Options of ComposerGRPOConfig for this objective, as far as TRL can run it."""
     policy = objective.policy
     table = named("policy", policy)
@@ -107,7 +129,7 @@ def write(objective: Objective) -> dict[str, Any]:
         if name in ("k3", "k3_corrected"):
             table |= {"beta": objective.kl.weight, "use_bias_correction_kl": name == "k3_corrected"}
     if objective.correction is not None:
-        table |= _vllm_options(objective.correction)
+        table |= _vllm_options(objective.correction, policy)
     elif objective.has_terms:  # with use_vllm=True, TRL's default is a correction
         table["vllm_importance_sampling_correction"] = False
     if objective.entropy:
@@ -130,10 +152,11 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
         if name.startswith(("hint_", "replay_", "policy_")) and name not in OURS:
             raise unknown(name, name, OURS, noun="option")
     values = {name: value for name, value in table.items() if name in NAMES}
-    for name in NUMBERS:
-        value = values.get(name, upstream.DEFAULTS[name])
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise ConfigError(name, f"it is {value!r}", "set a number that is not negative")
+    for name in BOOLEANS & values.keys():
+        check_flag(name, values[name])
+    for name, number in NUMBERS.items():
+        default = upstream.DEFAULTS.get(name)
+        number.check(name, values.get(name, default), default)
     if values.get("policy", TRL_LOSS) == TRL_LOSS:
         values |= _own_loss(values)
         loss = values["policy"].partition("@")[0]
@@ -144,6 +167,8 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
     size = values.get("num_generations", upstream.DEFAULTS["num_generations"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's own defaults
+        # Of a clip bound that hardly anyone intends: whoever trains with the config is told so.
+        warnings.filterwarnings("ignore", "policy_params|epsilon", ComposerWarning)
         options = ComposerGRPOConfig(
             output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=size, **values
         )
@@ -172,7 +197,10 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
 def _correction(options: ComposerGRPOConfig) -> Choice | None:
     if not upstream.corrects_rollouts(options):
         return None
-    name, level = WEIGHTS[options.vllm_importance_sampling_mode]
+    mode = str(options.vllm_importance_sampling_mode)
+    if mode not in WEIGHTS:
+        raise unknown("vllm_importance_sampling_mode", mode, WEIGHTS, noun="mode")
+    name, level = WEIGHTS[mode]
     low, high = BOUNDS[name]
     given = {
         low: options.vllm_importance_sampling_clip_min,
@@ -182,12 +210,16 @@ def _correction(options: ComposerGRPOConfig) -> Choice | None:
     return choose(losses(), "correction", name, bounds | {"level": level})
 
 
-def _vllm_options(correction: Choice) -> dict[str, Any]:
-    """The options of TRL for a correction; none where TRL has no such weight."""
+def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:
+    """The options of TRL for a correction; none where TRL has no such weight, or not beside this policy."""
+    correction = as_mis(correction)
     kind = (correction.loss.name, correction.value("level"))
     modes = [mode for mode, one in WEIGHTS.items() if one == kind]
+    by_token = "log_weights" in policy.loss.optional
+    if "rollout_logprobs" in policy.loss.needs or (by_token and kind[1] != "token"):
+        modes = []
     if not modes:
-        return {}
+        return {"vllm_importance_sampling_correction": False}
     low, high = BOUNDS[kind[0]]
     return {
         "use_vllm": True,

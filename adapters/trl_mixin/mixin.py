@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
+from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer as _Trainer
 else:
     _Trainer = object
-
-logger = logging.getLogger("composer_plugins")
 
 
 class ComposerLossMixin(_Trainer):
@@ -102,7 +100,7 @@ class ComposerLossMixin(_Trainer):
             self._hint.needs_own_student = self._counts_padding
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
-            _log_info(self._describe())
+            log_info(self._describe())
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
@@ -190,12 +188,3 @@ class ComposerLossMixin(_Trainer):
 
 class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):
     """`trl.GRPOTrainer` with the composer loss."""
-
-
-def _log_info(line: str) -> None:
-    """Log `line` at INFO. Where nobody has configured logging, do so: Python would not show the line."""
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
-    logger.info(line)

@@ -156,6 +156,15 @@ LOSS_OPTIONS: dict[str, LossOption] = {
     "log_multimodal": LossOption(BEFORE),
 }
 
+# What other frameworks and our losses call an option of GRPOConfig.
+ELSEWHERE = {
+    **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "beta"),
+    **dict.fromkeys(("clip_low", "clip_ratio", "clip_ratio_low", "cliprange", "eps_clip"), "epsilon"),
+    **dict.fromkeys(("clip_high", "clip_ratio_high", "eps_clip_high"), "epsilon_high"),
+    "entropy_coeff": "entropy_coef",
+    "loss_agg_mode": "loss_type",
+}
+
 # The values of `vllm_importance_sampling_mode` with one weight per token, which VESPO's weight is made of.
 TOKEN_WEIGHTS = ("token_truncate", "token_mask")
 MIN_WEIGHT = 1e-8  # below it TRL takes no logarithm of a weight

@@ -1,7 +1,7 @@
 """Advantage estimators as verl calls them: in the driver, once per step, on the CPU, by keyword."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -10,13 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import during, node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import (
-    PADDING_UID,
-    Key,
-    given_options,
-    rollouts_per_prompt,
-)
+from composer_plugins.adapters.verl_plugin.rules import during, group_of_one, node_of, parse_registered
+from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, Key, beside, given_options
+from composer_plugins.catalogue import Choice
+from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import DataError
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
@@ -41,9 +38,9 @@ def estimator(name: str | None) -> Estimator:
     ) -> tuple[Tensor, Tensor]:
         """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 
-        verl pads a batch with rows without a response, which belong to no group. A reward that is not finite
-        is a DataError. A critic cannot learn from these returns. If an agent's session has several outputs, a
-        group consists of each session's final output, and the session's other outputs get its advantage.
+        A reward that is not finite is a DataError. A critic cannot learn from these returns. If an agent's
+        session has several outputs, a group consists of each session's final output, and the session's other
+        outputs get its advantage: 0 if the final output has no unmasked token, as in verl.
         """
         given = given_options("advantage", config)
         choice = parse_registered(node_of(config), "advantage", name, given=given)[1]
@@ -51,16 +48,20 @@ def estimator(name: str | None) -> Estimator:
         tensors = batch_tensors(token_level_rewards, mask, index)
         per_token = "token_rewards" in choice.loss.needs
         if per_token:
+            enforce(rewards_left_out(choice, token_level_rewards, mask))
             tensors["mask"] = mask
         keys, of_session = _batch_keys.get(), None
         if "group_ids" in choice.loss.needs:
             if keys is None:
+                enforce(group_of_one(choice, beside(config, Key.GROUP_SIZE)))
                 refuse_several_outputs(index, config)
             else:
                 final, of_session = final_outputs(keys)
                 tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
         found = choice.with_optional(*choice.loss.optional).call(tensors, check=True)
-        found = found if of_session is None else found[of_session]
+        if of_session is not None:
+            empty = (tensors["lengths"] == 0).nonzero().flatten()
+            found = found.index_fill(0, empty, 0.0)[of_session]
         found = torch.where(mask, found if per_token else found.unsqueeze(-1), 0.0)
         return found, found
 
@@ -69,20 +70,33 @@ def estimator(name: str | None) -> Estimator:
 
 
 def batch_tensors(token_rewards: Tensor, mask: Tensor, index: Any) -> dict[str, Any]:
-    """Return verl's arguments under the catalogue's names; `mask` is True for rows with a response."""
-    token_rewards = torch.where(mask, token_rewards, 0.0)
+    """Return verl's arguments under the catalogue's names; rows with which verl pads a batch do not count.
+
+    As in verl, a reward is the sum over all tokens, because verl puts it on the last one, masked or not. And
+    a row without an unmasked token, wholly rejected for example, has a reward that counts in its group.
+    """
     rewards = token_rewards.sum(-1)
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
         problem += f"the first in row {bad[0]}"
-        remedy = "return a number from the reward function, or mask the rollout out"
-        raise DataError("rewards", problem, remedy)
-    tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards}
-    tensors |= {"lengths": mask.sum(-1), "mask": mask.any(-1)}
+        raise DataError("rewards", problem, "return a number from the reward function")
+    tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards, "lengths": mask.sum(-1)}
     if index is not None:
-        uids, group_ids = np.unique(np.asarray(index).astype(str), return_inverse=True)
+        names = np.asarray(index).astype(str)
+        uids, group_ids = np.unique(names, return_inverse=True)
         tensors |= {"group_ids": torch.as_tensor(group_ids), "num_groups": len(uids)}
+        tensors["mask"] = torch.as_tensor(~np.char.startswith(names, PADDING_UID))
     return tensors
+
+
+def rewards_left_out(choice: Choice, token_rewards: Tensor, mask: Tensor) -> Iterator[Finding]:
+    """Yield a warning where a row's last reward is at a masked token: a return of tokens leaves it out."""
+    last = ((token_rewards != 0) * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)
+    if (token_rewards.gather(-1, last).bool() & ~mask.gather(-1, last)).any():
+        problem = f"some are at a masked token, and {choice.name!r} leaves these out, as in verl, which puts "
+        problem += "a reward on the last token of the response"
+        remedy = "choose an advantage of whole rollouts (grpo, rloo), or end responses in an unmasked token"
+        yield Finding("warning", "rewards", problem, remedy)
 
 
 def final_outputs(keys: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -102,17 +116,17 @@ def refuse_several_outputs(index: Any, config: Any) -> None:
     """Raise DataError for a prompt with more rows than rollout.n.
 
     Without composer_sync an estimator does not see which rows are outputs of one session. Where some sessions
-    of a prompt failed, several outputs of another are not noticed.
+    of a prompt failed, several outputs of another are not noticed. Only v1 trainers have several outputs.
     """
-    n = rollouts_per_prompt(config)
-    if n is None or index is None:
+    n = beside(config, Key.GROUP_SIZE)
+    if n is None or index is None or not beside(config, Key.USE_V1):
         return
     prompts = Counter(uid for uid in map(str, index) if not uid.startswith(PADDING_UID))
     for prompt, rows in prompts.items():
         if rows <= n:
             continue
-        problem = f"prompt {prompt!r} has {rows} rows, and {Key.ROLLOUT}.n is {n}: a session of an agent has "
-        problem += "several outputs, which cannot be told apart here"
+        problem = f"prompt {prompt!r} has {rows} rows, and {Key.GROUP_SIZE} is {n}: a session of an agent "
+        problem += "has several outputs, which cannot be told apart here"
         remedy = (
             f"set {Key.TRAINER_MODE}=composer_sync, which groups them as verl does, or {Key.ESTIMATOR}=grpo"
         )

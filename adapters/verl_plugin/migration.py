@@ -1,42 +1,71 @@
 """verl's side of `composer-plugins migrate`: main_ppo's config as an Objective, and an Objective as one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import yaml
 
 from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
+from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
 from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, loss_in
-from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, at
-from composer_plugins.catalogue import Choice, choose, of_kind
+from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key, at
+from composer_plugins.catalogue import REQUIRED, Choice, choose, of_kind
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.migration import KL, NORM, Behaviour, Objective, behaviours, channels_of, named
+from composer_plugins.migration import (
+    COUNT,
+    KL,
+    NORM,
+    NUMBER,
+    POSITIVE,
+    WEIGHT,
+    Behaviour,
+    Objective,
+    as_mis,
+    behaviours,
+    channels_of,
+    check_flag,
+    check_tables,
+    named,
+    set_params,
+)
 from composer_plugins.plugins import losses
 
-# verl's own losses and estimators whose rows have another name than verl gives them.
-POLICIES = {"vanilla": "grpo@verl", "gspo": "gspo_token@verl", "geo_mean": "gmpo@verl", "dro": "dro"}
-ADVANTAGES = {
-    "grpo_vectorized": "grpo@verl",
-    "rloo_vectorized": "rloo",
-    "grpo_passk": "pass_at_k@verl",
-    "reinforce_plus_plus": "reinforce_pp@verl",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl",
-}
+# The rows that are verl's vanilla: a config is named by the one that has its mode and its clips.
+VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")
+NEED_MORE = ("gae", "remax", "gdpo")  # estimators whose inputs verl gives to its own only
+# Keys that are named more than once here.
+THRESHOLD, NORMALISE = (f"{Key.CORRECTION}.rollout_is_{name}" for name in ("threshold", "batch_normalize"))
+KL_TYPE, ENTROPY = f"{Key.ACTOR}.kl_loss_type", f"{Key.ACTOR}.entropy_coeff"
+REWARD_KL_TYPE, REWARD_KL_COEF = "algorithm.kl_penalty", "algorithm.kl_ctrl.kl_coef"
+TEMPERATURE = f"{Key.ROLLOUT}.temperature"
 # verl's values where the file has none.
 DEFAULTS: dict[str, Any] = {
     Key.ESTIMATOR: "gae",
     Key.LOSS_MODE: "vanilla",
     Key.AGG_MODE: upstream.DEFAULT_MODE,
     Key.KL_COEF: 0.001,
-    f"{Key.ACTOR}.kl_loss_type": "low_var_kl",
-    f"{Key.ACTOR}.entropy_coeff": 0.0,
-    "algorithm.kl_penalty": "kl",
-    "algorithm.kl_ctrl.kl_coef": 0.001,
-    f"{Key.ROLLOUT}.temperature": 1.0,
-    f"{Key.CORRECTION}.rollout_is_threshold": 2.0,
+    KL_TYPE: "low_var_kl",
+    ENTROPY: 0.0,
+    REWARD_KL_TYPE: "kl",
+    REWARD_KL_COEF: 0.001,
+    TEMPERATURE: 1.0,
+    THRESHOLD: 2.0,
 }
-BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS)
-OWN_MODES = {upstream.MEAN_OVER_ROWS: "seq-mean-token-mean"}  # of a loss that does not read loss_agg_mode
+TABLES = ["algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, "trainer", "trainer.v1"]
+TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, "algorithm.kl_ctrl"]
+KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
+LOG_CLAMP = 20.0  # of verl's weights, in nats
+NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
+BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, NORMALISE)
+NUMBERS = {
+    Key.KL_COEF: WEIGHT,
+    ENTROPY: NUMBER,
+    REWARD_KL_COEF: WEIGHT,
+    TEMPERATURE: POSITIVE,
+    Key.GROUP_SIZE: COUNT,
+    Key.SCALE_FACTOR: COUNT,
+}
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 # What verl's losses read, and no field of Objective has: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
@@ -69,46 +98,45 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     remarks = [f"{key} = {x!r}" for key, x in read_beside.items() if x not in NOT_CARRIED[key]]
     others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
-    policy = _choice(table, "policy", str(value(Key.LOSS_MODE)), remarks)
-    assert policy is not None
     set_mode = str(value(Key.AGG_MODE))
     if set_mode not in upstream.MODES:
         raise unknown(Key.AGG_MODE, set_mode, upstream.MODES, noun="mode")
-    mode = OWN_MODES.get(str(value(Key.LOSS_MODE)), upstream.FORCED_MODES.get(policy.name, set_mode))
+    node = at(table, NODE) or {}
+    theirs = at(table, WORKER_NODE)  # an interpolation of the same table, or one of the workers' own
+    of_workers = theirs if isinstance(theirs, Mapping) else node
+    policy = _choice(table, of_workers, "policy", str(value(Key.LOSS_MODE)), remarks)
+    assert policy is not None
+    if value(Key.LOSS_MODE) == "vanilla":
+        rows = (choose(losses(), "policy", name) for name in VANILLA)
+        of_mode = [replace(one, params=policy.params) for one in rows if one.mode == set_mode]
+        policy = min(of_mode or [policy], key=lambda one: len({*set_params(one)} - {"dual_clip"}))
+    mode = upstream.FORCED_MODES.get(policy.name, set_mode)
     given: Behaviour = "rollout engine" if value(Key.BYPASS) else "trainer"
     old, rollout = behaviours(policy, given, given)  # verl has one tensor for both
     kl = None
     if value(Key.USE_KL_LOSS) and value(Key.KL_COEF):
-        kl = KL(_estimator(value(f"{Key.ACTOR}.kl_loss_type")), value(Key.KL_COEF))
-    elif value(Key.KL_IN_REWARD):
-        weight = value("algorithm.kl_ctrl.kl_coef")
-        kl = KL(_estimator(value("algorithm.kl_penalty")), weight, "reward")
+        kl = KL(_estimator(value(KL_TYPE)), value(Key.KL_COEF))
+    elif value(Key.KL_IN_REWARD) and (weight := value(REWARD_KL_COEF)):
+        kl = KL(_estimator(value(REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
     correction = _correction(value)
-    if correction is not None and value(Key.LOSS_MODE) in OWN_MODES:
+    if correction is not None and value(Key.LOSS_MODE) == upstream.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
-    channels = channels_of(rules.parse(_node(table)))
-    to_correct: tuple[str, ...] = ()
-    if channels:
-        try:
-            rules.parse_channels(_node(table))
-        except ConfigError as error:
-            to_correct = (str(error.under(NODE)),)
     return Objective(
         policy=policy,
         mode=mode,
         length=value(Key.SCALE_FACTOR) if mode == NORM else None,
         old=old,
         rollout=rollout,
-        advantage=_choice(table, "advantage", str(value(Key.ESTIMATOR)), remarks),
-        group_size=value(f"{Key.ROLLOUT}.n"),
+        advantage=_choice(table, node, "advantage", str(value(Key.ESTIMATOR)), remarks),
+        group_size=value(Key.GROUP_SIZE),
         kl=kl,
         correction=correction,
-        entropy=value(f"{Key.ACTOR}.entropy_coeff"),
-        temperature=value(f"{Key.ROLLOUT}.temperature"),
-        replay_temperature=value(f"{Key.ROLLOUT}.temperature"),
-        channels=channels,
+        entropy=value(ENTROPY),
+        temperature=value(TEMPERATURE),
+        replay_temperature=value(TEMPERATURE),
+        channels=channels_of(rules.parse(node)),
         denominators={
             "KL": set_mode,
             "entropy bonus": set_mode,
@@ -117,12 +145,12 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "policy_weight": "the policy loss",
         },
         remarks=tuple(remarks),
-        to_correct=to_correct,
+        to_correct=tuple(_to_correct(table)),
         unread=tuple(_unread(table)),
     )
 
 
-def write(objective: Objective) -> dict[str, Any]:
+def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A config of main_ppo for this objective, as far as verl can run it."""
     advantage = objective.advantage
     node = {} if advantage is None else named("advantage", advantage)
@@ -133,8 +161,12 @@ def write(objective: Objective) -> dict[str, Any]:
     worker = {"_target_": requirements.TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
     actor: dict[str, Any] = {"policy_loss": worker}
     rollout: dict[str, Any] = {}
-    if objective.mode in upstream.MODES:
-        actor["loss_agg_mode"] = objective.mode
+    mode = objective.mode
+    has_others = objective.kl or objective.entropy or objective.channels.get("hint_weight")
+    if has_others and objective.policy.name in upstream.FORCED_MODES:  # loss_agg_mode is that of the others
+        mode = objective.denominators.get("KL", mode)
+    if mode in upstream.MODES:
+        actor["loss_agg_mode"] = mode
     if objective.length is not None:
         actor["loss_scale_factor"] = int(objective.length)
     if objective.kl is not None:
@@ -180,21 +212,34 @@ def _check(key: str, found: Any) -> None:
     if isinstance(found, str) and "${" in found:
         problem = f"it is {found!r}, an interpolation, which is not resolved here"
         raise ConfigError(key, problem, "write the value")
-    if key in BOOLEANS and not isinstance(found, bool):
-        raise ConfigError(key, f"it is {found!r}", "set true or false")
-    default = DEFAULTS.get(key, 1.0 if key in (Key.SCALE_FACTOR, f"{Key.ROLLOUT}.n") else None)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if isinstance(default, float) and not is_number and not key.endswith("rollout_is_threshold"):
-        raise ConfigError(key, f"it is {found!r}", "set a number")
+    if key in BOOLEANS:
+        check_flag(key, found)
+    if key in NUMBERS:
+        NUMBERS[key].check(key, found, REQUIRED)
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
     """Raise ConfigError for a value in the place of a table, and for a dotted key."""
-    for key in ("algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, Key.POLICY_LOSS, Key.CORRECTION):
-        if (found := at(table, key)) is not None and not isinstance(found, Mapping):
-            raise ConfigError(key, f"it is {found!r}", "write a table of options")
+    check_tables(table, *TABLES)
+    if not isinstance(table.get("defaults", []), list):
+        raise ConfigError("defaults", f"it is {table['defaults']!r}", "write a list of names")
     if dotted := [key for key in table if "." in str(key)]:
         raise ConfigError(dotted[0], "a file has no dotted keys", "write nested tables")
+
+
+def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the errors that the doctor finds in a config of ours, with verl 0.9's defaults beside it."""
+    if not is_ours(str(at(table, Key.LOSS_MODE))):
+        return
+    trainer = {"use_v1": True, "v1": {"trainer_mode": upstream.DEFAULT_TRAINER}}
+    tree = {**table, "trainer": trainer | (at(table, "trainer") or {})}
+    if isinstance(at(table, WORKER_NODE), str):  # an interpolation, which reads our table
+        actor = at(table, Key.ACTOR)
+        actor = actor | {"policy_loss": actor["policy_loss"] | {"composer": at(table, NODE)}}
+        tree["actor_rollout_ref"] = table["actor_rollout_ref"] | {"actor": actor}
+    for finding in requirements.findings(requirements.Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
+        if finding.severity == "error":
+            yield str(finding)
 
 
 def _unread(table: Mapping[str, Any]) -> Iterator[str]:
@@ -210,15 +255,12 @@ def _unread(table: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{path}.{name}" for name in at(table, path) or () if name not in names)
 
 
-def _node(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    node = at(table, NODE) or {}
-    if not isinstance(node, Mapping):
-        raise ConfigError(NODE, f"it is {node!r}", "write a table of options")
-    return node
-
-
 def _choice(
-    table: Mapping[str, Any], kind: Literal["policy", "advantage"], name: str, remarks: list[str]
+    table: Mapping[str, Any],
+    node: Mapping[str, Any],
+    kind: Literal["policy", "advantage"],
+    name: str,
+    remarks: list[str],
 ) -> Choice | None:
     """The loss or the estimator that verl calls, with verl's own options among its parameters.
 
@@ -227,12 +269,13 @@ def _choice(
     options = at(table, OPTION_TABLES[kind]) or {}
     given = upstream.given_options(kind, options)
     if is_ours(name):
-        node = _node(table)
         return rules.parse_with_options(node, kind, loss_in(name), given)[1]
-    row = (POLICIES if kind == "policy" else ADVANTAGES).get(name, f"{name}@verl")
-    if row.partition("@")[0] not in of_kind(losses(), kind) or name in ("gae", "remax"):
+    row = NAMES_HERE[kind].get(name, f"{name}@verl")
+    if row.partition("@")[0] not in of_kind(losses(), kind) or name in NEED_MORE:
         if kind == "advantage":
-            remarks.append(f"{Key.ESTIMATOR} = {name!r}, which needs more than a group's rewards")
+            why = "needs more than a group's rewards" if name in NEED_MORE else "is not in the catalogue"
+            is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
+            remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
             return None
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
     # verl's own loss does not read an option that the row has no parameter for.
@@ -242,8 +285,8 @@ def _choice(
     return choose(losses(), kind, row, node.get(f"{kind}_params"), option=kind)
 
 
-def _estimator(kind: str) -> Choice:
-    return choose(losses(), "kl", f"{KL_TYPES.get(kind, kind)}@verl", option="kl_loss_type")
+def _estimator(kind: Any) -> Choice:
+    return choose(losses(), "kl", f"{KL_TYPES.get(str(kind), kind)}@verl", option="kl_loss_type")
 
 
 def _correction(value: Any) -> Choice | None:
@@ -251,20 +294,27 @@ def _correction(value: Any) -> Choice | None:
     level = value(f"{Key.CORRECTION}.rollout_is")
     if not level or value(Key.BYPASS):
         return None
-    low, is_band, high = str(value(f"{Key.CORRECTION}.rollout_is_threshold")).partition("_")
-    common = {"log_ratio_clamp": 20.0}
-    common |= {"normalise": True} if value(f"{Key.CORRECTION}.rollout_is_batch_normalize") else {}
-    if not is_band:
-        return choose(losses(), "correction", "tis", {"cap": float(low), "level": level} | common)
-    bounds = {"high": float(high)} | ({"low": float(low)} if float(low) else {}) | common
-    if level == "token":
-        return choose(losses(), "correction", "icepop", bounds)
-    return choose(losses(), "correction", "mis", bounds | {"level": level})
+    if level not in ("token", "sequence"):
+        raise unknown(f"{Key.CORRECTION}.rollout_is", str(level), ("token", "sequence"), noun="level")
+    common = {"log_ratio_clamp": LOG_CLAMP} | ({"normalise": True} if value(NORMALISE) else {})
+    threshold = value(THRESHOLD)
+    try:
+        *lower, upper = (float(bound) for bound in str(threshold).split("_", 1))
+        if not lower:
+            return choose(losses(), "correction", "tis", {"cap": upper, "level": level} | common)
+        bounds = {"high": upper} | ({"low": lower[0]} if lower[0] > NO_BOUND else {})
+        if level == "token" and "low" in bounds:
+            return choose(losses(), "correction", "icepop", bounds | common)
+        return choose(losses(), "correction", "mis", bounds | {"level": level} | common)
+    except ValueError as error:
+        problem = f"it is {threshold!r}" + (f": {error.problem}" if isinstance(error, ConfigError) else "")
+        raise ConfigError(THRESHOLD, problem, "set a number, or a band as '0.5_5.0'") from None
 
 
 def _correction_options(correction: Choice) -> dict[str, Any]:
     """The options of algorithm.rollout_correction; none where verl has no such weight."""
-    name, level = correction.loss.name, correction.value("level") or "token"
+    correction = as_mis(correction)
+    name, level = correction.loss.name, correction.value("level")
     if level not in ("token", "sequence"):
         return {}
     options = {"rollout_is": level}
@@ -272,5 +322,5 @@ def _correction_options(correction: Choice) -> dict[str, Any]:
         options["rollout_is_batch_normalize"] = True
     if name == "tis":
         return options | {"rollout_is_threshold": correction.value("cap")}
-    low, high = correction.value("low") or 0.0, correction.value("high")
-    return options | {"rollout_is_threshold": f"{low:g}_{high:g}"}
+    low, high = correction.value("low") or NO_BOUND, correction.value("high")
+    return options | {"rollout_is_threshold": f"{low}_{high}"}

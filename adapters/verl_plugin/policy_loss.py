@@ -8,25 +8,29 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import (
+    BY_GEOMETRIC_MEAN,
     CLIPPED_BY_SIGN,
     FORCED_MODES,
     NEVER_CLIPPED,
     NORM_MODE,
     Key,
+    check_scale_factor,
     given_options,
     norm_mode_is_a_sum,
 )
 from composer_plugins.catalogue import Choice
+from composer_plugins.checks import differ_by_token, differing_advantages
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
-from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
 CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
+DIFFER = "advantages_differ"
 MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 
@@ -63,12 +67,20 @@ def policy_loss(name: str | None) -> PolicyLoss:
         logged = {f"composer/policy/{name}": metric for name, metric in token.metrics.items()}
         logged |= verl_metrics(choice, tensors, token.metrics)
         if rollout_is_weights is not None:
-            token = corrected(token, rollout_is_weights, mask)
+            of_row = choice.name in BY_GEOMETRIC_MEAN
+            weights = geometric_mean(rollout_is_weights, mask) if of_row else rollout_is_weights
+            token = corrected(token, weights, mask)
         mode = FORCED_MODES.get(choice.name, loss_agg_mode)
         # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
         scalar = reduce(token.loss, mask, mode, dict(getattr(config, "global_batch_info", None) or {}))
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
-        return weighted, means(logged, "actor/")
+        if choice.loss.per_sequence:  # read with the metrics, in one transfer from the device
+            differ = differ_by_token(advantages, mask)
+            logged[DIFFER] = Metric(differ.float(), torch.ones_like(differ))
+        found = means(logged, "actor/")
+        if found.pop(f"actor/{DIFFER}", 0.0):
+            raise differing_advantages(choice.loss)
+        return weighted, found
 
     loss.__name__ = loss.__qualname__ = f"composer_{name or 'policy_loss'}"
     return loss
@@ -79,6 +91,7 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -
 
     DDP and FSDP take the mean of the ranks' gradients; that factor turns it into the sum.
     """
+    check_scale_factor(info.get("loss_scale_factor"))
     length = info.get("loss_scale_factor") or mask.shape[-1]
     if mode == NORM_MODE and norm_mode_is_a_sum():
         return aggregate(token_loss, mask, mode, num_sequences=1, max_length=length)
@@ -89,6 +102,12 @@ def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -
         problem = f"{mode!r} on {ranks} ranks needs {DENOMINATORS[needed]}, which verl did not pass"
         raise ConfigError(Key.AGG_MODE, problem, "set token-sum, or train on one rank")
     return ranks * aggregate(token_loss, mask, mode, **counts, max_length=length)
+
+
+def geometric_mean(weights: Tensor, mask: Tensor) -> Tensor:
+    """Return for each row the geometric mean of its tokens' weights, with verl's bound for weights of 0."""
+    log_weights = torch.where(mask, (weights + 1e-10).log(), 0.0)
+    return sequence_log_ratio(log_weights, mask).exp().expand(mask.shape)
 
 
 def verl_metrics(

@@ -6,11 +6,13 @@ composer_sync enforces the same before it starts a worker. Neither verl nor hydr
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.verl_plugin import rules, upstream
+from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE, misspelt, nearest
 from composer_plugins.adapters.verl_plugin.rules import (
     NODE,
     TRAINER,
@@ -22,12 +24,11 @@ from composer_plugins.adapters.verl_plugin.rules import (
 from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release, at
 from composer_plugins.catalogue import Choice, Kind, of_kind
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.config import ComposerConfig
+from composer_plugins.config import ComposerConfig, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
-from composer_plugins.errors import ComposerError, in_a_line, unknown
+from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
 from composer_plugins.plugins import losses
 
-WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params")
@@ -101,13 +102,19 @@ def examined(config: Mapping[str, Any], version: str | None = None) -> dict[str,
     run = Run(config, upstream.release_of(version))
     known: dict[str, Any] = upstream.registries(trainers=run.names_trainer)
     found = findings(run, known, file_columns(run.at(Key.TRAIN_FILES)))
+    for key, text in upstream.refused_values(config):
+        problem = f"it is {run.at(key)!r}, and verl raises {text.rstrip(' .:')}, after the first rollout"
+        found.append(Finding("error", key, problem, "correct it"))
     return known | {"findings": [*found, *absent_files(config)]}
 
 
-def diagnosed(config: Mapping[str, Any] | None, version: str | None = None) -> dict[str, Any]:
+def diagnosed(
+    config: Mapping[str, Any] | None, version: str | None = None, own: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
 
-    composer_sync is loaded only where the config names a trainer, or where there is none.
+    composer_sync is loaded only where the config names a trainer, or where there is none. `own` is the config
+    that verl composes without the user's options (`keys.py`).
     """
     run = Run(config or {}, upstream.release_of(version))
     failure = upstream.load_trainer() if config is None or run.names_trainer else ""
@@ -119,7 +126,11 @@ def diagnosed(config: Mapping[str, Any] | None, version: str | None = None) -> d
         known = {one.key for one in facts["findings"] if one.severity == "error"}
         if not any(f"{one}.".startswith(f"{key}.") for one in known):
             problem = f"verl's validate_config raises {text.rstrip('.')}"
-            facts["findings"].append(Finding("error", key, problem, "correct it: main_ppo raises the same"))
+            meant = nearest(key, own or {})
+            remedy = did_you_mean([meant]) if meant else "correct it: main_ppo raises the same"
+            facts["findings"].append(Finding("error", key, problem, remedy))
+    known = {one.key for one in facts["findings"]}
+    facts["findings"] += [one for one in misspelt(config, own or {}) if one.key not in known]
     return facts | {"failure": failure}
 
 
@@ -127,7 +138,7 @@ def _findings(
     run: Run, known: Mapping[str, Collection[str]], columns: Mapping[str, Collection[str]]
 ) -> Iterator[Finding]:
     yield from _unknown_names(run, known)
-    delivers = run.trainer == TRAINER
+    delivers, registered = _delivers(run, known["trainers"]), any(map(is_ours, known["estimators"]))
     if not (delivers or is_ours(run.estimator) or is_ours(run.loss)):
         yield _nothing_of_ours(run)
         return
@@ -152,9 +163,10 @@ def _findings(
         errors.extend(rules.without_effect(kind, given))
         return (parsed("", rules.parse_with_options, table, kind, name, given, key) or (None, None))[1]
 
+    advantage: Choice | None = None
     policy: Choice | None = None
     if _is_known(run.estimator, "advantage"):
-        choice(node, "advantage", run.estimator)
+        advantage = choice(node, "advantage", run.estimator)
     if _is_known(run.loss, "policy"):
         policy = choice(seen, "policy", run.loss)
     channels: Channels | None = parsed(NODE, rules.parse_channels, node) if delivers else None
@@ -165,20 +177,41 @@ def _findings(
         yield Finding("error", Key.CRITIC, problem, f"set {Key.CRITIC}=False, or {Key.ESTIMATOR}=gae")
     if config is not None:
         yield from _without_effect(run, config)
+        yield from _read_elsewhere(run, seen)
         yield from _different_in_the_workers(run, config, seen)
         for finding in config.without_effect(config.model_fields_set):
             yield finding.under(NODE)
         yield from rules.undelivered(config, delivers=delivers)
+    if registered and (config is None or not (config.hint_weight or config.replay_weight)):
+        yield from _unused_trainer(run)
+    if advantage is not None and (config is None or config.policy_weight):
+        yield from rules.group_of_one(advantage, run.at(Key.GROUP_SIZE))
+    yield from _advantages_by_token(run, advantage, policy, channels)
     yield from _old_policy(run, policy)
     yield from _rollout_correction(run)
+    yield from _only_with(run)
     mode = str(run.at(Key.AGG_MODE) or "")
     if policy is not None:
         yield from rules.reduction(policy, mode)
+        given = upstream.given_options("policy", run.at(OPTION_TABLES["policy"]))
+        yield from rules.unlikely_value(policy, "policy", given)
+        if config is not None:
+            yield from (one.under(NODE) for one in scaled_hint(config, policy))
     elif mode and mode not in upstream.MODES:
         yield rules.unknown_mode(mode)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
         yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})
+
+
+def _delivers(run: Run, known: Collection[str]) -> bool:
+    """Whether the trainer is composer_sync, or a name unknown to verl that does not stand for another one.
+
+    So that a misspelt trainer is one finding, and the options of the channels are examined all the same.
+    """
+    if not run.trainer or not known or run.trainer in known:
+        return run.trainer == TRAINER
+    return TRAINER in (near(run.trainer, known) or [TRAINER])
 
 
 def _is_known(name: str, kind: Kind) -> bool:
@@ -194,14 +227,33 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
         (Key.TRAINER_MODE, "trainer", run.trainer, registered["trainers"]),
     ):
         # If none of our names is registered, the doctor reports that once, as a finding of the environment.
-        if not known or not name or name in known or (is_ours(name) and not any(map(is_ours, known))):
+        absent = key != Key.TRAINER_MODE and is_ours(name) and not any(map(is_ours, known))
+        if not known or not name or name in known or absent:
             continue
-        if name != TRAINER:
+        option, bare = "advantage" if key == Key.ESTIMATOR else "policy", name.removeprefix("composer/")
+        here = None if key == Key.TRAINER_MODE else rules.name_here(option, bare)
+        if here is not None:
+            problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
+            remedy = f"set {key}=composer, and {NODE}.{option}={here}, its name here"
+            yield Finding("error", key, problem, remedy)
+        elif key != Key.TRAINER_MODE and ("@" in name or ":" in name):  # of algorithm.composer's options
+            problem = f"verl has no {noun} {name!r}: its name has neither a dialect nor an import path"
+            remedy = f"set {key}=composer, and {NODE}.{option}={bare}"
+            yield Finding("error", key, problem, remedy)
+        elif name != TRAINER:
             yield Finding.from_error(unknown(key, name, known, noun=noun, more=LISTED))
         elif any(map(is_ours, registered["estimators"])):
             problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
             remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
             yield Finding("error", key, problem, remedy)
+
+
+def _unused_trainer(run: Run) -> Iterator[Finding]:
+    """Yield a warning for composer_sync beside the legacy trainer, of which nothing else is said."""
+    if not run.is_v1 and run.at(Key.TRAINER_MODE) == TRAINER:
+        problem = f"it is {TRAINER!r}, and verl's legacy trainer runs, which does not read it"
+        remedy = f"set {Key.USE_V1}=True (verl 0.9 or later), or remove it"
+        yield Finding("warning", Key.TRAINER_MODE, problem, remedy)
 
 
 def _nothing_of_ours(run: Run) -> Finding:
@@ -224,6 +276,16 @@ def _without_effect(run: Run, config: ComposerConfig) -> Iterator[Finding]:
             yield Finding("error", f"{NODE}.{given[0]}", problem, f"set {remedy}, or remove it")
 
 
+def _read_elsewhere(run: Run, seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield options in the workers' table that only the driver reads, where the driver's table differs."""
+    node, read = run.node(NODE), POLICY_OPTIONS if is_ours(run.loss) else ()
+    for option, value in seen.items():
+        if option in ComposerConfig.model_fields and option not in read and node.get(option) != value:
+            problem = f"it is {value!r}, and it has no effect here: it is read from {NODE}"
+            remedy = f"set {NODE}.{option}, and {WORKER_NODE}='${{{NODE}}}'"
+            yield Finding("error", f"{WORKER_NODE}.{option}", problem, remedy)
+
+
 def _different_in_the_workers(run: Run, config: ComposerConfig, seen: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield options of the policy that have another value in the actor's workers, where our loss runs."""
     if not is_ours(run.loss):
@@ -239,6 +301,42 @@ def _different_in_the_workers(run: Run, config: ComposerConfig, seen: Mapping[st
         if worker != value:
             problem = f"it is {value!r}, and the actor's workers, which run {run.loss!r}, have {worker!r}"
             yield Finding("error", f"{NODE}.{option}", problem, f"set {WORKER_OVERRIDES}")
+
+
+def _advantages_by_token(
+    run: Run, advantage: Choice | None, policy: Choice | None, channels: Channels | None
+) -> Iterator[Finding]:
+    """Yield an error for a policy loss that takes one advantage per response, beside those of each token."""
+    averages = policy is not None and policy.loss.per_sequence
+    by_hint = channels is not None and channels.hint is not None and not channels.hint_is_loss
+    if by_hint and (averages or run.loss == upstream.MEAN_OVER_ROWS):
+        problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
+        remedy = "set 'score', or a policy per token (gspo_token)"
+        yield Finding("error", f"{NODE}.hint_estimator", problem, remedy)
+    if policy is None or not averages:
+        return
+    by_return = advantage is not None and "token_rewards" in advantage.loss.needs
+    gamma = run.at("algorithm.gamma") if advantage is None else advantage.value("gamma")
+    if run.estimator in upstream.BY_TOKEN or (
+        (by_return or run.estimator in upstream.BY_RETURN)
+        and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
+    ):
+        problem = f"{policy.name!r} takes one advantage per response, and {run.estimator!r} computes another "
+        problem += "one for each token"
+        yield Finding("error", Key.LOSS_MODE, problem, "choose another policy loss, gspo_token for example")
+
+
+def _only_with(run: Run) -> Iterator[Finding]:
+    """Yield options that verl reads only beside another one, which has not the value that they need."""
+    yield from map(Finding.from_error, caught(partial(upstream.check_scale_factor, run.at(Key.SCALE_FACTOR))))
+    for key, default, other, needed in upstream.ONLY_WITH:
+        value, found = run.at(key), run.at(other)
+        acts = found == needed if needed is not None else found not in (None, False)
+        if value not in (None, default, 0) and not acts:
+            state = "not set" if found is None else repr(found)
+            problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
+            to_set = other if needed is None else f"{other}={needed}"
+            yield Finding("warning", key, problem, f"set {to_set}, or remove it")
 
 
 def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
@@ -293,6 +391,9 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     if (channels.hint or channels.replay) and run.at(Key.DISTILLATION):
         problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
         yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
+    if (channels.hint or channels.replay) and run.at(Key.FILTER_GROUPS):
+        problem = "it is True, and verl then drops groups of equal rewards, which only hint and replay train"
+        yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.FILTER_GROUPS}=False")
     if channels.compares_distributions:
         yield from _logit_conflicts(run)
     if channels.replay:

@@ -1,15 +1,16 @@
 """Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.adapters.verl_plugin.upstream import (
     DEFAULT_MODE,
     FORCED_MODES,
     MODES,
+    NAMES_HERE,
     NOT_SUPPLIED,
     OPTION_TABLES,
     OPTIONS,
@@ -18,8 +19,8 @@ from composer_plugins.adapters.verl_plugin.upstream import (
 )
 from composer_plugins.bundled.adapters import VERL
 from composer_plugins.catalogue import REQUIRED, Choice, Loss, of_kind
-from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import Finding, enforce
+from composer_plugins.config import ComposerConfig, unlikely
+from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
 from composer_plugins.plugins import losses
 from composer_plugins.rows import row_of_import_path
@@ -39,6 +40,7 @@ NOT_AVAILABLE = {
 }
 
 _delivered = ContextVar("delivered", default=False)
+log_once = cache(log_info)
 
 
 @contextmanager
@@ -92,6 +94,12 @@ def node_of(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (node or {}).items()}
 
 
+def name_here(kind: str, name: str) -> str | None:
+    """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
+    known = of_kind(losses(), "policy" if kind == "policy" else "advantage")
+    return None if name in known else NAMES_HERE[kind].get(name)
+
+
 def is_ours(name: str) -> bool:
     """Whether a registered name is `composer` or `composer/<name>`."""
     return name == "composer" or name.startswith("composer/")
@@ -109,6 +117,9 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
     wrong = [not_available(option, reason) for option, reason in NOT_AVAILABLE.items() if option in node]
+    for kind in NAMES_HERE:
+        if (row := name_here(kind, str(node.get(kind)))) is not None:
+            raise ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here")
     missing = _parameters_of_the_workers(node) if in_driver else {}
     params = dict(node.get("policy_params") or {}) if missing else {}
     options = {**node, "policy_params": {**params, **missing}} if missing else node
@@ -166,7 +177,12 @@ def with_options(
             problem = f"it is {value!r}, and it has no effect on the {kind} {loss.name!r}, which has no such "
             wrong.append(ConfigError(at, f"{problem}parameter", _instead(option, loss, key)))
             continue
-        ours, default = option.values.get(value, value), loss.defaults.get(parameter, REQUIRED)
+        if option.values and (not isinstance(value, Hashable) or value not in option.values):
+            known = " or ".join(map(repr, (option.default, *option.values)))
+            wrong.append(ConfigError(at, f"it is {value!r}", f"set {known}"))
+            continue
+        ours = option.values[value] if option.values else value
+        default = loss.defaults.get(parameter, REQUIRED)
         if parameter in params and params[parameter] != ours:
             problem = f"it is {value!r}, which sets {parameter} to {ours!r}, and {NODE}.{key}.{parameter} is "
             wrong.append(ConfigError(at, f"{problem}{params[parameter]!r}", "set one of them"))
@@ -239,13 +255,17 @@ def parse_registered(
 ) -> tuple[ComposerConfig, Choice]:
     """Do what `parse_choice` does, for an estimator or a loss that verl calls with these options of its own.
 
-    Under composer_sync every finding is enforced already. Otherwise those that can be seen here are.
+    Under composer_sync every finding is enforced already. Otherwise those that can be seen here are. The log
+    says once in each process which values act, where verl's default for an option is not the loss's.
     """
     config, choice = parse_with_options(node, kind, name, given or {})
+    reduced = f", {FORCED_MODES.get(choice.name, mode)}" if mode else ""
+    log_once(f"{kind} {choice.described}{reduced}")
     if not _delivered.get():
         enforce(undelivered(config, delivers=False))
         enforce(one.under(NODE) for one in config.without_effect(config.model_fields_set))
         enforce(reduction(choice, mode))
+        enforce(unlikely_value(choice, kind, given or {}))
         enforce(without_effect(kind, given or {}))
     return config, choice
 
@@ -282,6 +302,24 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
+def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
+    """Yield a warning where an advantage that compares the rollouts of a prompt gets one of each prompt."""
+    if group_size != 1 or "group_ids" not in choice.loss.needs:
+        return
+    import torch  # which the doctor's own process does not need
+
+    rewards = torch.tensor([1.0, 2.0])
+    alone = {"rewards": rewards, "group_ids": torch.arange(2), "lengths": torch.ones(2)}
+    try:
+        what = "comes from its own reward alone, without a baseline" if choice.call(alone).any() else "is 0"
+    except Exception:  # a function of the user's own that needs other inputs
+        return
+    problem = f"it is 1, and {choice.name!r} compares a rollout with the others of its prompt, so that every "
+    problem += f"advantage {what}"
+    remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
+    yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
+
+
 def unknown_mode(mode: str) -> Finding:
     """Return the error for a loss_agg_mode that verl does not have."""
     return Finding.from_error(unknown(Key.AGG_MODE, mode, MODES, noun="mode"))
@@ -291,11 +329,16 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
     """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
 
     That is the paper's reduction, or the dialect's where it has one. A dialect of verl with verl's default
-    mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right.
+    mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right. One that verl itself gives a
+    fixed reduction keeps it, and the other terms of the loss follow loss_agg_mode.
     """
     if mode and mode not in MODES:
         yield unknown_mode(mode)
         return
+    if (forced := FORCED_MODES.get(choice.name)) and mode not in ("", DEFAULT_MODE, forced):
+        problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
+        remedy = f"set it to {forced!r}, or leave it if it is meant for the other terms of the loss"
+        yield Finding("warning", Key.AGG_MODE, problem, remedy)
     own = choice.dialect.mode if choice.dialect else choice.loss.mode
     if choice.upstream == "verl" and own == DEFAULT_MODE:
         own = ""
@@ -308,6 +351,15 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
         if modes and modes[0] in ("", DEFAULT_MODE) and theirs not in FORCED_MODES:
             remedy += f", or name {theirs}, which is reduced as verl is set to"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
+
+
+def unlikely_value(choice: Choice, kind: LossKind, given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a warning for a value that hardly anyone intends, at verl's option if one of these sets it."""
+    keys = {name: f"{NODE}.{choice.params_option}.{name}" for name in choice.loss.parameters}
+    for option in OPTIONS[kind]:
+        if option.key in given and (name := _parameter(option, choice.loss)):
+            keys[name] = f"{OPTION_TABLES[kind]}.{option.key}"
+    yield from unlikely(choice, keys)
 
 
 def _check_hint(found: Channels) -> None:
@@ -328,10 +380,11 @@ def _check_hint(found: Channels) -> None:
             # It loads torch, which the doctor's own process does not need.
             from composer_plugins.checks import check_top_k
 
-            check_top_k(hint, config.hint_top_k + 1)  # the entries and one for the rest
-            if (temperature := hint.value("temperature")) not in (None, 1):
-                problem = f"it is {temperature:g}, and verl's logits are at rollout.temperature already"
-                raise ConfigError("hint_params.temperature", problem, "set it to 1")
+            entries = "entries that are sent: hint_top_k, and one for the rest"
+            check_top_k(hint, config.hint_top_k + 1, entries)
+        if (temperature := hint.value("temperature")) not in (None, 1):
+            problem = f"it is {temperature:g}, and verl's logits are at rollout.temperature already"
+            raise ConfigError("hint_params.temperature", problem, "set it to 1")
     elif config.hint_top_k is not None:
         what = repr(hint.name) if found.hint_is_loss else "hint_estimator='advantage'"
         raise ConfigError("hint_top_k", f"{what} uses the sampled token alone", "remove it")

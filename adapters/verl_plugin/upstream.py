@@ -7,8 +7,9 @@ are in sync_trainer/trainer.py and sync_trainer/workers.py.
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any, Literal, NamedTuple
@@ -43,6 +44,7 @@ class Key:
 
     ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
     ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    GROUP_SIZE = f"{ROLLOUT}.n"
     ESTIMATOR, CRITIC = "algorithm.adv_estimator", "critic.enable"
     POLICY_LOSS = f"{ACTOR}.policy_loss"
     LOSS_MODE, LOSS_TARGET = f"{POLICY_LOSS}.loss_mode", f"{POLICY_LOSS}._target_"
@@ -50,6 +52,7 @@ class Key:
     USE_KL_LOSS, KL_COEF, SHUFFLE = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.shuffle"
     KL_IN_REWARD = "algorithm.use_kl_in_reward"
     CORRECTION = "algorithm.rollout_correction"
+    FILTER_GROUPS = "algorithm.filter_groups.enable"
     BYPASS, ROLLOUT_LOGPROBS = f"{CORRECTION}.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
     FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
     LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
@@ -68,11 +71,21 @@ NOT_SUPPLIED = {
 }
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
+BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
 MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
-FORCED_MODES: dict[str, Any] = {"sapo@verl": "seq-mean-token-mean"}  # whatever loss_agg_mode is
-
-
+FORCED_MODES: dict[str, Any] = dict.fromkeys(("sapo@verl", "gmpo@verl"), "seq-mean-token-mean")  # always
+# verl's own losses and estimators whose rows have another name than verl gives them.
+NAMES_HERE: dict[str, dict[str, str]] = {
+    "policy": {"vanilla": "grpo@verl", "gspo": "gspo_token@verl", "geo_mean": "gmpo@verl", "dro": "dro"},
+    "advantage": {
+        "grpo_vectorized": "grpo@verl",
+        "rloo_vectorized": "rloo",
+        "grpo_passk": "pass_at_k@verl",
+        "reinforce_plus_plus": "reinforce_pp@verl",
+        "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl",
+    },
+}
 DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
 
 
@@ -107,6 +120,26 @@ GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, whic
 # OF_THE_LOSS act in verl's own loss bypass_mode only; use_policy_gradient is verl 0.6's loss_type.
 OF_THE_LOSS = {"loss_type": "ppo_clip", "use_policy_gradient": False}
 CORRECTIONS = {"rollout_is": None, "rollout_rs": None, **OF_THE_LOSS}
+
+
+# Options that verl reads only beside another one: the option, its default, the other one, and the value that
+# the other one needs; None is any value but null and False.
+ONLY_WITH: tuple[tuple[str, Any, str, Any], ...] = (
+    (Key.KL_COEF, 0.001, Key.USE_KL_LOSS, True),
+    (f"{Key.ACTOR}.kl_loss_type", "low_var_kl", Key.USE_KL_LOSS, True),
+    ("algorithm.kl_penalty", "kl", Key.KL_IN_REWARD, True),
+    ("algorithm.kl_ctrl.type", "fixed", Key.KL_IN_REWARD, True),
+    ("algorithm.kl_ctrl.kl_coef", 0.001, Key.KL_IN_REWARD, True),
+    ("algorithm.kl_ctrl.horizon", 10000, "algorithm.kl_ctrl.type", "adaptive"),
+    ("algorithm.kl_ctrl.target_kl", 0.1, "algorithm.kl_ctrl.type", "adaptive"),
+    (f"{Key.CORRECTION}.rollout_is_threshold", 2.0, f"{Key.CORRECTION}.rollout_is", None),
+    (f"{Key.CORRECTION}.rollout_is_batch_normalize", False, f"{Key.CORRECTION}.rollout_is", None),
+    (f"{Key.CORRECTION}.rollout_rs_threshold", None, f"{Key.CORRECTION}.rollout_rs", None),
+    (Key.SCALE_FACTOR, None, Key.AGG_MODE, NORM_MODE),
+)
+# verl's own estimators whose advantages differ within a response; those of BY_RETURN only where returns are
+# discounted, or where each token has a reward.
+BY_TOKEN, BY_RETURN = ("gae",), ("reinforce_plus_plus", "remax")
 
 
 def clip(side: Literal["low", "high"]) -> Option:
@@ -245,6 +278,12 @@ def _value(table: Any, path: str, default: Any) -> Any:
     return default if table is _ABSENT else table
 
 
+def check_scale_factor(length: Any) -> None:
+    """Raise ConfigError for a length that is not above 0: verl divides by it, also by a negative one."""
+    if length is not None and (not isinstance(length, int | float) or not length > 0):
+        raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
+
+
 def has_adapter(config: Any) -> bool:
     """Whether the actor is trained by LoRA: without its adapter it is then the reference policy."""
     return any(at(config, key) for key in Key.LORA)
@@ -259,7 +298,8 @@ def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the key and the text of what verl's own `validate_config` raises; None if it raises nothing.
 
     main_ppo calls it before it starts Ray. The critic is left out, because its config loads the model. The
-    key is the first one that the text names, or the table that is no such dataclass, or main_ppo.
+    key is the first one that the text names, or the table that is no such dataclass, or the one that the line
+    of verl's source names, or main_ppo.
     """
     from omegaconf import OmegaConf
 
@@ -276,14 +316,52 @@ def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         table = re.search(r"full_key: ([\w.]+)", str(error))
-        named = _named_key(str(cause), config) or (table[1] if table else "main_ppo")
-        return named, in_a_line(cause)
+        line = traceback.extract_tb(cause.__traceback__)[-1].line or ""  # of verl, which reads an option
+        named = _named_key(str(cause), config) or (table[1] if table else _named_key(line, config))
+        return named or "main_ppo", in_a_line(cause)
     return None
+
+
+def refused_values(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of what verl's own KL and rollout correction raise with this config.
+
+    They are called on one row of two tokens. In a run, verl calls them for the first time after a rollout.
+    """
+    import torch
+    from omegaconf import OmegaConf
+
+    try:
+        from verl import DataProto
+        from verl.trainer.ppo import core_algos, rollout_corr_helper
+    except ImportError:  # as in validation_error
+        return
+    numbers, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.long)
+    fields = {"old_log_probs": numbers, "rollout_log_probs": numbers, "response_mask": mask}
+    controller = "algorithm.kl_ctrl"
+    kinds = {f"{Key.ACTOR}.kl_loss_type": Key.USE_KL_LOSS, "algorithm.kl_penalty": Key.KL_IN_REWARD}
+    calls: dict[str, Callable[[Any], Any]] = {
+        key: partial(core_algos.kl_penalty, numbers, numbers) for key, on in kinds.items() if at(config, on)
+    }
+    if at(config, Key.KL_IN_REWARD):
+        calls[controller] = core_algos.get_kl_controller
+    if at(config, Key.CORRECTION) and not at(config, Key.BYPASS):
+        batch = DataProto.from_dict(tensors=fields)
+        calls[Key.CORRECTION] = partial(
+            rollout_corr_helper.compute_rollout_correction_and_add_to_batch, batch
+        )
+    for key, call in calls.items():
+        value = at(config, key)
+        table = {key: value} if isinstance(value, Mapping) else {}
+        try:
+            call(OmegaConf.create(dict(value)) if table else value)
+        except Exception as error:
+            yield _named_key(str(error), table) or key, in_a_line(error)
 
 
 def _named_key(text: str, config: Mapping[str, Any]) -> str:
     """Return the first option of the config that a text names, in full or by its end; "" if it names none."""
-    keys = list(_options(config))
+    text = text.replace("config.", "")
+    keys = list(options(config))
     for word in re.findall(r"\w+(?:\.\w+)+|\w+_\w+", text):
         found = [key for key in keys if f".{key}".endswith(f".{word}")]
         if len(found) == 1:
@@ -291,10 +369,11 @@ def _named_key(text: str, config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def options(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config's values."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _options(value, f"{prefix}{key}.")
+            yield from options(value, f"{prefix}{key}.")
         else:
             yield prefix + str(key)
 
@@ -370,19 +449,13 @@ def mini_and_micro_batch(config: Any) -> tuple[int, int]:
     return actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n, micro
 
 
-def rollouts_per_prompt(algorithm: Any) -> int | None:
-    """Return rollout.n of a run of the v1 trainer, to whose config the table `algorithm` belongs; else None.
-
-    Only the v1 trainer, since 0.9, has sessions with several outputs.
-    """
+def beside(algorithm: Any, key: str) -> Any:
+    """Return an entry of the config to which the table `algorithm` belongs; None where it is alone."""
     from omegaconf import OmegaConf
 
     if not OmegaConf.is_config(algorithm) or algorithm._get_parent() is None:
         return None
-    if not OmegaConf.select(algorithm, f"..{Key.USE_V1}"):
-        return None
-    n: int | None = OmegaConf.select(algorithm, f"..{Key.ROLLOUT}.n")
-    return n
+    return OmegaConf.select(algorithm, f"..{key}")
 
 
 def scoring_micro_batch(config: Any, *, own_reference: bool) -> int:

@@ -9,7 +9,8 @@ TRL = Adapter(
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
         "divergence": frozenset(
-            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
+            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "old_logprobs"}
+            | {"mask"}
         ),
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },

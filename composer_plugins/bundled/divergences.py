@@ -1,5 +1,6 @@
 """Distillation divergences."""
 
+from dataclasses import replace
 from functools import partial
 
 from composer_plugins.bundled.shared import TINY, trl
@@ -25,18 +26,30 @@ taid = partial(Dialect, upstream="taid", proof=f"{GOLDEN}::test_divergences_equa
 opsd = partial(Dialect, upstream="opsd", proof=f"{GOLDEN}::test_divergences_equal_opsd")
 sdpo = partial(Dialect, upstream="sdpo", proof=f"{GOLDEN}::test_sdpo_equals_its_authors")
 
-TEACHER_WEIGHT = Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)
-VALUE = Parameter("a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
-ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05")
-RATIO_CAP = Parameter(
-    "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0", low=TINY
+TEACHER_WEIGHT = Parameter(
+    "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1, also=("distillation_alpha",)
 )
-REST = Parameter("what becomes of the probability outside the top k", choices=("renormalised", "raw", "tail"))
+VALUE = Parameter("a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
+ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05", also=("token_clip",))
+RATIO_CAP = Parameter(
+    "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0",
+    low=TINY,
+    also=("is_clip", "distillation_is_clip"),
+)
+REST = Parameter(
+    "with a top k, the probability of all other entries: renormalised scales the k to a sum of 1, raw leaves "
+    "it out, tail compares it as one more entry",
+    choices=("renormalised", "raw", "tail"),
+)
 SUPPORT = {  # the temperature, and the part of the vocabulary that is compared
     "temperature": Parameter("divides both logits", low=1e-3),
-    "top_k": Parameter("compare this many entries; none: the vocabulary", low=1, integer=True),
-    "top_k_of": Parameter("whose largest entries these are", choices=("teacher", "student")),
-    "rest": REST,
+    "top_k": Parameter(
+        "compare this many entries; none: the vocabulary", low=1, integer=True, also=("distillation_topk",)
+    ),
+    "top_k_of": Parameter(
+        "whose largest entries these are", choices=("teacher", "student"), only_with=("top_k",)
+    ),
+    "rest": replace(REST, only_with=("top_k",)),
 }
 TOP_K_SUPPORT = {  # the same where only the teacher's top k are given
     "rest": REST,
@@ -271,8 +284,12 @@ LOSSES = (
         optional=("old_logprobs",),
         parameters={
             "estimator": Parameter("score function, or a KL estimator", choices=("score", "k2", "k3")),
-            "log_ratio_clamp": Parameter("clamp on k3's log ratio, in nats; verl: 20.0", low=TINY),
-            "value_cap": Parameter("clamp on k3, in nats; verl: 10.0", low=TINY),
+            "log_ratio_clamp": Parameter(
+                "clamp on k3's log ratio, in nats; verl: 20.0", low=TINY, only_with=("estimator", "k3")
+            ),
+            "value_cap": Parameter(
+                "clamp on k3, in nats; verl: 10.0", low=TINY, only_with=("estimator", "k3")
+            ),
             "ratio_cap": RATIO_CAP,
         },
         proof=f"{UNIT}::test_sampled_token_has_the_gradient_of_reverse_kl_in_expectation",

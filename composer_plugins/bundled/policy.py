@@ -1,16 +1,48 @@
 """Policy losses. Defaults are those of the kernels."""
 
+import math
 from functools import partial
 
-from composer_plugins.bundled.shared import CLIPS, GRPO_LOSS, LOG_RATIO_CLAMP, PPO_CLIPS, TINY, oat, trl, verl
-from composer_plugins.catalogue import Dialect, Loss, Parameter
+from composer_plugins.bundled.shared import (
+    ALSO_HIGH,
+    ALSO_LOW,
+    CLIPS,
+    GRPO_LOSS,
+    LOG_RATIO_CLAMP,
+    PERCENTAGE,
+    PPO_CLIPS,
+    RATIO_HIGH,
+    RATIO_LOW,
+    SEQUENCE_CLIPS,
+    TINY,
+    VERL_HIGH,
+    VERL_LOW,
+    oat,
+    trl,
+    verl,
+)
+from composer_plugins.catalogue import Dialect, Loss, Parameter, Unlikely
 
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 
-DUAL_CLIP = Parameter("bound on the loss where A < 0, in units of |A|; verl: 3.0", low=1)
-RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch; TRL's delta", low=1)
-WEIGHT_CAP = Parameter("the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1)
+DUAL_CLIP = Parameter(
+    "bound on the loss where A < 0, in units of |A|; verl: 3.0",
+    low=1,
+    also=("clip_ratio_c", "eps_clip_c", "c_clip", "ratio_clip_c"),
+)
+RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch", low=1, also=("delta",))
+WEIGHT_CAP = Parameter(
+    "the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1, also=("max_importance_ratio",)
+)
+# A weight of at most 1 + clip_high, below 1: the ratio of a token that is on-policy is 1. TRL's documentation
+# has a cap of 5.0, from ScaleRL, arXiv 2510.13786. Its default, 0.2, is that of PPO's clip.
+BELOW_ONE = Unlikely(
+    -math.inf,
+    0,
+    "caps every weight at {ratio:g}, so the gradient of each on-policy token is multiplied by {ratio:g}",
+    "set a number above 0 (ScaleRL and TRL's documentation: clip_high=4, which is epsilon_high=5.0 in TRL)",
+)
 BOUNDS = CLIPS | {
     "ratio_cap": RATIO_CAP,
     "weight_cap": WEIGHT_CAP,
@@ -156,8 +188,12 @@ LOSSES = (
         summary="a sigmoid gate on the ratio in place of the clip",
         paper="arXiv 2511.20347",
         parameters={
-            "tau_pos": Parameter("sharpness of the gate where A > 0", low=TINY),
-            "tau_neg": Parameter("sharpness of the gate elsewhere", low=TINY),
+            "tau_pos": Parameter(
+                "sharpness of the gate where A > 0", low=TINY, also=("sapo_temperature_pos", "sapo_tau_pos")
+            ),
+            "tau_neg": Parameter(
+                "sharpness of the gate elsewhere", low=TINY, also=("sapo_temperature_neg", "sapo_tau_neg")
+            ),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         mode="seq-mean-token-mean",
@@ -196,7 +232,7 @@ LOSSES = (
         name="gspo",
         summary="one length-normalised ratio per sequence",
         paper="arXiv 2507.18071",
-        parameters=CLIPS | {"ratio_cap": RATIO_CAP},
+        parameters=SEQUENCE_CLIPS | {"ratio_cap": RATIO_CAP},
         per_sequence=True,
         mode="seq-mean-token-mean",
         dialects=(
@@ -211,7 +247,7 @@ LOSSES = (
         gradient="surrogate",
         summary="GSPO's ratio with each token's own gradient",
         paper="arXiv 2507.18071",
-        parameters=CLIPS
+        parameters=SEQUENCE_CLIPS
         | {"log_ratio_cap": Parameter("upper clamp on the log ratio, in nats; verl: 10.0", low=0)},
         mode="seq-mean-token-mean",
         dialects=(
@@ -228,7 +264,7 @@ LOSSES = (
         name="luspo",
         summary="GSPO with each sequence's loss times its length",
         paper="arXiv 2602.05261",
-        parameters=CLIPS | {"ratio_cap": RATIO_CAP},
+        parameters=SEQUENCE_CLIPS | {"ratio_cap": RATIO_CAP},
         per_sequence=True,
         mode="seq-mean-token-sum",
         dialects=(
@@ -243,8 +279,12 @@ LOSSES = (
         summary="the geometric mean of ratios clipped one by one in log space",
         paper="arXiv 2507.20673",
         parameters={
-            "clip_low": Parameter("the log ratio is clipped below at -clip_low, in nats", low=0),
-            "clip_high": Parameter("the log ratio is clipped above at clip_high, in nats", low=0),
+            "clip_low": Parameter(
+                "the log ratio is clipped below at -clip_low, in nats", low=0, also=ALSO_LOW
+            ),
+            "clip_high": Parameter(
+                "the log ratio is clipped above at clip_high, in nats", low=0, also=ALSO_HIGH
+            ),
         },
         per_sequence=True,
         mode="seq-mean-token-mean",
@@ -260,7 +300,8 @@ LOSSES = (
                 "compute_policy_loss_geo_mean",
                 params=PPO_CLIPS,
                 proof=GOLDEN + "test_gmpo_equals_verl_geo_mean",
-                note="loss_mode geo_mean; clip_ratio is taken as nats and stays PPO's 0.2 unless set",
+                note="loss_mode geo_mean; always a mean over rows, whatever loss_agg_mode says; clip_ratio "
+                "is taken as nats and stays PPO's 0.2 unless set",
             ),
             trl(
                 params={"clip_low": 0.4, "clip_high": 0.4},
@@ -276,8 +317,15 @@ LOSSES = (
         summary="REINFORCE weighted by a clipped, detached ratio",
         paper="arXiv 2506.13585",
         parameters={
-            "clip_low": Parameter("the weight is at least 1 - clip_low; None: no bound", low=0),
-            "clip_high": Parameter("the weight is at most 1 + clip_high", low=-1),
+            "clip_low": Parameter(
+                "the weight is at least 1 - clip_low; None: no bound", low=0, also=(*VERL_LOW, *RATIO_LOW)
+            ),
+            "clip_high": Parameter(
+                "the weight is at most 1 + clip_high",
+                low=-1,
+                also=(*VERL_HIGH, *RATIO_HIGH, "epsilon_high - 1"),
+                unlikely=(BELOW_ONE, PERCENTAGE),
+            ),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         mode="token-mean",
@@ -302,10 +350,10 @@ LOSSES = (
         paper="arXiv 2602.10693",
         optional=("log_weights",),
         parameters={
-            "k_pos": Parameter("power of the ratio where A >= 0", low=0),
-            "lambda_pos": Parameter("decay in the ratio where A >= 0", low=1e-4),
-            "k_neg": Parameter("power of the ratio where A < 0", low=0),
-            "lambda_neg": Parameter("decay in the ratio where A < 0", low=1e-4),
+            "k_pos": Parameter("power of the ratio where A >= 0", low=0, also=("vespo_k_pos",)),
+            "lambda_pos": Parameter("decay in the ratio where A >= 0", low=1e-4, also=("vespo_lambda_pos",)),
+            "k_neg": Parameter("power of the ratio where A < 0", low=0, also=("vespo_k_neg",)),
+            "lambda_neg": Parameter("decay in the ratio where A < 0", low=1e-4, also=("vespo_lambda_neg",)),
         },
         mode="token-mean",
         dialects=(
@@ -331,7 +379,7 @@ LOSSES = (
         summary="REINFORCE held near the old policy by a squared log-ratio",
         paper="arXiv 2405.19107",
         parameters={
-            "beta": Parameter("weight of the squared log-ratio; verl: dro_beta", low=0, example=0.05)
+            "beta": Parameter("weight of the squared log-ratio", low=0, example=0.05, also=("dro_beta",))
         },
         mode="token-mean",
         proof=GOLDEN + "test_dro_equals_verl",

@@ -1,16 +1,34 @@
 """Policy losses that mask tokens out (by region, ratio or covariance), and on-policy distillation."""
 
+from dataclasses import replace
 from functools import partial
 
 from composer_plugins.bundled.policy import OLD, ORACLE, ROLLOUT, policy
-from composer_plugins.bundled.shared import CLIPS, LOG_RATIO_CLAMP, PPO_CLIPS, TINY, prime_rl, trl, verl
+from composer_plugins.bundled.shared import (
+    CLIPS,
+    LOG_RATIO_CLAMP,
+    PPO_CLIPS,
+    TINY,
+    VERL_HIGH,
+    VERL_LOW,
+    prime_rl,
+    trl,
+    verl,
+)
 from composer_plugins.catalogue import Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
 
-WEIGHT_CAP = Parameter("the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
-FORM = Parameter("-sg(w) A log pi or -w A as the value; the gradient is the same", choices=("score", "ratio"))
+WEIGHT_CAP = Parameter(
+    "the ratio, as a weight, is capped here; Stable-RL and verl: 3",
+    low=TINY,
+    also=("clip_ratio_c", "max_importance_ratio", "sequence_clip_high"),
+)
+FORM = Parameter(
+    "the value of the loss: score is -sg(w) A log pi, ratio is -w A; the gradient is the same",
+    choices=("score", "ratio"),
+)
 ADV_TAU = Parameter("scales the advantage", low=0)
 KL_TAU = Parameter("adds this times the squared log ratio at every unmasked token", low=0)
 
@@ -30,9 +48,15 @@ stable_rl = partial(Dialect, upstream="stable-rl", proof=f"{REGIONS}::test_losse
 
 def region(measure: str) -> dict[str, Parameter]:
     """How far a token's probability may move, by total variation (which is at most 1) or KL."""
+    # verl has one pair of options for the clip and for the region. PRIME-RL's are of the TV.
+    low, high = (
+        (f"dppo_mask_{side}", f"ipo_mask_{side}", "ipo_threshold", "eps") if measure == "tv" else ()
+        for side in ("low", "high")
+    )
+    down, up = "how far down a token may move (A < 0)", "how far up a token may move (A > 0)"
     return {
-        f"{measure}_low": Parameter("how far down a token may move (A < 0)", low=0),
-        f"{measure}_high": Parameter("how far up a token may move (A > 0)", low=0),
+        f"{measure}_low": Parameter(down, low=0, also=(*VERL_LOW, *low)),
+        f"{measure}_high": Parameter(up, low=0, also=(*VERL_HIGH, *high)),
     }
 
 
@@ -169,8 +193,12 @@ LOSSES = (
         paper="arXiv 2512.01374",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
-            "clip_low": Parameter("a token of A < 0 stops below 1 - clip_low", low=0, high=1, example=0.2),
-            "clip_high": Parameter("a token of A > 0 stops above 1 + clip_high", low=0, example=0.2),
+            "clip_low": replace(
+                CLIPS["clip_low"], help="a token of A < 0 stops below 1 - clip_low", example=0.2
+            ),
+            "clip_high": replace(
+                CLIPS["clip_high"], help="a token of A > 0 stops above 1 + clip_high", example=0.2
+            ),
             "ratio_cap": WEIGHT_CAP,
         },
         mode="seq-mean-token-sum",
@@ -192,14 +220,31 @@ LOSSES = (
         needs=ROLLOUT,
         parameters={
             # A ratio of 1, which is no change, is within every bound.
-            "token_low": Parameter("a token below this ratio is dropped", low=0, high=1),
-            "token_high": Parameter("a token above this ratio is dropped", low=1),
-            "geo_low": Parameter("a sequence whose mean ratio is below this is dropped", low=0, high=1),
-            "geo_high": Parameter("a sequence whose mean ratio is above this is dropped", low=1),
-            "sequence_low": Parameter("a sequence with any token below this ratio is dropped", low=0, high=1),
-            "sequence_high": Parameter("a sequence with any token above this ratio is dropped", low=1),
+            "token_low": Parameter(
+                "a token below this ratio is dropped", low=0, high=1, also=("token_mask_low", "ratio_low")
+            ),
+            "token_high": Parameter(
+                "a token above this ratio is dropped", low=1, also=("token_mask_high", "ratio_high")
+            ),
+            "geo_low": Parameter(
+                "a sequence whose mean ratio is below this is dropped", low=0, high=1, also=("geo_mask_low",)
+            ),
+            "geo_high": Parameter(
+                "a sequence whose mean ratio is above this is dropped", low=1, also=("geo_mask_high",)
+            ),
+            "sequence_low": Parameter(
+                "a sequence with any token below this ratio is dropped",
+                low=0,
+                high=1,
+                also=("sequence_mask_low",),
+            ),
+            "sequence_high": Parameter(
+                "a sequence with any token above this ratio is dropped", low=1, also=("sequence_mask_high",)
+            ),
             "level": Parameter(
-                "whose ratio is the weight: the token's, or the product", choices=("token", "sequence")
+                "whose ratio is the weight: the token's, or the product",
+                choices=("token", "sequence"),
+                also=("ratio_type",),
             ),
             "ratio_cap": WEIGHT_CAP,
             "adv_tau": ADV_TAU,
@@ -236,7 +281,10 @@ LOSSES = (
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
             "threshold": Parameter(
-                "drift that drops a sequence of A < 0, in nats per token", low=0, example=0.5
+                "drift that drops a sequence of A < 0, in nats per token",
+                low=0,
+                example=0.5,
+                also=("off_policy_mask_threshold",),
             )
         }
         | CLIPS,
@@ -259,9 +307,11 @@ LOSSES = (
         optional=("generator", "uniform"),
         parameters=CLIPS
         | {
-            "cov_ratio": Parameter("share of the unmasked tokens that lose their loss", low=0, high=1),
-            "cov_low": Parameter("only tokens of more covariance are drawn"),
-            "cov_high": Parameter("only tokens of less covariance are drawn"),
+            "cov_ratio": Parameter(
+                "share of the unmasked tokens that lose their loss", low=0, high=1, also=("clip_cov_ratio",)
+            ),
+            "cov_low": Parameter("only tokens of more covariance are drawn", also=("clip_cov_lb",)),
+            "cov_high": Parameter("only tokens of less covariance are drawn", also=("clip_cov_ub",)),
         },
         dialects=(
             verl(
@@ -277,8 +327,10 @@ LOSSES = (
         name="kl_cov",
         summary="policy gradient with a penalty on the tokens of highest covariance",
         parameters={
-            "cov_ratio": Parameter("share of the unmasked tokens with the penalty", low=0, high=1),
-            "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0),
+            "cov_ratio": Parameter(
+                "share of the unmasked tokens with the penalty", low=0, high=1, also=("kl_cov_ratio",)
+            ),
+            "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0, also=("ppo_kl_coef",)),
         },
         dialects=(
             verl(
@@ -295,7 +347,9 @@ LOSSES = (
         summary="policy gradient on a teacher's log-ratio of the sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
         optional=("advantages",),
-        parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},
+        parameters={
+            "kl_coef": Parameter("weight of the teacher beside the task", low=0, also=("kl_penalty_coef",))
+        },
         mode="token-sum",
         dialects=(
             Dialect(
@@ -339,8 +393,8 @@ LOSSES = (
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
         parameters={
-            "gamma": Parameter("the first token weighs 1 + gamma", low=0),
-            "eps": Parameter("least total disagreement of a sequence", low=TINY),
+            "gamma": Parameter("the first token weighs 1 + gamma", low=0, also=("iw_opd_gamma",)),
+            "eps": Parameter("least total disagreement of a sequence", low=TINY, also=("iw_opd_epsilon",)),
         },
         mode="token-mean",
         dialects=(

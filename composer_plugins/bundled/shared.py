@@ -1,17 +1,68 @@
 """What rows of several kinds share."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from composer_plugins.catalogue import Dialect, Parameter
+from composer_plugins.catalogue import Dialect, Parameter, Unlikely
 
 TINY = math.ulp(0.0)  # the least positive number: "above zero"
 
 LOG_RATIO_CLAMP = Parameter("clamp on the log ratio, in nats; verl: 20.0", low=TINY)
+
+# What frameworks call the two bounds: TRL epsilon, verl clip_ratio and cliprange, OpenRLHF, slime, SkyRL and
+# AReaL eps_clip, NeMo-RL ratio_clip. Tinker and PRIME-RL have bounds of the ratio itself.
+VERL_LOW = ("clip_ratio", "clip_ratio_low", "cliprange", "cliprange_low")
+VERL_HIGH = ("clip_ratio", "clip_ratio_high", "cliprange", "cliprange_high")
+ALSO_LOW = (*VERL_LOW, "epsilon", "epsilon_low", "eps_clip", "eps_clip_low", "ratio_clip_min")
+ALSO_HIGH = (
+    *(*VERL_HIGH, "epsilon", "epsilon_high"),
+    *("eps_clip", "eps_clip_high", "eps_clip_higher", "ratio_clip_max"),
+)
+RATIO_LOW = ("1 - clip_low_threshold", "1 - ratio_low")
+RATIO_HIGH = ("clip_high_threshold - 1", "ratio_high - 1")
+
+# 10 is the largest published bound of a ratio per token: DeepSeek-R1, arXiv 2501.12948v2 section 3.2.1. From
+# 100 on, the bound is taken to be switched off on purpose.
+PERCENTAGE = Unlikely(
+    10,
+    100,
+    "clips the ratio only above {ratio:g}, which hardly any token reaches",
+    "set {percent:g} if it is a percentage (PPO: 0.2, DAPO: 0.28, DeepSeek-R1: 10)",
+)
+# TRL's one option for both bounds is 10 in its settings for DeepSeek-R1.
+NO_LOWER_BOUND = PERCENTAGE._replace(
+    effect="does not clip the ratio from below", remedy="set {percent:g} if it is a percentage, or 1"
+)
+# The ratio of a sequence is a geometric mean over its tokens. GSPO, arXiv 2507.18071 section 5.1: 3e-4 and
+# 4e-4. LUSPO: 2e-3 and 2.5e-3. The limit is 20 times the largest of these, and the least PPO clip is 0.1.
+# That 0.2 is wrong for it: huggingface/trl#3834.
+OF_SEQUENCE = Unlikely(
+    0.05,
+    100,
+    "bounds the ratio of a sequence, a geometric mean over its tokens, which stays so near 1 that hardly any "
+    "sequence is clipped",
+    "set clip_low and clip_high as GSPO (3e-4 and 4e-4) or LUSPO (2e-3 and 2.5e-3)",
+)
+
 CLIPS = {
-    "clip_low": Parameter("the ratio is clipped below at 1 - clip_low", low=0, high=1),
-    "clip_high": Parameter("the ratio is clipped above at 1 + clip_high", low=0),
+    "clip_low": Parameter(
+        "the ratio is clipped below at 1 - clip_low; from 1 on it is not",
+        low=0,
+        also=(*ALSO_LOW, *RATIO_LOW),
+        unlikely=(NO_LOWER_BOUND,),
+    ),
+    "clip_high": Parameter(
+        "the ratio is clipped above at 1 + clip_high",
+        low=0,
+        also=(*ALSO_HIGH, *RATIO_HIGH),
+        unlikely=(PERCENTAGE,),
+    ),
+}
+SEQUENCE_CLIPS = {
+    "clip_low": replace(CLIPS["clip_low"], unlikely=(OF_SEQUENCE._replace(below=1),)),
+    "clip_high": replace(CLIPS["clip_high"], unlikely=(OF_SEQUENCE,)),
 }
 PPO_CLIPS = {"clip_low": 0.2, "clip_high": 0.2}  # the values of PPO's paper and of most upstreams
 

@@ -27,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # every command inherits it
 )
 
 DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl,rl+hint,rl+replay,rl+hint+replay"], ["0"]

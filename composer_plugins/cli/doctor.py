@@ -68,7 +68,7 @@ def doctor(
 ) -> None:
     """Check the config of a framework before training.
 
-    PRIME-RL: an rl.toml or a trainer's own config. The framework is not imported.
+    PRIME-RL: an rl.toml or a trainer's own config. --python imports PRIME-RL's class of it, if installed.
 
     verl: a YAML as for `main_ppo --config-dir FOLDER --config-name NAME`, and overrides as for main_ppo;
     with neither, only the environment is examined. --python imports verl and composes the config.

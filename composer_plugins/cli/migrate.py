@@ -1,8 +1,9 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,18 +12,23 @@ import yaml
 
 from composer_plugins import migration
 from composer_plugins.catalogue import choose
+from composer_plugins.cli.doctor import examined, split
 from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.plugins import losses
 
 FRAMEWORKS = ", ".join(migration.MODULES)
+CHANGES = "What is trained changes, the gravest first:"
+SMALL = "Only extreme values change, or all by as little as rounding:"
 SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
 def migrate(
-    file: Annotated[
-        Path | None,
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="The config to read: a YAML of TRL or verl, a TOML of PRIME-RL.", show_default=False
+            metavar="FILE|KEY=VALUE",
+            help="The config to read: a YAML of TRL or verl, a TOML of PRIME-RL. Options of a command line "
+            "(key=value) replace those of the file, or stand alone.",
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help=f"The framework to write for: {FRAMEWORKS}.")] = "",
@@ -41,9 +47,13 @@ def migrate(
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
     of each; 1: something differs, and it is listed; 2: it cannot be done.
     """
-    if bool(loss) == (file is not None):
-        given = "both are given" if loss else "neither is given"
-        raise ConfigError("FILE, --loss", given, "give a config file, or --loss with the name of a loss")
+    if bool(loss) == bool(given):
+        problem = "both are given" if loss else "neither is given"
+        raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
+    if loss and source:
+        raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
+    if version is not None and "prime-rl" not in (source, to):
+        raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
     if loss:
         try:
             chosen = choose(losses(), "policy", loss, option="--loss")
@@ -54,10 +64,13 @@ def migrate(
             raise ConfigError("--loss", problem, "give a config file that sets it") from None
         objective, name = migration.of_choice(chosen), loss
     else:
-        assert file is not None
         if source not in migration.MODULES:
             raise unknown("--from", source, migration.MODULES, noun="framework")
-        objective, name = migration.read(source, table_of(file), version), f"{file} of {source}"
+        files, overrides = split(given or ())
+        if len(files) > 1:
+            raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+        table = replaced(table_of(files[0]) if files else {}, overrides)
+        objective, name = migration.read(source, table, version), f"{examined(files, overrides)} of {source}"
     if to not in migration.MODULES:
         raise unknown("--to", to, migration.MODULES, noun="framework")
     found = migration.migrate(objective, to, version)
@@ -78,25 +91,58 @@ def comments(name: str, to: str, found: migration.Migrated, unread: Sequence[str
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"
-    for difference in found.differences:
-        yield f"  {difference}"
+    for is_small, head in ((False, CHANGES), (True, SMALL)):
+        group = [one for one in found.differences if one.is_small is is_small]
+        if group:
+            yield head
+        for key, effect in migration.EFFECTS.items():
+            if alike := [one for one in group if migration.effect_of(one.what) == key]:
+                yield from (f"  {one}" for one in alike)
+                yield f"    {effect.meaning} {effect.remedy}"
+    yield f"Where no remedy is named, {to} has no option for it."
+
+
+def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The table with the options of a command line: key=value, +key=value, and ~key to remove one."""
+    found: dict[str, Any] = deepcopy(dict(table))
+    for one in overrides:
+        key, _, text = one.lstrip("+~").partition("=")
+        *path, name = key.split(".")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(key, f"{part} is {inner!r} in the file", "write a table of options there")
+        if one.startswith("~"):
+            inner.pop(name, None)
+        else:
+            inner[name] = parsed(text, key, of_yaml)
+    return found
 
 
 def table_of(file: Path) -> dict[str, Any]:
     """A YAML or a TOML file as a table."""
     try:
         text = file.read_text(encoding="utf-8")
-        if file.suffix == ".toml":
-            return tomllib.loads(text)
-        found = numbers(yaml.safe_load(text))
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise ConfigError(str(file), problem, "name a file that exists") from None
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(str(file), f"cannot be parsed: {in_a_line(error)}", "correct it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(file), f"cannot be read: {in_a_line(error)}", "name a text file") from None
+    found = parsed(text, str(file), tomllib.loads if file.suffix == ".toml" else of_yaml)
     if not isinstance(found, dict):
         raise ConfigError(str(file), f"it holds {found!r}", "give a file with a table of options")
     return found
+
+
+def parsed(text: str, key: str, parse: Callable[[str], Any]) -> Any:
+    """What a text holds; `key` says in an error where the text is from."""
+    try:
+        return parse(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(key, f"cannot be parsed: {in_a_line(error)}", "correct it") from None
+
+
+def of_yaml(text: str) -> Any:
+    """What a text of YAML holds, with 1e-3 as a number."""
+    return numbers(yaml.safe_load(text))
 
 
 def numbers(value: Any) -> Any:

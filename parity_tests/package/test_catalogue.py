@@ -105,6 +105,14 @@ def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: 
             {"rollout_correction": "icepop", "rollout_correction_params": {"low": 6.0}},
             "rollout_correction_params.low: 6 is above high, 5, so no weight is between them; set it to at ",
         ),
+        (
+            {"policy": "ipo", "policy_params": {"adv_tau": 0.0, "kl_tau": 0.0}},
+            "policy_params.adv_tau: it is 0, and so is kl_tau: 'ipo' trains nothing; set one of them, or ",
+        ),
+        (
+            {"policy": "masked_is", "policy_params": {"adv_tau": 0}},
+            "policy_params.adv_tau: it is 0, and so is kl_tau: 'masked_is' trains nothing",
+        ),
         ({"hint_t_start": 0.1}, "hint_t_start: only TAID has a t, and hint_divergence is 'jsd'; remove it"),
         ({"teacher_prompt_template": "{hint}"}, "teacher_prompt_template: '{hint}' has the fields ['hint'];"),
     ],
@@ -113,6 +121,11 @@ def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, 
     with pytest.raises(ConfigError) as refused:
         ComposerConfig.parse(values)
     assert str(refused.value).startswith(error)
+
+
+def test_an_adv_tau_of_0_is_accepted_where_something_else_trains() -> None:
+    for options in ({"policy": "ipo"}, {"policy": "masked_is", "policy_weight": 0.0, "hint_weight": 1.0}):
+        ComposerConfig.parse(options | {"policy_params": {"adv_tau": 0.0}})
 
 
 def test_equal_bounds_of_a_correction_are_accepted_and_a_lower_one_above_the_upper_is_not() -> None:
@@ -239,6 +252,14 @@ def test_a_choice_knows_the_value_that_each_parameter_will_have() -> None:
     assert choose(LOSSES, "policy", "dapo").value("clip_high") == 0.28  # of a preset
 
 
+def test_an_estimator_of_a_divergence_without_one_is_an_error_at_the_key_that_was_set() -> None:
+    with pytest.raises(ConfigError, match="it is 'k3', and 'jsd' has no estimator") as caught:
+        ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "k3"})
+    assert caught.value.key == "hint_estimator" and not caught.value.others
+    beside = {"hint_divergence": "sampled_token", "hint_params": {"value_cap": 10.0}}
+    ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "k3"} | beside)
+
+
 # What a framework provides
 
 ADAPTER = Adapter(
@@ -276,3 +297,24 @@ def test_a_framework_refuses_a_loss_that_it_cannot_run(
 def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
     ADAPTER.require(choose(LOSSES, "policy", "grpo", option="policy"))
     ADAPTER.require(choose(LOSSES, "correction", "tis", {"normalise": False}, option="rollout_correction"))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("jsd", {"rest": "tail"}, "hint_params.rest: it has no effect, *top_k is not set; set top_k, or"),
+        ("reverse_kl", {"top_k_of": "student"}, "hint_params.top_k_of: *top_k is not set"),
+        ("sampled_token", {"value_cap": 10.0}, "hint_params.value_cap: *because estimator is 'score'; set "
+         "estimator to 'k3', or remove it"),
+        ("sampled_token@verl", {"estimator": "k2", "log_ratio_clamp": 5.0}, "estimator is 'k2'"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_acts_only_beside_another_one_is_an_error_without_it(
+    name: str, params: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose(losses(), "divergence", name, params, option="hint_divergence")
+    assert all(part in str(caught.value) for part in words.split("*")), caught.value
+    beside = {"estimator": "k3"} if "sampled" in name else {"top_k": 5}
+    choose(losses(), "divergence", name, params | beside)
+    choose(losses(), "divergence", "jsd", {"rest": "renormalised"})  # its default

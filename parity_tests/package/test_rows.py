@@ -81,6 +81,8 @@ def test_a_sound_row_passes() -> None:
         ({"summary": None}, "summary: it is None; set a string"),
         ({"parameters": ("scale",)}, "parameters: it is ('scale',); set a mapping of names to"),
         ({"parameters": {"scale": 0.5}}, "parameter 'scale': it is 0.5; set a Parameter(help, ...)"),
+        ({"parameters": {"scale": Parameter("how much", low=0, also=("scalar"))}},
+         "also of parameter 'scale': it is a string; set a tuple: ('scalar',)"),
         ({"dialects": ({"scale": 1.0},)}, "dialects: it holds {'scale': 1.0}; write a Dialect"),
         ({"dialects": (dialect())}, "dialects: it is a Dialect; set a tuple: (Dialect(...),)"),
         # inputs and modes

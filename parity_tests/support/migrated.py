@@ -28,8 +28,8 @@ from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.migration import OWN_LOSSES
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.migration import POLICIES
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
+from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.bundled.adapters import ADAPTERS
 from composer_plugins.catalogue import REQUIRED, Loss, choose
 from composer_plugins.plugins import losses
@@ -238,7 +238,11 @@ def own_tables() -> Iterator[Case]:
         "trl",
         {"epsilon_high": 0.28, "beta": 0.04, "use_bias_correction_kl": False, "scale_rewards": "none"},
     )
-    for mode in ("vanilla", *(m for m in POLICIES if m not in ("vanilla", "geo_mean", "dro")), *VERL_NAMES):
+    for mode in (
+        "vanilla",
+        *(m for m in NAMES_HERE["policy"] if m not in ("vanilla", "geo_mean", "dro")),
+        *VERL_NAMES,
+    ):
         yield Case(f"verl's {mode}", "verl", verl_table(mode))
     yield Case("verl's dro, dro_beta 0.1", "verl", verl_table("dro", policy_loss={"dro_beta": 0.1}))
     yield Case("verl's geo_mean", "verl", verl_table("geo_mean"))
@@ -290,6 +294,9 @@ def row(case: Case, target: str, seeds: int = 3) -> Row:
     source = migration.read(case.framework, case.table)
     found = migration.migrate(source, target)
     differences = [str(one) for one in found.differences]
+    if not differences:
+        back = migration.migrate(migration.read(target, found.table), case.framework)
+        assert back.differences == (), (case, target)
     allowed = all(one.what.partition(".")[0] in SAME_GRADIENT for one in found.differences)
     largest = None
     if allowed:

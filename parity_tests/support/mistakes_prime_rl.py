@@ -10,10 +10,13 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
+
+import torch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import channels as loss_channels
@@ -34,6 +37,7 @@ from parity_tests.adapters.prime_rl.test_doctor import (
     OFF,
     POLICY,
     REPLAY,
+    SIZE,
     edited,
     facts,
 )
@@ -61,9 +65,12 @@ class Case(NamedTuple):
     answers: tuple[tuple[str, Any], ...] = ()  # what the interpreter answers, where not all is well
     stamps: Callable[[], Any] | None = None
     # What reaches the loss: sequences without references, or with them; "": it is not called with these
-    # samples; "elsewhere": it runs in an interpreter that does not have the package.
+    # samples; "advantages by token"; "elsewhere": it runs in an interpreter that does not have the package.
     called_with: str = "no reference"
     why: str = ""  # why the trainer says nothing
+
+
+REJECTED = "nothing: PRIME-RL rejects the file when it reads it"
 
 
 def node(count: int = 3) -> Any:
@@ -84,6 +91,18 @@ CASES: tuple[Case, ...] = (
     kwargs("a parameter of the loss beside it", 'policy = "dppo_tv"; tv_high = 0.3'),
     kwargs("PRIME-RL's name of a parameter", "dppo_mask_high = 0.3"),
     kwargs("an option of PRIME-RL's default beside another loss", 'policy = "cispo"; kl_tau = 0.001'),
+    kwargs(
+        "verl's name of a parameter",
+        'policy = "grpo"; old_policy = "rollout"; policy_params = { clip_ratio_c = 3.0 }',
+    ),
+    kwargs(
+        "a clip of 28 for 28 percent",
+        'policy = "dapo"; old_policy = "rollout"; policy_params = { clip_high = 28 }',
+    ),
+    kwargs(
+        "PPO's clip beside a ratio of the sequence",
+        'policy = "gspo_token@verl"; old_policy = "rollout"; policy_params = { clip_high = 0.28 }',
+    ),
     kwargs("PRIME-RL's bound of 10 for no mask, misplaced", "policy_params = { dppo_mask_high = 10.0 }"),
     kwargs("a percentage", 'policy = "grpo"; old_policy = "rollout"; policy_params = { clip_low = 20 }'),
     kwargs("a number as a string", 'hint_weight = "0.1"'),
@@ -108,6 +127,19 @@ CASES: tuple[Case, ...] = (
     kwargs(
         "a hint in the advantages of a loss per sequence",
         'policy = "gspo"; old_policy = "rollout"; hint_weight = 0.1; hint_estimator = "advantage"',
+    ),
+    kwargs(
+        "adv_tau beside a hint in the advantages, which it scales too",
+        'policy_params = { adv_tau = 0.5 }; hint_weight = 0.1; hint_estimator = "advantage"',
+    ),
+    kwargs("a policy that trains nothing", "policy_params = { adv_tau = 0, kl_tau = 0 }"),
+    kwargs("an option of icepop beside the default policy", "ratio_low = 0.2"),
+    Case(
+        "advantages by token beside a loss per sequence",
+        'policy = "gspo"',
+        ((HINT, ""), (REPLAY, ""), (POLICY, 'policy = "gspo"\nold_policy = "rollout"')),
+        answers=(("plugins", {"my-env": []}),),
+        called_with="advantages by token",
     ),
     kwargs("a loss that is reduced in another way", 'policy = "gspo"; old_policy = "rollout"'),
     kwargs("score centering in an old version", 'policy = "ipo_centered"'),
@@ -185,6 +217,59 @@ CASES: tuple[Case, ...] = (
         why="nothing: these samples never reach it",
     ),
     Case(
+        "groups of one completion",
+        "[orchestrator]; group_size = 1",
+        ((SIZE, "group_size = 1"), (HINT, ""), (REPLAY, ""), (OFF, "")),
+        called_with="",
+        why="nothing: these samples never reach it",
+        answers=(("plugins", {"my-env": []}),),
+    ),
+    Case(
+        "a misspelt size of the group",
+        "[orchestrator]; group_sise = 8",
+        ((SIZE, "group_sise = 8"), (HINT, ""), (REPLAY, ""), (OFF, "")),
+        called_with="",
+        why=REJECTED,
+        answers=(("plugins", {"my-env": []}),),
+    ),
+    Case(
+        "a misspelt table",
+        "[trainer.los]",
+        (("[trainer.loss]", "[trainer.los]"), ("[trainer.loss.kwargs]", "[trainer.los.kwargs]")),
+        why=REJECTED,
+    ),
+    Case(
+        "a misspelt table of options",
+        "[trainer.loss.kwarg]  # PRIME-RL 0.5.0",
+        (("[trainer.loss.kwargs]", "[trainer.loss.kwarg]"),),
+        version="0.5.0",
+        why="nothing: PRIME-RL 0.5 does not pass it on; later versions reject it",
+    ),
+    Case(
+        "a loss at the top of a file for `rl`",
+        "[loss]",
+        (("[trainer.loss]", "[loss]"), ("[trainer.loss.kwargs]", "[loss.kwargs]")),
+        why=REJECTED,
+    ),
+    Case(
+        "a misspelt option of the echo filter",
+        "filter.kwargs.sotre  # PRIME-RL 0.8.0",
+        (('"grpo"', ECHO.replace("kwargs.store", "kwargs.sotre")),),
+        more=f"{FILTERS}enforce = false",
+        version="0.8.0",
+        called_with="",
+        why="nothing: the orchestrator ends with a TypeError at the first rollout",
+    ),
+    Case(
+        "a store that is not there",
+        'filter.kwargs.store = "pair.store"  # PRIME-RL 0.8.0',
+        (('"grpo"', ECHO.replace("pairs.store", "pair.store")),),
+        more=f"{FILTERS}enforce = false",
+        version="0.8.0",
+        called_with="",
+        why="nothing: the orchestrator ends with this error at the first rollout",
+    ),
+    Case(
         "log-probabilities of another length",
         "stamp_reference(node, scores[:-1])",
         stamps=lambda: stamp_reference(node(), [-0.5, -0.5]),
@@ -219,6 +304,7 @@ CASES: tuple[Case, ...] = (
         "stamp_replay_pair(chosen, rejected, beta=-0.1)",
         stamps=lambda: _pair(beta=-0.1),
     ),
+    Case("chosen equals rejected", "stamp_replay_pair(completion, completion)", stamps=lambda: _pair()),
     Case("half of a branch stamped", "stamp_reference(first_turn, scores)", stamps=lambda: _half()),
     Case("a store with one value too few", "writer.put(token_ids, logprobs[1:])", stamps=lambda: _store()),
 )
@@ -249,7 +335,8 @@ def row(case: Case) -> Row:
     text = edited(*case.edits, more=case.more)
     file = Path(SCRATCH.name) / "rl.toml"
     file.write_text(text)
-    with patch.object(doctor, "ask", lambda *_: facts(**dict(case.answers))):
+    StoreWriter(Path(SCRATCH.name) / "pairs.store").close()
+    with chdir(SCRATCH.name), patch.object(doctor, "ask", lambda *_: facts(**dict(case.answers))):
         found = doctor.examine([file], Target("python", case.version)).findings
     newer = [one for one in found if one.key == "prime-rl"]  # which is said of every file
     told = findings_in_words(one for one in found if one not in newer)
@@ -259,7 +346,9 @@ def row(case: Case) -> Row:
 
 def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
     """What PRIME-RL does with the loss of this file."""
-    loss, found = config["trainer"]["loss"], dict[str, Any]()
+    loss, found = doctor.table(config, "trainer", "loss"), dict[str, Any]()
+    if not loss:  # PRIME-RL trains with its own
+        return
 
     def set_up() -> None:
         if case.called_with == "elsewhere":
@@ -276,6 +365,8 @@ def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
     generation = double.AFTER_559B447 if version == "HEAD" else double.GENERATIONS[f"v{version}"]
     samples = [sample(0, 4, reference=case.called_with == "references")]
     inputs = double.inputs_of(generation, double.packed(samples), 0)
+    if case.called_with == "advantages by token":
+        inputs.advantages = torch.linspace(-1, 1, len(inputs.advantages))
 
     def call(times: int = 1) -> None:
         with warnings.catch_warnings(), patch.object(prime_rl_plugin, "_losses", {}):

@@ -23,6 +23,7 @@ from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
 from composer_plugins.adapters.verl_plugin import doctor, rules, upstream
+from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed
 from composer_plugins.diagnosis import Target
 from parity_tests.adapters.verl_config.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
@@ -81,12 +82,14 @@ WHY = {
             *("a critic", "a rollout correction without log-probabilities", "a loss type of bypass_mode"),
             *("a rollout correction with bypass_mode", "an advantage beside another estimator"),
             *("a policy beside verl's loss", "parameters that the workers do not see"),
-            *("a policy that the workers do not see",),
+            *("a policy that the workers do not see", "an advantage that only the workers see"),
+            "a policy in the workers beside verl's loss",
             *("DPPO around the trainer's policy", "DPPO without the engine's log-probabilities"),
             *("a bypass without the engine's log-probabilities", "a bypass in the legacy trainer"),
         ),
         "nothing: our functions see their own options only",
     ),
+    "our trainer in the legacy trainer": "nothing: verl's legacy trainer runs",
 }
 # Nearly the same as another one.
 LEFT_OUT = (
@@ -100,12 +103,23 @@ LEFT_OUT = (
         "a width",
     ),
     "two distill",
+    "dropped groups that only pairs",
 )
 CASES: tuple[Case, ...] = (
     *(
         Case(name, changes, why=WHY.get(name, ""))
         for name, (changes, _, _) in TRAPS.items()
         if not name.startswith(LEFT_OUT)
+    ),
+    Case(
+        "a rejection without its threshold",
+        {**SYNC, f"{upstream.Key.CORRECTION}.rollout_rs": "token_k1"},
+    ),
+    Case("a misspelt option of the actor", {**SYNC, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}),
+    Case(
+        "a misspelt option of the algorithm",
+        {**SYNC, "algorithm.norm_adv_by_std": False},
+        why="nothing: verl and the trainer read the options that they have",
     ),
     data("a data set without hints", LIVE, privileged_context=None),
     data("a data set without pairs", SIMPO, chosen=None),
@@ -125,18 +139,19 @@ CASES: tuple[Case, ...] = (
 
 
 @cache
-def _base() -> dict[str, Any]:
-    """verl's config for tiny files, as main_ppo composes and resolves it."""
+def _base() -> tuple[dict[str, Any], dict[str, Any]]:
+    """verl's config for tiny files, as main_ppo composes and resolves it, and verl's own."""
     tiny.make(Path(SCRATCH.name))
     lines = [*overrides(Path(SCRATCH.name), 2), "trainer.v1.sampler.custom_sampler.path=null"]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree: Any = OmegaConf.to_container(compose("ppo_trainer", lines), resolve=True)
-    return dict(tree)
+        own: Any = OmegaConf.to_container(compose("ppo_trainer", list(probe.OURS)))
+    return dict(tree), dict(own)
 
 
 def tree_of(case: Case) -> dict[str, Any]:
     """The config with the mistake in it."""
-    tree = deepcopy(_base())
+    tree = deepcopy(_base()[0])
     changes = dict(case.changes)
     if case.columns:
         table = read_parquet(Path(SCRATCH.name) / "train.parquet")
@@ -162,7 +177,7 @@ def row(case: Case) -> Row:
     tree, release = tree_of(case), FACTS["verl"]["version"]
     refused = upstream.validation_error(tree)
     with patch.object(upstream, "validation_error", return_value=refused):  # it takes a while
-        facts = {**FACTS, **diagnosed(tree, release), "config": tree}
+        facts = {**FACTS, **diagnosed(tree, release, _base()[1]), "config": tree}
     found = doctor.judge(facts, Target("python", None), upstream.release_of(release))
     change = case.change or " ".join(f"{key}={value}" for key, value in case.changes.items())
     stages = _stages(tree, refused[1] if refused else "")
@@ -188,14 +203,15 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     if delivers:
         yield MADE, lambda: made.update(trainer=get_trainer_cls(run.trainer)(OmegaConf.create(tree)))
         yield READ, read
-    numbers, mask, groups = torch.full((4, 3), -1.0), torch.ones(4, 3), ["a", "a", "b", "b"]
+    numbers, mask = torch.full((4, 3), -1.0), torch.ones(4, 3)
+    groups = [str(i // run.at(upstream.Key.GROUP_SIZE)) for i in range(4)]
 
     def advantages() -> None:
         estimator = get_adv_estimator_fn(run.estimator)
         if rules.is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
             with rules.channels_delivered() if delivers else nullcontext():
-                estimator(**given, config=OmegaConf.create(tree["algorithm"]))
+                estimator(**given, config=OmegaConf.create(tree).algorithm)
 
     def update() -> None:
         actor = omega_conf_to_dataclass(OmegaConf.create(tree["actor_rollout_ref"]["actor"]))

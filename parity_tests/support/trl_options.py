@@ -9,14 +9,15 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.bundled.adapters import TRL
-from composer_plugins.catalogue import Choice, Loss
+from composer_plugins.catalogue import Choice, Loss, Parameter
 from composer_plugins.plugins import losses
 from parity_tests.support.paths import ROOT
 
@@ -126,7 +127,10 @@ def trl_options() -> str:
 
 
 def losses_of(kind: str) -> str:
-    """Each loss of this kind that runs in TRL: its formula, denominator, defaults, and dialect @trl."""
+    """Each loss of this kind that runs in TRL: its formula, denominator, defaults, and dialect @trl.
+
+    A parameter whose default is None is in the table of parameters only.
+    """
     heads = {"policy": ("denominator",), "preference": ("log-probabilities",), "divergence": ()}
     body = []
     for loss in losses():
@@ -137,6 +141,30 @@ def losses_of(kind: str) -> str:
             defaults = _values({n: v for n, v in loss.defaults.items() if v is not None})
             body.append((f"`{loss.name}`", _formula(loss), *more, defaults, _dialect(loss)))
     return table(("name", "formula", *heads[kind], "defaults", "`@trl`"), *body)
+
+
+def parameters_of(kind: str) -> str:
+    """Each parameter of the losses of this kind that run in TRL: its values, meaning, losses, other names.
+
+    A parameter that means the same in several losses has one row.
+    """
+    rows: dict[tuple[str, Parameter], list[str]] = {}
+    for loss in losses():
+        if loss.kind == kind and TRL.runs(loss):
+            for name, parameter in loss.parameters.items():
+                key = (name, replace(parameter, example=None, unlikely=()))
+                rows.setdefault(key, []).append(f"`{loss.name}`")
+    body = [
+        (
+            f"`{name}`",
+            ", ".join(_code(repr(choice)) for choice in parameter.choices) or parameter.interval,
+            _text(parameter.help),
+            ", ".join(names),
+            ", ".join(map(_code, parameter.also)),
+        )
+        for (name, parameter), names in rows.items()
+    ]
+    return table(("parameter", "values", "meaning", "losses", "called elsewhere"), *body)
 
 
 def _formula(loss: Loss) -> str:
@@ -184,10 +212,10 @@ PAGE = ROOT / "docs" / "trl_options.md"
 TABLES = {
     "options": options,
     "options of TRL": trl_options,
-    **{
-        f"{kind} losses": lambda kind=kind: losses_of(kind) for kind in ("policy", "divergence", "preference")
-    },
 }
+for _kind in ("policy", "divergence", "preference"):
+    TABLES[f"{_kind} losses"] = partial(losses_of, _kind)
+    TABLES[f"{_kind} parameters"] = partial(parameters_of, _kind)
 
 
 def page() -> str:

@@ -197,8 +197,9 @@ def rollouts(draw: st.DrawFn, min_group: int = 1) -> Rollouts:
     if draw(st.booleans(), label="rewards without ties"):
         rewards += torch.randn(rows, generator=g, dtype=FLOAT64)
     mask = draw_mask(draw, g, rows, tokens)
-    # At the last unmasked token, where a reward manager puts it; of an empty row, at its first.
+    # At the last attended token, where verl puts it: masked if a tool wrote it or a correction rejected it.
     last = (mask * torch.arange(1, tokens + 1)).argmax(1, keepdim=True)
+    last = last + (torch.rand(rows, 1, generator=g) * (tokens - last)).long()
     token_rewards = torch.zeros(rows, tokens, dtype=FLOAT64).scatter(1, last, rewards.unsqueeze(1))
     return Rollouts(rewards, token_rewards, ids, mask)
 

@@ -1,11 +1,11 @@
 """What `composer-plugins doctor` finds in PRIME-RL's TOML.
 
-PRIME-RL itself validates types and names of options. The checks here find mistakes that it accepts, or that
-it reports only after the model is loaded.
+PRIME-RL's own classes validate types and names of options: they are asked where they can be imported. The
+checks here find mistakes that PRIME-RL accepts, or that it reports only after the model is loaded.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,32 @@ from composer_plugins.adapters.prime_rl_plugin import native, upstream
 from composer_plugins.adapters.prime_rl_plugin.config import (
     DEFAULTS,
     MODULE,
-    NAMED,
-    Wanted,
+    PRESETS,
+    Requested,
     chosen_policy,
     findings,
     newer_than_tested,
     parse,
-    wanted,
+    requested,
 )
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
-from composer_plugins.adapters.prime_rl_plugin.doctor.channels import STAMP_WORDS, channels, unweighted
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, read, table
+from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
+    STAMP_WORDS,
+    channels,
+    echo_filters,
+    groups_of_one,
+    unweighted,
+)
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, misspelt, read, table
 from composer_plugins.adapters.prime_rl_plugin.native import Native
 from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.catalogue import Loss, of_kind
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.plugins import losses
 
-FUNCTIONS = ("loss_fn", *NAMED)
+FUNCTIONS = ("loss_fn", *PRESETS)
 TOO_LATE = "an import path resolves only after the model is loaded"
 
 
@@ -42,7 +50,10 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question["installation"] = upstream.INSTALLATION
-    facts = ask(target.python, Path(probe.__file__), json.dumps(question))
+    question["filters"] = sorted({path for one in run.sources if "." in (path := one.filter_path)})
+    own_class = upstream.RL_CONFIG if run.is_for_rl else upstream.TRAINER_CONFIG
+    question["config"] = (*own_class, run.config) if target.version is None else None
+    facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
     release, features = facts["prime_rl"]
     by_features = upstream.generation_by_features(features) if target.version is None else None
     release = release if target.version is None else target.version
@@ -60,7 +71,27 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
-    return Examination(against(target, release, generation, by_features is not None), tuple(found))
+            found += groups_of_one(run, asked, generation) if uses_advantages(run) else []
+    found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
+    found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
+    compared = against(target, release, generation, by_features is not None)
+    compared += "; read as " + ("an rl.toml" if run.is_for_rl else "a trainer's own config")
+    compared += "" if facts["rejected"] is None else f", which PRIME-RL's own {own_class[1]} checked"
+    return Examination(compared, tuple(found))
+
+
+def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
+    """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
+    guesses = {one.key: one for one in misspelt(run.config)}
+    if rejected is None:
+        yield from guesses.values()
+    for key, message, is_missing in rejected or ():
+        if is_missing:
+            remedy = "set it in a file that you give the doctor, or on PRIME-RL's command line"
+            yield Finding("warning", key, f"PRIME-RL needs it: {message}", remedy)
+        elif key not in reported:
+            remedy = guesses[key].remedy if key in guesses else "correct it, or PRIME-RL ends at once"
+            yield Finding("error", key or "the file", f"PRIME-RL rejects it: {message}", remedy)
 
 
 def against(target: Target, release: str | None, generation: Generation, is_by_features: bool) -> str:
@@ -79,10 +110,11 @@ def against(target: Target, release: str | None, generation: Generation, is_by_f
 def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
     key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
-    if run.is_for_rl and "loss" in run.config:
-        problem = "this table is at the top of a file for `rl`, which reads [trainer.loss]"
-        remedy = "rename it to [trainer.loss]; [loss] is for a trainer's own config"
-        yield Finding("error", "loss", problem, remedy)
+    for name in upstream.TRAINER_TABLES:
+        if run.is_for_rl and name in run.config:
+            problem = f"this table is at the top of a file for `rl`, which reads [trainer.{name}]"
+            remedy = f"rename it to [trainer.{name}]; only a trainer's own config has it at the top"
+            yield Finding("error", name, problem, remedy)
     for holder, name in ((run.config, "kwargs"), (table(run.config, "trainer"), "trainer.kwargs")):
         if "kwargs" in holder:
             problem = "PRIME-RL has no such table: what is in it does not reach the loss"
@@ -91,14 +123,17 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         yield Finding("warning", key, "there is no such table, so PRIME-RL trains with its own loss", ours)
         return
     kind = run.loss.get("type")
+    own = native.find(native.default_kind(generation) if kind is None else kind, generation)
     if kind == "custom":
         yield from _misplaced(run)
     elif extra := [name for name in ("import_path", "kwargs") if name in run.loss]:
         given = "there is no type" if kind is None else f"it is {kind!r}"
         problem = f'{given}, and only type = "custom" reads {" and ".join(extra)}'
         yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
-    elif own := native.find(kind, generation):
-        yield _own_loss(run, own, generation)
+    elif own is not None:
+        wrong = {error.key: error for error in native.wrong_options(own, run.loss, key)}
+        yield _own_loss(run.loss, wrong, key, own, generation)
+        yield from map(Finding.from_error, wrong.values())
     elif kind == upstream.SUPERVISED:
         yield Finding("warning", f"{key}.type", f"{kind!r} is PRIME-RL's own loss", ours)
     else:
@@ -111,14 +146,15 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
 def _misplaced(run: Run) -> Iterator[Finding]:
     """Options beside import_path and kwargs, with the name and the place that they have in `loss_fn`."""
     assert run.loss is not None
-    key, given = run.loss_key, run.loss.get("kwargs")
+    key = run.loss_key
     problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
     for name in sorted(run.loss.keys() - upstream.LOSS_OPTIONS):
         remedy = f"move it to [{key}.kwargs]"
+        if nearest := near(name, upstream.LOSS_OPTIONS - run.loss.keys()):
+            yield Finding("error", f"{key}.{name}", problem, did_you_mean(nearest))
+            continue
         if function(run) and name not in ComposerConfig.model_fields:
-            fixed = NAMED[function(run)].options if function(run) in NAMED else {}
-            chosen = chosen_policy(DEFAULTS | fixed, given if isinstance(given, dict) else {})
-            found = native.advice(name, run.loss[name], chosen, key)
+            found = native.advice(name, run.loss[name], named_policy(run), key)
             nearest = near(name, ComposerConfig.model_fields)
             remedy = f"remove it, or set {nearest[0]} in [{key}.kwargs]" if nearest else "remove it"
             problem_here, remedy = found or ("loss_fn has no such option either", remedy)
@@ -127,10 +163,13 @@ def _misplaced(run: Run) -> Iterator[Finding]:
         yield Finding("error", f"{key}.{name}", problem, remedy)
 
 
-def _own_loss(run: Run, own: Native, generation: Generation) -> Finding:
-    """One of PRIME-RL's own losses, with the options of ours that give the same loss."""
-    assert run.loss is not None
-    kwargs, differences = native.kwargs_of(own, run.loss)
+def _own_loss(
+    loss: Mapping[str, Any], wrong: Collection[str], key: str, own: Native, generation: Generation
+) -> Finding:
+    """One of PRIME-RL's own losses, with the options of ours that give the same loss but for wrong ones."""
+    rest = {name: value for name, value in loss.items() if f"{key}.{name}" not in wrong}
+    kwargs, differences = native.kwargs_of(own, rest)
+    differences += [f"{name} is left out" for name in loss if name not in rest]
     is_here = generation in own.generations
     problem = f"{own.kind!r} is PRIME-RL's own loss"
     if not is_here:
@@ -142,7 +181,7 @@ def _own_loss(run: Run, own: Native, generation: Generation) -> Finding:
     remedy = f'set type = "custom", {" and ".join(same)}, which is that loss'
     if differences:
         remedy += f", except that {', and '.join(differences)}"
-    return Finding("warning" if is_here else "error", f"{run.loss_key}.type", problem, remedy)
+    return Finding("warning" if is_here else "error", f"{key}.type", problem, remedy)
 
 
 def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Finding]:
@@ -166,11 +205,26 @@ def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Findin
         yield error(problem, f"install it there: uv pip install --python {python} composer-plugins")
     elif facts["loss"] is not None:
         stage, detail = facts["loss"]
-        yield error(*_unresolved(path, stage, detail, python))
+        problem, remedy = _unresolved(path, stage, detail, python)
+        yield error(f"{problem}, and {TOO_LATE}", remedy)
     elif facts["only_in"] and path.startswith("composer_plugins"):
         problem = f"{python} finds composer_plugins in the working directory {facts['only_in']} only"
         remedy = f"install it there, unless you start training here: uv pip install --python {python} -e ."
         yield Finding("warning", f"{run.loss_key}.import_path", problem, remedy)
+    elif path.startswith("composer_plugins.") and not function(run):
+        name = path.rpartition(".")[2]
+        policy = f' and kwargs.policy = "{name}"' if name in of_kind(losses(), "policy") else ""
+        remedy = f'set import_path = "{MODULE}.loss_fn"{policy}'
+        yield error(f"{path!r} cannot be called with PRIME-RL's LossInputs", remedy)
+
+
+def filters(run: Run, found: Mapping[str, Any], python: str) -> Iterator[Finding]:
+    """Whether the orchestrator will find the functions that are filters of the algorithm "echo"."""
+    for key, path in {one.filter_key: one.filter_path for one in run.sources}.items():
+        if found.get(path) is not None:
+            stage, detail = found[path]
+            problem, remedy = _unresolved(path, stage, detail, python)
+            yield Finding("error", f"{key}.import_path", problem, remedy)
 
 
 def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, str]:
@@ -183,14 +237,13 @@ def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, s
             f"name the function in {short} (step = {attribute}().{name}), and set that name",
         )
     if stage == "module":
-        problem = f"{path!r}: {python} has no module {detail}, and {TOO_LATE}"
-        return problem, f"install it for {python}, or correct the path"
+        return f"{path!r}: {python} has no module {detail}", f"install it for {python}, or correct the path"
     if stage == "attribute":
         names = near(name, FUNCTIONS if module == MODULE else detail)
         remedy = did_you_mean(names) if names else f"name a function of {module}"
-        if module == MODULE and not names:
-            remedy = f"name one of {', '.join(FUNCTIONS)}"
-        return f"{path!r}: the module {module} has no {name!r}, and {TOO_LATE}", remedy
+        if module.startswith("composer_plugins") and not names:
+            remedy = f"name one of {', '.join(FUNCTIONS)} in {MODULE}"
+        return f"{path!r}: the module {module} has no {name!r}", remedy
     if stage == "callable":
         remedy = f'set import_path = "{path}.loss_fn"' if path == MODULE else "name a function"
         return f"{path!r} is a {detail}, not a function", remedy
@@ -203,18 +256,18 @@ def function(run: Run) -> str:
     return name if module == MODULE and name in FUNCTIONS else ""
 
 
-def kwargs(run: Run, generation: Generation) -> tuple[Wanted, list[Finding]]:
+def kwargs(run: Run, generation: Generation) -> tuple[Requested, list[Finding]]:
     """The channels that one of our functions is asked for, and what is wrong with its kwargs."""
     assert run.loss is not None
     key, given = f"{run.loss_key}.kwargs", run.loss.get("kwargs", {})
     if not function(run):
-        return Wanted("", ""), []
+        return Requested("", ""), []
     if not isinstance(given, dict):
-        return Wanted("", ""), [Finding("error", key, f"it is {given!r}", f"make it a table: [{key}]")]
+        return Requested("", ""), [Finding("error", key, f"it is {given!r}", f"make it a table: [{key}]")]
     try:
         parsed = parse(given, function(run), key)
     except ConfigError as error:
-        return wanted(given), Finding.all_from(error)
+        return requested(given), Finding.all_from(error)
     found, option = list(findings(parsed, generation, key)), upstream.SUPPORT_OPTION
     is_returned = table(run.config, "inference").get(option) is True
     is_passed_on = generation is upstream.AFTER_559B447
@@ -222,7 +275,20 @@ def kwargs(run: Run, generation: Generation) -> tuple[Wanted, list[Finding]]:
         problem = f"it is not true, so policy {parsed.policy.name!r} gets none of the log-probabilities"
         remedy = "set it to true, and top_p in [orchestrator.train.sampling], which gives each token a mask"
         found.append(Finding("warning", f"inference.{option}", problem, remedy))
-    return parsed.wanted, found
+    return parsed.requested, found
+
+
+def uses_advantages(run: Run) -> bool:
+    """Whether the policy that is named for one of our functions learns from advantages."""
+    given = table(run.loss, "kwargs")
+    policy = named_policy(run)
+    return given.get("policy_weight") != 0 and policy is not None and "advantages" in policy.needs
+
+
+def named_policy(run: Run) -> Loss | None:
+    """The row of the policy that is named for one of our functions, whatever else may be wrong."""
+    fixed = PRESETS[function(run)].options if function(run) in PRESETS else {}
+    return chosen_policy(DEFAULTS | fixed, table(run.loss, "kwargs"))
 
 
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE, Wanted, not_available
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, Source, table
+from composer_plugins.adapters.prime_rl_plugin.config import MODULE, Requested, not_available
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import NOT_LISTED, Run, Source, table
+from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
 from composer_plugins.adapters.prime_rl_plugin.upstream import ECHO, NEWEST, NODE, ROUTED, TEACHER, Generation
 from composer_plugins.diagnosis import Finding
+from composer_plugins.errors import ComposerError, unknown
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
@@ -20,31 +22,31 @@ STAMP_WORDS = [*sorted(HINT_WORDS | REPLAY_WORDS), f"'{OWN_STREAM}'", f'"{OWN_ST
 Words = Mapping[str, list[str] | None]  # by environment, those in its source; None if it is not installed
 
 
-def channels(run: Run, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+def channels(run: Run, asked: Requested, generation: Generation, words: Words) -> Iterator[Finding]:
     """Why a hint or a pair may not reach the loss: not available, not stamped, filtered out, another loss."""
     if not run.is_for_rl:
-        if wanted.any:
-            problem = f"{wanted.any} is set, and this file does not say how samples are stamped and filtered"
+        if asked.any:
+            problem = f"{asked.any} is set, and this file does not say how samples are stamped and filtered"
             remedy = "give the doctor the rl.toml, which has the orchestrator's options too"
             yield Finding("info", f"{run.loss_key}.kwargs", problem, remedy)
         return
-    yield from _routed_past(run, wanted)
-    if not wanted.any or list(not_available(wanted, generation)):
+    yield from _routed_past(run, asked)
+    if not asked.any or list(not_available(asked, generation)):
         return
-    yield from _filtered_out(run, wanted, generation)
+    yield from _filtered_out(run, asked, generation)
     if generation.hint == TEACHER:
-        yield from _no_teacher(run, wanted)
+        yield from _no_teacher(run, asked)
     for source in run.sources:
         if source.algorithm not in ROUTED:
-            yield from _never_stamped(source, wanted, generation, words)
+            yield from _never_stamped(source, asked, generation, words)
 
 
-def unweighted(run: Run, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+def unweighted(run: Run, asked: Requested, generation: Generation, words: Words) -> Iterator[Finding]:
     """Pairs that are stamped without `replay_weight`: their tokens train nothing."""
-    if wanted.replay or not generation.replay:
+    if asked.replay or not generation.replay:
         return
     for source in run.sources:
-        who = "" if source.algorithm in ROUTED else _stamps_pairs(source, wanted, generation, words)
+        who = "" if source.algorithm in ROUTED else _stamps_pairs(source, asked, generation, words)
         if who:
             key = f"{run.loss_key}.kwargs"
             problem = f"{who} stamps pairs, and their tokens train nothing without replay_weight"
@@ -53,12 +55,54 @@ def unweighted(run: Run, wanted: Wanted, generation: Generation, words: Words) -
             return
 
 
-def _stamps_pairs(source: Source, wanted: Wanted, generation: Generation, words: Words) -> str:
+def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterator[Finding]:
+    """Groups of one completion, whose reward is the group's mean: every advantage is 0."""
+    orchestrator = table(run.config, "orchestrator")
+    if not orchestrator or orchestrator.get("training_mode") in tuple(ROUTED):
+        return
+    unset = f"orchestrator.{upstream.GROUP_SIZES[generation.hint == TEACHER]}"
+    dropped = generation.hint != TEACHER and list(_filtered_out(run, asked, generation))
+    effect = f", and only {asked.any} trains" if asked.any else ""
+    effect = ", and PRIME-RL drops such samples and ends after 10 empty batches" if dropped else effect
+    remedy = "set it to 2 or more, unless the environment's episodes have several agents"
+    groups = {(one.algorithm, one.group_size_key, str(one.group_size)) for one in run.sources}
+    for name, key, size in sorted(groups):
+        if name in upstream.GROUP_RELATIVE and (size == "1" or not key):
+            problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
+            problem += f"mean reward, so every advantage is 0{effect}"
+            yield Finding("warning", key or unset, problem, remedy)
+
+
+def echo_filters(run: Run) -> Iterator[Finding]:
+    """Options of `echo_filter` that it would reject in the middle of the first rollout, and its store."""
+    for source in run.sources:
+        if source.filter_path != ECHO_FILTER:
+            continue
+        key, options = f"{source.filter_key}.kwargs", table(source.filter, "kwargs")
+        for name in sorted(options.keys() - {"store", "kinds"}):
+            yield Finding.from_error(unknown(f"{key}.{name}", name, ("store", "kinds"), noun="option"))
+        kinds, path = options.get("kinds", list(KINDS)), options.get("store")
+        if not isinstance(kinds, list) or not kinds or any(kind not in KINDS for kind in kinds):
+            remedy = f"set a list of {', '.join(KINDS)}"
+            yield Finding("error", f"{key}.kinds", f"it is {kinds!r}", remedy)
+        if not isinstance(path, str):
+            problem = f"it is {path!r}" if "store" in options else "it is not set"
+            yield Finding("error", f"{key}.store", problem, "set the path of the store, a file")
+            continue
+        try:
+            Store(path)
+        except ComposerError as error:
+            problem = f"the store {path!r} cannot be read here: {error.problem}"
+            remedy = f"{error.remedy}, or ignore this if the orchestrator runs elsewhere"
+            yield Finding("warning", f"{key}.store", problem, remedy)
+
+
+def _stamps_pairs(source: Source, asked: Requested, generation: Generation, words: Words) -> str:
     """The name of what stamps pairs; "" if nothing is known to. A store may hold only a hint's references."""
-    if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path") == ECHO_FILTER:
+    if source.filter_path == ECHO_FILTER:
         options = table(source.filter, "kwargs")
         kinds = options.get("kinds")
-        has_pairs = "replay" in kinds if isinstance(kinds, list) else not wanted.hint
+        has_pairs = "replay" in kinds if isinstance(kinds, list) else not asked.hint
         if "store" in options and has_pairs:
             return "echo_filter"
     if generation.replay == NODE:
@@ -67,7 +111,7 @@ def _stamps_pairs(source: Source, wanted: Wanted, generation: Generation, words:
     return ""
 
 
-def _routed_past(run: Run, wanted: Wanted) -> Iterator[Finding]:
+def _routed_past(run: Run, asked: Requested) -> Iterator[Finding]:
     """Algorithms whose samples PRIME-RL trains with its own ref_kl or ce, without calling a custom loss."""
     mode = table(run.config, "orchestrator").get("training_mode", "")  # v0.6: of the whole run
     if not isinstance(mode, str):
@@ -75,29 +119,26 @@ def _routed_past(run: Run, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("error", "orchestrator.training_mode", f"it is {mode!r}, not a word", remedy)
         mode = ""
     sources = [(one.algorithm, one.algorithm_key) for one in run.sources]
-    if not sources:
-        default = table(run.config, "orchestrator", "algo").get("type", upstream.DEFAULT_ALGORITHM)
-        sources = [(str(default), "orchestrator.algo.type")]
     if mode in ROUTED:
         sources = [(mode, "orchestrator.training_mode")]
-    everything = all(algorithm in ROUTED for algorithm, _ in sources)
-    for algorithm, key in dict.fromkeys(sources):
-        if algorithm not in ROUTED:
+    everything = all(name in ROUTED for name, _ in sources)
+    for name, key in dict.fromkeys(sources):
+        if name not in ROUTED:
             continue
-        own = ROUTED[algorithm]
-        problem = f"PRIME-RL trains the samples of {algorithm!r} with its own {own}, not with this loss"
+        own = ROUTED[name]
+        problem = f"PRIME-RL trains the samples of {name!r} with its own {own}, not with this loss"
         remedy = 'set type = "grpo", or another algorithm that assigns advantages'
-        if wanted.any:
-            problem += f", so {wanted.any} has no effect on them"
-        if wanted.hint and own == OWN_STREAM:
+        if asked.any:
+            problem += f", so {asked.any} has no effect on them"
+        if asked.hint and own == OWN_STREAM:
             remedy = 'choose one: remove hint_weight, or set type = "grpo" and stamp in the environment'
-        yield Finding("error" if everything and wanted.any else "warning", key, problem, remedy)
+        yield Finding("error" if everything and asked.any else "warning", key, problem, remedy)
 
 
-def _filtered_out(run: Run, wanted: Wanted, generation: Generation) -> Iterator[Finding]:
+def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterator[Finding]:
     """Filters that drop a group of equal rewards, whose advantages are 0: only hint and replay train it."""
     orchestrator = table(run.config, "orchestrator")
-    lost = f"it drops samples of advantage 0, and {wanted.any} has no effect on them"
+    lost = f"it drops samples of advantage 0, and {asked.any} has no effect on them"
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
     if generation.hint == NODE and not listed:
         train = table(orchestrator, "train")
@@ -107,7 +148,7 @@ def _filtered_out(run: Run, wanted: Wanted, generation: Generation) -> Iterator[
             remedy = f"set {option} = false in [orchestrator.train]"
             yield Finding("error", f"orchestrator.train.{option}", f"it is {value}, and {lost}", remedy)
         yield from _gated(train, lost)
-    elif listed or generation.hint == ECHO:
+    elif listed or generation.hint != TEACHER:
         yield from _batch_filters(orchestrator, lost)
     elif table(orchestrator, "buffer").get("online_difficulty_filtering") is True:
         key = "orchestrator.buffer.online_difficulty_filtering"
@@ -143,31 +184,38 @@ def _batch_filters(orchestrator: dict[str, Any], lost: str) -> Iterator[Finding]
                 yield Finding("error", f"{key}.enforce", problem, f"set enforce = false in [[{key}]]")
 
 
-def _no_teacher(run: Run, wanted: Wanted) -> Iterator[Finding]:
+def _no_teacher(run: Run, asked: Requested) -> Iterator[Finding]:
     """v0.4 and v0.5: a teacher model scores every sample."""
     given = "teacher_model" in table(run.config, "orchestrator") or "teacher_inference" in run.config
     given = given or bool(table(run.config, "deployment").get("num_teacher_gpus"))
-    if wanted.hint and not (given or run.config.get("teacher_gpu_ids")):
-        problem = f"{wanted.hint} is set, and without a teacher_model nothing fills teacher_logprobs"
+    if asked.hint and not (given or run.config.get("teacher_gpu_ids")):
+        problem = f"{asked.hint} is set, and without a teacher_model nothing fills teacher_logprobs"
         yield Finding("error", TEACHER, problem, f"add [{TEACHER}] with its model and client")
 
 
-def _never_stamped(source: Source, wanted: Wanted, generation: Generation, words: Words) -> Iterator[Finding]:
+def _never_stamped(
+    source: Source, asked: Requested, generation: Generation, words: Words
+) -> Iterator[Finding]:
     """Sources that nothing stamps: since v0.7 an echo filter can, and in the newest also the environment."""
-    if source.algorithm == upstream.ECHO_ALGORITHM and source.filter.get("import_path"):
+    if source.filter_path:
+        kinds = table(source.filter, "kwargs").get("kinds", list(KINDS))
+        for phrase, kind in ((asked.hint, "reference"), (asked.replay, "replay")):
+            if phrase and source.filter_path == ECHO_FILTER and kind not in str(kinds):
+                problem = f"{phrase} is set, and the kinds {kinds!r} stamp no {kind}"
+                yield Finding("error", f"{source.filter_key}.kwargs.kinds", problem, f"add {kind!r}")
         return
     if generation.hint == ECHO:
-        problem = f"{wanted.any} is set, and {source.algorithm!r} stamps nothing before {NEWEST.since}"
+        problem = f"{asked.any} is set, and {source.algorithm!r} stamps nothing before {NEWEST.since}"
         remedy = f'set type = "echo" with filter.import_path = "{ECHO_FILTER}", or upgrade'
         yield Finding("error", source.algorithm_key, problem, remedy)
-    if generation.hint != NODE:
+    if generation.hint != NODE or source.key == NOT_LISTED:
         return
     found = {word for name in source.plugins.values() for word in words.get(name) or ()}
     absent = [name for name in source.plugins.values() if words.get(name) is None]
     key = next(iter(source.plugins), source.key)
     for phrase, stamps, call in (
-        (wanted.hint, HINT_WORDS, "stamp_reference"),
-        (wanted.replay, REPLAY_WORDS, "stamp_replay_pair"),
+        (asked.hint, HINT_WORDS, "stamp_reference"),
+        (asked.replay, REPLAY_WORDS, "stamp_replay_pair"),
     ):
         if phrase and not stamps & found:
             why = "no stamp is found in the environment's code"
@@ -177,7 +225,7 @@ def _never_stamped(source: Source, wanted: Wanted, generation: Generation, words
                 remedy = f"install it for the interpreter that is asked (--python), and {remedy}"
             problem = f"{phrase} is set, {source.algorithm!r} stamps nothing, and {why}"
             yield Finding("warning", key, problem, remedy)
-    if wanted.hint and OWN_STREAM in found:
+    if asked.hint and OWN_STREAM in found:
         problem = f"the environment names PRIME-RL's own {OWN_STREAM}: a sample gets both"
         remedy = f"stamp {WEIGHTS_FIELD}['{OWN_STREAM}'] or set hint_weight, not both"
-        yield Finding("warning", key, f"{wanted.hint} is set, and {problem}", remedy)
+        yield Finding("warning", key, f"{asked.hint} is set, and {problem}", remedy)

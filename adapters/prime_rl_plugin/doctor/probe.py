@@ -1,8 +1,10 @@
 """A program for the interpreter that will train: what PRIME-RL would find there when it imports.
 
-It needs only the standard library, and does not import prime_rl. `examine` writes its second argument.
+It needs only the standard library. Of prime_rl it imports the class of the config, where there is one.
+`examine` writes its second argument.
 """
 
+import copy
 import importlib
 import json
 import sys
@@ -100,6 +102,37 @@ def release(distribution: str, package: str, features: list[list[str]]) -> list[
     return [number, [has(*feature) for feature in features]]
 
 
+def rejected(module: str, name: str, config: dict[str, Any]) -> list[list[Any]] | None:
+    """What PRIME-RL's own class of the config rejects, as [[key, message, whether the key is missing]].
+
+    None if the class cannot be imported.
+    """
+    try:
+        validate = getattr(importlib.import_module(module), name).model_validate
+    except BaseException:
+        return None
+    try:
+        validate(copy.deepcopy(config))
+    except BaseException as error:
+        errors: list[dict[str, Any]] = [{"loc": (), "msg": complaint(error), "type": ""}]
+        errors = error.errors() if hasattr(error, "errors") else errors
+        return [[written(one["loc"], config), one["msg"], one["type"] == "missing"] for one in errors]
+    return []
+
+
+def written(location: tuple[Any, ...], config: Any) -> str:
+    """pydantic's location as a key of the file, without the names that it gives to the members of a union."""
+    names = []
+    for i, part in enumerate(location):
+        is_there = isinstance(config, dict) and part in config
+        if isinstance(config, list) and isinstance(part, int):
+            config = config[part]
+        elif is_there or i == len(location) - 1:
+            names.append(str(part))
+            config = config[part] if is_there else None
+    return ".".join(names)
+
+
 if __name__ == "__main__":
     answer, question = sys.argv[1], json.loads(sys.argv[2])
     path = question["import_path"]
@@ -108,6 +141,8 @@ if __name__ == "__main__":
         "prime_rl": release(*question["installation"]),
         "package": package(),
         "loss": loss(path) if path else None,
+        "filters": {path: loss(path) for path in question["filters"]},
         "plugins": {plugin: words(plugin, question["words"]) for plugin in question["plugins"]},
+        "rejected": rejected(*question["config"]) if question["config"] else None,
     }
     print(answer + json.dumps(facts), flush=True)

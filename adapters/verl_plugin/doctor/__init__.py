@@ -16,7 +16,7 @@ from composer_plugins.adapters.verl_plugin.doctor.environment import environment
 from composer_plugins.adapters.verl_plugin.requirements import Run
 from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, did_you_mean
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
@@ -59,8 +59,8 @@ def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -
     """Yield the findings in what the probe answered."""
     run = Run(facts["config"] or {}, release)
     yield from environment(facts, run, target)
-    if facts["composition"]:
-        yield composition(facts["composition"])
+    for message, meant in facts["composition"]:
+        yield composition(message, meant)
     if not run.tree:
         return
     if run.at(Key.ACTOR) is None or run.at(Key.PROJECT) is None:
@@ -74,11 +74,11 @@ def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -
         yield Finding(*finding)
 
 
-def composition(message: str) -> Finding:
-    """Return hydra's error, which main_ppo would raise too, as a finding."""
+def composition(message: str, meant: str = "") -> Finding:
+    """Return hydra's error, which main_ppo would raise too, as a finding. `meant` is the right override."""
     kind, _, text = message.partition(": ")
-    remedy = "correct the file or the override"
-    if added := re.search(r"use (\+.+)", text):
+    remedy = did_you_mean([meant]) if meant else "correct the file or the override"
+    if (added := re.search(r"use (\+.+)", text)) and meant in ("", added[1].strip()):
         remedy = f"write '{added[1].strip()}'; to replace a whole table, remove the old one first: '~KEY'"
     return Finding("error", "hydra", f"the config cannot be composed: {kind}: {text}", remedy)
 

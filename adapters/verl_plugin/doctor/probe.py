@@ -19,6 +19,8 @@ from typing import Any
 
 REQUIREMENTS = "composer_plugins.adapters.verl_plugin.requirements"
 UPSTREAM = "composer_plugins.adapters.verl_plugin.upstream"
+KEYS = "composer_plugins.adapters.verl_plugin.keys"
+OURS = ("+algorithm.composer=null", "+actor_rollout_ref.actor.policy_loss.composer=null")
 
 
 def complaint(error: BaseException) -> str:
@@ -107,21 +109,51 @@ def transfer_queue() -> dict[str, Any]:
     return {"present": present("transfer_queue"), "version": number, "wanted": wanted.strip(), "fits": fits}
 
 
-def composed(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the config as `main_ppo --config-dir FOLDER --config-name NAME OVERRIDES`, or hydra's error."""
+def composed(
+    folder: str, name: str, overrides: list[str], keys: Any
+) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
+    """Return the config of `main_ppo --config-dir FOLDER --config-name NAME OVERRIDES`, verl's own, errors.
+
+    Each error of hydra's is given with the override that was meant, if `keys` finds one; the config is then
+    composed with that.
+    """
+    given, errors = list(overrides), list[tuple[str, str]]()
     try:
         spec = find_spec("verl.trainer")
-        own = Path(next(iter(spec.submodule_search_locations or ())), "config") if spec else Path()
-        path = import_module("hydra._internal.utils").create_config_search_path(str(own))
+        verls = Path(next(iter(spec.submodule_search_locations or ())), "config") if spec else Path()
+        path = import_module("hydra._internal.utils").create_config_search_path(str(verls))
         if folder:
             anchor = import_module("hydra.core.config_search_path").SearchPathQuery(provider="schema")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=anchor)
         import_module("hydra.core.global_hydra").GlobalHydra.instance().clear()
         import_module("hydra._internal.hydra").Hydra.create_main_hydra2("main_ppo", path)
-        config = import_module("hydra").compose(name, overrides)
-        return import_module("omegaconf").OmegaConf.to_container(config, resolve=True), ""  # as main_ppo does
+        own = _own(folder, name, overrides) if keys else {}
     except Exception as error:
-        return {}, complaint(error)
+        return {}, {}, [(complaint(error), "")]
+    while True:
+        try:
+            config = import_module("hydra").compose(name, given)
+            return import_module("omegaconf").OmegaConf.to_container(config, resolve=True), own, errors
+        except Exception as error:
+            message = complaint(error)
+            wrong, meant = keys.corrected(message, own) if keys else ("", "")
+            errors.append((message, meant))
+            if wrong not in given:
+                return {}, own, errors
+            given[given.index(wrong)] = meant
+
+
+def _own(folder: str, name: str, overrides: list[str]) -> dict[str, Any]:
+    """Return the config of the file's defaults list alone, with the tables `composer` of ours; {} if none."""
+    omegaconf, store = import_module("omegaconf").OmegaConf, import_module("hydra.core.config_store")
+    groups = [one for one in overrides if "." not in one.partition("=")[0].partition("@")[0]]
+    try:
+        if folder:
+            defaults = omegaconf.load(Path(folder) / name).get("defaults")
+            store.ConfigStore.instance().store(name := "composer_own", {"defaults": defaults})
+        return dict(omegaconf.to_container(import_module("hydra").compose(name, [*groups, *OURS])))
+    except Exception:  # the file's own error is reported where it is composed
+        return {}
 
 
 def examined(request: dict[str, Any]) -> dict[str, Any]:
@@ -135,12 +167,13 @@ def examined(request: dict[str, Any]) -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in variables if name in os.environ},
         "verl": verl(variables[0], request["plugin"]),
         "config": None,
-        "composition": "",
+        "composition": [],
         "library": "",
     }
-    usable = not facts["verl"]["error"]
+    usable, own = not facts["verl"]["error"], dict[str, Any]()
     if usable and request["compose"]:
-        config, facts["composition"] = composed(request["folder"], request["name"], request["overrides"])
+        keys, lines = None if package else import_module(KEYS), request["overrides"]
+        config, own, facts["composition"] = composed(request["folder"], request["name"], lines, keys)
         facts["config"] = config or None
         library = ((config.get("actor_rollout_ref") or {}).get("model") or {}).get("external_lib")
         for one in [library] if isinstance(library, str) else library or ():
@@ -149,7 +182,7 @@ def examined(request: dict[str, Any]) -> dict[str, Any]:
     facts |= {"estimators": [], "losses": [], "trainers": [], "findings": []}
     if usable and not facts["package"]:
         version = request["version"] or facts["verl"]["version"]
-        facts |= import_module(REQUIREMENTS).diagnosed(facts["config"], version)
+        facts |= import_module(REQUIREMENTS).diagnosed(facts["config"], version, own)
         facts["verl"]["failure"] = facts["verl"]["failure"] or facts["failure"]
     return facts
 

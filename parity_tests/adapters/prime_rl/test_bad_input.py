@@ -9,7 +9,7 @@ import torch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
-from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE
+from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE, Flags
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.diagnosis import ComposerWarning
@@ -93,7 +93,23 @@ HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "rollout_correction
             "they are parameters of a divergence",
         ),
         ({"hint_teacher": "ema"}, "hint_teacher", "whatever computed the reference"),
-        ({"replay_loss": "simpo"}, "replay_loss", "is DPO's; call stamps.stamp_replay_pair"),
+        (
+            {"replay_loss": "simpo"},
+            "replay_loss",
+            "the environment writes DPO's gradient on the tokens of each pair, "
+            "with stamps.stamp_replay_pair; remove it; for another loss than DPO see docs/prime_rl.md, "
+            "Hints and pairs",
+        ),
+        (
+            {"replay_params": {"beta": 0.3}},
+            "replay_params",
+            "remove it, and give beta to stamps.stamp_replay_pair",
+        ),
+        (
+            HINT | {"hint_estimator": "advantage", "policy_params": {"adv_tau": 0.0}},
+            "policy_params.adv_tau",
+            "no hint trains; set another number, or policy_weight = 0",
+        ),
         (
             HINT | {"policy": "opd", "hint_estimator": "advantage"},
             "hint_estimator",
@@ -128,8 +144,45 @@ def test_an_option_that_cannot_work_is_rejected_by_its_key(
 def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
     given = inputs(ref_logprobs=torch.tensor([-0.5, -0.7, -1.5]))
     kwargs = {"policy": "gspo_token@verl", "old_policy": "rollout", "hint_estimator": "advantage"}
+    kwargs["policy_params"] = {"clip_low": 3e-4, "clip_high": 4e-4}
     out = loss_fn(given, **kwargs, hint_weight=0.5)
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1:].all()
+
+
+@pytest.mark.parametrize("policy", ["ipo", "dppo_tv", "masked_is@prime-rl<0.5"])
+def test_adv_tau_scales_a_hint_in_the_advantages_as_the_warning_says(policy: str) -> None:
+    def hint(weight: float, scale: float) -> torch.Tensor:
+        """The gradient of the hint alone."""
+        gradients = []
+        for hint_weight in (weight, 0.0):
+            given = inputs(advantages=torch.zeros(3), ref_logprobs=torch.tensor([-0.5, -0.7, -1.5]))
+            streams = {name: getattr(given, name) for name in ("trainer_logprobs", "inference_logprobs")}
+            for name, stream in streams.items():
+                setattr(given, name, stream.detach().double().requires_grad_(name == "trainer_logprobs"))
+            params = {"adv_tau": scale}
+            kwargs = {"policy": policy, "policy_params": params, "hint_estimator": "advantage"}
+            loss = loss_fn(given, **kwargs, hint_weight=hint_weight).loss
+            gradients.append(torch.autograd.grad(loss, given.trainer_logprobs)[0])
+        return gradients[0] - gradients[1]
+
+    message = "trainer.loss.kwargs.hint_weight: it is 0.375, and adv_tau=0.5 .* so the hint has the weight "
+    message += "0.1875; leave it, or set 0.75 for a hint with the weight 0.375"
+    with pytest.warns(ComposerWarning, match=message):
+        scaled = hint(0.375, 0.5)
+    assert scaled[1:].all()
+    torch.testing.assert_close(scaled, hint(0.1875, 1.0), rtol=1e-14, atol=1e-15)
+
+
+def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -> None:
+    given = {"ref_logprobs": torch.tensor([-0.5, -0.7, -1.5]), "inference_logprobs": torch.full((3,), -0.9)}
+    params = {"tv_high": 0.05}
+    with pytest.warns(ComposerWarning, match="policy_params.tv_high: it has no effect.*set policy = 'ref_kl"):
+        loss_fn(inputs(**given), policy="ref_kl", policy_params=params)
+    ref_kl = {"policy": "ref_kl@prime-rl<0.7", "policy_params": params}
+    bounded, free = (
+        loss_fn(inputs(advantages=torch.full((3,), sign), **given), **ref_kl).loss for sign in (1.0, -1.0)
+    )
+    assert bounded != free  # there it acts, and the call does not warn
 
 
 OLD = sorted(
@@ -214,10 +267,7 @@ def test_version_0_6_allows_no_teacher_beside_rl(monkeypatch: pytest.MonkeyPatch
     [
         ({"policy": "gspo", "old_policy": "rollout"}, "seq-mean-token-mean"),
         ({"policy": "dr_grpo", "old_policy": "rollout"}, "seq-mean-token-sum-norm"),
-        (
-            {"policy": "gspo@trl", "old_policy": "rollout"},
-            "",
-        ),  # a dialect is named
+        ({"policy": "dr_grpo@trl", "old_policy": "rollout"}, ""),  # a dialect is named
         ({"policy": "dapo", "old_policy": "rollout"}, ""),
         ({}, ""),
     ],
@@ -282,6 +332,65 @@ def test_a_nan_at_an_unmasked_token_surfaces_and_a_masked_one_does_nothing(
     if where == "trainer_logprobs":
         out.loss.backward()
         assert masked.trainer_logprobs.grad[0] == 0 and masked.trainer_logprobs.grad.isfinite().all()
+
+
+PER_SEQUENCE = [name for name, row in of_kind(losses(), "policy").items() if row.per_sequence]
+
+
+@pytest.mark.filterwarnings("ignore:.*published with the reduction")
+@pytest.mark.parametrize("later", [False, True], ids=["first call", "third call"])
+@pytest.mark.parametrize("policy", PER_SEQUENCE)
+def test_advantages_by_token_are_an_error_for_a_loss_per_sequence(
+    policy: str, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    kwargs: dict[str, Any] = {"policy": policy, "old_policy": "rollout"}
+    for _ in range(2 * later):
+        loss_fn(inputs(advantages=torch.tensor([9.0, 0.3, 0.3 + 1e-7])), **kwargs)  # masked; rounding
+    with pytest.raises(DataError) as refused:
+        loss_fn(inputs(advantages=torch.tensor([0.0, 1.0, -1.0])), **kwargs)
+    assert str(refused.value) == (
+        f"policy {policy!r}, advantages: they differ within a sequence, and this loss averages them over the "
+        "sequence; choose a loss with one ratio per token, or gspo_token"
+    )
+    # A replayed pair's tokens are not the policy's.
+    pair = torch.tensor([1.0, 1.0, 0.0])
+    loss_fn(inputs(advantages=torch.tensor([0.0, 1.0, -1.0]), ref_logprobs=pair), **kwargs)
+
+
+def test_advantages_by_token_are_found_without_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnDevice:
+        """A boolean on a device, which has computed it once `now` reaches a time."""
+
+        is_cuda, waited, now = True, 0, 0
+
+        def __init__(self, value: bool, ready: int) -> None:
+            self.value, self.ready = value, ready
+
+        def __bool__(self) -> bool:
+            OnDevice.waited += OnDevice.now < self.ready
+            return self.value
+
+        def to(self, device: str, *, non_blocking: bool) -> "OnDevice":
+            assert (device, non_blocking) == ("cpu", True)
+            copied.append(self)
+            return self
+
+    class Event:
+        def record(self) -> None:
+            self.after = copied[-1].ready
+
+        def query(self) -> bool:
+            return OnDevice.now >= self.after
+
+    copied = list[OnDevice]()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    flags: Any = Flags()
+    calls = ((False, 0), (False, 2), (True, 3), (False, 4), (False, 4), (True, 5), (False, 9))
+    found = []
+    for OnDevice.now, (value, ready) in enumerate(calls):
+        found.append(flags.any(OnDevice(value, ready)))
+    assert found == [False, False, False, True, False, True, False] and not OnDevice.waited
 
 
 def test_a_stream_that_comes_later_is_checked_when_it_comes() -> None:

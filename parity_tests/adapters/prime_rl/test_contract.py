@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
-from composer_plugins.adapters.prime_rl_plugin.config import NAMED
+from composer_plugins.adapters.prime_rl_plugin.config import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.kernels.divergences import sampled_token
 from composer_plugins.kernels.types import Metric, TokenLoss
@@ -24,7 +24,9 @@ from parity_tests.support import prime_rl_claims, prime_rl_doubles
 from parity_tests.support.prime_rl_doubles import GENERATIONS, Generation, Pack, compute_loss, packed, scale
 
 Sample = dict[str, Tensor]
-pytestmark = pytest.mark.filterwarnings("ignore:.*published with the reduction")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*published with the reduction", "ignore:.*clip_high=0.5 bounds the ratio of a sequence"
+)
 generations = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=GENERATIONS)
 CONFIGS: dict[str, dict[str, Any]] = {
     "dppo": {},
@@ -253,11 +255,11 @@ def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
     assert torch.equal(gradient[mask], -2 * given["weights"][mask]) and not gradient[~mask].any()
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
     out = getattr(prime_rl_plugin, name)(inputs)
-    assert torch.equal(out.loss, loss_fn(inputs, **NAMED[name].options).loss)
+    assert torch.equal(out.loss, loss_fn(inputs, **PRESETS[name].options).loss)
     assert out.loss.isfinite() and out.loss.requires_grad
 
 
@@ -325,8 +327,17 @@ def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @configs
-def test_no_call_waits_for_the_device(kwargs: dict[str, Any]) -> None:
-    """Under fake tensors `.item()` and `bool()` of a tensor raise."""
+def test_no_call_waits_for_the_device(kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fake tensors `.item()` and `bool()` of a tensor raise. These pass for tensors of a GPU."""
+
+    class Event:
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return False
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(FakeTensor, "is_cuda", True, raising=False)
     generation = GENERATIONS["v0.8.0"]
     loss_fn(inputs_of(generation, packed(trained([sample(0, 6, reference=True, weights=True)]))), **kwargs)
     metrics._layout.cache_clear()  # tensors of the device

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.cli import app
 from composer_plugins.diagnosis import Finding, Target
 from composer_plugins.errors import ConfigError
@@ -27,6 +28,9 @@ RECIPES = sorted((ROOT / "recipes" / "prime_rl").glob("*.toml"))
 SOUND = """
 [model]
 name = "Qwen/Qwen3-0.6B"
+
+[orchestrator]
+group_size = 8
 
 [orchestrator.algo]
 type = "grpo"
@@ -55,7 +59,9 @@ ECHO = (
     '"echo"\nfilter.import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"\n'
     'filter.kwargs.store = "pairs.store"\n'
 )
+SIZE = "group_size = 8"
 OFF = "filter_zero_advantages = false"
+SOURCE = '[[orchestrator.train.source]]\nname = "mine"\nenv.taskset.id = "my-env"\n'
 FILTERS = '[[orchestrator.post_batch_filters]]\ntype = "zero_advantage"\n'
 
 
@@ -69,6 +75,8 @@ def facts(**others: Any) -> dict[str, Any]:
         "only_in": "",
         "package": "",
         "loss": None,
+        "filters": {},
+        "rejected": None,
         "plugins": {"my-env": STAMPS},
     } | others
 
@@ -76,6 +84,9 @@ def facts(**others: Any) -> dict[str, Any]:
 @pytest.fixture
 def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     """The findings in a file of this text; the interpreter is a double, unless `python` names one."""
+
+    StoreWriter(tmp_path / "pairs.store").close()
+    monkeypatch.chdir(tmp_path)
 
     def found(text: str, version: str | None = None, python: str = "", **answers: Any) -> list[Finding]:
         file = tmp_path / "rl.toml"
@@ -112,6 +123,16 @@ MISTAKES: list[tuple[str, ...]] = [
         edited((FUNCTION, 'import_path = "loss_fn"')),
         "error trainer.loss.import_path",
         "has no dot write module.function",
+    ),
+    (
+        edited((FUNCTION, 'import_path = "composer_plugins.kernels.policy.grpo"')),
+        "error trainer.loss.import_path",
+        'cannot be called with PRIME-RL\'s LossInputs prime_rl_plugin.loss_fn" and kwargs.policy = "grpo"',
+    ),
+    (
+        edited(("prime_rl_plugin.loss_fn", "prime_rl_plugin.stamps.stamp_reference")),
+        "error trainer.loss.import_path",
+        "stamps.stamp_reference' cannot be called set import_path = prime_rl_plugin.loss_fn\"",
     ),
     (
         edited((HINT, "hint_wieght = 0.1")),
@@ -203,10 +224,64 @@ MISTAKES: list[tuple[str, ...]] = [
         "0.9.0",
     ),
     (
+        "[trainer.loss]\nkl_tau = 0.0",
+        "warning trainer.loss.type",
+        "'default' is PRIME-RL's own loss kwargs.policy_params = { kl_tau = 0.0 }, which is that loss",
+        "0.8.0",
+    ),
+    (
+        "[trainer.loss]\neps = 0.2",
+        "warning trainer.loss.type",
+        "'ipo' is PRIME-RL's own loss tv_low = 0.2 which is that loss",
+        "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\ndppo_mask_hihg = 0.3',
+        "error trainer.loss.dppo_mask_hihg",
+        "'default' has no such option in PRIME-RL 0.6 to 559b447 did you mean 'dppo_mask_high'?",
+        "0.8.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\nipo_mask_low = 0.3',
+        "error trainer.loss.ipo_mask_low",
+        "has no such option in PRIME-RL 0.6 'default' (0.5) has this option or set --version",
+        "0.8.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\ndppo_mask_high = "0.3"\nkl_tau = 0.1',
+        "error trainer.loss.dppo_mask_high",
+        "it is '0.3' set a value like PRIME-RL's 0.2",
+        "0.8.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "default"\nteacher_tau = "0.3"\nkl_tau = true',
+        "error trainer.loss.teacher_tau",
+        "it is '0.3' set a value like PRIME-RL's 0.0",
+        "0.5.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "ipo"\nscore_centering = 1',
+        "error trainer.loss.score_centering",
+        "it is 1 set a value like PRIME-RL's false",
+        "0.9.0",
+    ),
+    (
         '[trainer.loss]\ntype = "ppo"\nratio_high = 1.3\nmax_importance_ratio = 10.0',
         "warning trainer.loss.type",
         'kwargs.policy = "ppo" clip_high = 0.3 weight_cap = 10.0 }, which is that loss',
         "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "ppo"\nratio_low = 1.5',
+        "warning trainer.loss.type",
+        "clip_low = 0.2 which is that loss, except that ratio_low = 1.5 is left out: clip_low would be -0.5",
+        "0.9.0",
+    ),
+    (
+        '[trainer.loss]\ntype = "ipo"\nipo_treshold = 0.2',
+        "warning trainer.loss.type",
+        "which is that loss, except that ipo_treshold is left out",
+        "0.8.0",
     ),
     (
         '[trainer.loss]\ntype = "ipo"\nscore_centering = true',
@@ -409,10 +484,7 @@ def test_a_mistake_is_found_at_its_key_with_what_to_do(find: Find, mistake: tupl
 
 def test_what_is_corrected_is_not_reported(find: Find) -> None:
     filters = f"{FILTERS}enforce = false"
-    echo = (
-        '"grpo"',
-        '"echo"\nfilter.import_path = "composer_plugins.adapters.prime_rl_plugin.stored_stamps.echo_filter"',
-    )
+    echo = ('"grpo"', ECHO)
     assert find(edited(echo, more=filters), "0.8.0") == []
     assert find(edited(echo, more='[[orchestrator.post_batch_filters]]\ntype = "gibberish"'), "0.7.0") == []
     teacher = '[orchestrator.teacher_model]\nmodel.name = "x"'
@@ -422,6 +494,133 @@ def test_what_is_corrected_is_not_reported(find: Find) -> None:
     assert find(plain, "0.8.1.dev52", plugins={"my-env": []}) == []
     gate = 'curriculum.gates.easy = { type = "advantage_range", reject_min = 0.1, reject_max = 1.0 }'
     assert find(edited(("env.taskset", f"{gate}\nenv.taskset"))) == []
+
+
+OWN_SIZE = 'name = "mine"'
+
+
+@pytest.mark.parametrize(
+    ("edits", "version", "key", "words"),
+    [
+        ([(SIZE, "group_size = 1")], None, "orchestrator.group_size", "it is 1, 'grpo' and only hint_weight"),
+        ([(SIZE, "")], None, "orchestrator.group_size", "it is not set, which means 1, and 'grpo' subtracts"),
+        ([(SIZE, "")], "0.5.0", "orchestrator.rollouts_per_example", "not set, 'grpo' every advantage is 0"),
+        ([(SIZE, "rollouts_per_example = 1")], "0.5.0", "orchestrator.rollouts_per_example", "it is 1,"),
+        (
+            [("[orchestrator.algo]", ""), ('type = "grpo"', ""), (SIZE, "advantage.type = 'default'")],
+            "0.6.0",
+            "orchestrator.group_size",
+            "it is not set, which means 1, and 'default'",
+        ),
+        ([('"grpo"', '"max_rl"'), (SIZE, "")], "0.7.0", "orchestrator.group_size", "'max_rl' subtracts"),
+        (
+            [(OWN_SIZE, OWN_SIZE + "\ngroup_size = 1")],
+            None,
+            "orchestrator.train.source.group_size",
+            "it is 1",
+        ),
+    ],
+)
+def test_a_group_of_one_completion_is_warned_of(
+    find: Find, edits: list[tuple[str, str]], version: str | None, key: str, words: str
+) -> None:
+    text = SOUND
+    for old, new in edits:
+        text = text.replace(old, new)
+    found = [one for one in find(text, version) if "every advantage is 0" in one.problem]
+    assert [(one.severity, one.key) for one in found] == [("warning", key)]
+    assert all(word in found[0].problem for word in words.split()) and "2 or more" in found[0].remedy
+
+
+def test_prime_rl_drops_groups_of_one_completion_and_ends(find: Find) -> None:
+    plain = edited((HINT, ""), (REPLAY, ""), (SIZE, ""), (OFF, ""))
+    for version, is_dropped in ((None, True), ("0.8.0", True), ("0.6.0", True), ("0.5.0", False)):
+        (found,) = [one for one in find(plain, version) if "every advantage is 0" in one.problem]
+        assert ("ends after 10 empty batches" in found.problem) is is_dropped
+    (found,) = find(edited((HINT, ""), (REPLAY, ""), (SIZE, "")), plugins={"my-env": []})
+    assert found.problem.endswith("every advantage is 0")
+
+
+@pytest.mark.parametrize(
+    ("edits", "version"),
+    [
+        ([(SIZE, ""), ('"grpo"', '"rae"')], None),
+        ([(SIZE, ""), ('"grpo"', '"opsd"')], None),
+        ([(SIZE, "training_mode = 'opd'")], "0.6.0"),
+        ([(SIZE, "advantage.type = 'custom'"), ("[orchestrator.algo]", ""), ('type = "grpo"', "")], "0.6.0"),
+        ([(SIZE, "advantage = 'None'"), ("[orchestrator.algo]", ""), ('type = "grpo"', "")], "0.5.0"),
+        ([(SIZE, ""), (OWN_SIZE, OWN_SIZE + "\ngroup_size = 4")], None),
+        ([(SIZE, ""), (HINT, HINT + "\npolicy_weight = 0")], None),
+        ([(SIZE, ""), ("dppo_tv@prime-rl", "ref_kl")], None),
+        ([(SIZE, ""), (FUNCTION, 'import_path = "json.dumps"')], None),
+    ],
+)
+def test_a_group_of_one_completion_that_trains_is_not_warned_of(
+    find: Find, edits: list[tuple[str, str]], version: str | None
+) -> None:
+    found = find(edited(*edits), version)
+    assert [one for one in found if "every advantage is 0" in one.problem] == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "severity", "key", "words"),
+    [
+        ("sotre = 'a'", "error", "sotre", "unknown option 'sotre' did you mean 'store'"),
+        ("kinds = ['reference']", "error", "store", "it is not set the path of the store"),
+        ("store = 3", "error", "store", "it is 3"),
+        (
+            "store = 'nowhere.store'",
+            "warning",
+            "store",
+            "'nowhere.store' cannot be read here: there is no store",
+        ),
+        (
+            "store = '{file}'",
+            "warning",
+            "store",
+            "cannot be read here: is not a store of composer-plugins name another file",
+        ),
+        (
+            "store = '{store}'\nfilter.kwargs.kinds = 'replay'",
+            "error",
+            "kinds",
+            "it is 'replay' reference, replay",
+        ),
+        (
+            "store = '{store}'\nfilter.kwargs.kinds = ['replay']",
+            "error",
+            "kinds",
+            "hint_weight = 0.1 is set, and the kinds ['replay'] stamp no reference add 'reference'",
+        ),
+        ("store = '{store}'\nfilter.kwargs.kinds = ['hint']", "error", "kinds", "it is ['hint']"),
+        ("store = '{store}'\nfilter.kwargs.kinds = []", "error", "kinds", "it is []"),
+    ],
+)
+def test_an_option_of_the_echo_filter_is_checked_before_the_first_rollout(
+    find: Find, tmp_path: Path, kwargs: str, severity: str, key: str, words: str
+) -> None:
+    (tmp_path / "not.store").write_text("nothing of the kind")
+    StoreWriter(tmp_path / "pairs.store").close()
+    given = kwargs.format(file=tmp_path / "not.store", store=tmp_path / "pairs.store")
+    echo = ECHO.replace('store = "pairs.store"', given)
+    text, at = edited(('"grpo"', echo)), f"orchestrator.algo.filter.kwargs.{key}"
+    for file in (text, text.replace(SOURCE, "")):  # which may stand in another file
+        found = {one.key: one for one in find(file, "0.8.0")}
+        assert found[at].severity == severity
+        assert all(word in f"{found[at].problem} {found[at].remedy}" for word in words.split())
+
+
+def test_a_filter_that_cannot_be_imported_is_found(find: Find, modules: Path) -> None:
+    for path, words in (
+        ("stored_stamps.echo_filtr", "did you mean 'echo_filter'"),
+        ("nowhere.fn", "no module"),
+    ):
+        text = edited(('"grpo"', ECHO.replace("stored_stamps.echo_filter", path)), (SOURCE, ""))
+        found = [one for one in find(text, python=sys.executable) if one.key.endswith("filter.import_path")]
+        assert [(one.severity, one.key) for one in found] == [
+            ("error", "orchestrator.algo.filter.import_path")
+        ]
+        assert words in f"{found[0].problem} {found[0].remedy}"
 
 
 def test_an_echo_without_a_filter_stamps_nothing(find: Find) -> None:
@@ -507,7 +706,9 @@ KEYS = (
     "orchestrator.algo.filter.kwargs orchestrator.algo.filter.kwargs.kinds orchestrator.training_mode "
     "orchestrator.train orchestrator.train.source orchestrator.train.env orchestrator.env "
     "orchestrator.train.filter_zero_advantages orchestrator.post_batch_filters orchestrator.buffer "
-    "orchestrator.teacher_model deployment deployment.num_teacher_gpus loss teacher_gpu_ids"
+    "orchestrator.teacher_model deployment deployment.num_teacher_gpus loss teacher_gpu_ids "
+    "orchestrator.group_size orchestrator.rollouts_per_example orchestrator.advantage "
+    "orchestrator.advantage.type orchestrator.algo.filter.kwargs.store optim slurm"
 )
 
 
@@ -530,7 +731,7 @@ def test_a_value_of_any_type_is_a_finding_or_one_error(find: Find, monkeypatch: 
 
 
 def test_a_training_mode_of_another_shape_is_found(find: Find) -> None:
-    text = edited(("[orchestrator.algo]", "[orchestrator]\ntraining_mode = ['opd']\n[orchestrator.algo]"))
+    text = edited(("group_size = 8", "group_size = 8\ntraining_mode = ['opd']"))
     found = [one for one in find(text, "0.6.0") if one.key == "orchestrator.training_mode"]
     assert [one.severity for one in found] == ["error"]
     assert "['opd']" in found[0].problem and found[0].remedy
@@ -668,6 +869,8 @@ def test_the_generation_is_told_by_the_source_and_not_by_the_metadata(
     [
         ("[trainer.loss\n", None, "rl.toml: is not TOML:"),
         ("[project]\nname = 'x'", None, "is not a config of PRIME-RL [trainer], [loss]"),
+        ("trainer = 3", None, "trainer: it is 3; make it a table: [trainer]"),
+        ("[trainer.loss]\n[[orchestrator]]", None, "orchestrator: it is [{}]; make it a table"),
         ("[trainer]\nloss = 3", None, "trainer.loss: it is 3; make it a table"),
         (SOUND, "0.3.0", "takes no custom loss; upgrade PRIME-RL to 0.5 or later"),
         (SOUND, "", "--version: '' is not a version; write 0.8.0"),
@@ -714,7 +917,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("pkg.mod.number", "is a int, not a function"),
         ("pkg.mod.Loss.step", "pkg.mod.Loss is not a module step = Loss().step"),
         ("pkg.broken.fn", "importing pkg.broken fails No module named 'not_there_at_all'"),
-        ("composer_plugins.adapters.prime_rl_plugin", "has no 'prime_rl_plugin'"),
+        ("composer_plugins.adapters.prime_rl_plugin", "has no 'prime_rl_plugin' name one of loss_fn,"),
+        ("composer_plugins.loss_fn", "has no 'loss_fn' name one of loss_fn, prime_rl_plugin"),
         ("composer_plugins.adapters.prime_rl_plugin.cipso", "did you mean 'cispo'"),
     ],
 )

@@ -31,6 +31,7 @@ def upstream() -> Upstream:
     return prime_rl_live.load(checkout)
 
 
+@pytest.mark.filterwarnings("ignore:.*adv_tau=0.5 multiplies the advantages with the hint")
 def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
     found = [*claims(upstream)]
     assert found

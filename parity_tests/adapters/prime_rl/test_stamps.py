@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
 from composer_plugins.adapters.prime_rl_plugin.values import MARKED, is_replay
 from composer_plugins.checks import _check_not_positive
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.inputs import MOST
 from composer_plugins.kernels.preference import dpo
@@ -118,6 +120,17 @@ def test_a_stamped_pair_is_stale_once_the_policy_has_moved() -> None:
     assert not torch.allclose(after, dpo_gradients(unstamped, 0.1)[0])
 
 
+def test_a_pair_of_two_completions_with_the_same_tokens_is_warned_of() -> None:
+    same, other = [completion(1, 4), completion(1, 4)], [completion(1, 4), completion(2, 4)]
+    with pytest.warns(ComposerWarning, match="the same tokens, so their gradients cancel; leave the pair"):
+        assert stamp_replay_pair(*same) > 0
+    (_, chosen), (_, rejected) = replayed(same)
+    assert torch.equal(chosen, -rejected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stamp_replay_pair(*other)
+
+
 def test_the_policy_loss_leaves_a_pair_alone_and_trains_its_neighbours() -> None:
     pair, plain = [completion(1, 3), completion(2, 3)], completion(3, 4)
     plain[0].reference_logprobs = None
@@ -201,6 +214,8 @@ def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision(
         ([-1.0], "1 numbers for 2 tokens"),
         ([-1.0, -1.0, -1.0], "3 log-probabilities for 2 sampled tokens; keep those of SAMPLED tokens"),
         ([-1.0, float("nan")], "nan at position 1; pass finite numbers"),
+        ([-1.0, -1e39], r"-1e\+39 at position 1; pass finite numbers, within the range of float32"),
+        ([-1e-60, -1e-60], r"exactly 0.0 in float32"),
         ([float("-inf"), -1.0], "-inf at position 0"),
         ([-1.0, 0.2], "0.2 at position 1 is positive"),
         ([0.0, 0.0], "exactly 0.0"),
@@ -246,6 +261,7 @@ def test_a_token_carries_a_hint_or_a_pair() -> None:
         (lambda node: setattr(node, "reference_logprobs", [-1.0]), "1 numbers for 3 tokens"),
         (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 2 numbers for 3 tokens"),
         (lambda node: setattr(node, "logprobs", [-1.0, float("nan"), -1.0]), "pass finite numbers"),
+        (lambda node: setattr(node, "reference_logprobs", [-1.0, -1e39, -1.0]), "range of float32"),
         (lambda node: setattr(node, "mask", [True]), "a mask of 1"),
     ],
 )

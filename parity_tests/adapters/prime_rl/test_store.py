@@ -228,7 +228,7 @@ def test_what_is_cut_off_or_foreign_is_one_error(path: Path) -> None:
             Store(path)
     path.write_text("[trainer.loss]\n" * 1000)
     for kind in (Store, StoreWriter):
-        with pytest.raises(DataError, match="is cut off|is not a whole store"):
+        with pytest.raises(DataError, match=r"store: is not a store of composer-plugins; name another file"):
             kind(path)
     assert path.read_text().startswith("[trainer.loss]")
     path.unlink()
@@ -314,8 +314,8 @@ def test_of_two_values_the_last_one_counts(path: Path) -> None:
         ([1, 2], [-1.0, float("nan")], "reference", "nan at position 1"),
         ([1, 2], [-1.0, 0.5], "reference", "0.5 at position 1 is positive"),
         ([1, 2], [0.0, 0.0], "reference", "exactly 0.0"),
-        ([1, 2], [0.0, 1e-60], "replay", "0 throughout or infinite in float32"),
-        ([1, 2], [0.0, 1e60], "replay", "0 throughout or infinite in float32"),
+        ([1, 2], [0.0, 1e-60], "replay", "0 throughout in float32"),
+        ([1, 2], [0.0, 1e60], "replay", r"1e\+60 at position 1; .* within the range of float32"),
         (np.array([], dtype=np.int64), [], "reference", "no token"),
         ([1.0, 2.0], [-1.0, -1.0], "reference", "float64 .* integers"),
         ([True, 2], [-1.0, -1.0], "reference", "bool .* integers"),

@@ -1,5 +1,6 @@
 """Stamps from a store: by the echo filter of PRIME-RL 0.7 and 0.8, and on the nodes of later verifiers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
 from composer_plugins.adapters.prime_rl_plugin.stored_stamps import echo_filter, stamp_from_store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY
 from composer_plugins.diagnosis import ComposerWarning
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ComposerError, ConfigError
 from parity_tests.support import prime_rl_nodes as double
 from parity_tests.support.prime_rl_nodes import Branch, Rollout, Trace, answer, prompt
 
@@ -96,6 +97,34 @@ def test_of_a_pair_and_a_hint_the_first_of_kinds_is_taken(tmp_path: Path) -> Non
     assert hint.samples[0].rl_weights is None
     with pytest.raises(ConfigError, match="did you mean 'replay'"):
         echo_filter(rollout(), store=path, kinds=["replays"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda path: echo_filter(rollout(), store=path, kinds="reference"), r"kinds: .*set \['reference'\]"),
+        (lambda path: stamp_from_store(trace(), path), r"store: it is of type str; pass Store\(path\)"),
+        (lambda path: stamp_from_store(None, Store(path)), "trace: it is of type NoneType.* pass verifiers'"),
+        (lambda path: check_trace(None), "trace: it is of type NoneType, which has no branches"),
+        (lambda path: check_trace(trace().branches[0].nodes[0]), "trace: it is of type MessageNode"),
+    ],
+)
+def test_what_is_not_a_trace_a_store_or_a_list_is_an_error(
+    tmp_path: Path, call: Callable[[str], object], said: str
+) -> None:
+    with pytest.raises(ComposerError, match=said):
+        call(stored(tmp_path, "reference", HINT))
+
+
+@pytest.mark.parametrize("kind", ["reference", "replay"])
+def test_a_mask_of_another_length_is_left_out_with_a_warning(tmp_path: Path, kind: str) -> None:
+    path, samples, nodes = stored(tmp_path, kind, HINT), rollout(), trace()
+    before = samples.samples[0].mask = samples.samples[0].mask[:-1]
+    nodes.branches[0].nodes[-1].mask.append(True)
+    for call in (lambda: echo_filter(samples, store=path), lambda: stamp_from_store(nodes, Store(path))):
+        with pytest.warns(ComposerWarning, match=f"stored {kind} of 7 tokens: the mask has [68]; give one"):
+            call()
+    assert samples.samples[0].ref_logprobs is None and samples.samples[0].mask == before
 
 
 def test_records_that_are_written_during_a_run_are_seen(tmp_path: Path) -> None:

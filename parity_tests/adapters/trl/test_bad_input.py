@@ -59,7 +59,7 @@ def config(**options: Any) -> ComposerGRPOConfig:
         ),
         ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction: "),
         ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns: it is True"),
-        ({"policy": "grpo", "epsilon": 1.5}, "epsilon: it is 1.5; set a finite number in [0, 1]"),
+        ({"policy": "grpo", "epsilon": -0.5}, "epsilon: it is -0.5; set a finite number in [0, inf)"),
         ({"policy": "grpo", "epsilon": float("nan")}, "epsilon: it is nan"),
         ({"policy": "grpo", "delta": -1.0}, "delta: it is -1.0"),
         ({"policy": "grpo", "policy_params": "{bad"}, "policy_params: '{bad' is not JSON"),
@@ -233,6 +233,80 @@ def test_an_unknown_key_names_its_nearest_match(tmp_path: Any, source: str) -> N
         ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
 
 
+OTHER_NAMES: list[tuple[dict[str, Any], str]] = [
+    ({"kl_coef": 0.1}, "kl_coef: unknown option 'kl_coef'; did you mean 'beta'?"),
+    (
+        {"policy": "gspo", "kl_loss_coef": 0.1},
+        "kl_loss_coef: unknown option 'kl_loss_coef'; did you mean 'be",
+    ),
+    ({"clip_ratio_high": 0.28}, "clip_ratio_high: unknown option 'clip_ratio_high'; did you mean 'epsilon_h"),
+    ({"clip_low": 0.1}, "clip_low: unknown option 'clip_low'; did you mean 'epsilon'?"),
+    (
+        {"loss_type": "cispo", "clip_high": 4.0},
+        "clip_high: unknown option 'clip_high'; set epsilon_high to 1 + clip_high, because TRL's cispo caps",
+    ),
+    (
+        {"policy": "cispo", "clip_ratio_high": 4.0},
+        "clip_ratio_high: it is a parameter of policy 'cispo'; set clip_high in policy_params, its name here",
+    ),
+    (
+        {"policy": "grpo@trl", "clip_high": 0.28},
+        "clip_high: it is a parameter of policy 'grpo'; set clip_high in policy_params",
+    ),
+    (
+        {"policy": "ppo", "clip_ratio_c": 3.0},
+        "clip_ratio_c: it is a parameter of policy 'ppo'; set dual_clip",
+    ),
+    ({"policy": "grpo", "hint_top_k": 100}, "hint_top_k: it is not available here, because TRL compares"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OTHER_NAMES)
+@pytest.mark.parametrize("source", ["constructor", "yaml", "command line"])
+def test_another_frameworks_name_of_an_option_is_answered_with_trls_or_ours(
+    options: dict[str, Any], message: str, source: str, tmp_path: Any
+) -> None:
+    words = ["--output_dir", str(tmp_path)]
+    words += [word for key, x in options.items() for word in (f"--{key}", str(x))] * (source != "yaml")
+    if source == "yaml":
+        yaml = tmp_path / "config.yaml"
+        yaml.write_text("".join(f"{key}: {x}\n" for key, x in options.items()))
+        words += ["--config", str(yaml)]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        if source == "constructor":
+            config(**options)
+        ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"policy": "cispo", "epsilon_high": 0.28},
+            "epsilon_high: clip_high=-0.72 caps every weight at 0.28, so the gradient of each on-policy tok",
+        ),
+        ({"policy": "gspo", "epsilon": 0.2, "epsilon_high": 0.28}, "epsilon_high: clip_high=0.28 bounds the"),
+        (
+            {"policy": "gspo", "epsilon": 0.1},
+            "epsilon: clip_high=0.1 bounds the ratio of a sequence, a geome",
+        ),
+        (
+            {"policy": "grpo", "epsilon_high": 28.0},
+            "epsilon_high: clip_high=28 clips the ratio only above 29",
+        ),
+        (
+            {"policy": "grpo", "policy_params": {"clip_high": 28}},
+            "policy_params.clip_high: clip_high=28 clips the ratio only above 29, which hardly any token",
+        ),
+    ],
+)
+def test_a_clip_bound_that_hardly_anyone_intends_is_a_warning(options: dict[str, Any], message: str) -> None:
+    with pytest.warns(ComposerWarning) as warned:
+        config(**options)
+    (said,) = [str(one.message) for one in warned if issubclass(one.category, ComposerWarning)]
+    assert said.startswith(message)
+
+
 def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
     yaml = tmp_path / "config.yaml"
     yaml.write_text(
@@ -262,7 +336,10 @@ def test_an_option_of_a_channel_without_a_weight_is_a_warning() -> None:
 
 def test_trls_clip_options_reach_our_kernel() -> None:
     assert config(policy="grpo").policy_choice().params == {}
-    assert config(policy="gspo", epsilon=0.1).policy_choice().params == {"clip_low": 0.1, "clip_high": 0.1}
+    params = config(policy="gspo", epsilon=0.001).policy_choice().params
+    assert params == {"clip_low": 0.001, "clip_high": 0.001}
+    params = config(policy="grpo", epsilon=10.0).policy_choice().params  # TRL's settings for DeepSeek-R1
+    assert params == {"clip_low": 10.0, "clip_high": 10.0}
     made = config(policy="grpo", epsilon_high=0.28, delta=2.0).policy_choice().params
     assert made == {"clip_high": 0.28, "ratio_cap": 2.0}
 

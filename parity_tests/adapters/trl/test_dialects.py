@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny
@@ -11,6 +12,7 @@ from parity_tests.support import tiny
 FLOAT32 = 1e-6  # as in test_equality
 
 
+@pytest.mark.filterwarnings("ignore:policy_params.clip_high:composer_plugins.diagnosis.ComposerWarning")
 @pytest.mark.parametrize(
     ("policy", "theirs"),
     [
@@ -40,7 +42,9 @@ def test_a_dialect_of_another_upstream_has_that_upstreams_denominator() -> None:
 
 
 def test_a_parameter_of_ones_own_stands_over_the_dialects() -> None:
-    assert config(policy="cispo@trl").policy_choice().params == {"clip_high": -0.8}
+    with pytest.warns(ComposerWarning, match="policy_params.clip_high: .* caps every weight at 0.2, so"):
+        made = config(policy="cispo@trl")
+    assert made.policy_choice().params == {"clip_high": -0.8}
     made = config(policy="cispo@trl", policy_params={"clip_high": 4.0})
     assert made.policy_choice().params == {"clip_high": 4.0}
     assert config(policy="grpo@trl", epsilon_high=0.28).policy_choice().params["clip_high"] == 0.28

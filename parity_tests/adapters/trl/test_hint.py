@@ -190,6 +190,30 @@ def test_sampled_token_gradient_equals_its_definition() -> None:
     assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
 
 
+def test_a_ratio_cap_weighs_each_token_by_its_ratio_to_the_policy_that_sampled_it() -> None:
+    """As in SDPO. With num_iterations=2 the policy has moved at the second step."""
+    options = {"hint_divergence": "sampled_token", "max_steps": 1, "num_iterations": 2, "learning_rate": 3e-2}
+    made = tiny.trainer(**HINT_ONLY, hint_params={"ratio_cap": 1.01}, **options)
+    made.train()
+    inputs = tiny.batch(made)
+    old = inputs["old_per_token_logps"]
+    inputs["old_per_token_logps"] = old + torch.linspace(-0.5, 0.5, old.numel()).view_as(old)
+    _, gradient = tiny.loss_and_gradient(made, inputs)
+    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
+
+    def logprobs(model: Any, prompt: str) -> torch.Tensor:
+        whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
+        return token_logprobs(completion_logits(made, model, *whole, ids.shape[1], made.temperature), ids)
+
+    student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
+    weight = (student - inputs["old_per_token_logps"]).exp().clamp(max=1.01).detach()
+    live = inputs["hint_mask"]
+    assert (weight[live] == 1.01).any() and (weight[live] < 1).any()
+    token = torch.where(live, weight * (student - teacher).detach() * student, 0.0)
+    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
+    assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
+
+
 @pytest.mark.filterwarnings("ignore:train_dataset. none of its 4 rows")
 def test_rows_without_a_hint_push_nothing() -> None:
     data = tiny.rows()
@@ -294,15 +318,15 @@ def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estim
 
 def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> None:
     """Once, with the lengths, and only where a prompt is padded."""
-    made = tiny.trainer(policy_model=tiny.absolute_model(), policy="cispo@trl", max_steps=2)
+    made = tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", max_steps=2)
     with pytest.warns(ComposerWarning, match="it has absolute positions") as warned:
         made.train()
     assert sum("absolute positions" in str(one.message) for one in warned) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", ComposerWarning)
         same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
-        tiny.trainer(policy_model=tiny.absolute_model(), policy="cispo@trl", dataset=same_length).train()
-        tiny.trainer(policy="cispo@trl").train()  # rotary positions
+        tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", dataset=same_length).train()
+        tiny.trainer(policy="grpo@trl").train()  # rotary positions
 
 
 def test_a_chat_hint_goes_into_the_last_user_message() -> None:

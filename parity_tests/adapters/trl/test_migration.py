@@ -1,5 +1,6 @@
 """`composer-plugins migrate` from TRL and to it. The gradients: adapters/verl/test_migration.py."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,11 @@ import yaml
 from composer_plugins import migration
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, OWN_LOSSES, READ
+from composer_plugins.catalogue import choose
+from composer_plugins.cli.migrate import comments
 from composer_plugins.errors import ConfigError
+from composer_plugins.plugins import losses
+from parity_tests.support.paths import ROOT
 
 WITHOUT_STD = {"scale_rewards": "none"}
 
@@ -83,11 +88,16 @@ def test_the_old_name_of_the_correction_s_bound_acts() -> None:
     ("table", "message"),
     [
         ({"hint_wieght": 1.0}, "hint_wieght: unknown option .*did you mean 'hint_weight'"),
-        ({"beta": "abc"}, "beta: it is 'abc'; set a number"),
-        ({"temperature": [1]}, r"temperature: it is \[1\]; set a number"),
+        ({"beta": "abc"}, "beta: it is 'abc'; set a finite number"),
+        ({"temperature": [1]}, r"temperature: it is \[1\]; set a finite number"),
         ({"num_generations": 1}, "the config of trl: .*at least 2 generations"),
         ({"loss_type": ["grpo"]}, "the config of trl: a value has the wrong type"),
-        ({"use_vllm": True, "vllm_importance_sampling_mode": "foo"}, "the config of trl: .*foo"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token_mas"},
+            "vllm_importance_sampling_mode: unknown mode .*did you mean 'token_mask'",
+        ),
+        ({"use_vllm": "False"}, "use_vllm: it is 'False'; set true or false"),
+        ({"vllm_importance_sampling_clip_max": "x"}, "vllm_importance_sampling_clip_max: it is 'x'; set a"),
     ],
 )
 def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
@@ -149,7 +159,8 @@ def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
 
 @pytest.mark.parametrize("kind", OWN_LOSSES)
 def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> None:
-    found = migration.migrate(migration.read("trl", {"loss_type": kind, "epsilon_high": 0.3}), "trl")
+    bound = 5.0 if kind == "cispo" else 0.3
+    found = migration.migrate(migration.read("trl", {"loss_type": kind, "epsilon_high": bound}), "trl")
     assert found.differences == ()
     ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
 
@@ -184,3 +195,45 @@ def test_a_correction_of_verls_becomes_the_one_of_trl() -> None:
     assert [str(one) for one in found.differences] == ["rollout correction.log_ratio_clamp: 20 -> none"]
     assert found.table["vllm_importance_sampling_mode"] == "sequence_mask"
     assert found.table["vllm_importance_sampling_clip_min"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "correction"), [("dppo_tv", {"rollout_is": "token"}), ("vespo", {"rollout_is": "sequence"})]
+)
+def test_a_correction_that_trl_refuses_beside_a_policy_is_a_difference(
+    mode: str, correction: dict[str, str]
+) -> None:
+    table = {
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "rollout_correction": correction,
+            "composer": {"policy": mode},
+        },
+        "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "composer"}}, "rollout": {"n": 4}},
+    }
+    assert [one for one in differences("verl", table, "trl") if one.startswith("rollout correction: tis")]
+
+
+def test_icepop_is_trls_mask_per_token() -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": "0.5_3.0"}
+    table = {
+        "algorithm": {"adv_estimator": "grpo", "rollout_correction": correction},
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+    }
+    found = migration.migrate(migration.read("verl", table), "trl")
+    assert found.table["vllm_importance_sampling_mode"] == "token_mask"
+    assert "rollout correction.log_ratio_clamp: 20 -> none" in map(str, found.differences)
+
+
+def test_the_example_of_the_page_is_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    source, shown = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)[1:3]
+    objective = migration.read("verl", yaml.safe_load(source))
+    found = migration.migrate(objective, "trl")
+    lines = comments("grpo.yaml of verl", "trl", found, objective.unread)
+    assert shown == "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def test_a_bare_loss_has_no_constant_length() -> None:
+    found = migration.migrate(migration.of_choice(choose(losses(), "policy", "dr_grpo")), "trl")
+    assert found.differences == ()

@@ -15,6 +15,9 @@ from composer_plugins.plugins import losses
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny, trl_options
 
+# Bounds are set here that hardly anyone intends: package/test_unlikely.py.
+FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.diagnosis.ComposerWarning"
+pytestmark = pytest.mark.filterwarnings(FAR_OFF)
 FLOAT32 = 1e-6  # as in test_equality
 VLLM = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
 
@@ -95,6 +98,9 @@ def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
         for row in option.sets:
             known = {loss.name: loss for loss in POLICIES}
             assert all(set(row.parameters) <= set(known[loss].parameters) for loss in row.losses), name
+            theirs = f"{name} - {-row.offset:g}" if row.offset else name  # in the words of Parameter.also
+            for loss in row.losses:
+                assert all(theirs in known[loss].parameters[one].also for one in row.parameters), (name, loss)
 
 
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda loss: loss.name)

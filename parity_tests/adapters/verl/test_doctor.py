@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ LOSS = "actor_rollout_ref.actor.policy_loss"
 HAS_QUEUE = find_spec("transfer_queue") is not None
 LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
+GROUPS = "actor_rollout_ref.rollout.n=8"  # verl's default is 1
 
 FILE = {
     "defaults": ["ppo_trainer", "_self_"],
@@ -38,6 +40,7 @@ FILE = {
         "composer": {"policy": "cispo", "policy_params": {"clip_high": 4.0}},
     },
     "actor_rollout_ref": {
+        "rollout": {"n": 8},
         "actor": {
             "use_dynamic_bsz": True,
             "policy_loss": {
@@ -45,7 +48,7 @@ FILE = {
                 "loss_mode": "composer",
                 "composer": "${algorithm.composer}",
             },
-        }
+        },
     },
 }
 
@@ -86,7 +89,8 @@ def test_the_estimator_by_overrides_alone_has_no_finding(environment: Path) -> N
     """With a TRL that has what verl's FSDP engine imports from it."""
     (environment / "trl").mkdir()
     (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
-    facts = asked("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo", LEGACY, DYNAMIC)
+    ours = ("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo")
+    facts = asked(*ours, LEGACY, DYNAMIC, GROUPS)
     assert facts["trl"]["exports"] is True
     queue = facts["transfer_queue"]
     assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
@@ -148,11 +152,46 @@ def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
     (environment / "sound.py").write_text("import verl")
     monkeypatch.setenv(MODULES, "sound, sound")
     errors = {one.key: one for one in found("algorithm.composer.hint_weight=0.1")}
-    assert errors.keys() - {"transfer_queue"} == {MODULES, "hydra"}
+    # The config is examined with the override that was meant, so its other mistakes are found too.
+    others = {"algorithm.composer", "actor_rollout_ref.actor.ppo_micro_batch_size"}
+    assert errors.keys() - {"transfer_queue"} == {MODULES, "hydra", *others}
     assert {one.severity for one in errors.values()} == {"error"}
     assert errors[MODULES].remedy == f"export {MODULES}=sound,sound"
     assert "Could not override 'algorithm.composer.hint_weight'" in errors["hydra"].problem
     assert errors["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
+
+
+def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(
+    write: Callable[..., Path],
+) -> None:
+    config = deepcopy(FILE)
+    config["algorithm"]["composr"] = {"hint_weight": 0.1}
+    config["actor_rollout_ref"]["actor"]["clip_ratio_hgh"] = 0.28
+    overrides = (
+        "algorithm.adv_estimater=composer/rlo",
+        "actor_rollout_ref.rolout.n=4",
+        "+actor_rollout_ref.actor.ppo_epochs=2",
+        "algorithm.composer.advantage=grop",
+        LEGACY,
+    )
+    facts = asked(*overrides, files=(write(config),))
+    findings = list(verl_doctor.judge(facts, Target(sys.executable, None), (0, 9)))
+    remedies = {one.remedy for one in findings if one.key == "hydra"}
+    assert remedies == {
+        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
+        "did you mean 'actor_rollout_ref.rollout.n=4'?",
+        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+        "write '+algorithm.composer.advantage=grop'; to replace a whole table, remove the old one first: "
+        "'~KEY'",
+    }
+    others = {one.key: (one.severity, one.remedy) for one in findings if one.key != "hydra"}
+    clip = "actor_rollout_ref.actor.clip_ratio_h"
+    assert others == {
+        "algorithm.adv_estimator": ("error", "did you mean 'composer/rloo'?"),
+        "algorithm.composer.advantage": ("error", "did you mean 'grpo'?"),
+        f"{clip}gh": ("error", f"did you mean '{clip}igh'?"),
+        "algorithm.composr": ("warning", "did you mean 'algorithm.composer'?"),
+    }
 
 
 def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_the_same(
@@ -171,7 +210,7 @@ def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_th
 
 def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS, "none")
-    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC)
+    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC, GROUPS)
     assert (one.key, one.severity) == (PLUGINS, "error") and f"export {MODULES}={PLUGIN}" in one.remedy
 
 
@@ -206,6 +245,7 @@ def test_both_channels_in_our_trainer_have_no_finding(tmp_path: Path) -> None:
     pq.write_table(pa.table({name: ["x"] for name in columns}), tmp_path / "train.parquet")
     sound = (
         DYNAMIC,
+        GROUPS,
         "algorithm.adv_estimator=composer",
         "trainer.v1.trainer_mode=composer_sync",
         "+algorithm.composer.hint_weight=0.1",

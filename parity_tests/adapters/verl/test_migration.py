@@ -1,20 +1,26 @@
 """`composer-plugins migrate`: the gradients of both sides, through the real loss paths of verl and TRL."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin import migration
-from composer_plugins.adapters.verl_plugin.upstream import Key
+from composer_plugins.adapters.verl_plugin.upstream import Key, at
+from composer_plugins.catalogue import choose
+from composer_plugins.migration import of_choice
+from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import tolerance
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_wheels import FOLDERS
@@ -81,3 +87,13 @@ def test_what_a_file_leaves_out_is_at_verls_default() -> None:
             assert value == default, key
     left = set(migration.DEFAULTS) - compared
     assert left == {f"{Key.ROLLOUT}.temperature", f"{Key.CORRECTION}.rollout_is_threshold"}, left
+
+
+def test_verl_takes_the_threshold_of_a_mask_without_a_lower_bound() -> None:
+    mask = choose(losses(), "correction", "mis", {"high": 3.0, "log_ratio_clamp": 20.0})
+    objective = replace(of_choice(choose(losses(), "policy", "grpo@verl")), correction=mask)
+    written = migration.write(objective)
+    upper, lower = _parse_rollout_is_threshold(at(written, f"{Key.CORRECTION}.rollout_is_threshold"))
+    assert upper == 3.0 and lower is not None and 0 < lower < math.exp(-20)
+    read = migration.read(written).correction
+    assert read is not None and read.value("low") is None and read.value("high") == 3.0

@@ -1,11 +1,14 @@
 """What we put into verl's registries, called as verl calls it. Against verl's own losses: test_table.py."""
 
+import logging
 import os
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +22,9 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.rules import log_once
 from composer_plugins.bundled.adapters import VERL
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.plugins import losses
@@ -206,6 +211,46 @@ def test_a_count_of_the_whole_batch_is_needed_on_two_ranks() -> None:
         policy_loss("composer/cispo", batch, "token-mean", {"dp_size": 2})
 
 
+def test_a_length_that_is_not_above_0_is_an_error() -> None:
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    for length in (0, -1):
+        with pytest.raises(ConfigError, match=f"loss_scale_factor: it is {length}; set a number above 0"):
+            policy_loss("composer/dapo", batch, "token-mean", {"loss_scale_factor": length})
+
+
+def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) -> None:
+    """verl's clip_ratio_high is 0.2, and a config with that value looks as one without it."""
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    rewards = {"token_level_rewards": torch.eye(2), "response_mask": torch.ones(2, 2), "index": names([0, 0])}
+    caplog.set_level(logging.INFO, logger="composer_plugins")
+    log_once.cache_clear()
+    for _ in range(2):  # with parameters that no other test has
+        policy_loss("composer/dapo", batch, "token-mean", {}, policy_params={"clip_low": 0.21})
+        node = {"policy": "sapo@verl", "policy_params": {"tau_neg": 1.07}}
+        policy_loss("composer/sapo", batch, "token-mean", {}, **node)
+        get_adv_estimator_fn("composer/dr_grpo")(**rewards, config=algorithm())
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy dapo(clip_low=0.21, clip_high=0.28), token-mean",
+        "policy sapo@verl(tau_pos=1.0, tau_neg=1.07, log_ratio_clamp=20.0), seq-mean-token-mean",
+        "advantage dr_grpo(singleton=zero)",
+    ]
+
+
+def test_every_micro_batch_is_looked_at_for_advantages_that_differ_within_a_response() -> None:
+    """Not the first one alone, and without another wait for the device than that for the metrics."""
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.tensor([[1, 1, 0], [0, 0, 0]]).bool(), None)
+    differing = batch._replace(advantages=torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]))
+    masked = batch._replace(advantages=torch.tensor([[1.0, 1.0, 9.0], [1.0, 2.0, 3.0]]))
+    for name in ("composer/gspo", "composer/luspo", "composer/gmpo"):
+        mode = "seq-mean-token-sum" if name.endswith("luspo") else "seq-mean-token-mean"
+        policy_loss(name, batch, mode, {})
+        with mock.patch.object(Tensor, "__bool__", side_effect=AssertionError("it waits for the device")):
+            _, _, metrics = policy_loss(name, masked, mode, {})
+        assert not any("differ" in key for key in metrics)
+        with pytest.raises(DataError, match="advantages: they differ within a sequence, .* gspo_token"):
+            policy_loss(name, differing, mode, {})
+
+
 def test_an_unknown_mode_is_an_error_with_the_nearest_name() -> None:
     batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
     message = r"actor.loss_agg_mode: unknown mode 'token_mean'; did you mean 'token-mean'\?"
@@ -214,16 +259,48 @@ def test_an_unknown_mode_is_an_error_with_the_nearest_name() -> None:
             policy_loss(name, batch, "token_mean", {})
 
 
+GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "pass_at_k", "reinforce_pp_baseline")
+
+
+@pytest.mark.parametrize("name", [*GROUPED, *(f"{one}@verl" for one in GROUPED if one != "maxrl")])
+@pytest.mark.parametrize("use_v1", [True, False])
+def test_one_rollout_of_each_prompt_is_warned_of_with_what_is_computed(name: str, use_v1: bool) -> None:
+    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.ones(2, 2, dtype=torch.long)
+    config: Any = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"n": 1}}, "trainer": {"use_v1": use_v1}, "algorithm": algorithm()}
+    )
+    config.algorithm.composer = {"advantage": name}
+    call = {"token_level_rewards": rewards, "response_mask": mask, "index": names([0, 1])}
+    from_rewards = name.endswith("@verl") and not name.startswith("pass_at_k")
+    what = "comes from its own reward alone" if from_rewards else "is 0"
+    message = f"actor_rollout_ref.rollout.n: it is 1, and '{name}' .* every advantage {what}.*; set 2 or more"
+    with pytest.warns(ComposerWarning, match=message):
+        advantages, _ = get_adv_estimator_fn("composer")(config=config.algorithm, **call)
+    assert bool(advantages.any()) == from_rewards
+    theirs = {"grpo@verl": "grpo", "rloo@verl": "rloo", "opo@verl": "opo", "gpg@verl": "gpg"}.get(name)
+    if theirs:
+        own, _ = get_adv_estimator_fn(theirs)(**call)
+        assert_parity(advantages, own, terms=2, magnitude=3.0, dtype=torch.float32)
+    config.actor_rollout_ref.rollout.n = 2
+    get_adv_estimator_fn("composer")(config=config.algorithm, **call)  # a warning would be an error
+
+
 def test_padding_rows_singletons_and_nan_rewards() -> None:
-    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [0, 0], [0, 0]])
-    # A pair, a group of one, a synthetic row of verl's, and a row of the pair's group without a response.
-    ids = names([0, 0, 1, 2, 0])
-    call = get_adv_estimator_fn("composer/grpo")
-    advantages, _ = call(token_level_rewards=rewards, response_mask=mask, config=algorithm(), index=ids)
-    assert advantages[0].tolist() == [pytest.approx(0.7071, abs=1e-3)] * 2
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.5], [0.0, 0.0]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [0, 0], [0, 0], [0, 0]])
+    # A pair, a group of one, a synthetic row of verl's, and a row of the pair's group that was masked out.
+    ids = np.array(["a", "a", "b", "pad0", "a", "pad0"], dtype=object)
+    call = {"token_level_rewards": rewards, "response_mask": mask, "index": ids}
+    advantages, _ = get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())
+    own, _ = get_adv_estimator_fn("grpo")(**call)
+    assert_parity(advantages[:2], own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
+    assert advantages[0].tolist() == [pytest.approx(1.0, abs=1e-5)] * 2
     assert not advantages[2:].any()
+    # verl counts its padding rows in a statistic of the batch, and ours do not.
+    ours, _ = get_adv_estimator_fn("composer/gpg")(**call, config=algorithm())
+    own, _ = get_adv_estimator_fn("gpg")(**call)
+    assert_parity(ours[:2] * (6 / 4), own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
     for bad in ("nan", "inf"):
         rewards[1, 1] = float(bad)
-        with pytest.raises(DataError, match=f"1 of 5 rollouts have the reward {bad}, the first in row 1"):
-            call(token_level_rewards=rewards, response_mask=mask, config=algorithm(), index=ids)
+        with pytest.raises(DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1"):
+            get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())

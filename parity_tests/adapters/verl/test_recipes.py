@@ -16,7 +16,13 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed, findings, wanted_columns
+from composer_plugins.adapters.verl_plugin.requirements import (
+    Run,
+    diagnosed,
+    examined,
+    findings,
+    wanted_columns,
+)
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_channels, parse_choice
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
@@ -222,6 +228,7 @@ MICRO = (
         ([*MICRO, "data.train_batch_size=64"], "data.train_batch_size", "ppo_mini_batch_size (256)"),
         ([DYNAMIC, f"+{ACTOR}.clip_ratio_hgih=0.3"], f"{ACTOR}.clip_ratio_hgih", "unexpected keyword"),
         ([DYNAMIC, f"+{STRUCTURED}.composer={{}}"], STRUCTURED, "unexpected keyword argument 'composer'"),
+        (["model_engine=megatron"], f"{ACTOR}.ppo_micro_batch_size_per_gpu", "NoneType"),
         ([DYNAMIC, "actor_rollout_ref.model.lora_rank=8"], "actor_rollout_ref.rollout.name", "mandatory"),
         ([DYNAMIC], "", ""),
         (MICRO, "", ""),
@@ -238,6 +245,41 @@ def test_what_verls_own_check_raises_is_returned_with_the_key_that_it_names(
     assert (found is None) == (key == "")
     if found is not None:
         assert found[0] == key and words in found[1]
+
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        ([f"{CORRECTION}.rollout_is=tokn"], f"{CORRECTION}.rollout_is", "tokn"),
+        (
+            [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=-1"],
+            f"{CORRECTION}.rollout_is_threshold",
+            "must be positive",
+        ),
+        ([f"{CORRECTION}.rollout_rs=token_k1"], f"{CORRECTION}.rollout_rs_threshold", "explicitly provided"),
+        (
+            [f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k5"],
+            f"{ACTOR}.kl_loss_type",
+            "NotImplemented",
+        ),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kk"], "algorithm.kl_penalty", "NotImpl"),
+        (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=fix"], "algorithm.kl_ctrl", "NotImpl"),
+        (["algorithm.use_kl_in_reward=true", f"{CORRECTION}.rollout_is=sequence"], "", ""),
+    ],
+)
+def test_what_verl_raises_after_the_first_rollout_is_found_before(
+    overrides: list[str], key: str, words: str
+) -> None:
+    ours = ["algorithm.adv_estimator=composer", "actor_rollout_ref.rollout.n=8", DYNAMIC]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [*ours, *overrides])
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    found = [one for one in examined(plain)["findings"] if one.severity == "error"]
+    assert [one.key for one in found] == [key] * bool(key)
+    assert all("verl raises " in one.problem and words in one.problem for one in found)
 
 
 def test_a_finding_of_ours_is_not_repeated_in_verls_words() -> None:

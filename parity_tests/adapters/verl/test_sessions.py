@@ -1,17 +1,23 @@
-"""Several outputs of one session: grouped as verl's v1 trainer groups them for grpo, or refused."""
+"""Rewards at masked tokens count as in verl; several outputs of a session are grouped as for grpo."""
 
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import verl_cpu
@@ -32,22 +38,23 @@ CONFIG = {"actor_rollout_ref": {"rollout": {"n": 3}}, "trainer": {"use_v1": True
 
 
 def data(keys: list[str] = KEYS) -> DataProto:
-    """One row per key, with its reward at its last token; the last token of some rows is masked."""
+    """One row per key, with its reward at its last token; the last token of row 1 is masked."""
     mask = torch.ones(len(keys), 3, dtype=torch.long)
     mask[1, 2] = mask[4, 0] = 0
     rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
-    rewards[:, 1] = torch.tensor(REWARDS[: len(keys)], dtype=torch.float64)
+    rewards[:, 2] = torch.tensor(REWARDS[: len(keys)], dtype=torch.float64)
     tensors = {"token_level_rewards": rewards, "response_mask": mask}
     uids = np.array([key.split("_")[0] for key in keys], dtype=object)
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
 
 
-def advantages(name: str, keys: list[str] = KEYS, **node: Any) -> Tensor:
+def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None, **node: Any) -> Tensor:
     """What verl's v1 trainer computes by this estimator."""
     config = OmegaConf.create(
         {"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG}
     )
-    found = compute_advantage_for_multi_trajectories(data(keys), keys, name, config=config.algorithm)
+    batch = data(keys) if batch is None else batch.slice()
+    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=config.algorithm)
     return found.batch["advantages"]
 
 
@@ -76,6 +83,69 @@ def test_every_grouped_estimator_takes_the_final_outputs_alone(name: str) -> Non
     assert torch.equal(whole, wanted.to(whole.dtype)) or torch.allclose(whole, wanted, rtol=1e-14)
 
 
+@st.composite
+def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
+    """Sessions of several outputs in any order, some masked in part or wholly, and verl's padding rows."""
+    counts = draw(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=3))
+    keys = [f"p{p}_{s}_{o}" for p, group in enumerate(counts) for s, n in enumerate(group) for o in range(n)]
+    keys = [*draw(st.permutations(keys)), *(f"pad0_{i}_0" for i in range(draw(st.integers(0, 2))))]
+    rows = st.lists(st.integers(0, 1), min_size=3, max_size=3)
+    mask = torch.tensor([[0] * 3 if key.startswith("pad") else draw(rows) for key in keys])
+    rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
+    rewards[:, 2] = torch.tensor([0 if key.startswith("pad") else draw(st.integers(0, 2)) for key in keys])
+    tensors = {"token_level_rewards": rewards, "response_mask": mask}
+    uids = np.array([key.split("_")[0] for key in keys], dtype=object)
+    return keys, DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=sessions())
+def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
+    drawn: tuple[list[str], DataProto],
+) -> None:
+    keys, batch = drawn
+    theirs = advantages("grpo", keys, batch)
+    with sessions_of(keys):
+        ours = advantages("composer", keys, batch, advantage="grpo@verl")
+    # Of a group of one verl rounds 1 + eps to float32.
+    assert_parity(ours, theirs, terms=2 * len(keys), magnitude=2.0, dtype=torch.float32)
+
+
+PAIRS = {"grpo": "grpo@verl", "rloo": "rloo@verl", "opo": "opo@verl", "gpg": "gpg@verl"}
+PAIRS |= {"grpo_passk": "pass_at_k@verl", "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl"}
+
+
+@pytest.mark.parametrize("theirs", PAIRS)
+@pytest.mark.parametrize("by_session", [False, True])
+@pytest.mark.parametrize("level", ["token_k1", "seq_mean_k1"])
+def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
+    theirs: str, by_session: bool, level: str
+) -> None:
+    keys, old = [f"a_{row}_0" for row in range(3)], torch.full((3, 3), -1.0)
+    sampled = old.clone()
+    sampled[0, 2] = -5.0
+    tensors = {"old_log_probs": old, "rollout_log_probs": sampled, "response_mask": torch.ones_like(old)}
+    tensors["token_level_rewards"] = torch.tensor([1.0, 0.0, 2.0]).unsqueeze(1) * torch.eye(3)[2]
+    uids = np.array(["a"] * 3, dtype=object)
+    options = RolloutCorrectionConfig(rollout_is=None, rollout_rs=level, rollout_rs_threshold="0.5_2.0")
+    batch = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+    batch, _ = compute_rollout_correction_and_add_to_batch(batch, options)
+    assert int(batch.batch["response_mask"].sum()) == (8 if level == "token_k1" else 6)
+    own = advantages(theirs, keys, batch)
+    with sessions_of(keys) if by_session else nullcontext():
+        ours = advantages("composer", keys, batch, advantage=PAIRS[theirs])
+    assert own.any()
+    assert_parity(ours, own, terms=8, magnitude=4.0, dtype=torch.float32)
+
+
+def test_a_reward_that_an_estimator_of_tokens_leaves_out_as_verl_does_is_warned_of() -> None:
+    theirs = advantages("reinforce_plus_plus")
+    message = "rewards: some are at a masked token, and 'reinforce_pp@verl' leaves these out, as in verl"
+    with pytest.warns(ComposerWarning, match=message):
+        ours = advantages("composer", advantage="reinforce_pp@verl")
+    assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
+
+
 def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimator() -> None:
     theirs = advantages("rloo")
     with sessions_of(KEYS):
@@ -84,10 +154,12 @@ def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimato
 
 
 def test_an_estimator_of_tokens_is_computed_on_every_row_as_in_verl() -> None:
-    theirs = advantages("reinforce_plus_plus")
+    batch = data()
+    batch.batch["response_mask"][1, 2] = 1
+    theirs = advantages("reinforce_plus_plus", batch=batch)
     with sessions_of(KEYS):
-        ours = advantages("composer", advantage="reinforce_pp@verl")
-    assert_parity(ours, theirs * data().batch["response_mask"], terms=27, magnitude=3.0, dtype=torch.float32)
+        ours = advantages("composer", batch=batch, advantage="reinforce_pp@verl")
+    assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
 
 
 def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> None:

@@ -89,7 +89,7 @@ FACTS: dict[str, Any] = {
     "verl": VERL,
     "trl": None,
     "transfer_queue": QUEUE,
-    "composition": "",
+    "composition": [],
     "library": "",
     **NAMES,
 }
@@ -169,6 +169,40 @@ SOUND: dict[str, dict[str, Any]] = {
     "a trainer of ours with nothing on": SYNC,
     "weights of 0": {**OURS, f"{NODE}.hint_weight": 0, f"{NODE}.replay_weight": 0.0},
     "DPPO around the engine's policy": {f"{LOSS}.loss_mode": "composer/dppo_tv", BYPASS: True},
+    "verl's own reduction of geo_mean": {
+        **OURS,
+        **WORKERS,
+        f"{NODE}.policy": "gmpo@verl",
+        f"{LOSS}.composer": {"policy": "gmpo@verl"},
+    },
+    "one rollout and an advantage without groups": {
+        **OURS,
+        f"{NODE}.advantage": "reinforce_pp",
+        "actor_rollout_ref.rollout.n": 1,
+    },
+    "options of the KL, the correction and the reduction that act": {
+        **OURS,
+        **FROZEN,
+        f"{ACTOR}.kl_loss_coef": 0.01,
+        f"{ACTOR}.kl_loss_type": "mse",
+        "algorithm.use_kl_in_reward": True,
+        "algorithm.kl_penalty": "low_var_kl",
+        "algorithm.kl_ctrl.type": "adaptive",
+        "algorithm.kl_ctrl.horizon": 100,
+        f"{CORRECTION}.rollout_is": "token",
+        f"{CORRECTION}.rollout_is_threshold": 5.0,
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+        f"{ACTOR}.loss_scale_factor": 1024,
+    },
+    "options of what is off, set to nothing": {**OURS, f"{ACTOR}.kl_loss_coef": 0},
+    "a loss of sequences beside equal advantages": {
+        **OURS,
+        **WORKERS,
+        f"{NODE}.advantage": "reinforce_pp",
+        f"{NODE}.policy": "gspo",
+        f"{LOSS}.composer": {"policy": "gspo", "advantage": "reinforce_pp"},
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+    },
 }
 
 
@@ -180,6 +214,8 @@ def test_a_sound_config_has_no_finding(name: str) -> None:
 def test_a_policy_with_parameters_that_the_workers_see_has_no_finding() -> None:
     policy = {f"{NODE}.policy": "cispo", f"{NODE}.policy_params": {"clip_high": 4.0}}
     assert judged(sent(tree({**OURS, **WORKERS, **policy}))) == []
+    hint_alone = {**policy, f"{NODE}.policy_weight": 0.0, "actor_rollout_ref.rollout.n": 1}
+    assert judged(sent(tree({**HINT, **WORKERS, **hint_alone}))) == []  # no advantage is used
     by_path = {f"{NODE}.policy": f"{__name__}:of_rollouts", f"{NODE}.policy_params": {"sharpness": 2}}
     assert judged(sent(tree({**OURS, **WORKERS, **by_path, BYPASS: True}))) == []
     assert judged(sent(tree({**HINT, **WORKERS, **policy, f"{NODE}.policy_weight": 0.5}))) == []
@@ -193,6 +229,7 @@ def test_an_environment_alone_is_judged_without_a_config() -> None:
 
 AGG = f"{ACTOR}.loss_agg_mode"
 PAPERS = {AGG: "seq-mean-token-mean"}  # GRPO's
+GROUP_SIZE = "actor_rollout_ref.rollout.n"
 COMPOSER = {f"{LOSS}.loss_mode": "composer", **PAPERS}
 TOP = HINT  # compares distributions
 NOT_FOR = "or set hint_divergence='sampled_token'"
@@ -215,6 +252,103 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         "'vanila' did you mean 'vanilla'",
     ),
     "an unknown trainer": ({**OURS, MODE: "snc"}, MODE, "unknown trainer 'snc' did you mean 'sync'"),
+    "an unknown trainer beside a hint": (
+        {**HINT, MODE: "composr_sync"},
+        MODE,
+        "unknown trainer 'composr_sync' did you mean 'composer_sync'",
+    ),
+    "one rollout of each prompt": (
+        {**OURS, GROUP_SIZE: 1},
+        f"warning {GROUP_SIZE}",
+        "it is 1 'grpo' compares every advantage is 0 set 2 or more reinforce_pp",
+    ),
+    "one rollout of each prompt, as in verl": (
+        {**OURS, f"{NODE}.advantage": "grpo@verl", GROUP_SIZE: 1},
+        f"warning {GROUP_SIZE}",
+        "it is 1 'grpo@verl' its own reward alone, without a baseline set 2 or more",
+    ),
+    "a reduction that gmpo@verl does not have": (
+        {
+            **OURS,
+            **WORKERS,
+            f"{NODE}.policy": "gmpo@verl",
+            f"{LOSS}.composer": {"policy": "gmpo@verl"},
+            AGG: "token-sum",
+        },
+        f"warning {AGG}",
+        "it is 'token-sum' 'gmpo@verl' is always reduced by 'seq-mean-token-mean', as in verl",
+    ),
+    "a KL coefficient without the KL": (
+        {**SYNC, f"{ACTOR}.kl_loss_coef": 0.01},
+        f"warning {ACTOR}.kl_loss_coef",
+        f"it is 0.01 no effect, because {ACTOR}.use_kl_loss is False set {ACTOR}.use_kl_loss=True, or remove",
+    ),
+    "a KL estimator without the KL in the reward": (
+        {**SYNC, "algorithm.kl_penalty": "low_var_kl"},
+        "warning algorithm.kl_penalty",
+        "no effect, because algorithm.use_kl_in_reward is False set algorithm.use_kl_in_reward=True",
+    ),
+    "a threshold without its correction": (
+        {**SYNC, f"{CORRECTION}.rollout_is_threshold": 5.0},
+        f"warning {CORRECTION}.rollout_is_threshold",
+        f"it is 5.0 because {CORRECTION}.rollout_is is not set set {CORRECTION}.rollout_is, or remove it",
+    ),
+    "a length that the reduction does not read": (
+        {**SYNC, f"{ACTOR}.loss_scale_factor": 1024},
+        f"warning {ACTOR}.loss_scale_factor",
+        f"it is 1024 because {AGG} is 'token-mean' set {AGG}=seq-mean-token-sum-norm, or remove it",
+    ),
+    "a loss of sequences beside advantages of tokens": (
+        {
+            MODE: TRAINER,
+            "algorithm.adv_estimator": "gae",
+            **WORKERS,
+            f"{LOSS}.composer": {"policy": "gspo"},
+            **PAPERS,
+        },
+        f"{LOSS}.loss_mode",
+        "'gspo' takes one advantage per response 'gae' for each token choose another gspo_token",
+    ),
+    "a hint in the advantages that verl's own loss averages": (
+        {**SAMPLED, f"{NODE}.hint_estimator": "advantage", f"{LOSS}.loss_mode": "geo_mean"},
+        f"{NODE}.hint_estimator",
+        "'advantage' gives each token its own 'geo_mean' averages set 'score' gspo_token",
+    ),
+    "an advantage that only the workers see": (
+        {**OURS, **WORKERS, f"{LOSS}.composer": {"advantage": "rloo", "policy": "cispo"}},
+        f"{LOSS}.composer.advantage",
+        f"it is 'rloo' no effect read from {NODE} set {NODE}.advantage, and {LOSS}.composer='${{{NODE}}}'",
+    ),
+    "a hint that only the workers see": (
+        {**SYNC, **WORKERS, f"{LOSS}.composer": {"policy": "cispo", "hint_weight": 0.5}},
+        f"{LOSS}.composer.hint_weight",
+        f"it is 0.5 set {NODE}.hint_weight",
+    ),
+    "a policy in the workers beside verl's loss": (
+        {**OURS, f"{LOSS}._target_": TARGET, f"{LOSS}.composer": {"policy": "cispo"}},
+        f"{LOSS}.composer.policy",
+        "it is 'cispo' no effect here",
+    ),
+    "a dialect in a registered name": (
+        {"algorithm.adv_estimator": "composer/grpo@verl"},
+        "algorithm.adv_estimator",
+        f"'composer/grpo@verl' dialect set algorithm.adv_estimator=composer, and {NODE}.advantage=grpo@verl",
+    ),
+    "an import path in place of a registered name": (
+        {**OURS, f"{LOSS}.loss_mode": "my.losses:mine"},
+        f"{LOSS}.loss_mode",
+        f"'my.losses:mine' import path set {LOSS}.loss_mode=composer, and {NODE}.policy=my.losses:mine",
+    ),
+    "a length that is not above 0": (
+        {**SYNC, AGG: "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": -1},
+        f"{ACTOR}.loss_scale_factor",
+        "it is -1 set a number above 0, or null",
+    ),
+    "our trainer in the legacy trainer": (
+        {**SYNC, "trainer.use_v1": False},
+        f"warning {MODE}",
+        "it is 'composer_sync' legacy trainer runs trainer.use_v1=True",
+    ),
     "an unknown option": (
         {**OURS, f"{NODE}.hint_wieght": 0.1},
         f"{NODE}.hint_wieght",
@@ -256,10 +390,49 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"{ACTOR}.clip_ratio_high",
         f"sets clip_high to 0.28 {NODE}.policy_params.clip_high is 0.3 set one of them",
     ),
+    "a clip of 28 for 28 percent": (
+        {**OURS, **PAPERS, f"{LOSS}.loss_mode": "composer/grpo", f"{ACTOR}.clip_ratio_high": 28.0},
+        f"warning {ACTOR}.clip_ratio_high",
+        "clip_high=28 clips the ratio only above 29 set 0.28 if it is a percentage",
+    ),
+    "verl's clip of PPO beside a ratio of the sequence": (
+        {
+            **OURS,
+            **WORKERS,
+            **PAPERS,
+            f"{NODE}.policy": "gspo",
+            f"{LOSS}.composer": {"policy": "gspo"},
+            f"{ACTOR}.clip_ratio_high": 0.28,
+        },
+        f"warning {ACTOR}.clip_ratio_high",
+        "clip_high=0.28 bounds the ratio of a sequence hardly any sequence is clipped GSPO (3e-4 and 4e-4)",
+    ),
+    "verl's name of a parameter": (
+        {
+            **OURS,
+            **WORKERS,
+            **PAPERS,
+            f"{NODE}.policy_params": {"clip_ratio_c": 3.0},
+            f"{LOSS}.composer": {"policy_params": {"clip_ratio_c": 3.0}},
+        },
+        f"{NODE}.policy_params.clip_ratio_c",
+        "unknown grpo parameter 'clip_ratio_c' set dual_clip, its name here",
+    ),
+    "a parameter among the options": (
+        {
+            **OURS,
+            **WORKERS,
+            **PAPERS,
+            f"{NODE}.clip_ratio_high": 0.28,
+            f"{LOSS}.composer": {"clip_ratio_high": 0.28},
+        },
+        f"{NODE}.clip_ratio_high",
+        "it is a parameter of policy 'grpo' set clip_high in policy_params, its name here",
+    ),
     "verl's clip out of the range": (
-        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{ACTOR}.clip_ratio_low": 1.5},
+        {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{ACTOR}.clip_ratio_low": -0.5},
         f"{ACTOR}.clip_ratio_low",
-        "it is 1.5 set a finite number in [0, 1]",
+        "it is -0.5 set a finite number in [0, inf)",
     ),
     "a clip that verl does not read": (
         {**OURS, f"{LOSS}.loss_mode": "composer/dapo", f"{ACTOR}.clip_ratio": 0.1},
@@ -293,6 +466,26 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         },
         "algorithm.norm_adv_by_std_in_grpo",
         "it is False no effect on the advantage 'reinforce_pp_baseline'",
+    ),
+    "verl's name of a loss of ours": (
+        {f"{LOSS}.loss_mode": "composer/vanilla"},
+        f"{LOSS}.loss_mode",
+        f"'vanilla' verl's own name set {LOSS}.loss_mode=composer {NODE}.policy=grpo@verl its name here",
+    ),
+    "verl's name of an advantage of ours": (
+        {"algorithm.adv_estimator": "composer/grpo_passk"},
+        "algorithm.adv_estimator",
+        f"'grpo_passk' verl's own name {NODE}.advantage=pass_at_k@verl",
+    ),
+    "verl's name of a loss as an option": (
+        {**OURS, f"{NODE}.policy": "geo_mean"},
+        f"{NODE}.policy",
+        "'geo_mean' is verl's own name set gmpo@verl",
+    ),
+    "a deviation of the batch under verl's name of a flag": (
+        {**OURS, "algorithm.norm_adv_by_std_in_grpo": "batch"},
+        "algorithm.norm_adv_by_std_in_grpo",
+        "it is 'batch' set True or False",
     ),
     "a rollout correction without log-probabilities": (
         {**OURS, f"{CORRECTION}.rollout_is": "token", ROLLOUT: False},
@@ -451,6 +644,16 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
             ("fsdp_config.pad_to_length", True, "no logits"),
         )
     },
+    "dropped groups that only the hint trains": (
+        {**SAMPLED, "algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "reward"},
+        "warning algorithm.filter_groups.enable",
+        "drops groups of equal rewards False",
+    ),
+    "dropped groups that only pairs train": (
+        {**REPLAY, "algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "reward"},
+        "warning algorithm.filter_groups.enable",
+        "hint and replay",
+    ),
     "shuffled pairs": ({**REPLAY, f"{ACTOR}.shuffle": True}, f"{ACTOR}.shuffle", "pairs False"),
     "a mean over replayed rows": (
         {**REPLAY, f"{LOSS}.loss_mode": "geo_mean"},
@@ -532,11 +735,31 @@ def test_a_file_without_a_channels_column_is_named_with_those_it_has(
     assert judged(tree(OURS), columns={"a.parquet": ["prompt"]}) == []
 
 
+@pytest.mark.parametrize(("mode", "policy"), [("composer", "ipo"), ("composer/dppo_tv", "dppo_tv")])
+def test_adv_tau_scales_a_hint_that_is_in_the_advantages(mode: str, policy: str) -> None:
+    def found(scale: float, estimator: str | None = "advantage") -> list[Finding]:
+        options = {"policy": policy, "policy_params": {"adv_tau": scale}, "hint_estimator": estimator}
+        workers = {f"{LOSS}.loss_mode": mode, f"{LOSS}._target_": TARGET}
+        ours = {f"{NODE}.{name}": value for name, value in options.items()}
+        judgement = judged(sent(tree({**SAMPLED, **workers, **ours, **PAPERS, BYPASS: True})))
+        return [one for one in judgement if "adv_tau" in str(one)]
+
+    (warning,) = found(0.5)
+    check(warning, f"warning {NODE}.hint_weight", "it is 0.1, and adv_tau=0.5 weight 0.05 set 0.2")
+    (error,) = found(0.0)
+    check(
+        error,
+        f"{NODE}.policy_params.adv_tau",
+        "it is 0 no hint trains" if policy == "ipo" else "trains nothing",
+    )
+    assert found(1.0) == found(0.5, "score") == []
+
+
 def test_every_mistake_in_the_options_is_found_at_once() -> None:
     mistakes = {
         f"{NODE}.hint_wieght": 0.1,
         f"{NODE}.advantage": "grop",
-        f"{NODE}.policy_params": {"clip_hihg": 0.3, "clip_low": 3},
+        f"{NODE}.policy_params": {"clip_hihg": 0.3, "clip_low": -3},
         f"{NODE}.replay_weight": "1",
         f"{NODE}.rollout_correction": "tis",
     }
@@ -547,9 +770,21 @@ def test_every_mistake_in_the_options_is_found_at_once() -> None:
     assert sorted(one.key for one in found) == sorted(expected)
 
 
+@pytest.mark.parametrize("trainer", ["composr_sync", "composer", "nonsense"])
+def test_a_wrong_trainer_hides_no_other_mistake_and_makes_none(trainer: str) -> None:
+    channels = {f"{NODE}.hint_weight": 0.1, f"{NODE}.replay_weight": 1, f"{ACTOR}.shuffle": True}
+    found = judged(tree({MODE: trainer, **channels, f"{ACTOR}.use_kl_loss": False}))
+    assert [one.key for one in found] == [MODE, f"{NODE}.hint_top_k"]
+    sampled = channels | {f"{NODE}.hint_divergence": "sampled_token"}
+    found = judged(tree({MODE: trainer, **sampled, f"{ACTOR}.use_kl_loss": False}), columns={})
+    assert [one.key for one in found] == [MODE, f"{ACTOR}.use_kl_loss", f"{ACTOR}.shuffle"]
+    found = judged(tree({MODE: "snc", **sampled}))  # verl's own trainer was meant, and has no channels
+    assert [one.key for one in found] == [MODE, NODE]
+
+
 def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
     """The parameters of a policy whose name is wrong are not examined, and neither is a misspelt weight."""
-    wrong = {f"{NODE}.policy": 7, f"{NODE}.policy_params": {"clip_low": 3}, f"{NODE}.hint_top_k": 0}
+    wrong = {f"{NODE}.policy": 7, f"{NODE}.policy_params": {"clip_low": -3}, f"{NODE}.hint_top_k": 0}
     found = judged(tree({**OURS, **wrong, f"{NODE}.policy_wieght": 0}))
     assert [one.key for one in found] == [f"{NODE}.policy", f"{NODE}.hint_top_k", f"{NODE}.policy_wieght"]
 
@@ -727,7 +962,7 @@ def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     ],
 )
 def test_what_hydra_refuses_is_a_finding_with_its_words(message: str, remedy: str) -> None:
-    (found,) = judged(None, composition=message)
+    (found,) = judged(None, composition=[(message, "")])
     check(found, "hydra", f"cannot be composed {message} {remedy}")
 
 

@@ -34,11 +34,11 @@ def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
 
 
 def test_verls_options_become_parameters_under_their_names_here() -> None:
-    table = verl(clip_ratio_high=0.28, clip_ratio_c=10.0)
+    table = verl(clip_ratio_high=0.3, clip_ratio_c=10.0)
     found = migration.migrate(migration.read("verl", table), "prime-rl")
     kwargs = found.table["trainer"]["loss"]["kwargs"]
     assert kwargs["policy"] == "grpo@verl"
-    assert kwargs["policy_params"] == {"clip_high": 0.28, "dual_clip": 10.0}
+    assert kwargs["policy_params"] == {"clip_high": 0.3, "dual_clip": 10.0}
     assert found.table["orchestrator"] == {"group_size": 8}
 
 
@@ -177,9 +177,15 @@ def test_geo_mean_is_a_mean_over_rows_whatever_is_set() -> None:
     assert [one for one in migration.read("verl", corrected).remarks if "geometric mean" in one]
 
 
+def test_gmpo_of_verl_is_a_mean_over_rows_in_composer_too() -> None:
+    table = verl({"composer": {"policy": "gmpo@verl"}}, policy_loss={"loss_mode": "composer"})
+    assert migration.read("verl", table).mode == "seq-mean-token-mean"
+
+
 def test_sapos_forced_mode_is_not_the_denominator_of_verls_kl() -> None:
     table = verl(policy_loss={"loss_mode": "sapo"}, use_kl_loss=True)
-    assert differences("verl", table, "verl") == ["KL.denominator: token-mean -> seq-mean-token-mean"]
+    assert migration.read("verl", table).facts()["KL.denominator"] == "token-mean"
+    assert differences("verl", table, "verl") == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +221,7 @@ def test_a_kl_in_the_loss_with_weight_0_is_none() -> None:
         ({"algorithm.adv_estimator": "grpo"}, "algorithm.adv_estimator: a file has no dotted keys"),
         (
             verl({"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "abc"}}),
-            "the config of verl: a value has the wrong type",
+            "algorithm.rollout_correction.rollout_is_threshold: it is 'abc'; set a number, or a band",
         ),
     ],
 )
@@ -354,6 +360,9 @@ def test_the_status_says_whether_something_differs(run: Any, tmp_path: Path) -> 
         ("verl", verl({"norm_adv_by_sdt": False}), "algorithm.norm_adv_by_sdt"),
         ("verl", verl(policy_loss={"los_mode": "gspo"}), "actor_rollout_ref.actor.policy_loss.los_mode"),
         ("prime-rl", prime_rl() | {"orchestrator": {"groupsize": 4}}, "orchestrator.groupsize"),
+        ("verl", verl() | {"algoritm": {"adv_estimator": "rloo"}, "algorithm": None}, "algoritm"),
+        ("verl", {"actor_rollout_ref": {"rolout": {"n": 8}}}, "actor_rollout_ref.rolout"),
+        ("prime-rl", {"trainer": {"los": {"type": "ipo"}}}, "trainer.los"),
     ],
 )
 def test_a_key_that_was_not_read_is_named(framework: str, table: dict[str, Any], key: str) -> None:

@@ -7,11 +7,13 @@ import pytest
 
 from composer_plugins.adapters.verl_plugin.requirements import missing_columns
 from composer_plugins.adapters.verl_plugin.rules import (
+    _parameter,
     channels_delivered,
     parse_channels,
     parse_registered,
     reduction,
 )
+from composer_plugins.adapters.verl_plugin.upstream import OPTIONS
 from composer_plugins.catalogue import choose
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
@@ -62,6 +64,14 @@ def test_what_the_trainer_delivers_parses(node: Mapping[str, Any]) -> None:
         ),
         ({**TOP_K, "hint_params": {"top_k": 10}}, "hint_params.top_k", "10 is more than the 9 entries"),
         ({**TOP_K, "hint_divergence": "jsd@trl"}, "hint_params.temperature", "it is 0.9 rollout.temperature"),
+        *(
+            (
+                {**TOP_K, "hint_divergence": f"{name}_kl_topk", "hint_params": {"temperature": 2.0}},
+                "hint_params.temperature",
+                "it is 2 rollout.temperature",
+            )
+            for name in ("forward", "reverse")
+        ),
         ({**TOP_K, "hint_t_start": 0.1}, "hint_t_start", "only TAID has a t"),
         ({**TAID, "hint_params": {"t": 0.2}}, "hint_t_start", "0.4 is above hint_params.t, 0.2"),
         ({**TAID, "hint_t_start": 1.5}, "hint_t_start", "it is 1.5"),
@@ -125,3 +135,42 @@ def test_a_missing_column_is_found_with_those_there_are() -> None:
         (found,) = missing_columns(both, {"a.parquet": every - {gone}})
         assert repr(gone) in found.problem and "a.parquet has " in found.problem
     assert not list(missing_columns(parse_channels({}), {"a.parquet": ["prompt"]}))
+
+
+def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> None:
+    """verl's own name in `policy_params` or `advantage_params` is then answered with ours."""
+    for kind, options in OPTIONS.items():
+        for option in options:
+            name = option.key.rpartition(".")[2]
+            for loss in losses():
+                ours = _parameter(option, loss) if loss.kind == kind else None
+                if ours is not None and not option.values and ours != name:
+                    assert name in loss.parameters[ours].also, (name, loss.name)
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "said"),
+    [
+        (
+            {"policy": "gspo_token@verl"},
+            {"clip_ratio_high": 0.28},
+            "actor_rollout_ref.actor.clip_ratio_high: clip_high=0.28 bounds the ratio of a sequence",
+        ),
+        (
+            {"policy": "gspo_token@verl"},
+            {},
+            "algorithm.composer.policy_params.clip_high: clip_high=0.2 bounds the ratio of a sequence",
+        ),
+        (
+            {"policy": "dapo", "policy_params": {"clip_high": 28}},
+            {},
+            "algorithm.composer.policy_params.clip_high: clip_high=28 clips the ratio only above 29",
+        ),
+    ],
+)
+def test_a_clip_bound_that_hardly_anyone_intends_is_a_warning_at_the_key_that_sets_it(
+    node: dict[str, Any], given: dict[str, Any], said: str
+) -> None:
+    with pytest.warns(ComposerWarning) as warned:
+        parse_registered(node, "policy", None, "token-mean", given)
+    assert [said in str(one.message) for one in warned] == [True]

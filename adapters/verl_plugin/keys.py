@@ -1,0 +1,78 @@
+"""Keys of a config that verl does not have, and the keys of verl's that they probably stand for.
+
+`own` is the config that verl composes without the user's options, with the tables `composer` of ours.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from composer_plugins.adapters.verl_plugin.rules import NODE
+from composer_plugins.adapters.verl_plugin.upstream import Key, options
+from composer_plugins.diagnosis import Finding
+from composer_plugins.errors import did_you_mean, near
+
+WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
+TABLES = ("algorithm", "actor_rollout_ref", "data", "trainer")  # others pass any key on, to Ray for example
+
+
+def nearest(key: str, own: Mapping[str, Any]) -> str:
+    """Return the key of verl's that `key` may stand for; "" if verl has that key, or none like it.
+
+    It is the key of this name in another table, if there is one only, or else the most alike in its table.
+    """
+    parts, table = key.split("."), own
+    for place, part in enumerate(parts):
+        if not isinstance(table, Mapping) or not table:
+            return ""
+        if part not in table:
+            same = [one for one in options(own) if one.endswith(f".{parts[-1]}") and one != WORKER_NODE]
+            alike = [".".join([*parts[:place], one, *parts[place + 1 :]]) for one in near(part, table)]
+            return (same if len(same) == 1 else [*alike, ""])[0]
+        table = table[part]
+    return ""
+
+
+def misspelt(config: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a warning for each key that verl does not have and that is like one of its keys."""
+    read = {name: config[name] for name in TABLES if isinstance(config.get(name), Mapping)}
+    others = {name: None for name in config if name not in own}  # misspelt tables
+    for key in _unknown(read | others, own):
+        if meant := nearest(key, own):
+            yield Finding("warning", key, "verl does not have this option", did_you_mean([meant]))
+
+
+def _unknown(table: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the keys that neither the table of verl's nor its dataclass has; an empty table takes any key."""
+    known = {*own, *_fields(table)}
+    for key, value in table.items() if own else ():
+        if key not in known:
+            yield f"{prefix}{key}"
+        elif isinstance(value, Mapping) and isinstance(own.get(key), Mapping):
+            yield from _unknown(value, own[key], f"{prefix}{key}.")
+
+
+def _fields(table: Mapping[str, Any]) -> set[str]:
+    """Return the fields of the dataclass that hydra makes of a table."""
+    module, _, name = str(table.get("_target_", "")).rpartition(".")
+    try:
+        return set(getattr(import_module(module), name).__dataclass_fields__)
+    except Exception:  # no such class, or not a dataclass
+        return set()
+
+
+def corrected(message: str, own: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the override that hydra refuses because of its key, and the one that was meant.
+
+    Two empty strings for another error of hydra's. A key needs a + before it if verl does not have it.
+    """
+    if present := re.search(r"Either remove \+ prefix: '(.+)' Or add a second \+", message):
+        return f"+{present[1]}", present[1]
+    if (refused := re.search(r"To append to your config use \+(.+)", message)) is None:
+        return "", ""
+    given = refused[1].strip()
+    key, equals, value = given.partition("=")
+    meant = nearest(key, own)
+    is_ours = f"{meant or key}.".startswith((f"{NODE}.", f"{WORKER_NODE}."))
+    return given, f"{'' if meant and not is_ours else '+'}{meant or key}{equals}{value}"

@@ -1,0 +1,101 @@
+"""Keys that verl does not have: which of its keys is meant, and what hydra's override should have been."""
+
+from typing import Any
+
+import pytest
+
+from composer_plugins.adapters.verl_plugin import keys
+
+OWN: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "gae", "gamma": 1.0, "composer": None, "kl_ctrl": {"kl_coef": 0.001}},
+    "actor_rollout_ref": {
+        "actor": {
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.2,
+            "kl_loss_coef": 0.001,
+            "policy_loss": {"loss_mode": "vanilla", "composer": None},
+        },
+        "rollout": {"n": 1, "temperature": 1.0, "val_kwargs": {"n": 1}, "engine_kwargs": {}},
+    },
+    "data": {"train_files": "a", "max_response_length": 512},
+    "ray_kwargs": {"ray_init": {"num_cpus": None}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("actor_rollout_ref.actor.clip_ratio_hgh", "actor_rollout_ref.actor.clip_ratio_high"),
+        ("algorithm.adv_estimater", "algorithm.adv_estimator"),
+        ("algorithm.composr.hint_weight", "algorithm.composer.hint_weight"),
+        ("algoritm.gamma", "algorithm.gamma"),
+        ("algorithm.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio_high"),  # of another table
+        ("actor_rollout_ref.actor.n", ""),  # of two other tables
+        ("composer", "algorithm.composer"),
+        ("algorithm.mine", ""),
+        ("algorithm.adv_estimator", ""),
+        ("algorithm.composer.hint_wieght", ""),  # an option of ours, which other rules examine
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm", ""),  # a table that takes every key
+    ],
+)
+def test_the_nearest_key_is_verls(key: str, meant: str) -> None:
+    assert keys.nearest(key, OWN) == meant
+    assert keys.nearest(key, {}) == ""
+
+
+def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing() -> None:
+    config = {
+        "algorithm": {"adv_estimater": "composer", "mine": 1, "composer": {"hint_wieght": 1}},
+        "actor_rollout_ref": {"rollout": {"temprature": 0.7, "engine_kwargs": {"temprature": 1}}},
+        "data": {"max_respones_length": 8, "train_files": {"a": 1}},
+        "dta": {},
+        "ray_kwargs": {"ray_init": {"num_gpus": 1}},
+        "trainer": 3,
+    }
+    found = {one.key: one for one in keys.misspelt(config, OWN)}
+    assert found.keys() == {
+        "algorithm.adv_estimater",
+        "actor_rollout_ref.rollout.temprature",
+        "data.max_respones_length",
+        "dta",
+    }
+    one = found["algorithm.adv_estimater"]
+    assert (one.severity, one.problem) == ("warning", "verl does not have this option")
+    assert one.remedy == "did you mean 'algorithm.adv_estimator'?"
+    assert not list(keys.misspelt(OWN, OWN)) and not list(keys.misspelt(config, {}))
+
+
+def test_a_field_of_the_dataclass_that_a_table_becomes_is_known() -> None:
+    config = {"data": {"_target_": "composer_plugins.catalogue.Parameter", "max_responselength": 1, "low": 1}}
+    own = {"data": {"_target_": "x", "lo": 0}}
+    assert not list(keys.misspelt(config, own))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("algorithm.adv_estimater=composer", "algorithm.adv_estimator=composer"),
+        ("algorithm.composr.hint_weight=0.1", "+algorithm.composer.hint_weight=0.1"),
+        ("algorithm.composer.hint_weight=0.1", "+algorithm.composer.hint_weight=0.1"),
+        (
+            "actor_rollout_ref.actor.policy_loss.compser=${algorithm.composer}",
+            "+actor_rollout_ref.actor.policy_loss.composer=${algorithm.composer}",
+        ),
+        ("algorithm.mine=1", "+algorithm.mine=1"),
+    ],
+)
+def test_the_override_that_was_meant_has_a_plus_only_for_a_key_that_verl_does_not_have(
+    given: str, meant: str
+) -> None:
+    table = given.partition("=")[0]
+    message = (
+        f"ConfigCompositionException: Could not override '{table}'. To append to your config use +{given}"
+    )
+    assert keys.corrected(message, OWN) == (given, meant)
+    assert keys.corrected("ScannerError: mapping values are not allowed here", OWN) == ("", "")
+
+
+def test_a_plus_before_a_key_that_verl_has_is_removed() -> None:
+    message = "Could not append to config. An item is already at 'algorithm.gamma'. Either remove + prefix: "
+    message += "'algorithm.gamma=0.9' Or add a second + to add or override 'algorithm.gamma': '++algorithm'"
+    assert keys.corrected(message, OWN) == ("+algorithm.gamma=0.9", "algorithm.gamma=0.9")
