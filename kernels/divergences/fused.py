@@ -29,7 +29,6 @@ from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.types import Logits, Mask, Tokens
 
 Tile = Float[Tensor, "rows tokens vocab"]
-PerToken = Float[Tensor, "rows tokens"]
 
 # Elements in a tile: five tiles of 2^18 float32 fit a second-level cache; a GPU wants few, large kernels.
 CPU_TILE, GPU_TILE = 2**18, 2**25
@@ -62,7 +61,7 @@ def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Tokens:
     logits, dtype = logits.detach(), torch.promote_types(logits.dtype, torch.float32)
     value = logits.new_empty(mask.shape, dtype=dtype)
     for tile in _tiles(logits):
-        log_p = _log_softmax(_by_rows(logits)[tile], temperature, dtype)
+        log_p = log_softmax(_by_rows(logits)[tile], temperature, dtype)
         value.view(_by_rows(logits).shape[:2])[tile] = _entropy(log_p)
     return keep(value, mask)
 
@@ -91,9 +90,9 @@ class _GeneralizedJsd(torch.autograd.Function):
         students, teachers = _by_rows(student), _by_rows(teacher)
         masks, losses = mask.reshape(students.shape[:2]), loss.view(students.shape[:2])
         for tile in _tiles(student):
-            s = _log_softmax(students[tile], temperature, dtype)
-            t = _log_softmax(teachers[tile], temperature, dtype)
-            losses[tile], slope = _value_and_slope(s, t, beta)
+            s = log_softmax(students[tile], temperature, dtype)
+            t = log_softmax(teachers[tile], temperature, dtype)
+            losses[tile], slope = value_and_slope(s, t, beta)
             if wanted:
                 slope.div_(temperature).masked_fill_(~masks[tile].unsqueeze(-1), 0.0)
                 gradient.view(students.shape)[tile] = slope
@@ -145,7 +144,7 @@ class _Once(torch.autograd.Function):
         raise RuntimeError("a divergence over the whole vocabulary is differentiable once, not twice")
 
 
-def _value_and_slope(s: Tile, t: Tile, beta: float) -> tuple[PerToken, Tile]:
+def value_and_slope(s: Logits, t: Logits, beta: float) -> tuple[Tokens, Logits]:
     """The loss of each token and its derivative in z / temperature; overwrites `s` and `t`.
 
     An entry of probability 0, be it forbidden or underflown, adds exactly 0: 0 log 0 = 0.
@@ -173,8 +172,9 @@ def _entropy(log_p: Logits) -> Tokens:
     return -(p * log_p).masked_fill_(p == 0, 0.0).sum(-1)
 
 
-def _log_softmax(logits: Logits, temperature: float, dtype: torch.dtype) -> Logits:
-    logits = logits.to(dtype)
+def log_softmax(logits: Logits, temperature: float = 1.0, dtype: torch.dtype | None = None) -> Logits:
+    """log softmax(logits / temperature), in `dtype`."""
+    logits = logits if dtype is None else logits.to(dtype)
     return torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
 
 

@@ -1,0 +1,329 @@
+"""Losses from hidden states and an output head: against logits and autograd, however they are cut."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels.divergences import jsd
+from composer_plugins.kernels.entropy import entropy as entropy_of
+from composer_plugins.kernels.linear import divergence, log_probs, tiles, top_k
+from composer_plugins.testing.assertions import assert_parity
+
+Numbers = dict[str, Any]
+PLAIN: Numbers = {}
+CAPPED = {"softcap": 3.0, "temperature": 0.7}  # Gemma
+SCALED = {"logit_scale": 0.25, "temperature": 1.3}  # Cohere; Granite's is a divisor
+every_head = pytest.mark.parametrize("numbers", [PLAIN, CAPPED, SCALED], ids=["plain", "softcap", "scale"])
+every_vocabulary = pytest.mark.parametrize("vocabulary", [1, 2, 37])
+# Elements of a tile: less than a row, a size that divides neither the tokens nor the vocabulary, everything.
+every_tile = pytest.mark.parametrize("tile", [5, 46, 10**6])
+
+
+class Batch(NamedTuple):
+    """Hidden states, a head and tokens; 12 of the 15 tokens count."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+    targets: Tensor
+    mask: Tensor
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.hidden, self.weight, self.bias]
+
+    def logits(
+        self, *, softcap: float | None = None, temperature: float = 1.0, logit_scale: float = 1.0
+    ) -> Tensor:
+        logits = (self.hidden @ self.weight.t() + self.bias) * logit_scale
+        return (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature
+
+
+def batch(
+    vocabulary: int = 37, hidden: int = 8, dtype: torch.dtype = torch.float64, scale: float = 1.0
+) -> Batch:
+    g = torch.Generator().manual_seed(vocabulary + hidden)
+    drawn = [
+        torch.randn(*s, generator=g, dtype=torch.float64)
+        for s in ((3, 5, hidden), (vocabulary, hidden), (vocabulary,))
+    ]
+    leaves = [(x * scale).to(dtype).requires_grad_() for x in drawn]
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[0, 1] = mask[1, 3] = mask[2, 0] = False
+    return Batch(*leaves, torch.randint(0, vocabulary, (3, 5), generator=g), mask)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the size of a tile, and record the number of rows of each tile of logits."""
+
+    def to(tile: int) -> list[int]:
+        computed: list[int] = []
+        logits = tiles.Head.logits
+
+        def recorded(head: tiles.Head, hidden: Tensor) -> Tensor:
+            found = logits(head, hidden)
+            assert found.numel() <= max(tile, found.shape[0], found.shape[1])
+            computed.append(len(hidden))
+            return found
+
+        monkeypatch.setattr(tiles, "CPU_TILE", tile)
+        monkeypatch.setattr(tiles, "CPU_ROWS", tile)
+        monkeypatch.setattr(tiles.Head, "logits", recorded)
+        return computed
+
+    return to
+
+
+def upstream_gradients(shape: torch.Size, count: int) -> Iterator[Tensor]:
+    """Gradients that arrive at the tokens, some of them 0."""
+    for i in range(count):
+        g = torch.linspace(-2, 3, math.prod(shape), dtype=torch.float64).roll(i).view(shape).clone()
+        g[0, 2 + i] = 0.0
+        yield g
+
+
+@every_tile
+@every_vocabulary
+@every_head
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_log_probs_equal_those_of_the_logits(
+    cut: Any, tile: int, vocabulary: int, numbers: Numbers, with_entropy: bool
+) -> None:
+    b = batch(vocabulary)
+    cut(tile)
+    logits = b.logits(**numbers)
+    want = [torch.log_softmax(logits, -1).gather(-1, b.targets[..., None])[..., 0].where(b.mask, 0.0)]
+    ours = log_probs(b.hidden, b.weight, b.targets, b.mask, bias=b.bias, entropy=with_entropy, **numbers)
+    found = list(ours) if with_entropy else [ours]
+    want += [entropy_of(logits, b.mask)] * with_entropy
+    incoming = list(upstream_gradients(b.mask.shape, len(want)))
+    scale = {"terms": vocabulary * 8, "magnitude": 4.0 * float(logits.detach().abs().max())}
+    for name, x, y in zip(("log p", "entropy"), found, want, strict=False):
+        assert_parity(x, y, **scale, what=name)
+        assert not x[~b.mask].any()
+    for name, x, y in zip(
+        ("hidden", "weight", "bias"),
+        torch.autograd.grad(found, b.leaves, incoming),
+        torch.autograd.grad(want, b.leaves, incoming),
+        strict=True,
+    ):
+        assert_parity(x, y, **scale, what=f"gradient of {name}")
+
+
+@every_tile
+@every_vocabulary
+@every_head
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_the_divergence_equals_that_of_the_logits(
+    cut: Any, tile: int, vocabulary: int, numbers: Numbers, beta: float
+) -> None:
+    student, teacher = batch(vocabulary), batch(vocabulary, hidden=6)
+    cut(tile)
+    (weights,) = upstream_gradients(student.mask.shape, 1)
+    own = {name: x for name, x in numbers.items() if name != "temperature"}
+    theirs = {f"teacher_{name}": x for name, x in own.items()}
+    sides = student.hidden, student.weight, teacher.hidden, teacher.weight, student.mask
+    options = {"beta": beta, "temperature": numbers.get("temperature", 1.0)}
+    biases = {"bias": student.bias, "teacher_bias": teacher.bias}
+    ours = divergence(*sides, token_weight=weights, **options, **biases, **own, **theirs)
+    want = jsd(student.logits(**own), teacher.logits(**own), student.mask, **options).loss
+    scale = {
+        "terms": vocabulary * 8,
+        "magnitude": 4.0 * float(student.logits(**numbers).detach().abs().max()),
+    }
+    assert_parity(ours.per_token, want, **scale)
+    assert_parity(ours.loss, (weights * want).sum(), **scale, what="loss")
+    for name, x, y in zip(
+        ("hidden", "weight", "bias"),
+        torch.autograd.grad(2 * ours.loss, student.leaves),
+        torch.autograd.grad(2 * (weights * want).sum(), student.leaves),
+        strict=True,
+    ):
+        assert_parity(x, y, **scale, what=f"gradient of {name}")
+
+
+@every_tile
+@every_vocabulary
+@every_head
+def test_the_top_k_are_those_of_the_logits(cut: Any, tile: int, vocabulary: int, numbers: Numbers) -> None:
+    b, k = batch(vocabulary), min(vocabulary, 6)
+    cut(tile)
+    logprobs, ids = top_k(b.hidden, b.weight, k, bias=b.bias, **numbers)
+    want = torch.log_softmax(b.logits(**numbers), -1).topk(k, -1)
+    assert torch.equal(ids, want.indices) and not logprobs.requires_grad
+    assert_parity(logprobs, want.values, terms=vocabulary * 8)
+
+
+def test_each_gradient_is_that_of_the_value() -> None:
+    b, teacher = batch(5, hidden=3), batch(5, hidden=4)
+
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        options = {"softcap": 4.0, "temperature": 0.8, "bias": bias}
+        sides = hidden, weight, teacher.hidden, teacher.weight
+        pair = log_probs(hidden, weight, b.targets, b.mask, entropy=True, **options)
+        return *pair, divergence(*sides, b.mask, beta=0.3, **options).loss
+
+    assert torch.autograd.gradcheck(both, b.leaves)
+
+
+def test_a_masked_token_is_zero_whatever_it_holds_and_gets_no_gradient() -> None:
+    b, teacher = batch(), batch()
+    with torch.no_grad():
+        b.hidden[~b.mask] = math.nan
+        teacher.hidden[~b.mask] = math.inf
+    b.targets[~b.mask] = -100
+    for mask in (b.mask, torch.zeros_like(b.mask)):
+        pair = log_probs(b.hidden, b.weight, b.targets, mask, entropy=True)
+        total = divergence(b.hidden, b.weight, teacher.hidden, teacher.weight, mask)
+        assert not torch.stack([*pair, total.per_token])[:, ~mask].any()
+        gradients = torch.autograd.grad(pair[0].sum() + pair[1].sum() + total.loss, [b.hidden, b.weight])
+        assert not gradients[0][~mask].any() and all(x.isfinite().all() for x in gradients)
+
+
+def test_a_number_that_is_not_one_is_not_hidden() -> None:
+    b = batch()
+    with torch.no_grad():
+        b.hidden[0, 0] = math.nan
+    pair = log_probs(b.hidden, b.weight, b.targets, b.mask, entropy=True)
+    total = divergence(b.hidden, b.weight, b.hidden.detach().nan_to_num(), b.weight, b.mask)
+    assert all(x[0, 0].isnan() and x[1:].isfinite().all() for x in (*pair, total.per_token))
+    assert torch.autograd.grad(pair[0].sum(), b.hidden, retain_graph=True)[0][0, 0].isnan().all()
+    assert torch.autograd.grad(pair[0], b.hidden, torch.full_like(pair[0], math.nan))[0][1].isnan().any()
+
+
+def test_tokens_that_are_masked_or_have_no_gradient_are_not_computed(cut: Any) -> None:
+    b = batch()
+    rows = cut(10**6)
+    found = log_probs(b.hidden, b.weight, b.targets, b.mask)
+    divergence(b.hidden, b.weight, b.hidden, b.weight, b.mask)
+    assert rows == [12, 12, 12]
+    (incoming,) = upstream_gradients(b.mask.shape, 1)
+    incoming[1] = 0.0
+    rows.clear()
+    found.backward(incoming)
+    assert rows == [int((b.mask & (incoming != 0)).sum())] and rows[0] < 12
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    b = batch()
+    b.weight.requires_grad_(False)
+    b.bias.requires_grad_(False)
+    found = log_probs(b.hidden, b.weight, b.targets, b.mask, bias=b.bias).sum()
+    found = found + divergence(b.hidden, b.weight, b.hidden, b.weight.roll(1, 0), b.mask, bias=b.bias).loss
+    found.backward()
+    assert b.hidden.grad is not None and b.weight.grad is None and b.bias.grad is None
+
+
+def test_forbidden_entries_have_no_probability_and_no_gradient() -> None:
+    b = batch()
+    with torch.no_grad():
+        b.bias[3:30] = -torch.inf
+    b.targets.clamp_(max=2)
+    logits = b.logits().detach()
+    pair = log_probs(b.hidden, b.weight, b.targets, b.mask, bias=b.bias, entropy=True)
+    want = torch.log_softmax(logits, -1).gather(-1, b.targets[..., None])[..., 0].where(b.mask, 0.0)
+    assert_parity(pair[0], want, terms=37)
+    assert_parity(pair[1], entropy_of(logits, b.mask), terms=37)
+    loss = pair[0].sum() - 3 * pair[1].sum()
+    loss = (
+        loss
+        + divergence(b.hidden, b.weight, b.hidden, b.weight, b.mask, bias=b.bias, teacher_bias=b.bias).loss
+    )
+    for x in torch.autograd.grad(loss, b.leaves):
+        assert x.isfinite().all() and (x.shape[0] != 37 or not x[3:30].any())
+
+
+def test_a_second_derivative_is_refused() -> None:
+    b = batch()
+    for loss in (
+        log_probs(b.hidden, b.weight, b.targets, b.mask).sum(),
+        divergence(b.hidden, b.weight, b.hidden, b.weight.roll(1, 0), b.mask).loss,
+    ):
+        (gradient,) = torch.autograd.grad(loss, b.hidden, create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            gradient.sum().backward()
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    b = batch(dtype=torch.float32)
+
+    def once() -> list[Tensor]:
+        pair = log_probs(b.hidden, b.weight, b.targets, b.mask, entropy=True)
+        total = divergence(b.hidden, b.weight, b.hidden.roll(1, 0), b.weight, b.mask).loss
+        loss = pair[0].sum() + pair[1].sum() + total
+        return [loss, *torch.autograd.grad(loss, [b.hidden, b.weight])]
+
+    assert all(torch.equal(x, y) for x, y in zip(once(), once(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("confidence", [0.0, 2.0, 6.0])
+def test_half_precision_keeps_the_log_probs_of_float32_and_the_gradient_of_confident_tokens(
+    dtype: torch.dtype, confidence: float
+) -> None:
+    """`confidence` moves each hidden state towards the weight of its target: at 6, 1 - p is small."""
+    exact = batch(997, hidden=32)
+    with torch.no_grad():
+        exact.hidden.add_(confidence * exact.weight[exact.targets] / 4)
+    low = [x.detach().to(dtype).requires_grad_() for x in exact.leaves[:2]]
+    high = [x.detach().double().requires_grad_() for x in low]
+    found = log_probs(*low, exact.targets, exact.mask)
+    logits = high[0] @ high[1].t()
+    want = torch.log_softmax(logits, -1).gather(-1, exact.targets[..., None])[..., 0].where(exact.mask, 0.0)
+    assert found.dtype == torch.float32
+    assert_parity(
+        found,
+        want,
+        terms=32,
+        dtype=torch.float32,
+        magnitude=float(logits.detach().abs().max()),
+    )
+    ours, theirs = (torch.autograd.grad(x.sum(), y) for x, y in ((found, low), (want, high)))
+    assert all(x.dtype == dtype for x in ours)
+    if dtype == torch.bfloat16:  # float16 has no number below 6e-8
+        error = (ours[0].double() - theirs[0]).norm(dim=-1) / theirs[0].norm(dim=-1)
+        sure = exact.mask & (want < -1e-10)  # of the others autograd's own 1 - p is not accurate in float64
+        assert float(error[sure].max()) < torch.finfo(dtype).eps
+        assert float((ours[1].double() - theirs[1]).norm() / theirs[1].norm()) < torch.finfo(dtype).eps / 2
+
+
+def test_autocast_converts_the_operands_as_a_linear_layer_does() -> None:
+    b = batch(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = log_probs(b.hidden, b.weight, b.targets, b.mask)
+        total = divergence(b.hidden, b.weight, b.hidden.roll(1, 0), b.weight, b.mask).loss
+    halves = [x.detach().bfloat16().requires_grad_() for x in (b.hidden, b.weight)]
+    assert torch.equal(found, log_probs(*halves, b.targets, b.mask))
+    (gradient,) = torch.autograd.grad(found.sum() + total, b.weight)
+    assert gradient.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_shapes_and_vocabularies_that_do_not_belong_together_are_refused() -> None:
+    b, other = batch(), batch(36)
+    with pytest.raises(ValueError, match="do not belong together"):
+        log_probs(b.hidden, b.weight[:, :3], b.targets, b.mask)
+    with pytest.raises(ValueError, match="do not belong together"):
+        log_probs(b.hidden, b.weight, b.targets[:2], b.mask)
+    for wrong in (-100, 37):
+        with pytest.raises(ValueError, match=r"outside of the vocabulary, \[0, 37\)"):
+            log_probs(b.hidden, b.weight, b.targets.where(~b.mask, wrong), b.mask)
+    with pytest.raises(ValueError, match="37 entries and the teacher's 36"):
+        divergence(b.hidden, b.weight, other.hidden, other.weight, b.mask)
+    with pytest.raises(ValueError, match="do not belong together"):
+        divergence(b.hidden, b.weight, b.hidden[:2], b.weight, b.mask)
+    with pytest.raises(ValueError, match="beta is 1.5"):
+        divergence(b.hidden, b.weight, b.hidden, b.weight, b.mask, beta=1.5)
+    for k in (0, 38):
+        with pytest.raises(ValueError, match=r"\[1, 37\]"):
+            top_k(b.hidden, b.weight, k)
+    for numbers in ({"softcap": 0.0}, {"temperature": 0.0}, {"temperature": math.nan}):
+        with pytest.raises(ValueError, match=f"{next(iter(numbers))} is"):
+            log_probs(b.hidden, b.weight, b.targets, b.mask, **numbers)
+        with pytest.raises(ValueError, match=f"{next(iter(numbers))} is"):
+            top_k(b.hidden, b.weight, 1, **numbers)
