@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
+from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generation_of
 from parity_tests.support import prime_rl_cpu, prime_rl_live
 from parity_tests.support.prime_rl_claims import OURS, Claim, claims
 from parity_tests.support.prime_rl_cpu.compare import Run, distance, largest, read
@@ -123,7 +123,13 @@ def test_without_bfloat16_only_float32s_rounding_is_between_them(
 
 
 def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Claim]) -> None:
+    checkout = prime_rl_live.source()
+    assert checkout is not None
+    version = prime_rl_live.load(checkout).version
+    if not generation_of(version.removeprefix("v")).hint:
+        pytest.skip(f"PRIME-RL {version} has no teacher beside RL")
     hinted = trained(OURS, **found[0].ours, hint_weight=0.5)
     assert largest(hinted.after, own(trained, found[0]).after) > 1e-4
     assert all(step["composer/hint/kl/mean"] != 0 for step in hinted.metrics)
-    assert all(0 < step["composer/hint/token_frac/mean"] < 1 for step in hinted.metrics)
+    fractions = [step["composer/hint/token_frac/mean"] for step in hinted.metrics]
+    assert all(x == 1 if version == "v0.5.0" else 0 < x < 1 for x in fractions)  # a sample has no reference
