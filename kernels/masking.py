@@ -24,6 +24,11 @@ SINGLE, DOUBLE = torch.float32, torch.float64  # the dtypes of every computation
 OVERFLOWS = {d: math.log(torch.finfo(d).max) for d in (SINGLE, DOUBLE, torch.bfloat16, torch.float16)}
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 for float64: the dtype in which numbers of `dtype` are computed."""
+    return torch.promote_types(dtype, SINGLE)
+
+
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`x` in float32, or in float64 where it already is: half precision is too coarse for sums."""
     if isinstance(x, Proxy):

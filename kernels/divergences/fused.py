@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from composer_plugins.kernels.divergences.supports import check_shapes
-from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.masking import keep, wide
 from composer_plugins.kernels.types import Logits, Mask, Tokens
 
 Tile = Float[Tensor, "rows tokens vocab"]
@@ -58,7 +58,7 @@ def generalized_jsd(
 def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Tokens:
     """-sum_v P log P of softmax(logits / temperature), in nats and without gradient; 0 where masked."""
     check_shapes(logits, mask)
-    logits, dtype = logits.detach(), torch.promote_types(logits.dtype, torch.float32)
+    logits, dtype = logits.detach(), wide(logits.dtype)
     value = logits.new_empty(mask.shape, dtype=dtype)
     for tile in _tiles(logits):
         log_p = log_softmax(_by_rows(logits)[tile], temperature, dtype)
@@ -82,7 +82,7 @@ class _GeneralizedJsd(torch.autograd.Function):
         temperature: float,
         wanted: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(torch.promote_types(student.dtype, teacher.dtype), torch.float32)
+        dtype = wide(torch.promote_types(student.dtype, teacher.dtype))
         loss = torch.empty(mask.shape, dtype=dtype, device=student.device)
         kept = torch.float32 if student.dtype == torch.float16 else student.dtype
         shape = student.shape if wanted else ()

@@ -29,9 +29,9 @@ from composer_plugins.kernels.linear.tiles import (
     head_of,
     numbers_of,
     tile_size,
-    wide,
     without_autocast,
 )
+from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.types import Mask, Tokens
 
 IMPOSSIBLE = -1e4  # exp() of it is exactly 0 in every dtype, and unlike -inf it may be multiplied by 0
@@ -54,7 +54,8 @@ def log_probs(
     Both are float32 at least, and exactly 0 where masked, whatever is there. Differentiable once, in hidden,
     weight and bias. Masked tokens cost nothing, and tokens whose incoming gradient is 0 cost no backward.
     Under autocast the operands are converted as `torch.nn.functional.linear` converts them.
-    Raises ValueError for shapes that do not belong together, and for an unmasked target that is no entry.
+    Raises ValueError for shapes that do not belong together, and for an unmasked target that the vocabulary
+    does not have.
     """
     if not hidden.shape[:-1] == targets.shape == mask.shape or hidden.shape[-1] != weight.shape[-1]:
         raise ValueError(
@@ -92,10 +93,9 @@ def _log_probs(
     states, targets, head = hidden[rows], targets[rows], head_of(weight, bias, numbers)
     if ((targets < 0) | (targets >= weight.shape[0])).any():
         raise ValueError(f"targets: an unmasked one is outside of the vocabulary, [0, {weight.shape[0]})")
-    count = rows.numel()
-    own = torch.full((count,), -torch.inf, dtype=dtype, device=hidden.device)
+    own = torch.full(rows.shape, -torch.inf, dtype=dtype, device=hidden.device)
     most, total, moment = own.clone(), torch.zeros_like(own), torch.zeros_like(own)
-    for entries in cuts(weight.shape[0], tile_size(hidden), count) if count else ():
+    for entries in cuts(weight.shape[0], tile_size(hidden), rows.numel()):
         logits = head.cut(entries).logits(states)
         inside, column = _column(targets, entries)
         at_column = logits.gather(1, column)
@@ -106,13 +106,11 @@ def _log_probs(
         logits.sub_(finite[:, None])
         change = most.clamp(min=torch.finfo(dtype).min) - finite
         factor = change.exp()
+        weights = logits.exp() if entropy else logits.exp_()
         if entropy:
-            weights = logits.exp()
             moment = (moment + total * change) * factor
-            moment += weights.mul_(logits.clamp_(min=torch.finfo(dtype).min)).sum(1)
-            total = total * factor + logits.exp_().sum(1)
-        else:
-            total = total * factor + logits.exp_().sum(1)
+            moment += logits.clamp_(min=torch.finfo(dtype).min).mul_(weights).sum(1)
+        total = total * factor + weights.sum(1)
         most = most_now
     others = most + total.log()
     gap = own - others
@@ -139,20 +137,13 @@ def _coin(gap: Tensor) -> Tensor:
 
 
 @_log_probs.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    mask: Tensor,
-    numbers: list[float],
-    entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = mask.shape
-    made = [hidden.new_empty(shape, dtype=wide(hidden.dtype)) for _ in range(4)]
-    if not entropy:
-        made[1] = made[1].new_empty(0)
-    return made[0], made[1], made[2], made[3]
+def _(hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mask, _, entropy = others[-3:]
+
+    def made(size: torch.Size | int) -> Tensor:
+        return hidden.new_empty(size, dtype=wide(hidden.dtype))
+
+    return made(mask.shape), made(mask.shape if entropy else 0), made(mask.shape), made(mask.shape)
 
 
 @torch.library.custom_op("composer_plugins::linear_log_probs_backward", mutates_args=())
@@ -185,7 +176,7 @@ def _backward(
     by_hidden = torch.zeros_like(states, dtype=dtype)
     by_weight = torch.zeros_like(weight if wanted[1] else weight[:0])
     by_bias = weight.new_zeros(weight.shape[0] if wanted[2] else 0)
-    for entries in cuts(weight.shape[0], tile_size(hidden), rows.numel()) if rows.numel() else ():
+    for entries in cuts(weight.shape[0], tile_size(hidden), rows.numel()):
         part = head.cut(entries)
         logits = part.logits(states)
         slope = part.slope(logits)
@@ -212,20 +203,8 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    by_logprob: Tensor | None,
-    by_entropy: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    mask: Tensor,
-    own: Tensor,
-    others: Tensor,
-    entropies: Tensor,
-    numbers: list[float],
-    wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (hidden, weight), wanted = inputs[2:4], inputs[-1]
     by_hidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
     by_weight = torch.empty_like(weight if wanted[1] else weight[:0])
     return by_hidden, by_weight, weight.new_empty(weight.shape[0] if wanted[2] else 0)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from composer_plugins.kernels.masking import wide
+
 # Elements of one tile of logits. On a CPU a tile should stay in the cache; a GPU wants few, large products.
 CPU_TILE, GPU_TILE = 2**20, 2**27
 CPU_ROWS = 2**21  # of a tile that holds the whole vocabulary of some tokens
@@ -95,14 +97,14 @@ def tile_size(x: Tensor, *, whole_rows: bool = False) -> int:
 
 
 def cuts(length: int, elements: int, across: int) -> list[slice]:
-    """Slices of an axis of `length`, so that one of them, times `across`, has about `elements` elements."""
-    size = max(1, min(length, elements // max(1, across)))
+    """Slices of an axis of `length`, so that one of them, times `across`, has about `elements` elements.
+
+    None where `across` is 0.
+    """
+    if not across:
+        return []
+    size = max(1, min(length, elements // across))
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which logits and sums are computed: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

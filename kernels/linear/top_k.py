@@ -13,9 +13,9 @@ from composer_plugins.kernels.linear.tiles import (
     head_of,
     numbers_of,
     tile_size,
-    wide,
     without_autocast,
 )
+from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.types import LogProbs, VocabIds
 
 
