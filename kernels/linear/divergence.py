@@ -24,7 +24,7 @@ from composer_plugins.kernels.linear.tiles import (
     tile_size,
     without_autocast,
 )
-from composer_plugins.kernels.masking import wide
+from composer_plugins.kernels.masking import keep, wide
 from composer_plugins.kernels.types import Mask, Scalar, Tokens
 
 
@@ -88,7 +88,7 @@ def divergence(
         teacher_weight.detach(),
         None if teacher_bias is None else teacher_bias.detach(),
         mask.reshape(-1),
-        token_weight.detach().reshape(-1),
+        keep(token_weight.detach(), mask).reshape(-1),
         numbers_of(logit_scale, softcap, temperature),
         numbers_of(teacher_logit_scale, teacher_softcap, temperature),
         beta,

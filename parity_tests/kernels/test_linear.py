@@ -179,7 +179,10 @@ def test_a_masked_token_is_zero_whatever_it_holds_and_gets_no_gradient() -> None
     b.targets[~b.mask] = -100
     for mask in (b.mask, torch.zeros_like(b.mask)):
         pair = log_probs(b.hidden, b.weight, b.targets, mask, entropy=True)
-        total = divergence(b.hidden, b.weight, teacher.hidden, teacher.weight, mask)
+        share = mask / mask.sum() + torch.where(mask, 0.0, math.nan)  # of no token it is 0 / 0
+        sides = b.hidden, b.weight, teacher.hidden, teacher.weight
+        total = divergence(*sides, mask, token_weight=share.double())
+        assert total.loss.isfinite() and (mask.any() or total.loss == 0)
         assert not torch.stack([*pair, total.per_token])[:, ~mask].any()
         gradients = torch.autograd.grad(pair[0].sum() + pair[1].sum() + total.loss, [b.hidden, b.weight])
         assert not gradients[0][~mask].any() and all(x.isfinite().all() for x in gradients)
