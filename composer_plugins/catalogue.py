@@ -187,7 +187,7 @@ class Loss:
                 if remedy := self.what_to_set(name):
                     wrong.append(ConfigError(prefix + name, f"unknown {noun} {name!r}", remedy))
                     continue
-                # A name that means a parameter of another loss is no misspelling of one of this loss.
+                # A name that means a parameter of another loss is not a misspelling of one of this loss.
                 guess = not any(one.what_to_set(name) for one in others)
                 wrong.append(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
                 continue
@@ -347,7 +347,7 @@ def choose(
         chosen = Choice(loss, {}, option, upstream)
     dialect = loss.dialect(upstream, option) if upstream else None
     key = chosen.params_option
-    others = [row for row in losses if row.kind == kind]
+    others = of_kind(losses, kind).values()
     merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key, others)
     given = {*merged, *(dialect.denominators if dialect else {})}
     for parameter, default in loss.defaults.items():

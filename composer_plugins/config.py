@@ -202,10 +202,13 @@ def unknown_option(
 def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterator[Finding]:
     """Yield a warning for a parameter with a value that hardly anyone intends; of several, for the last.
 
-    Bounds of which the lower one is above the upper one are an error.
-
-    `set_by` has the framework's own option, where one sets the parameter.
+    Bounds of which the lower one is above the upper one are an error. `set_by` has the framework's own
+    option, where one sets the parameter.
     """
+
+    def key(name: str) -> str:
+        return (set_by or {}).get(name, f"{choice.params_option}.{name}")
+
     found = [
         (name, value, one)
         for name, parameter in choice.loss.parameters.items()
@@ -216,14 +219,12 @@ def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterato
     if low is not None and high is not None and low + high < 0:
         problem = f"clip_low={low:g} is a lower bound of {1 - low:g}, which is above the upper one, so every "
         problem += f"weight is {1 + high:g}"
-        key = (set_by or {}).get("clip_low", f"{choice.params_option}.clip_low")
-        yield Finding("error", key, problem, f"set clip_low to at least {-high:g}, or clip_high")
+        yield Finding("error", key("clip_low"), problem, f"set clip_low to at least {-high:g}, or clip_high")
         return
     for name, value, one in found[-1:]:
         words = {"ratio": 1 + value, "percent": value / 100}
-        key = (set_by or {}).get(name, f"{choice.params_option}.{name}")
         problem = f"{name}={value:g} {one.effect.format(**words)}"
-        yield Finding("warning", key, problem, one.remedy.format(**words))
+        yield Finding("warning", key(name), problem, one.remedy.format(**words))
 
 
 def scaled_hint(config: ComposerConfig, policy: Choice) -> Iterator[Finding]:
@@ -290,6 +291,13 @@ def _check_t_start(config: ComposerConfig) -> None:
     if config.hint_t_start > hint.params["t"]:
         problem = f"{config.hint_t_start:g} is above hint_params.t, {hint.params['t']:g}, and t only grows"
         raise ConfigError("hint_t_start", problem, f"set it to at most {hint.params['t']:g}")
+
+
+def at(tree: Any, path: str) -> Any:
+    """The entry at a dotted path of a config, a DictConfig or a mapping; None where there is none."""
+    for key in path.split("."):
+        tree = tree.get(key) if hasattr(tree, "get") else None
+    return tree
 
 
 def check_template(key: str, template: str, needed: set[str], optional: Set[str] = frozenset()) -> None:

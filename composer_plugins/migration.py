@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.catalogue import Choice, Parameter, choose
-from composer_plugins.config import ComposerConfig
+from composer_plugins.config import ComposerConfig, at
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line, near
 from composer_plugins.plugins import losses
 
@@ -242,7 +242,7 @@ def misspelt(config: Mapping[str, Any], paths: Iterable[str]) -> Iterator[str]:
     """Yield the tables of a config with a name like one of these dotted paths, where that one is missing."""
     for path in paths:
         head, dot, name = path.rpartition(".")
-        parent = _at(config, head)
+        parent = at(config, head) if head else config
         if isinstance(parent, Mapping) and parent.get(name) is None:
             tables = [str(key) for key, value in parent.items() if isinstance(value, Mapping)]
             yield from (f"{head}{dot}{one}" for one in near(name, tables))
@@ -257,17 +257,9 @@ def check_flag(key: str, value: Any) -> None:
 def check_tables(config: Mapping[str, Any], *paths: str) -> None:
     """Raise ConfigError where another value stands in the place of a table; `paths` are dotted."""
     for path in paths:
-        found = _at(config, path)
+        found = at(config, path)
         if found is not None and not isinstance(found, Mapping):
             raise ConfigError(path, f"it is {found!r}", "write a table of options")
-
-
-def _at(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    found: Any = config
-    for key in path.split(".") if path else ():
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def of_choice(chosen: Choice) -> Objective:

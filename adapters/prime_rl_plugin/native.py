@@ -5,13 +5,12 @@ The rows up to 559b447 are compared with PRIME-RL itself. The later ones come fr
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, GENERATIONS, Generation
-from composer_plugins.catalogue import REQUIRED, Loss, of_kind
+from composer_plugins.catalogue import REQUIRED, Loss, Parameter, of_kind
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near
 from composer_plugins.plugins import losses
 
@@ -29,9 +28,9 @@ class Option(NamedTuple):
     remark: str = ""
 
     def accepts(self, value: Any) -> bool:
-        """Whether the value is of the option's type. An integer is a number too, a boolean is none."""
+        """Whether the value is of the option's type: an integer is a number too, and a boolean is not."""
         if isinstance(self.default, float):
-            return type(value) in (int, float) and math.isfinite(value)
+            return not caught(partial(Parameter("any number").check, self.name, value, self.default))
         return type(value) is type(self.default)
 
     def converted(self, value: Any) -> Any:

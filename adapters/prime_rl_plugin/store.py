@@ -164,11 +164,11 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The store, open for as long as it is used: a connection would not survive a fork."""
     with _explained(path), closing(_connected(path, "rw")) as connection:
         has_log, size = _size(path.with_name(path.name + "-wal")) > 0, path.stat().st_size
-        with path.open("rb") as file:
-            begin = file.read(len(HEADER))
-        if not HEADER.startswith(begin):
-            raise _foreign(path)
         if size % PAGE and not has_log:  # SQLite would read 0 for the rest of the last page
+            with path.open("rb") as file:
+                begin = file.read(len(HEADER))
+            if not HEADER.startswith(begin):
+                raise _foreign(path)
             raise DataError(str(path), f"is cut off after {size} bytes", RESTORE)
         try:
             _check(connection, path)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_config_model_id, pad
 
+from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
 from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages, content_text
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
@@ -159,8 +160,8 @@ LOSS_OPTIONS: dict[str, LossOption] = {
 # What other frameworks and our losses call an option of GRPOConfig.
 ELSEWHERE = {
     **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "beta"),
-    **dict.fromkeys(("clip_low", "clip_ratio", "clip_ratio_low", "cliprange", "eps_clip"), "epsilon"),
-    **dict.fromkeys(("clip_high", "clip_ratio_high", "eps_clip_high"), "epsilon_high"),
+    **dict.fromkeys(("clip_high", *ALSO_HIGH), "epsilon_high"),
+    **dict.fromkeys(("clip_low", *ALSO_LOW), "epsilon"),  # it sets both bounds
     "entropy_coeff": "entropy_coef",
     "loss_agg_mode": "loss_type",
 }

@@ -9,8 +9,9 @@ import yaml
 from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
 from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
 from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, loss_in
-from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key, at
+from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key
 from composer_plugins.catalogue import REQUIRED, Choice, choose, of_kind
+from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.migration import (
     COUNT,

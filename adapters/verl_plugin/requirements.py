@@ -21,10 +21,10 @@ from composer_plugins.adapters.verl_plugin.rules import (
     is_ours,
     loss_in,
 )
-from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release, at
+from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release
 from composer_plugins.catalogue import Choice, Kind, of_kind
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
-from composer_plugins.config import ComposerConfig, scaled_hint
+from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
 from composer_plugins.plugins import losses

@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any, Literal, NamedTuple
 
+from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, in_a_line
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
@@ -246,13 +247,6 @@ def at_least(release: Release, wanted: tuple[int, int]) -> bool:
     return release is None or release >= wanted
 
 
-def at(tree: Any, path: str) -> Any:
-    """Return the entry at a dotted path of a config, a DictConfig or a mapping; None where there is none."""
-    for key in path.split("."):
-        tree = tree.get(key) if hasattr(tree, "get") else None
-    return tree
-
-
 def given_options(kind: str, table: Any) -> dict[str, Any]:
     """Return the keys of OPTIONS whose value in verl's config is not verl's default, with that value.
 
@@ -298,8 +292,8 @@ def validation_error(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the key and the text of what verl's own `validate_config` raises; None if it raises nothing.
 
     main_ppo calls it before it starts Ray. The critic is left out, because its config loads the model. The
-    key is the first one that the text names, or the table that is no such dataclass, or the one that the line
-    of verl's source names, or main_ppo.
+    key is the first one that the text names, or the table that is not such a dataclass, or the one that the
+    line of verl's source names, or main_ppo.
     """
     from omegaconf import OmegaConf
 

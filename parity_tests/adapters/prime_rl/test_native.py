@@ -335,3 +335,10 @@ def test_score_centering_is_refused_where_prime_rl_passes_no_mask() -> None:
 
 def test_the_docs_have_the_table() -> None:
     assert "\n".join(native.rows()) in (ROOT / "docs" / "prime_rl.md").read_text()
+
+
+def test_an_integer_beyond_all_floats_is_a_wrong_value_and_no_crash() -> None:
+    own = native.find("ipo", NEWEST)
+    assert own is not None
+    (error,) = native.wrong_options(own, {"adv_tau": 10**400}, "trainer.loss")
+    assert error.key == "trainer.loss.adv_tau" and error.remedy == "set a value like PRIME-RL's 1.0"

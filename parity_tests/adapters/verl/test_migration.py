@@ -17,8 +17,9 @@ from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin import migration
-from composer_plugins.adapters.verl_plugin.upstream import Key, at
+from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.catalogue import choose
+from composer_plugins.config import at
 from composer_plugins.migration import of_choice
 from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import tolerance
