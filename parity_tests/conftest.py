@@ -74,6 +74,12 @@ def annotation_checks() -> None:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture
+def without_annotation_checks() -> None:
+    """Kernels as users call them: jaxtyping would refuse a wrong type before the kernel does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List the golden files that another golden directory does not have."""
     if absent := golden.not_checked():

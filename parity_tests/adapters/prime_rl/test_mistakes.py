@@ -6,6 +6,7 @@ from parity_tests.support import mistakes_prime_rl as cases
 from parity_tests.support.mistakes import assert_told
 
 
+@pytest.mark.usefixtures("without_annotation_checks")
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_a_mistake_is_said_as_the_page_has_it(case: cases.Case) -> None:
     assert_told(cases.row(case), cases.NAME)

@@ -14,6 +14,7 @@ from parity_tests.support import mistakes_verl as cases
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
+@pytest.mark.usefixtures("without_annotation_checks")
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_a_mistake_is_said_as_the_page_has_it(case: cases.Case) -> None:
     assert_told(cases.row(case), cases.NAME)
