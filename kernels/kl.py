@@ -18,14 +18,20 @@ from typing import Literal
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, below_overflow, keep, safe_exp
+from composer_plugins.kernels.masking import (
+    at_least_float32,
+    below_overflow,
+    keep,
+    safe_exp,
+    with_nan_gradient,
+)
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Mask, Tokens
 
 
 def k1(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
     """log pi - log ref. Its gradient does not depend on ref: use it in the reward, not in the loss."""
-    return log_ratio(logprobs, ref_logprobs, mask)
+    return with_nan_gradient(log_ratio(logprobs, ref_logprobs, mask))
 
 
 def k2(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
@@ -68,7 +74,7 @@ def k3_plus(
 
 def absolute(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
     """|log pi - log ref|: no estimate of the KL, but a penalty of constant slope (verl's "abs")."""
-    return log_ratio(logprobs, ref_logprobs, mask).abs()
+    return with_nan_gradient(log_ratio(logprobs, ref_logprobs, mask).abs())
 
 
 def squared(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:

@@ -3,8 +3,8 @@
 Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradient), so every function
 here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
 
-Only here does a kernel look at a dtype. Under `torch.fx.symbolic_trace` there is none, so the two
-functions that look at it become one node each of the traced graph.
+Only here does a policy loss look at a dtype or at `requires_grad`. Under `torch.fx.symbolic_trace` there
+is none, so the functions that look at one become one node each of the traced graph.
 """
 
 import math
@@ -63,4 +63,21 @@ def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`log_x`, at most `EXP_HEADROOM` nats below where exp() overflows."""
     if isinstance(log_x, Proxy):
         return handle_torch_function(below_overflow, (log_x,), log_x)
-    return log_x.clamp(max=OVERFLOWS[log_x.dtype] - EXP_HEADROOM)
+    return bounded(log_x, high=OVERFLOWS[log_x.dtype] - EXP_HEADROOM)
+
+
+def bounded(
+    x: Float[Tensor, "..."], low: float | None = None, high: float | None = None
+) -> Float[Tensor, "..."]:
+    """`x.clamp(low, high)`, but where `x` is NaN the gradient passes: torch's is 0 there, which hides it."""
+    if isinstance(x, Proxy):
+        return handle_torch_function(bounded, (x,), x, low, high)
+    if not x.requires_grad:  # quicker, and there is no gradient to keep
+        return x.clamp(low, high)
+    x = x if high is None else torch.where(x > high, high, x)
+    return x if low is None else torch.where(x < low, low, x)
+
+
+def with_nan_gradient(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`x`, whose gradient is NaN where `x` is: for a constant slope and a sign, which do not depend on it."""
+    return x * torch.where(x.isnan(), torch.nan, 1.0)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import safe_exp
+from composer_plugins.kernels.masking import bounded, safe_exp
 from composer_plugins.kernels.types import Advantages, LogProbs, Mask, Tokens
 
 # Inside the logarithm of 1 - p, which is exactly 0 in float32 for p above 1 - 6e-8 (verl, Stable-RL).
@@ -50,7 +50,7 @@ def log_clip(
     high: float,
 ) -> Tokens:
     """GMPO's pessimistic clip, in nats: log r is at most high (A > 0), or at least -low (otherwise)."""
-    return torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+    return torch.where(advantages > 0, bounded(log_ratio, high=high), bounded(log_ratio, low=-low))
 
 
 def soft_gate(

@@ -171,7 +171,7 @@ def pass_at_k(
     ties = pools.sum(is_best.to(group.value.dtype))
     # A group of one has no second; a NaN must not lose to `is_best`, which is False for it.
     lead = torch.where((ties == 1) & (group.size > 1), best - second, 0.0)
-    lead = torch.where(group.mean.isnan(), torch.nan, lead)
+    lead = torch.where(group.mean.isfinite(), lead, torch.nan)
     if scale == "group":
         lead = lead * group.over_std(ddof, eps)
     elif scale == "none":

@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from composer_plugins.kernels.divergences import summands
-from composer_plugins.kernels.divergences.fused import entropy, generalized_jsd
+from composer_plugins.kernels.divergences.fused import entropy, generalized_jsd, generalized_jsd_of
 from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.presets import preset
@@ -42,6 +42,8 @@ def forward_kl(
             loss = loss + entropy(teacher_logits, mask, temperature=temperature)
         return TokenLoss(loss, {})
     pair = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    if value == "kl" and entry_clip is None:
+        return TokenLoss(generalized_jsd_of(pair, mask, beta=0.0), {})
     entries = forward_entries(pair.student, pair.teacher, value)
     return TokenLoss(keep(summands.total(entries, entry_clip), mask), {})
 
@@ -76,6 +78,8 @@ def jsd(
         logits = student_logits, teacher_logits
         return TokenLoss(generalized_jsd(*logits, mask, beta=beta, temperature=temperature), {})
     pair = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    if entry_clip is None:
+        return TokenLoss(generalized_jsd_of(pair, mask, beta=beta), {})
     entries = summands.jsd(pair.student, pair.teacher, beta)
     return TokenLoss(keep(summands.total(entries, entry_clip), mask), {})
 

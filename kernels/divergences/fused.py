@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.divergences.supports import check_shapes
+from composer_plugins.kernels.divergences.supports import Pair, check_shapes
 from composer_plugins.kernels.masking import keep, wide
 from composer_plugins.kernels.types import Logits, Mask, Tokens
 
@@ -49,8 +49,20 @@ def generalized_jsd(
     Raises ValueError for shapes that do not belong together.
     """
     check_shapes(student_logits, mask, teacher_logits=teacher_logits)
-    wanted = torch.is_grad_enabled() and student_logits.requires_grad
-    tensors = student_logits, teacher_logits.detach(), mask, student_logits[..., 0]
+    return _jsd(student_logits, teacher_logits, mask, beta, temperature)
+
+
+def generalized_jsd_of(pair: Pair, mask: Mask, *, beta: float) -> Tokens:
+    """The same of log-probabilities on a support, whose probabilities need not sum to 1.
+
+    dx/d(log S) = (1 - beta) S (log S - log M),   -T at beta = 0,   S (log S - log T + 1) at beta = 1
+    """
+    return _jsd(pair.student, pair.teacher, mask, beta, None)
+
+
+def _jsd(student: Tensor, teacher: Tensor, mask: Mask, beta: float, temperature: float | None) -> Tokens:
+    wanted = torch.is_grad_enabled() and student.requires_grad
+    tensors = student, teacher.detach(), mask, student[..., 0]
     loss, _ = _GeneralizedJsd.apply(*tensors, beta, temperature, wanted)  # type: ignore[no-untyped-call]
     return keep(loss, mask)
 
@@ -69,6 +81,7 @@ def entropy(logits: Logits, mask: Mask, *, temperature: float) -> Tokens:
 class _GeneralizedJsd(torch.autograd.Function):
     """(loss, gradient of each token's loss in the student's logits), the latter not differentiable.
 
+    Without a temperature both sides are log-probabilities, and the gradient is in the student's.
     `handle` is in the student's graph but does not store its logits: a second derivative raises through it.
     """
 
@@ -79,7 +92,7 @@ class _GeneralizedJsd(torch.autograd.Function):
         mask: Tensor,
         handle: Tensor,
         beta: float,
-        temperature: float,
+        temperature: float | None,
         wanted: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = wide(torch.promote_types(student.dtype, teacher.dtype))
@@ -90,11 +103,15 @@ class _GeneralizedJsd(torch.autograd.Function):
         students, teachers = _by_rows(student), _by_rows(teacher)
         masks, losses = mask.reshape(students.shape[:2]), loss.view(students.shape[:2])
         for tile in _tiles(student):
-            s = log_softmax(students[tile], temperature, dtype)
-            t = log_softmax(teachers[tile], temperature, dtype)
-            losses[tile], slope = value_and_slope(s, t, beta)
+            if temperature is None:
+                s, t = (x[tile].to(dtype, copy=True) for x in (students, teachers))
+            else:
+                s, t = (log_softmax(x[tile], temperature, dtype) for x in (students, teachers))
+            losses[tile], slope = value_and_slope(s, t, beta, of_log_probs=temperature is None)
             if wanted:
-                slope.div_(temperature).masked_fill_(~masks[tile].unsqueeze(-1), 0.0)
+                if temperature is not None:
+                    slope.div_(temperature)
+                slope.masked_fill_(~masks[tile].unsqueeze(-1), 0.0)
                 gradient.view(students.shape)[tile] = slope
         return loss, gradient
 
@@ -141,22 +158,25 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
-        raise RuntimeError("a divergence over the whole vocabulary is differentiable once, not twice")
+        raise RuntimeError("forward KL, reverse KL and JSD are differentiable once, not twice")
 
 
-def value_and_slope(s: Logits, t: Logits, beta: float) -> tuple[Tokens, Logits]:
-    """The loss of each token and its derivative in z / temperature; overwrites `s` and `t`.
+def value_and_slope(
+    s: Logits, t: Logits, beta: float, *, of_log_probs: bool = False
+) -> tuple[Tokens, Logits]:
+    """The loss of each token and its derivative in z / temperature, or in log S; overwrites `s` and `t`.
 
     An entry of probability 0, be it forbidden or underflown, adds exactly 0: 0 log 0 = 0.
     """
     p_s, p_t = s.exp(), t.exp()
     if beta == 0:
         log_ratio = t.sub_(s).masked_fill_(p_t == 0, 0.0)
-        return log_ratio.mul_(p_t).sum(-1), p_s.sub_(p_t)
+        value = log_ratio.mul_(p_t).sum(-1)
+        return value, p_t.neg_() if of_log_probs else p_s.sub_(p_t)
     if beta == 1:
         log_ratio = s.sub_(t).masked_fill_(p_s == 0, 0.0)
         value = torch.mul(p_s, log_ratio, out=p_t).sum(-1, keepdim=True)
-        return value.squeeze(-1), log_ratio.sub_(value).mul_(p_s)
+        return value.squeeze(-1), log_ratio.sub_(-1 if of_log_probs else value).mul_(p_s)
     least, lowest = torch.finfo(s.dtype).tiny, torch.finfo(s.dtype).min
     log_m = torch.lerp(p_s, p_t, beta).clamp_(min=least).log_()
     # A log-probability of -inf becomes a number, so that 0 times it is 0; NaN stays NaN.
@@ -164,7 +184,7 @@ def value_and_slope(s: Logits, t: Logits, beta: float) -> tuple[Tokens, Logits]:
     log_ratio = s.clamp_(min=lowest).sub_(log_m)
     student = torch.mul(p_s, log_ratio, out=p_t).sum(-1, keepdim=True)
     value = beta * teacher + (1 - beta) * student.squeeze(-1)
-    return value, log_ratio.sub_(student).mul_(p_s.mul_(1 - beta))
+    return value, (log_ratio if of_log_probs else log_ratio.sub_(student)).mul_(p_s.mul_(1 - beta))
 
 
 def _entropy(log_p: Logits) -> Tokens:

@@ -41,6 +41,9 @@ def sampled_token(
     """
     s = keep(at_least_float32(student_logprobs), mask)
     t = keep(at_least_float32(teacher_logprobs), mask).detach()
+    weight = None if old_logprobs is None else importance_weight(s, old_logprobs, mask, ratio_cap)
+    if weight is not None:  # finite or NaN, which a clamp of k3 would hide from the gradient
+        t = t + 0 * weight
     estimate = (s - t).detach()
     if estimator == "score":
         loss = estimate * s
@@ -50,8 +53,8 @@ def sampled_token(
         loss = k3(s, t, mask, log_ratio_clamp=log_ratio_clamp, value_clamp=value_cap)
     else:
         raise ValueError(f"unknown estimator {estimator!r}; known: {', '.join(get_args(Estimator))}")
-    if old_logprobs is not None:
-        loss = loss * importance_weight(s, old_logprobs, mask, ratio_cap)
+    if weight is not None:
+        loss = loss * weight
     return TokenLoss(keep(loss, mask), {"kl": Metric(estimate, mask)})
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.full import Value, check_value, forward_entries
 from composer_plugins.kernels.divergences.supports import Rest, Side, log_probs, support
-from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.masking import keep, with_nan_gradient
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss
 
 __all__ = ["adaptive_kl", "skewed_forward_kl", "skewed_reverse_kl", "symmetric_kl", "tv"]
@@ -111,7 +111,8 @@ def tv(
     """
     where = support(top_k, top_k_of, rest, student_logits.shape[-1])
     s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
-    return TokenLoss(keep(summands.total((t.exp() - s.exp()).abs()) / 2, mask), {})
+    loss = with_nan_gradient(summands.total((t.exp() - s.exp()).abs()) / 2)
+    return TokenLoss(keep(loss, mask), {})
 
 
 def adaptive_kl(
@@ -143,7 +144,8 @@ def adaptive_kl(
     check_value(value)
     if weights not in get_args(Weights):
         raise ValueError(f"unknown weights {weights!r}; known: {', '.join(get_args(Weights))}")
-    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where)
+    in_taids_order = weights == "taid"
+    s, t = log_probs(student_logits, teacher_logits, mask, temperature, where, largest_first=in_taids_order)
     gap = (t.exp() - s.exp()).abs()
     head = _head(t.exp(), head_mass) if weights == "paper" else _marked_in_taid(t.exp(), head_mass)
     on_head, everywhere = keep(gap, head).sum(-1), gap.sum(-1)

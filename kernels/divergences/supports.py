@@ -62,16 +62,31 @@ def check_shapes(logits: Tensor, mask: Tensor, **alike: Tensor) -> None:
 
 
 def log_probs(
-    student_logits: Logits, teacher_logits: Logits, mask: Mask, temperature: float, where: Support
+    student_logits: Logits,
+    teacher_logits: Logits,
+    mask: Mask,
+    temperature: float,
+    where: Support,
+    *,
+    largest_first: bool = False,
 ) -> Pair:
-    """log softmax(logits / temperature) of both on a support; uniform where masked."""
+    """log softmax(logits / temperature) of both on a support; uniform where masked.
+
+    The k entries are in no order unless `largest_first`, because a sort takes longer than all the rest. If
+    they are most of the vocabulary, all of it is returned, and the others have probability 0 on both sides.
+    """
     check_shapes(student_logits, mask, teacher_logits=teacher_logits)
     student = _log_softmax(student_logits, mask, temperature)
     teacher = _log_softmax(teacher_logits.detach(), mask, temperature)
     if where.top_k is None:
         return Pair(student, teacher)
     chooser = teacher if where.top_k_of == "teacher" else student.detach()
-    ids = chooser.topk(where.top_k, -1).indices
+    others = chooser.shape[-1] - where.top_k
+    if others < where.top_k and not largest_first:
+        ids = chooser.topk(others, -1, largest=False, sorted=False).indices
+        left_out = Pair(student.scatter(-1, ids, -torch.inf), teacher.scatter(-1, ids, -torch.inf))
+        return with_rest(left_out, where.rest)
+    ids = chooser.topk(where.top_k, -1, sorted=largest_first).indices
     return with_rest(Pair(student.gather(-1, ids), teacher.gather(-1, ids)), where.rest)
 
 

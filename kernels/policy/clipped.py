@@ -36,7 +36,7 @@ def ppo(
     Source: arXiv 1707.06347 eq. 7; 1912.09729 (dual clip); 2505.07291 (two-sided); verl 0.9.1
     core_algos.py compute_policy_loss_vanilla; TRL 1.16 grpo_trainer.py _compute_loss.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp)
+    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp, advantages=advantages)
     ratio = safe_exp(log_r)
     if weight_cap is not None:  # the difference is exactly 0, and has the gradient
         ratio = ratio.detach().clamp(max=weight_cap) * (1 + (log_r - log_r.detach()))
@@ -102,7 +102,8 @@ def sapo(
     Source: arXiv 2511.20347; verl 0.9.1 compute_policy_loss_sapo; TRL 1.16 grpo_trainer.py.
     """
     advantages = masked_advantages(advantages, mask)
-    ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp))
+    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp, advantages=advantages)
+    ratio = safe_exp(log_r)
     gate = soft_gate(ratio, advantages, tau_pos=tau_pos, tau_neg=tau_neg)
     return TokenLoss(keep(-advantages * gate, mask), {"ratio": Metric(ratio.detach(), mask)})
 
@@ -127,7 +128,7 @@ def kimi(
     Source: arXiv 2602.02276 eq. 1, as quoted in PrimeIntellect-ai/prime-rl#1697; no code is public.
     """
     advantages = masked_advantages(advantages, mask)
-    log_r = log_ratio(logprobs, old_logprobs, mask)
+    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
     ratio = safe_exp(log_r)
     r = ratio.detach()
     metrics = {

@@ -52,8 +52,8 @@ def clip_cov(
     ratio = token.metrics["ratio"].value
     a = token_advantages(advantages, mask)
     cov = covariance(logprobs, advantages, mask)
-    clipped = -a * ratio.clamp(1 - clip_low, 1 + clip_high) > -a * ratio
-    candidates = mask & (cov > cov_low) & (cov < cov_high) & ~clipped
+    free = -a * ratio.clamp(1 - clip_low, 1 + clip_high) <= -a * ratio  # a NaN is not: it is not drawn
+    candidates = mask & (cov > cov_low) & (cov < cov_high) & free
     numbers = torch.where(candidates, _numbers(mask, generator, uniform), torch.inf)
     drawn = candidates & (_rank(numbers) < _share(mask, cov_ratio))
     metrics = token.metrics | {"covariance": Metric(cov, mask), "drop_frac": Metric(drawn, mask)}
@@ -75,16 +75,19 @@ def kl_cov(
         x_t = -A r_t elsewhere
 
     n is the number of unmasked tokens. Which of several equal covariances is highest is not specified.
+    A token of log pi = -inf has no covariance (it is NaN) and counts as highest, as in verl: its loss is inf.
     Denominator: "token-mean". The defaults are those of the authors' function, whose k_percent of 0.2 is
     a cov_ratio of 2e-3 (2e-4 in their scripts for 32B). verl's `kl_coef` is 0.1 in its configuration, 1
     in its function.
     Source: arXiv 2505.22617; PRIME-RL/Entropy-Mechanism-of-RL@8850579 and verl 0.9.1
     trainer/ppo/core_algos.py compute_policy_loss_kl_cov.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask)
+    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
     ratio = safe_exp(log_r)
     cov = covariance(logprobs, advantages, mask)
-    highest = mask & (_rank(torch.where(mask, -cov, torch.inf)) < _share(mask, cov_ratio))
+    # A sort puts NaN last, here it comes first. That of log pi = -inf is one: -inf less a mean of -inf.
+    ordered = torch.where(mask, (-cov).nan_to_num(nan=-torch.inf), torch.inf)
+    highest = mask & (_rank(ordered) < _share(mask, cov_ratio))
     penalty = torch.where(highest, kl_coef * log_r.abs(), 0.0)
     metrics = {
         "ratio": Metric(ratio.detach(), mask),

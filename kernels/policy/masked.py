@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import keep, masked_mean, masked_sum, safe_exp
+from composer_plugins.kernels.masking import masked_mean, masked_sum, safe_exp
 from composer_plugins.kernels.policy.clipped import ppo
 from composer_plugins.kernels.policy.parts import masked_advantages, score
 from composer_plugins.kernels.ratios import log_ratio
@@ -101,12 +101,12 @@ def opsm(
     Departs from TRL: (1) a NaN rollout log-probability gives a NaN loss; in TRL it counts as no drift.
     Source: arXiv 2512.02556 eq. 9; TRL 1.16 grpo_trainer.py get_off_policy_mask.
     """
-    token = ppo(logprobs, old_logprobs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     drift = sequence_drift(logprobs, rollout_logprobs, mask)
+    old = torch.where(drift.isnan(), torch.nan, old_logprobs)  # so that value and gradient are NaN
+    token = ppo(logprobs, old, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     kept = off_policy_sequence_mask(drift, masked_advantages(advantages, mask), threshold=threshold)
-    loss = keep(torch.where(drift.isnan(), torch.nan, torch.where(kept, token.loss, 0.0)), mask)
-    dropped = Metric(~kept, mask)
-    return TokenLoss(loss, token.metrics | {"mask_frac_sequence": dropped})
+    dropped = Metric((~kept).expand(mask.shape), mask)
+    return TokenLoss(torch.where(kept, token.loss, 0.0), token.metrics | {"mask_frac_sequence": dropped})
 
 
 def off_policy_sequence_mask(

@@ -61,7 +61,7 @@ def importance_sampling(
     Departs from Tinker: (1) a ratio saturates 10 nats below overflow.
     Source: tinker-docs.thinkingmachines.ai/losses, `importance_sampling`.
     """
-    ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask))
+    ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, advantages=advantages))
     loss = keep(-masked_advantages(advantages, mask) * ratio, mask)
     return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
 
@@ -121,7 +121,7 @@ def vespo(
     Source: arXiv 2602.10693; FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304; TRL 1.16
     grpo_trainer.py get_gamma_weights.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=VESPO_CLAMP).detach()
+    log_r = log_ratio(logprobs.detach(), old_logprobs, mask, clamp=VESPO_CLAMP)
     if log_weights is not None:
         log_r = log_r + at_least_float32(log_weights).detach().clamp(-VESPO_CLAMP, VESPO_CLAMP)
     log_w = masked_sum(log_r, mask, keepdim=True).clamp(-VESPO_CLAMP, VESPO_CLAMP)

@@ -28,7 +28,8 @@ def gspo(
     so "seq-mean-token-mean" gives the paper's mean over sequences. `ratio_cap` is TRL's `delta`.
     Source: arXiv 2507.18071 eq. 5; TRL 1.16 `importance_sampling_level="sequence"`.
     """
-    ratio = safe_exp(sequence_log_ratio(log_ratio(logprobs, old_logprobs, mask), mask))
+    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
+    ratio = safe_exp(sequence_log_ratio(log_r, mask))
     return clipped(ratio, advantages, mask, clip_low, clip_high, ratio_cap, None)
 
 
@@ -96,7 +97,7 @@ def gmpo(
     compute_policy_loss_geo_mean; TRL 1.16 experimental/gmpo.
     """
     advantages = masked_advantages(advantages, mask)
-    log_r = log_ratio(logprobs, old_logprobs, mask)
+    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
     bounded = log_clip(log_r, advantages, low=clip_low, high=clip_high)
     ratio = safe_exp(sequence_log_ratio(bounded, mask))
     d = log_r.detach()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, below_overflow
+from composer_plugins.kernels.masking import at_least_float32, below_overflow, bounded, with_nan_gradient
 from composer_plugins.kernels.types import Metric, Scores
 
 __all__ = ["logistic"]
@@ -95,7 +95,7 @@ def unbiased_logistic(h: Values, label_smoothing: float) -> Values:
 
 def hinge(h: Values) -> Values:
     """max(0, 1 - h)."""
-    return torch.relu(1 - h)
+    return with_nan_gradient(torch.relu(1 - h))
 
 
 def square(h: Values, beta: float) -> Values:
@@ -105,7 +105,7 @@ def square(h: Values, beta: float) -> Values:
 
 def reverse_kl_to_label(h: Values, label_smoothing: float) -> Values:
     """KL(Bernoulli(sigmoid(h)) || Bernoulli(1 - eps)): EXO's link. eps = 0 has no finite value."""
-    h = h.clamp(-SATURATED, SATURATED)
+    h = bounded(h, -SATURATED, SATURATED)
     win, lose = F.logsigmoid(h), F.logsigmoid(-h)
     return win.exp() * (win - math.log1p(-label_smoothing)) + lose.exp() * (lose - math.log(label_smoothing))
 

@@ -84,6 +84,28 @@ def test_kl_cov_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, share: floa
     assert_parity(ours.loss, wanted, terms=batch["mask"].numel())
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_kl_cov_penalises_a_log_probability_of_minus_infinity_infinitely(advantage: float) -> None:
+    """Its covariance is -inf less a mean of -inf, NaN, which torch.topk and so verl take for the largest."""
+    batch = even()
+    batch["logprobs"][0, 1] = -math.inf
+    batch["advantages"][0, 1] = advantage
+    logprobs = batch["logprobs"].requires_grad_()
+    ours = kl_cov(**batch, cov_ratio=1e-3)
+    assert ours.metrics["penalty_frac"].value[0].tolist() == [False, True, False, False, False, False]
+    assert ours.loss[0, 1] == math.inf and ours.loss[0, [0, 2, 3, 4, 5]].isfinite().all()
+    assert torch.autograd.grad(ours.loss.sum(), logprobs)[0][0, 1] == -1
+
+
+def test_clip_cov_never_draws_a_token_whose_ratio_is_nan() -> None:
+    """A drawn token has a loss of 0, which would hide it."""
+    batch = even()
+    batch["old_logprobs"][0, 0] = math.nan
+    uniform = torch.arange(6.0).view(1, 6) / 6
+    ours = clip_cov(**batch, cov_ratio=0.34, cov_low=0.5, cov_high=9.0, uniform=uniform)
+    assert ours.loss[0, 0].isnan() and not ours.metrics["drop_frac"].value[0, 0]
+
+
 def even(n: int = 6) -> Batch:
     """One row on-policy, whose tokens are all candidates but the middle ones of no covariance."""
     logprobs = torch.linspace(-4, -1, n, dtype=torch.float64).unsqueeze(0)

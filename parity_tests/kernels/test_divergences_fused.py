@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.divergences import fused, summands
-from composer_plugins.kernels.divergences.supports import log_probs, support
+from composer_plugins.kernels.divergences import fused, jsd, summands, supports
+from composer_plugins.kernels.divergences.supports import log_probs, support, with_rest
 from composer_plugins.kernels.masking import keep
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import betas, logit_pairs
@@ -53,6 +54,35 @@ def test_one_pass_equals_autograd(pair: Pair, beta: float) -> None:
     scale = {"terms": logits[0].shape[-1], "magnitude": 3 * largest_term(*logits, 0.7) / 0.7}
     assert_parity(ours[0], want[0], **scale)
     assert_parity(ours[1], want[1], **scale, what="gradient")
+
+
+@settings(max_examples=60)
+@given(logit_pairs(), betas, st.data())
+def test_a_top_k_equals_autograd_on_the_k_largest_entries(
+    pair: Pair, beta: float, data: st.DataObject
+) -> None:
+    """Whatever k is: of a k above half the vocabulary, the others are left out instead."""
+    vocab = pair["student_logits"].shape[-1]
+    k = data.draw(st.integers(1, vocab), label="k")
+    of = data.draw(st.sampled_from(["teacher", "student"]), label="top_k_of")
+    rest = data.draw(st.sampled_from(["renormalised", "raw", "tail"]), label="rest")
+
+    def largest(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+        s, t = (torch.where(mask.unsqueeze(-1), x, 0.0).log_softmax(-1) for x in (student, teacher))
+        ids = (s if of == "student" else t).topk(k, -1).indices
+        s, t = with_rest(supports.Pair(s.gather(-1, ids), t.gather(-1, ids)), rest)
+        return keep(summands.total(summands.jsd(s, t, beta)), mask)
+
+    def ours(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+        return jsd(student, teacher, mask, beta=beta, top_k=k, top_k_of=of, rest=rest).loss
+
+    one, want = (value_and_gradient(f, pair) for f in (ours, largest))
+    scale = {
+        "terms": vocab,
+        "magnitude": 3 * largest_term(pair["student_logits"], pair["teacher_logits"], 1.0),
+    }
+    assert_parity(one[0], want[0], **scale)
+    assert_parity(one[1], want[1], **scale, what="gradient")
 
 
 @each_beta
@@ -112,6 +142,10 @@ def test_a_second_derivative_raises() -> None:
     penalised = one_pass(student, *rest).sum() + slope.square().sum()
     with pytest.raises(RuntimeError, match="differentiable once"):
         penalised.backward()
+    cut = jsd(student, *rest[:2], top_k=2).loss.sum()
+    (slope,) = torch.autograd.grad(cut, student, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        slope.square().sum().backward()
     slope_of = torch.func.grad(lambda s: one_pass(s, *rest).sum())
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.func.grad(lambda s: slope_of(s).square().sum())(pair["student_logits"])

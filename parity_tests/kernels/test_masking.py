@@ -12,6 +12,7 @@ from torch import Tensor
 from composer_plugins.kernels.masking import (
     at_least_float32,
     below_overflow,
+    bounded,
     keep,
     masked_mean,
     masked_sum,
@@ -94,6 +95,18 @@ def test_exp_is_exact_up_to_its_limit() -> None:
     ours = safe_exp(torch.tensor(values, dtype=torch.float64))
     for one, value in zip(ours, values, strict=True):
         assert_parity(one, ours.new_tensor(math.exp(value)), terms=1)
+
+
+@pytest.mark.parametrize("ends", [(-1.0, 1.0), (None, 1.0), (-1.0, None)])
+def test_a_bound_is_torchs_clamp_whose_gradient_passes_a_nan(ends: tuple[float | None, float | None]) -> None:
+    values = torch.tensor([-torch.inf, -2, -1, -0.0, 0.5, 1, 3, torch.inf, torch.nan], dtype=torch.float64)
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    one, other = bounded(ours, *ends), theirs.clamp(*ends)
+    assert torch.equal(one[:-1], other[:-1]) and one[-1].isnan()
+    one.sum().backward()
+    other.sum().backward()
+    assert torch.equal(ours.grad[:-1], theirs.grad[:-1])
+    assert (ours.grad[-1], theirs.grad[-1]) == (1, 0)
 
 
 @pytest.mark.parametrize("function", [at_least_float32, below_overflow])

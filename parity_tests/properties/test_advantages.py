@@ -112,15 +112,18 @@ def test_nothing_has_a_gradient(row: Loss) -> None:
 
 
 @every_advantage
-def test_nan_in_an_unmasked_reward_is_nan_in_its_own_row(row: Loss) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_unmasked_reward_that_is_not_finite_is_seen_in_its_own_row(row: Loss, value: float) -> None:
     def check(setting: Setting) -> None:
         for name, x in float_tensors(draw(setting)).items():
             batch = draw(setting, size=SIZE, unmasked=1.0)
             if INPUTS[name].shape == "[components]":
                 continue
             poisoned = batch[name].clone()
-            poisoned[2].fill_(torch.nan) if x.dim() == 1 else poisoned[2, -1].fill_(torch.nan)
-            assert setting.result(batch | {name: poisoned})[2].isnan().any(), f"NaN in {name} is hidden"
+            poisoned[2].fill_(value) if x.dim() == 1 else poisoned[2, -1].fill_(value)
+            found = setting.result(batch | {name: poisoned})[2]
+            hidden = ~found.isnan() if value != value else found.isfinite()
+            assert not hidden.all(), f"{value} in {name} is hidden: {found}"
 
     holds(row, check)
 

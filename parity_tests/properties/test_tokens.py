@@ -203,15 +203,16 @@ def test_only_the_trained_inputs_get_a_gradient(row: Loss) -> None:
 @every_token_loss
 def test_metrics_are_detached_and_count_unmasked_tokens_only(row: Loss) -> None:
     def check(setting: Setting) -> None:
-        batch = with_all_gradients(draw(setting))
-        result = setting(batch)
-        for name, metric in getattr(result, "metrics", {}).items():
-            assert not metric.value.requires_grad, f"{name} carries a gradient"
-            assert metric.where.dtype == torch.bool, f"where {name} counts is no mask"
-            assert metric.value.shape == metric.where.shape, f"{name} and where it counts differ in shape"
-            if metric.where.shape == batch["mask"].shape:
-                assert not (metric.where & ~batch["mask"]).any(), f"{name} counts masked tokens"
-            assert metric.value[metric.where].isfinite().all(), f"{name} is not finite"
+        for options in DRAWS:
+            batch = with_all_gradients(draw(setting, **options))
+            result = setting(batch)
+            for name, metric in getattr(result, "metrics", {}).items():
+                assert not metric.value.requires_grad, f"{name} carries a gradient"
+                assert metric.where.dtype == torch.bool, f"where {name} counts is no mask"
+                assert metric.value.shape == metric.where.shape, f"{name} and where it counts differ in shape"
+                if metric.where.shape == batch["mask"].shape:
+                    assert not (metric.where & ~batch["mask"]).any(), f"{name} counts masked tokens"
+                assert metric.value[metric.where].isfinite().all(), f"{name} is not finite"
 
     holds(row, check)
 
