@@ -28,6 +28,9 @@ PRIME_RL = (
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
 
+# A peer of the bench. Its package alone: its dependency Triton is not needed on a CPU.
+LIGER = "0.8.5"
+
 
 def install(session: nox.Session, *requirements: str, constraints: str = "constraints.txt") -> None:
     """Install under a constraints file, once for each state of it and of pyproject.toml.
@@ -77,7 +80,7 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
     """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
-    install(session, "-e", ".[test]")
+    install(session, "-e", ".[test,trl,demo]", "peft")
     session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
@@ -124,6 +127,10 @@ def prime_rl(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure speed and memory beside the losses of verl and TRL."""
+    """Measure speed and memory beside the losses of verl, TRL, Liger and torch."""
     install(session, "-e", ".[trl,verl]", constraints="constraints-verl.txt")
+    liger = Path(session.virtualenv.location, "wheels", f"liger-{LIGER}").resolve()
+    if not (liger / "liger_kernel").is_dir():  # verl, which would find it, cannot import it without Triton
+        session.install("--no-deps", "--target", str(liger), f"liger-kernel=={LIGER}")
+    session.env["LIGER_WHEEL"] = str(liger)
     session.run("python", "-m", "benchmarks.run", *session.posargs)

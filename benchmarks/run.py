@@ -14,13 +14,14 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch is: threads that spin 
 import torch
 from rich.console import Console
 
-from benchmarks import advantages, divergence, policy, trainer_step
+from benchmarks import advantages, divergence, linear, policy, trainer_step
 from benchmarks.timing import THREADS, load
 
 TABLES = {
     "advantages": [lambda rows=rows: advantages.table(rows) for rows in advantages.ROWS],
     "policy": [policy.table],
     "divergence": [divergence.table],
+    "linear": [*linear.tables(), linear.goals],
     "imports": [trainer_step.imports],
     "trainer": [trainer_step.table],
 }

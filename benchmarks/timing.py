@@ -1,5 +1,6 @@
 """Comparing functions fairly: they take turns, and the best turn of each counts."""
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -37,16 +38,21 @@ def best_seconds(
     return best
 
 
-def peak_bytes(module: str, name: str) -> int:
-    """What `module.measure(name)` says in a process of its own: see `peak_of`."""
-    command = [sys.executable, "-m", module, "--peak-of", name]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ})
+def peak_bytes(module: str, name: str, *options: str) -> int:
+    """What `python -m module --peak-of name options` prints: see `peak_of`.
+
+    Its malloc returns a freed tensor to the system: what it kept would hide a part of the peak.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", module, "--peak-of", name, *options]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return int(done.stdout.split()[-1])
 
 
 def peak_of(function: Callable[[], object]) -> int:
     """Resident bytes at the highest point of one call, above those before it. Linux."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed before, but kept for later, would not count
     CLEAR_REFS.write_text("5")  # forget the highest point so far
     before = _peak()
     function()

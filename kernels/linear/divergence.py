@@ -19,9 +19,10 @@ from composer_plugins.kernels.linear.tiles import (
     Weight,
     add_product,
     autocast,
+    cuts,
     head_of,
     numbers_of,
-    tile_size,
+    whole_rows,
     without_autocast,
 )
 from composer_plugins.kernels.masking import keep, wide
@@ -129,38 +130,63 @@ def _divergence(
     student = head_of(student_weight, student_bias, student_numbers)
     teacher = head_of(teacher_weight, teacher_bias, teacher_numbers)
     dtype, tile = wide(student_hidden.dtype), _compiled_tile() if compiled else _tile
+    shared = student_weight.is_set_to(teacher_weight) and student_numbers == teacher_numbers
+    shared = shared and student_bias is None and teacher_bias is None
     rows = mask.nonzero().squeeze(-1)
     values = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    by_hidden = torch.zeros_like(student_hidden if wanted[0] else student_hidden[:0])
+    kept, unit = _range(student_hidden, token_weight)
+    by_hidden = torch.zeros_like(student_hidden if wanted[0] else student_hidden[:0], dtype=kept)
     by_weight = torch.zeros_like(student_weight if wanted[1] else student_weight[:0], dtype=dtype)
     by_bias = values.new_zeros(student_weight.shape[0] if wanted[2] else 0)
-    size = tile_size(mask, whole_rows=True) // student_weight.shape[0]
-    for some in rows.split(max(1, size)):
-        states = student_hidden[some]
-        logits = student.logits(states)
-        slope = student.slope(logits)
-        values[some], by_logits = tile(logits, teacher.logits(teacher_hidden[some]), beta)
-        by_logits.mul_(token_weight[some, None]).mul_(slope)
+    many, few = whole_rows(mask, student_weight.shape[0])
+    for some in rows.split(many):
+        states, others = student_hidden[some], teacher_hidden[some]
+        if shared:
+            logits, their_logits = student.logits(torch.cat([states, others])).chunk(2)
+        else:
+            logits, their_logits = student.logits(states), teacher.logits(others)
+        for part in cuts(len(some), few):
+            by_logits, weight = logits[part], token_weight[some[part], None]
+            weight = weight / unit * student.slope(by_logits)
+            run = tile if len(by_logits) == few else _tile  # so that one shape only is compiled
+            values[some[part]], found = run(by_logits, their_logits[part], beta)
+            torch.mul(found, weight, out=by_logits)
+            del by_logits, found
         if wanted[2]:
-            by_bias += by_logits.sum(0)
-        by_logits = by_logits.to(states.dtype)
+            by_bias += logits.sum(0)
         if wanted[0]:
-            by_hidden[some] = by_logits @ student.weight
+            by_hidden[some] = (logits.to(states.dtype) @ student.weight).to(kept) * unit
         if wanted[1]:
-            add_product(by_weight, by_logits.t(), states)
-    return (values * token_weight).sum(), values, by_hidden, by_weight.to(student_weight), by_bias
+            add_product(by_weight, logits.t(), states, rounded=True)
+        del logits, their_logits  # before the next tile is made
+    if isinstance(unit, Tensor):
+        by_weight.mul_(unit)
+        by_bias.mul_(unit)
+    return (values * token_weight).sum(), values, by_hidden, by_weight.to(kept), by_bias
+
+
+def _range(hidden: Tensor, token_weight: Tensor) -> tuple[torch.dtype, Tensor | float]:
+    """The dtype in which gradients are kept, and a factor that they get last.
+
+    float16 has no numbers as small as the weights of a mean, and the loss is scaled only later.
+    """
+    if hidden.dtype != torch.float16:
+        return hidden.dtype, 1.0
+    most = token_weight.abs().max() if token_weight.numel() else token_weight.new_ones(())
+    return torch.float32, torch.where(most > 0, most, 1.0)
 
 
 @_divergence.register_fake
 def _(
     student_hidden: Tensor, student_weight: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    mask, wanted, dtype = others[4], others[-2], wide(student_hidden.dtype)
+    mask, token_weight, wanted, dtype = others[4], others[5], others[-2], wide(student_hidden.dtype)
+    kept, _ = _range(student_hidden, token_weight)
     return (
         student_hidden.new_empty((), dtype=dtype),
         student_hidden.new_empty(mask.shape, dtype=dtype),
-        torch.empty_like(student_hidden if wanted[0] else student_hidden[:0]),
-        torch.empty_like(student_weight if wanted[1] else student_weight[:0]),
+        torch.empty_like(student_hidden if wanted[0] else student_hidden[:0], dtype=kept),
+        torch.empty_like(student_weight if wanted[1] else student_weight[:0], dtype=kept),
         student_hidden.new_empty(student_weight.shape[0] if wanted[2] else 0, dtype=dtype),
     )
 
@@ -169,27 +195,29 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[2:])
     ctx.wanted = inputs[11]
+    ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
 
 
 def _differentiate(ctx: Any, by_loss: Tensor | None, *_: None) -> Any:
     if by_loss is None:
         return (None,) * 13
     found = [
-        _scaled(x, by_loss) if want else None for x, want in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+        _scaled(x, by_loss, dtype) if want else None
+        for x, want, dtype in zip(ctx.saved_tensors, ctx.wanted, ctx.dtypes, strict=True)
     ]
     return (*found, *(None,) * 10)
 
 
 @torch.library.custom_op("composer_plugins::linear_divergence_backward", mutates_args=())
 @without_autocast
-def _scaled(gradient: Tensor, by_loss: Tensor) -> Tensor:
+def _scaled(gradient: Tensor, by_loss: Tensor, dtype: torch.dtype) -> Tensor:
     """The product, as an operator without a derivative: a second derivative raises."""
-    return (gradient * by_loss).to(gradient.dtype)
+    return (gradient * by_loss).to(dtype)
 
 
 @_scaled.register_fake
-def _(gradient: Tensor, by_loss: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
+def _(gradient: Tensor, by_loss: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(gradient, dtype=dtype)
 
 
 _divergence.register_autograd(_differentiate, setup_context=_setup_context)

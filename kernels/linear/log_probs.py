@@ -21,14 +21,16 @@ from torch import Tensor
 
 from composer_plugins.kernels.linear.tiles import (
     Bias,
+    Head,
     Hidden,
     Weight,
     add_product,
     autocast,
-    cuts,
+    blocks,
     head_of,
     numbers_of,
-    tile_size,
+    pick,
+    spread,
     without_autocast,
 )
 from composer_plugins.kernels.masking import wide
@@ -88,14 +90,30 @@ def _log_probs(
     entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (log p, H or empty, z_y, o), each [tokens] and 0 where masked."""
-    size, dtype = mask.shape, wide(hidden.dtype)
+    size, dtype = len(mask), wide(hidden.dtype)
     rows = mask.nonzero().squeeze(-1)
-    states, targets, head = hidden[rows], targets[rows], head_of(weight, bias, numbers)
+    states, targets, head = pick(hidden, rows), pick(targets, rows), head_of(weight, bias, numbers)
     if ((targets < 0) | (targets >= weight.shape[0])).any():
         raise ValueError(f"targets: an unmasked one is outside of the vocabulary, [0, {weight.shape[0]})")
-    own = torch.full(rows.shape, -torch.inf, dtype=dtype, device=hidden.device)
+    own, others, of_others = (torch.empty(rows.shape, dtype=dtype, device=hidden.device) for _ in range(3))
+    some, parts = blocks(len(rows), weight.shape[0], hidden)
+    for block in some:
+        found = _stream(head, parts, states[block], targets[block], entropy)
+        own[block], others[block], of_others[block] = found
+    gap = own - others
+    entropies = _coin(gap) + gap.neg().sigmoid() * of_others if entropy else gap.new_zeros(0)
+    logprobs, own, others = (spread(x, rows, size) for x in (F.logsigmoid(gap), own, others))
+    return logprobs, spread(entropies, rows, size) if entropy else entropies, own, others
+
+
+def _stream(
+    head: Head, parts: list[slice], states: Tensor, targets: Tensor, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (z_y, o, H_o or 0) of some rows, from one part of the vocabulary after the other."""
+    dtype = wide(states.dtype)
+    own = torch.full(targets.shape, -torch.inf, dtype=dtype, device=states.device)
     most, total, moment = own.clone(), torch.zeros_like(own), torch.zeros_like(own)
-    for entries in cuts(weight.shape[0], tile_size(hidden), rows.numel()):
+    for entries in parts:
         logits = head.cut(entries).logits(states)
         inside, column = _column(targets, entries)
         at_column = logits.gather(1, column)
@@ -112,15 +130,8 @@ def _log_probs(
             moment += logits.clamp_(min=torch.finfo(dtype).min).mul_(weights).sum(1)
         total = total * factor + weights.sum(1)
         most = most_now
-    others = most + total.log()
-    gap = own - others
-    outputs = [F.logsigmoid(gap), own, others]
-    result = [torch.zeros(size, dtype=dtype, device=hidden.device).index_copy(0, rows, x) for x in outputs]
-    entropies = own.new_zeros(size if entropy else 0)
-    if entropy:
-        of_others = torch.where(total > 0, total.log() - moment / total, 0.0)
-        entropies.index_copy_(0, rows, _coin(gap) + gap.neg().sigmoid() * of_others)
-    return result[0], entropies, result[1], result[2]
+        del logits, weights  # before the next tile is made
+    return own, most + total.log(), torch.where(total > 0, total.log() - moment / total, 0.0)
 
 
 def _column(targets: Tensor, entries: slice) -> tuple[Tensor, Tensor]:
@@ -166,40 +177,46 @@ def _backward(
     dtype, head = wide(hidden.dtype), head_of(weight, bias, numbers)
     incoming = [g for g in (by_logprob, by_entropy) if g is not None]
     rows = (mask & torch.stack([g != 0 for g in incoming]).any(0)).nonzero().squeeze(-1)
-    states, targets, own, others = (x[rows] for x in (hidden, targets, own, others))
-    g = torch.zeros_like(own) if by_logprob is None else by_logprob[rows]
+    states, targets, own, others = (pick(x, rows) for x in (hidden, targets, own, others))
+    g = torch.zeros_like(own) if by_logprob is None else pick(by_logprob, rows)
     log_p = F.logsigmoid(own - others)
     at_target, all_log = g * (others - own).sigmoid(), torch.logaddexp(own, others)
     if by_entropy is not None:
-        h, entropy = by_entropy[rows], entropies[rows]
+        h, entropy = pick(by_entropy, rows), pick(entropies, rows)
         at_target = at_target - h * torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p + entropy))
-    by_hidden = torch.zeros_like(states, dtype=dtype)
+    by_hidden = torch.zeros_like(states if wanted[0] else states[:0], dtype=dtype)
     by_weight = torch.zeros_like(weight if wanted[1] else weight[:0])
-    by_bias = weight.new_zeros(weight.shape[0] if wanted[2] else 0)
-    for entries in cuts(weight.shape[0], tile_size(hidden), rows.numel()):
+    by_bias = by_weight.new_zeros(weight.shape[0] if wanted[2] else 0, dtype=dtype)
+    some, parts = blocks(len(rows), weight.shape[0], hidden)
+    for entries in parts:
         part = head.cut(entries)
-        logits = part.logits(states)
-        slope = part.slope(logits)
-        log_ps = logits.sub_(all_log[:, None])
-        if by_entropy is None:
-            by_logits = log_ps.exp_().mul_(-g[:, None])
-        else:
-            p = log_ps.exp()
-            by_logits = log_ps.clamp_(min=IMPOSSIBLE).add_(entropy[:, None]).mul_(-h[:, None])
-            by_logits = by_logits.sub_(g[:, None]).mul_(p)
-        inside, column = _column(targets, entries)
-        at_column = torch.where(inside[:, None], at_target[:, None], by_logits.gather(1, column))
-        by_logits.scatter_(1, column, at_column).mul_(slope)
-        if wanted[2]:
-            by_bias[entries] = by_logits.sum(0)
-        by_logits = by_logits.to(states.dtype)
-        if wanted[0]:
-            add_product(by_hidden, by_logits, part.weight)
-        if wanted[1]:
-            torch.mm(by_logits.t(), states, out=by_weight[entries])
+        by_part = by_weight[entries].to(dtype)  # a view, unless it is in half precision
+        for block in some:
+            logits = part.logits(states[block])
+            slope = part.slope(logits)
+            log_ps = logits.sub_(all_log[block, None])
+            if by_entropy is None:
+                by_logits = log_ps.exp_().mul_(-g[block, None])
+            else:
+                p = log_ps.exp()
+                by_logits = log_ps.clamp_(min=IMPOSSIBLE).add_(entropy[block, None]).mul_(-h[block, None])
+                by_logits = by_logits.sub_(g[block, None]).mul_(p)
+            inside, column = _column(targets[block], entries)
+            at_column = torch.where(inside[:, None], at_target[block, None], by_logits.gather(1, column))
+            by_logits.scatter_(1, column, at_column)
+            if not isinstance(slope, float) or slope != 1:
+                by_logits.mul_(slope)
+            if wanted[2]:
+                by_bias[entries] += by_logits.sum(0)
+            if wanted[0]:
+                add_product(by_hidden[block], by_logits, part.weight)
+            if wanted[1]:
+                add_product(by_part, by_logits.t(), states[block], rounded=True)
+        if by_part.dtype != by_weight.dtype:
+            by_weight[entries] = by_part
     if not wanted[0]:
-        return hidden.new_zeros(0), by_weight, by_bias
-    return torch.zeros_like(hidden).index_copy(0, rows, by_hidden.to(hidden.dtype)), by_weight, by_bias
+        return hidden.new_zeros(0), by_weight, by_bias.to(weight.dtype)
+    return spread(by_hidden.to(hidden.dtype), rows, len(mask)), by_weight, by_bias.to(weight.dtype)
 
 
 @_backward.register_fake

@@ -1,6 +1,7 @@
 """Output heads and tiles of logits: which rows and entries, the projection, and the slope back through it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -11,8 +12,10 @@ from torch import Tensor
 from composer_plugins.kernels.masking import wide
 
 # Elements of one tile of logits. On a CPU a tile should stay in the cache; a GPU wants few, large products.
-CPU_TILE, GPU_TILE = 2**20, 2**27
-CPU_ROWS = 2**21  # of a tile that holds the whole vocabulary of some tokens
+CPU_TILE, GPU_TILE = 2**21, 2**27
+# Of a tile with the whole vocabulary of some tokens, and of its parts, which have several temporary tensors.
+CPU_PRODUCT, CPU_PART, GPU_PART = 2**22, 2**19, 2**25
+BLOCK = 1024, 4096  # the most rows of another tile, on a CPU and a GPU: wide and low is slower to multiply
 
 Hidden = Float[Tensor, "*batch tokens hidden"]
 Weight = Float[Tensor, "vocab hidden"]
@@ -91,12 +94,19 @@ def head_of(weight: Tensor, bias: Tensor | None, numbers: list[float]) -> Head:
     return Head(weight, bias, scale, softcap or None, temperature)
 
 
-def tile_size(x: Tensor, *, whole_rows: bool = False) -> int:
+def tile_size(x: Tensor) -> int:
     """The number of elements that a tile on the device of `x` may have."""
-    return GPU_TILE if x.device.type != "cpu" else CPU_ROWS if whole_rows else CPU_TILE
+    return CPU_TILE if x.device.type == "cpu" else GPU_TILE
 
 
-def cuts(length: int, elements: int, across: int) -> list[slice]:
+def whole_rows(x: Tensor, vocab: int) -> tuple[int, int]:
+    """The rows of a tile that holds the whole vocabulary, and those of a part for the arithmetic."""
+    sizes = (CPU_PRODUCT, CPU_PART) if x.device.type == "cpu" else (GPU_TILE, GPU_PART)
+    most, part = (max(1, size // vocab) for size in sizes)
+    return most, part
+
+
+def cuts(length: int, elements: int, across: int = 1) -> list[slice]:
     """Slices of an axis of `length`, so that one of them, times `across`, has about `elements` elements.
 
     None where `across` is 0.
@@ -107,23 +117,72 @@ def cuts(length: int, elements: int, across: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, for operands of one dtype and a `total` of the same or a wider one."""
-    if total.dtype == left.dtype:
+def blocks(rows: int, vocab: int, x: Tensor) -> tuple[list[slice], list[slice]]:
+    """How to cut the rows and the vocabulary into tiles for the device of `x`."""
+    most = BLOCK[x.device.type != "cpu"]
+    return cuts(rows, most), cuts(vocab, tile_size(x), min(rows, most))
+
+
+def pick(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], without a copy where these are all rows."""
+    return x if len(rows) == len(x) else x[rows]
+
+
+def spread(x: Tensor, rows: Tensor, size: int) -> Tensor:
+    """The inverse of `pick`: `size` rows, which are 0 where none was picked."""
+    return x if len(rows) == size else x.new_zeros(size, *x.shape[1:]).index_copy_(0, rows, x)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, *, rounded: bool = False) -> None:
+    """total += left @ right, for `total` and `left` in float32 at least; `left` is rounded as `right` is.
+
+    `rounded` lets a CPU round each product to the dtype of `right` before it is added, which is faster.
+    """
+    if total.dtype == right.dtype:
         total.addmm_(left, right)
-    elif left.is_cuda:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+    elif right.is_cuda:
+        total.add_(torch.mm(left.to(right.dtype), right, out_dtype=total.dtype))
+    elif rounded:
+        for part in cuts(len(total), CPU_TILE, total.shape[1]):
+            total[part].add_(left[part].to(right.dtype) @ right)
     else:
-        total.add_(left @ right)
+        with _bfloat16_factors(right.dtype == torch.bfloat16):
+            total.addmm_(left, right.to(total.dtype))
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden @ weight.T, summed and stored in float32 at least.
 
     The product of two bfloat16 numbers is exact in float32. A CPU has no product of bfloat16 matrices with a
-    float32 result, so the operands are converted.
+    float32 result, so the operands are converted, the weight a part at a time.
     """
     dtype = wide(hidden.dtype)
     if hidden.dtype != dtype and hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=dtype)
-    return hidden.to(dtype) @ weight.to(dtype).t()
+    product = hidden.new_empty(len(hidden), len(weight), dtype=dtype)
+    exact = hidden.dtype == weight.dtype == torch.bfloat16
+    parts = cuts(len(weight), CPU_TILE, weight.shape[1]) if weight.dtype != dtype else [slice(None)]
+    hidden = hidden.to(dtype)
+    for part in parts:
+        with _bfloat16_factors(exact):
+            torch.mm(hidden, weight[part].to(dtype).t(), out=product[:, part])
+    return product
+
+
+@contextmanager
+def _bfloat16_factors(wanted: bool) -> Iterator[None]:
+    """Let float32 products on a CPU read their factors as bfloat16, if `wanted` and torch can (since 2.9).
+
+    Of factors that are bfloat16 numbers the product is the same, but it runs on the units for bfloat16. The
+    setting is the process's, so it is on during one product only.
+    """
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    if not wanted or matmul is None:
+        yield
+        return
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+from torch.autograd import grad
 
 from composer_plugins.kernels.divergences import jsd
 from composer_plugins.kernels.entropy import entropy as entropy_of
@@ -72,7 +74,9 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
             return found
 
         monkeypatch.setattr(tiles, "CPU_TILE", tile)
-        monkeypatch.setattr(tiles, "CPU_ROWS", tile)
+        monkeypatch.setattr(tiles, "CPU_PRODUCT", tile)
+        monkeypatch.setattr(tiles, "CPU_PART", max(1, tile // 2))
+        monkeypatch.setattr(tiles, "BLOCK", (7, 7))
         monkeypatch.setattr(tiles.Head, "logits", recorded)
         return computed
 
@@ -203,13 +207,16 @@ def test_tokens_that_are_masked_or_have_no_gradient_are_not_computed(cut: Any) -
     b = batch()
     rows = cut(10**6)
     found = log_probs(b.hidden, b.weight, b.targets, b.mask)
+    divergence(b.hidden, b.weight, b.hidden, b.weight.clone(), b.mask)
+    assert rows == [7, 5, 12, 12]
+    rows.clear()
     divergence(b.hidden, b.weight, b.hidden, b.weight, b.mask)
-    assert rows == [12, 12, 12]
+    assert rows == [24]  # one product for both sides, which share a head
     (incoming,) = upstream_gradients(b.mask.shape, 1)
     incoming[1] = 0.0
     rows.clear()
     found.backward(incoming)
-    assert rows == [int((b.mask & (incoming != 0)).sum())] and rows[0] < 12
+    assert sum(rows) == int((b.mask & (incoming != 0)).sum()) < 12
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:
@@ -220,6 +227,43 @@ def test_a_frozen_head_gets_no_gradient() -> None:
     found = found + divergence(b.hidden, b.weight, b.hidden, b.weight.roll(1, 0), b.mask, bias=b.bias).loss
     found.backward()
     assert b.hidden.grad is not None and b.weight.grad is None and b.bias.grad is None
+
+
+@pytest.mark.parametrize("other", [{}, {"teacher_softcap": 2.0}, {"teacher_bias": True}], ids=str)
+def test_a_shared_head_gives_the_numbers_of_two_equal_heads(other: Numbers) -> None:
+    b, teacher = batch(), batch()
+    options = {name: b.bias.detach() if x is True else x for name, x in other.items()}
+    found, want = (
+        divergence(b.hidden, b.weight, teacher.hidden.detach() + 1, head, b.mask, beta=0.3, **options).loss
+        for head in (b.weight, b.weight.clone())
+    )
+    leaves = [b.hidden, b.weight]
+    for x, y in zip((found, *grad(found, leaves)), (want, *grad(want, leaves)), strict=True):
+        assert_parity(x, y, terms=37 * 8)
+
+
+@pytest.mark.slow  # the compiler takes seconds
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch 2.13 warns of its own jit
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_a_compiled_tile_gives_the_numbers_of_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, teacher = batch(dtype=torch.float32), batch(dtype=torch.float32, hidden=6)
+    monkeypatch.setattr(tiles, "CPU_PART", 5 * 37)  # of the 12 tokens two parts are compiled
+    sides = b.hidden, b.weight, teacher.hidden.detach(), teacher.weight.detach(), b.mask
+    found, want = (divergence(*sides, compiled=compiled).loss for compiled in (True, False))
+    leaves = [b.hidden, b.weight]
+    for x, y in zip((found, *grad(found, leaves)), (want, *grad(want, leaves)), strict=True):
+        assert_parity(x, y, terms=37 * 8, magnitude=10.0, dtype=torch.float32)
+
+
+def test_the_precision_of_products_is_as_before_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = batch(dtype=torch.bfloat16)
+    backend = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    found = log_probs(b.hidden, b.weight, b.targets, b.mask)
+    assert backend.matmul.fp32_precision == before
+    monkeypatch.delattr(backend.__class__, "matmul")  # torch before 2.9
+    want = log_probs(b.hidden, b.weight, b.targets, b.mask)
+    assert_parity(found, want, terms=8, dtype=torch.float32, magnitude=20.0)
 
 
 def test_forbidden_entries_have_no_probability_and_no_gradient() -> None:
@@ -295,6 +339,23 @@ def test_half_precision_keeps_the_log_probs_of_float32_and_the_gradient_of_confi
         assert float((ours[1].double() - theirs[1]).norm() / theirs[1].norm()) < torch.finfo(dtype).eps / 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_scaled_loss_keeps_the_gradient_of_small_token_weights(dtype: torch.dtype) -> None:
+    """A weight of 1e-7 times a probability is 0 in float16, and the loss is scaled so that it is not."""
+    exact = batch(97, hidden=32)
+    low = [x.detach().to(dtype).requires_grad_() for x in exact.leaves[:2]]
+    high = [x.detach().double().requires_grad_() for x in low]
+    found, want = [], []
+    for leaves, gradients in ((low, found), (high, want)):
+        teacher = leaves[0].detach().roll(1, 0)
+        weights = torch.full(exact.mask.shape, 1e-7, dtype=torch.float32 if leaves is low else torch.float64)
+        loss = divergence(*leaves, teacher, leaves[1].detach(), exact.mask, token_weight=weights).loss
+        gradients += torch.autograd.grad(2.0**16 * loss, leaves)
+    for ours, theirs in zip(found, want, strict=True):
+        assert ours.dtype == dtype
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < torch.finfo(dtype).eps
+
+
 def test_autocast_converts_the_operands_as_a_linear_layer_does() -> None:
     b = batch(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -304,6 +365,51 @@ def test_autocast_converts_the_operands_as_a_linear_layer_does() -> None:
     assert torch.equal(found, log_probs(*halves, b.targets, b.mask))
     (gradient,) = torch.autograd.grad(found.sum() + total, b.weight)
     assert gradient.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_each_operator_is_registered_as_torch_wants_it(frozen: bool) -> None:
+    """Its schema, its result without numbers (a fake tensor), its derivative, and both under a tracer."""
+    b, teacher = batch(11), batch(11, hidden=6)
+    weight, bias = (x.detach().requires_grad_(not frozen) for x in (b.weight, b.bias))
+    hidden, targets, mask = b.hidden.detach().flatten(0, 1), b.targets.flatten(), b.mask.flatten()
+    numbers, tokens, wanted = [1.0, 3.0, 0.7], mask.double(), [True, not frozen, not frozen]
+    leaf, ops = hidden.clone().requires_grad_(), torch.ops.composer_plugins
+    forward = leaf, weight, bias, targets, mask, numbers, True
+    torch.library.opcheck(ops.linear_log_probs, forward)
+    kept = [x.detach() for x in ops.linear_log_probs(*forward)]
+    plain = tokens, tokens, hidden, weight.detach(), bias.detach(), targets, mask, kept[2], kept[3], kept[1]
+    torch.library.opcheck(ops.linear_log_probs_backward, (*plain, numbers, wanted))
+    sides = (leaf, weight, bias, teacher.hidden.detach().flatten(0, 1), teacher.weight.detach(), None)
+    torch.library.opcheck(ops.linear_divergence, (*sides, mask, tokens, numbers, numbers, 0.3, wanted, False))
+    torch.library.opcheck(ops.linear_divergence_backward, (hidden, tokens.sum(), torch.float32))
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+def test_torch_compile_keeps_each_as_one_node_with_the_same_numbers() -> None:
+    b, teacher = batch(11), batch(11, hidden=6)
+    nodes: list[str] = []
+
+    def losses(hidden: Tensor, weight: Tensor) -> Tensor:
+        pair = log_probs(hidden, weight, b.targets, b.mask, entropy=True, softcap=3.0)
+        sides = hidden, weight, teacher.hidden.detach(), teacher.weight.detach()
+        return pair[0].sum() - 3 * pair[1].sum() + divergence(*sides, b.mask).loss
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return aot_eager(graph, inputs)
+
+    torch._dynamo.reset()
+    found, want = (
+        f(b.hidden, b.weight) for f in (torch.compile(losses, fullgraph=True, backend=backend), losses)
+    )
+    for name in ("linear_log_probs", "linear_divergence"):
+        assert sum(name in node for node in nodes) == 1
+    assert torch.equal(found, want)
+    leaves = [b.hidden, b.weight]
+    for x, y in zip(torch.autograd.grad(found, leaves), torch.autograd.grad(want, leaves), strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.usefixtures("without_annotation_checks")

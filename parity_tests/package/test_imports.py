@@ -31,7 +31,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LIBRARIES = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]} - {"numpy"}  # torch's own
 LIBRARIES = LIBRARIES - {"pyyaml"} | {"yaml"} | sys.stdlib_module_names
 
-PURE = ("collections", "functools", "inspect", "math", "typing")  # what kernels use of the standard library
+PURE = (
+    "contextlib",
+    "collections",
+    "functools",
+    "inspect",
+    "math",
+    "typing",
+)  # what kernels use of the standard library
 
 # By adapter, the libraries of its one framework.
 FRAMEWORKS = {
