@@ -431,6 +431,16 @@ def norm_mode_is_a_sum() -> bool:
     return float(agg_loss(ones, ones, NORM_MODE)) == 2.0
 
 
+def whole_logits(logits: Any) -> Any:
+    """Return the tensor that gets the gradient of verl's log-probabilities; None if it has other entries too.
+
+    verl's engine computes the log-probabilities of a tensor, and shows a loss function a view of it.
+    """
+    whole = logits if logits._base is None else logits._base
+    same = whole.numel() == logits.numel() and whole.is_contiguous() and logits.is_contiguous()
+    return whole if same else None
+
+
 def data_parallel_size(worker_group: Any) -> int:
     """Return how many ranks share the rows. verl knows it from the workers once it has balanced a batch."""
     return max(worker_group._dispatch_info["actor"]) + 1

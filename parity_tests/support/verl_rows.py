@@ -1,6 +1,6 @@
 """Drawn rows as verl's engines hand them to a loss function, and an engine's way of calling it: no model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
-from composer_plugins.adapters.verl_plugin.sync_trainer.loss import PLANE, ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
+from parity_tests.support.verl_logits import gathered
 
 VOCABULARY = 7
 
@@ -49,13 +50,23 @@ def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
 def response_logprobs(logits: Tensor, prompt: Tensor, response: Tensor) -> Tensor:
     """Log-probabilities of the response's tokens."""
     rows = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
-    return torch.log_softmax(rows, -1).gather(-1, response.unsqueeze(-1)).squeeze(-1)
+    return gathered(rows, response)
 
 
 def called(
-    loss: ComposerLoss, rows: Drawn, indices: list[int], extra: Mapping[str, Any], *, ranks: int = 1
+    loss: ComposerLoss,
+    rows: Drawn,
+    indices: list[int],
+    extra: Mapping[str, Any],
+    *,
+    ranks: int = 1,
+    shaped: Callable[[Tensor], Tensor] = lambda packed: packed,
+    logprobs_of: Callable[[Tensor, Tensor], Tensor] = gathered,
 ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
-    """The loss of the indices rows in one micro-batch of all, its gradient per row, and the metrics."""
+    """The loss of the indices rows in one micro-batch of all, its gradient per row, and the metrics.
+
+    `shaped` makes of the logits [tokens, vocabulary] those that the engine has.
+    """
     logits = [rows.logits[i].clone().requires_grad_() for i in indices]
     ids = [torch.cat([rows.prompts[i], rows.responses[i]]) for i in indices]
     columns = {name: [values[i] for i in indices] for name, values in rows.fields.items()}
@@ -68,16 +79,12 @@ def called(
     tokens = int(sum(mask.sum() for mask in rows.fields["loss_mask"]))
     counts = {"dp_size": ranks, "batch_num_tokens": tokens, "global_batch_size": len(rows.prompts)}
     tensordict_utils.assign_non_tensor(data, **counts, **extra)
-    packed = torch.cat(logits)
-    output = {}
+    packed = shaped(torch.cat(logits))
     if extra.get(SHOW_LOGITS):
-        output = {
-            name: x.squeeze(0) for name, x in loss(student_logits=packed.unsqueeze(0), data=data).items()
-        }
-        assert set(output) == {PLANE} and output[PLANE].shape == packed.shape[:1]
+        assert loss(student_logits=packed.unsqueeze(0), data=data) == {}
     following = torch.cat(ids).roll(-1)
-    output["log_probs"] = torch.log_softmax(packed, -1).gather(-1, following.unsqueeze(-1)).squeeze(-1)
+    logprobs = logprobs_of(packed, following)
     offsets = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
-    jagged = {name: torch.nested.nested_tensor_from_jagged(x, offsets) for name, x in output.items()}
-    value, metrics = loss(model_output=jagged, data=data)
+    output = {"log_probs": torch.nested.nested_tensor_from_jagged(logprobs, offsets)}
+    value, metrics = loss(model_output=output, data=data)
     return value.detach(), list(torch.autograd.grad(value, logits)), metrics

@@ -1,6 +1,6 @@
 """The actor's loss under composer_sync: verl's own, plus the hint's term and the replay's term."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_plugins.adapters.verl_plugin.policy_loss import means, reduce
-from composer_plugins.adapters.verl_plugin.rules import Channels, channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.rules import NODE, Channels, channels_delivered, parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,
@@ -24,13 +24,15 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     response_positions,
     rows_of,
 )
+from composer_plugins.adapters.verl_plugin.sync_trainer.logits import log_odds
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT, POLICY, means_to_sums
-from composer_plugins.kernels.divergences.supports import log_probs_at
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.divergences.supports import Pair, with_rest
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric as TokenMetric
 from composer_plugins.kernels.types import TokenLoss
 
-PLANE = "composer_hint"  # the hint's loss of each token, as an engine returns it from the logits
+KERNELS = "composer_plugins.kernels."  # our own losses read the student at the teacher's ids only
 
 
 class ComposerLoss:
@@ -46,6 +48,7 @@ class ComposerLoss:
     def __init__(self, actor: Any, node: Mapping[str, Any]) -> None:
         self.actor, self.node = actor, dict(node)
         self.hint_metrics: Mapping[str, TokenMetric] | None = None  # of the last micro-batch
+        self.shown: Tensor | None = None  # of this one: what the hint reads of the logits, [hinted, ...]
 
     @cached_property
     def channels(self) -> Channels:
@@ -60,10 +63,11 @@ class ComposerLoss:
         student_logits: Tensor | None = None,
         **_: Any,
     ) -> Any:
-        """Return (loss, metrics); called with `student_logits`, the hint's loss of each token."""
+        """Return (loss, metrics). In the call before, with `student_logits`, keep what the hint reads."""
         assert data is not None
         if student_logits is not None:
-            return {PLANE: self.hint_of_logits(student_logits, data)}
+            self.shown = self.hinted_logits(student_logits, data)
+            return {}
         assert model_output is not None
         with channels_delivered():
             loss, metrics = ppo_loss(self.actor, model_output, data, dp_group)
@@ -71,7 +75,7 @@ class ComposerLoss:
         metrics |= means_to_sums(ours, int(padded(data, "response_mask").sum()), POLICY)
         logprobs = no_padding_2_padding(model_output["log_probs"], data)
         if self.channels.hint_is_loss:
-            hint, hint_metrics = self.hint(model_output, data, logprobs)
+            hint, hint_metrics = self.hint(data, logprobs)
             loss = loss + self.channels.config.hint_weight * hint
             metrics |= hint_metrics
         if self.channels.replay and REPLAY in data:
@@ -80,9 +84,7 @@ class ComposerLoss:
             loss = loss + self.channels.config.replay_weight * replay
         return loss, metrics
 
-    def hint(
-        self, model_output: Mapping[str, Tensor], data: TensorDict, logprobs: Tensor
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    def hint(self, data: TensorDict, logprobs: Tensor) -> tuple[Tensor, dict[str, Metric]]:
         """Return the hint's term and its metrics.
 
         `kl` is the mean of log S_old(y) - log T(y) over the tokens with a hint: an estimate of the KL at the
@@ -91,7 +93,8 @@ class ComposerLoss:
         mask = padded(data, HINT_MASK).bool()
         old, teacher = padded(data, "old_log_probs"), padded(data, TEACHER)
         if self.channels.compares_distributions:
-            per_token = torch.where(mask, no_padding_2_padding(model_output[PLANE], data), 0.0)
+            loss = self.hint_of_logits(logprobs[mask], old[mask], data)
+            per_token = loss.new_zeros(mask.shape).masked_scatter(mask, loss)
         else:
             tensors = {"student_logprobs": logprobs, "teacher_logprobs": teacher, "mask": mask}
             per_token = self.divergence(tensors | {"old_logprobs": old})
@@ -102,37 +105,46 @@ class ComposerLoss:
             **means_to_sums(means(metrics, HINT), int(mask.sum()), HINT),
         }
 
-    def hint_of_logits(self, logits: Tensor, data: TensorDict) -> Tensor:
-        """Return the divergence of each token of the packed sequences [1, tokens].
+    def hinted_logits(self, logits: Tensor, data: TensorDict) -> Tensor:
+        """Return the log-odds of the teacher's entries to the sampled token, of each token with a hint.
 
-        It is 0 outside the responses that the teacher has scored. A divergence of two distributions takes
-        the teacher's k entries and a tail as the whole vocabulary.
+        If the divergence may read other entries too, return all logits of these tokens.
         """
-        entries = rows_of(data[TOP_IDS])
+        where = hinted(data, response_positions(data)).to(logits.device)
+        if self.reads_any_entry:
+            return logits[0, where]
+        sampled, ids = (hinted(data, rows_of(data[name])).long() for name in ("responses", TOP_IDS))
+        return log_odds(logits, where, sampled, ids)
 
-        def scored(rows: list[Tensor]) -> Tensor:
-            return torch.cat([row[: len(ids)] for row, ids in zip(rows, entries, strict=True)])
+    def hint_of_logits(self, logprobs: Tensor, old_logprobs: Tensor, data: TensorDict) -> Tensor:
+        """Return the divergence of each token with a hint, of which these are the log-probabilities.
 
-        where = scored(response_positions(data)).to(logits.device)
-        student, mask = logits[0, where], scored(rows_of(data[HINT_MASK])).bool()
-        ids, teacher = torch.cat(entries).long(), sum_to_one(torch.cat(rows_of(data[TOP_LOGPROBS])))
-        tensors = {"mask": mask, "teacher_topk_ids": ids, "teacher_topk_logprobs": teacher}
+        A divergence of two distributions takes the teacher's k entries and a tail as the whole vocabulary. So
+        does one of ours that takes the teacher's ids, which are then 0 to k - 1.
+        """
+        if logprobs.dtype in (torch.bfloat16, torch.float16):
+            problem = f"verl's log-probabilities are {logprobs.dtype} here, and distributions need float32"
+            raise ConfigError(f"{NODE}.hint_divergence", problem, "set sampled_token, or train in float32")
+        ids, teacher = (hinted(data, rows_of(data[name])) for name in (TOP_IDS, TOP_LOGPROBS))
+        shown, ids, teacher = self.shown, ids.long(), sum_to_one(teacher)
+        assert shown is not None
+        self.shown = None  # and with it the graph of this micro-batch
+        tensors = {"student_logprobs": logprobs, "old_logprobs": old_logprobs}
+        tensors["mask"] = torch.ones_like(logprobs, dtype=torch.bool)
+        if not self.reads_any_entry:
+            pair = with_rest(Pair(shown + logprobs.unsqueeze(-1), teacher), "tail")
+            shown, tensors["teacher_logits"] = pair
+            ids = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+        tensors |= {"student_logits": shown, "teacher_topk_logprobs": teacher, "teacher_topk_ids": ids}
+        t = tensordict_utils.get_non_tensor_data(data, TAID_T, None)
+        return self.divergence(tensors, **({} if t is None else {"t": t}))
+
+    @property
+    def reads_any_entry(self) -> bool:
+        """Whether the divergence may read any entry: it takes the teacher's ids, and is not one of ours."""
         hint = self.channels.hint
         assert hint is not None
-        if "teacher_logits" in hint.loss.needs:
-            pair = log_probs_at(student, teacher, ids, mask, temperature=1.0, rest="tail")
-            tensors |= {"student_logits": pair.student, "teacher_logits": pair.teacher}
-        else:
-            tensors["student_logits"] = student
-        if hint.value("ratio_cap") is not None:
-            sampled = scored(rows_of(data["responses"])).unsqueeze(-1)
-            logprobs = torch.log_softmax(at_least_float32(student), -1)
-            tensors["student_logprobs"] = logprobs.gather(-1, sampled).squeeze(-1)
-            tensors["old_logprobs"] = scored(rows_of(data["old_log_probs"]))
-        t = tensordict_utils.get_non_tensor_data(data, TAID_T, None)
-        loss = self.divergence(tensors, **({} if t is None else {"t": t}))
-        plane = torch.zeros(logits.shape[1], dtype=loss.dtype, device=loss.device)
-        return plane.index_copy(0, where, loss).unsqueeze(0)
+        return "teacher_topk_ids" in hint.loss.needs and not hint.loss.path.startswith(KERNELS)
 
     def divergence(self, tensors: dict[str, Tensor], **params: Any) -> Tensor:
         """Return the hint's divergence per token. The tensors of the first call are checked."""
@@ -143,6 +155,13 @@ class ComposerLoss:
         token: TokenLoss = hint.call(tensors, check=self.hint_metrics is None, **params)
         self.hint_metrics = token.metrics
         return token.loss
+
+
+def hinted(data: TensorDict, rows: Sequence[Tensor]) -> Tensor:
+    """Return the entries of the tokens with a hint. A row that the teacher has not scored may be empty."""
+    masks = [mask[: len(row)] for mask, row in zip(rows_of(data[HINT_MASK]), rows, strict=True)]
+    mask = torch.cat(masks).bool()
+    return torch.cat(list(rows)).to(mask.device)[mask]
 
 
 def sum_to_one(logprobs: Tensor) -> Tensor:

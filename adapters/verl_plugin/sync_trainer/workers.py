@@ -21,6 +21,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     response_positions,
     rows_of,
 )
+from composer_plugins.adapters.verl_plugin.sync_trainer.logits import top_k
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
 
 
@@ -70,12 +71,8 @@ class TopK:
         if student_logits is None:
             return torch.zeros(()), {}
         for row, positions in zip(data[ROW].tolist(), response_positions(data), strict=True):
-            logits = student_logits[0, positions.to(student_logits.device)]
-            logprobs = torch.log_softmax(logits.float(), -1)
-            values, ids = logprobs.topk(self.k, -1)
-            rest = logprobs.scatter_(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-            found = zip((torch.cat([values, rest], -1), ids), TOP_DTYPES.values(), strict=True)
-            self.rows[row] = [x.to("cpu", dtype) for x, dtype in found]
+            found = top_k(student_logits, positions, self.k)
+            self.rows[row] = [x.to("cpu", d) for x, d in zip(found, TOP_DTYPES.values(), strict=True)]
         return {}
 
 
