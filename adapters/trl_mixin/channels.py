@@ -9,18 +9,24 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.forward import completion_logits, longest_input, token_logprobs
+from composer_plugins.adapters.trl_mixin.forward import completion_logits, completion_states, longest_input
 from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
+from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Logits, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
 from composer_plugins.columns import CHOSEN, REJECTED, Row, pair_notes, pairs_of, prompt_of
 from composer_plugins.errors import DataError
-from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.kernels.types import Metric
 
 SIDES = (CHOSEN, REJECTED)
 PARTS = ("ids", "attention", "mask")  # of the tensors of a side
+MEAN: Mode = "seq-mean-token-mean"  # how the hint loss is reduced
+
+# The divergences that `kernels.linear.divergence` computes, and their beta, unless it is a parameter.
+LINEAR = {"jsd": None, "forward_kl": 0.0, "reverse_kl": 1.0}
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Channel:
 
     choice: Choice
     denominator: str = field(init=False)  # in words, for the log
+    fused_linear: bool = field(default=False, init=False)  # whether it does without logits
     _checked: bool = field(default=False, init=False)
 
     def call(self, tensors: dict[str, Tensor]) -> Any:
@@ -38,6 +45,19 @@ class Channel:
         result = self.choice.call(tensors, check=not self._checked)
         self._checked = True
         return result
+
+    def predictions(
+        self,
+        trainer: GRPOTrainer,
+        model: Any,
+        ids: Tensor,
+        attention: Tensor,
+        length: int,
+        temperature: float,
+    ) -> Predictions:
+        """What predicts the last `length` tokens of each row."""
+        given = trainer, model, ids, attention, length, temperature
+        return completion_states(*given) if self.fused_linear else Logits(completion_logits(*given))
 
     def log(self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric]) -> None:
         """Log the loss, and the mean of each metric over the unmasked elements of all ranks.
@@ -139,33 +159,62 @@ class HintChannel(Channel):
         So the denominator depends on neither the micro-batch nor the rank.
         """
         ids, attention, mask = inputs["completion_ids"], inputs["completion_mask"], inputs["hint_mask"]
-        needs = self.choice.loss.needs
 
-        def logits(model: Any, prompt: str) -> Tensor:
+        def predictions(model: Any, prompt: str) -> Predictions:
             whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1)
             whole_attention = torch.cat([inputs[f"{prompt}_mask"], attention], 1)
             length, temperature = ids.shape[1], trainer.temperature
-            return completion_logits(trainer, model, whole, whole_attention, length, temperature)
+            return self.predictions(trainer, model, whole, whole_attention, length, temperature)
 
-        with self.teacher.in_eval_mode() as teacher:
-            teacher_logits = logits(teacher, "hint_prompt")
-        tensors = {"mask": mask, "teacher_logits": teacher_logits, "student_logprobs": logprobs}
-        tensors["teacher_logprobs"] = token_logprobs(teacher_logits, ids)
-        if "student_logits" in needs or self.needs_own_student:
-            tensors["student_logits"] = logits(model, "prompt")
-        old = inputs.get("old_per_token_logps", logprobs)
-        if self.needs_own_student:
-            old = tensors["student_logprobs"] = token_logprobs(tensors["student_logits"], ids)
+        with self.teacher.in_eval_mode() as teaching:
+            teacher = predictions(teaching, "hint_prompt")
+        tensors = {
+            "mask": mask,
+            "student_logprobs": logprobs,
+            "teacher_logprobs": teacher.logprobs(ids, mask),
+        }
+        old, student = inputs.get("old_per_token_logps", logprobs), None
+        if "student_logits" in self.choice.loss.needs or self.needs_own_student:
+            student = predictions(model, "prompt")
+        if student is not None and self.needs_own_student:
+            old = tensors["student_logprobs"] = student.logprobs(ids, mask)
         tensors["old_logprobs"] = old.detach()
-        token = self.call(tensors)
-        reduced = aggregate(token.loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
+        reduced, metrics = self._reduced(student, teacher, tensors)
         has_tokens = mask.any(1)
-        metrics = token.metrics | {
+        metrics |= {
             "kl": Metric(tensors["old_logprobs"] - tensors["teacher_logprobs"], mask),
             "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
         }
         self.log(trainer, reduced, metrics)
         return reduced / upstream.accumulation_steps(trainer)
+
+    def _reduced(
+        self, student: Predictions | None, teacher: Any, tensors: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        """The mean of the divergence, and its metrics. `tensors` are its inputs without the logits."""
+        mask = tensors["mask"]
+
+        def mean(per_token: Tensor) -> Tensor:
+            return aggregate(per_token, mask, MEAN, num_sequences=mask.shape[0])
+
+        if student is None:
+            token = self.call(tensors)
+        elif isinstance(student, HeadInputs) and self.linear_beta is not None:
+            weights = torch.func.grad(mean)(torch.ones_like(mask, dtype=wide(student.hidden.dtype)))
+            options = {"beta": self.linear_beta, "temperature": self.choice.value("temperature")}
+            return student.divergence(teacher, mask, weights, **options).loss, {}
+        else:
+            token = student.per_token(self.call, teacher, tensors)
+        return mean(token.loss), token.metrics
+
+    @property
+    def linear_beta(self) -> float | None:
+        """The beta with which `kernels.linear.divergence` is this divergence; None if it is another one."""
+        name, value = self.choice.loss.name, self.choice.value
+        part = value("top_k") is not None or value("entry_clip") is not None
+        if name not in LINEAR or part or value("value") == "cross-entropy":
+            return None
+        return LINEAR[name] if LINEAR[name] is not None else value("beta")
 
 
 @dataclass
@@ -286,8 +335,8 @@ class ReplayChannel(Channel):
         scores = []
         for rows in distinct.split(size):
             ids, attention, mask = rows.split(widths, 1)
-            logits = completion_logits(trainer, model, ids, attention, length, self.temperature)
-            logprobs = token_logprobs(logits, ids[:, -length:])
+            given = ids, attention, length, self.temperature
+            logprobs = self.predictions(trainer, model, *given).logprobs(ids[:, -length:], mask.bool())
             scores.append(sequence_logprobs(logprobs, mask.bool(), average=self.choice.average))
         return torch.cat(scores)[index]
 

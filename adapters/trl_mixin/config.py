@@ -156,6 +156,12 @@ class ComposerGRPOConfig(GRPOConfig):
         "Set it to `temperature` to compare the distributions that completions are sampled from.",
     )
 
+    fused_linear: bool = option(
+        True,
+        "Compute the hint and replay losses from the hidden states in front of the output head, a few tokens "
+        "at a time, without a tensor of logits. False: from the model's logits, which needs more memory.",
+    )
+
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
         accepted = inspect.signature(cls.__init__).parameters
@@ -228,6 +234,10 @@ class ComposerGRPOConfig(GRPOConfig):
                 key, value = inert[name]
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
+
+        if not self.fused_linear and not (config.hint_weight or config.replay_weight):
+            problem = "it has no effect, because hint_weight and replay_weight are 0"
+            yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")
 
     def policy_choice(self) -> Choice | None:
         """Our policy loss with its parameters; None with policy="trl"."""

@@ -1,15 +1,44 @@
-"""Forward passes that return logits: plain calls of the model, which TRL's fused head leaves unchanged."""
+"""Forward passes of the channels: plain calls of the model, which TRL's fused head leaves unchanged."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from trl import GRPOTrainer
 
-from composer_plugins.kernels.masking import at_least_float32
+from composer_plugins.adapters.trl_mixin.predictions import HeadInputs
+from composer_plugins.adapters.trl_mixin.teachers import WithWeights
+from composer_plugins.kernels.linear.tiles import autocast
 
-PROBE = 8  # tokens of the row that `counts_padding` compares with and without padding
+PROBE = 8  # tokens of the row on which a model is tried out
+
+
+@contextmanager
+def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
+    """Let an output head keep its input, weight and bias, and return one column in the place of the logits.
+
+    They are those of the call: the ema teacher runs the policy with other weights. They are in the dtype of
+    autocast. The column has a gradient of 0 in the weight, so that DDP, which searches the outputs for unused
+    parameters, finds it used.
+    """
+    kept: list[list[Any]] = []
+
+    def keep(hidden: Tensor) -> Tensor:
+        weights = [head.weight, getattr(head, "bias", None)]
+        if not torch.is_grad_enabled():
+            weights = [x if x is None else x.detach() for x in weights]
+        kept.append(autocast(hidden, *weights))
+        column = hidden[..., :1]
+        return column + 0 * weights[0][0, 0] if weights[0].requires_grad else column
+
+    head.forward = keep  # the instance's attribute stands before the method of the class
+    try:
+        yield kept
+    finally:
+        del head.forward
 
 
 def completion_logits(
@@ -25,16 +54,87 @@ def completion_logits(
     They are divided by `temperature`. At the sampling temperature, which TRL's own log-probabilities have,
     they are the distributions that completions are sampled from.
     """
-    keep = completion_length + 1  # the logits at t predict the token at t + 1
+    logits = _call(trainer, model, ids, attention_mask, completion_length)
+    return logits[:, -completion_length - 1 : -1] / temperature
+
+
+def completion_states(
+    trainer: GRPOTrainer,
+    model: Any,
+    ids: Tensor,
+    attention_mask: Tensor,
+    completion_length: int,
+    temperature: float,
+) -> HeadInputs:
+    """What `completion_logits` computes the logits from."""
+    core = _core(trainer, model)
+    with head_keeps_input(core.get_output_embeddings()) as kept:
+        _call(trainer, model, ids, attention_mask, completion_length)
+    ((hidden, weight, bias),) = kept
+    predicting = hidden[:, -completion_length - 1 : -1]
+    return HeadInputs(predicting, weight, bias, *_after_head(core.config), temperature)
+
+
+def _call(
+    trainer: GRPOTrainer, model: Any, ids: Tensor, attention_mask: Tensor, completion_length: int
+) -> Tensor:
+    """What the model returns as logits: those at t predict the token at t + 1."""
     # A model with absolute positions would otherwise count the padding on the left.
-    options = {"logits_to_keep": keep, "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0)}
-    policy = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    policy = policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # PEFT
-    accepted = inspect.signature(type(policy).forward).parameters  # some models have no such argument
+    positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    options = {"logits_to_keep": completion_length + 1, "position_ids": positions}
+    # Some models have no such argument.
+    accepted = inspect.signature(type(_core(trainer, trainer.model)).forward).parameters
     options = {name: value for name, value in options.items() if name in accepted}
     with trainer.accelerator.autocast():
-        logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **options).logits
-    return logits[:, -keep:-1] / temperature
+        called = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **options)
+    logits: Tensor = called.logits
+    return logits
+
+
+def _core(trainer: GRPOTrainer, model: Any) -> Any:
+    """The model without the wrappers of Accelerate and PEFT, and without other weights."""
+    model = model.module if isinstance(model, WithWeights) else model
+    core = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
+    return core.get_base_model() if hasattr(core, "get_base_model") else core
+
+
+def _after_head(config: Any) -> tuple[float | None, float]:
+    """The softcap of the logits (Gemma) and their factor (Cohere's logit_scale, 1 / Granite's scaling)."""
+    config = config.get_text_config()
+    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    return getattr(config, "final_logit_softcapping", None), factor
+
+
+def why_not_linear(trainer: GRPOTrainer) -> str | None:
+    """Why the policy's logits are not those that `HeadInputs` gives; None where they are.
+
+    The logits of a short row are compared with the model's own.
+    """
+    if trainer.args.torch_compile:
+        return "torch_compile compiles the model together with its output head"
+    core = _core(trainer, trainer.model)
+    head = core.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return f"its output head is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
+    if "forward" in vars(head) or type(head.weight) is not nn.Parameter:
+        return "another library has replaced the forward pass or the weight of its output head"
+    row = torch.arange(PROBE, device=trainer.accelerator.device)[None] % text_config(trainer).vocab_size
+    arguments = (row, torch.ones_like(row), PROBE - 1, 1.0)
+    was_training = core.training
+    core.eval()
+    try:
+        with torch.no_grad():
+            own = completion_logits(trainer, core, *arguments)[0]
+            states = completion_states(trainer, core, *arguments)
+            found = states.logits(states.hidden[0])
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return f"its forward pass needs the logits themselves ({error})"
+    finally:
+        core.train(was_training)
+    tolerance = 16 * torch.finfo(states.hidden.dtype).eps * float(own.abs().max())
+    if found.shape == own.shape and torch.allclose(found, own.to(found), rtol=0, atol=tolerance):
+        return None
+    return "its logits are not those of its output head"
 
 
 def counts_padding(trainer: GRPOTrainer) -> bool:
@@ -59,11 +159,6 @@ def counts_padding(trainer: GRPOTrainer) -> bool:
         policy.train(was_training)
     tolerance = 16 * torch.finfo(policy.dtype).eps * float((alone - alone.mean()).abs().max())
     return float((padded - alone).abs().max()) > tolerance
-
-
-def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """log pi(y_t) [B, T] of the tokens `ids`, in nats, in float32 at least."""
-    return torch.log_softmax(at_least_float32(logits), -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
 def text_config(trainer: GRPOTrainer) -> Any:

@@ -86,6 +86,20 @@ def counts_padding(trainer: GRPOTrainer) -> bool:
     return not sharded and not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
 
 
+def has_linear_head(trainer: GRPOTrainer) -> bool:
+    """Whether the hint and replay channels can do without logits; if not, a warning says what that costs."""
+    reason = forward.why_not_linear(trainer)
+    if reason is not None:
+        args, vocab = trainer.args, text_config(trainer).vocab_size
+        tokens = args.per_device_train_batch_size * args.max_completion_length
+        size = tokens * vocab * trainer.model.dtype.itemsize
+        _warn(
+            f"model: {reason}, so the hint and replay channels keep logits, up to {size / 2**30:.3g} GiB for "
+            "each of the policy, the teacher and the gradient; to accept that, set fused_linear=False"
+        )
+    return reason is None
+
+
 def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
     """Warn that TRL's log-probabilities are wrong in a batch with padded prompts; whether there were any."""
     lengths = prompt_mask.sum(1)

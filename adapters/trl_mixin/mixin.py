@@ -98,6 +98,11 @@ class ComposerLossMixin(_Trainer):
         )
         if self._hint is not None:
             self._hint.needs_own_student = self._counts_padding
+        fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
+        for channel in self._data_channels:
+            channel.fused_linear = fused_linear
+        if self._hint is not None and self._hint.choice.is_import_path:
+            self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
             log_info(self._describe())

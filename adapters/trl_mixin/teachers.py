@@ -25,6 +25,17 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 
 @dataclass
+class WithWeights:
+    """A model that is called with other weights."""
+
+    module: nn.Module
+    weights: dict[str, Tensor]  # by name: used in the place of the model's own
+
+    def __call__(self, **inputs: Any) -> Any:
+        return functional_call(self.module, self.weights, kwargs=inputs)
+
+
+@dataclass
 class Teacher:
     """A model that a channel compares the policy with. It gets no gradient."""
 
@@ -37,14 +48,10 @@ class Teacher:
         """The model without gradient and dropout. Afterwards it is back in the mode it was in."""
         was_training, own = self.model.training, dict(self.model.named_parameters())
         weights = {name: weight.to(own[name]) for name, weight in self.weights.items()}
-
-        def with_weights(**inputs: Any) -> Any:
-            return functional_call(self.model, weights, kwargs=inputs)
-
         self.model.eval()
         try:
             with torch.no_grad(), self.model.disable_adapter() if self.without_adapter else nullcontext():
-                yield with_weights if weights else self.model
+                yield WithWeights(self.model, weights) if weights else self.model
         finally:
             self.model.train(was_training)
 

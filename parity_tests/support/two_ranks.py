@@ -14,6 +14,12 @@ CASES: dict[str, dict[str, Any]] = {
     "hint": {"policy_weight": 0.0, "hint_weight": 1.0},
     "hint, ema": {"policy_weight": 0.0, "hint_weight": 1.0, "hint_teacher": "ema"},
     "hint, sampled token": {"policy_weight": 0.0, "hint_weight": 1.0, "hint_divergence": "sampled_token"},
+    "hint, taid": {
+        "policy_weight": 0.0,
+        "hint_weight": 1.0,
+        "hint_divergence": "taid",
+        "hint_params": {"t": 0.5},
+    },
     # One group on all ranks: a row's demonstration may be another rank's.
     "hint, successful rollout": {
         "policy_weight": 0.0,

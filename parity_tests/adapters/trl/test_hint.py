@@ -12,7 +12,8 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
+from composer_plugins.adapters.trl_mixin.forward import completion_logits
+from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
 from composer_plugins.diagnosis import ComposerWarning

@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
-from composer_plugins.adapters.trl_mixin.forward import completion_logits, token_logprobs
+from composer_plugins.adapters.trl_mixin.forward import completion_logits
+from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import encode_completion
 from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
 from composer_plugins.kernels.types import PairLoss
