@@ -14,7 +14,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch is: threads that spin 
 import torch
 from rich.console import Console
 
-from benchmarks import advantages, divergence, linear, policy, trainer_step
+from benchmarks import advantages, divergence, linear, linear_trl, policy, trainer_step
 from benchmarks.timing import THREADS, load
 
 TABLES = {
@@ -22,6 +22,7 @@ TABLES = {
     "policy": [policy.table],
     "divergence": [divergence.table],
     "linear": [*linear.tables(), linear.goals],
+    "linear_trl": [linear_trl.table],
     "imports": [trainer_step.imports],
     "trainer": [trainer_step.table],
 }
