@@ -246,19 +246,33 @@ class Twice(Qwen3ForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+class Reshaped(Qwen3ForCausalLM):
+    """It relies on the size of its logits."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits.view(*output.logits.shape[:2], len(tiny.SYMBOLS))
+        return output
+
+
 class Head(torch.nn.Linear):
     """A head of another type."""
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
-@pytest.mark.parametrize("odd", ["Shifted", "Twice", "Head", "replaced", "compiled"])
-def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warning(odd: str) -> None:
-    model = tiny.model(torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("odd", ["Shifted", "Twice", "Reshaped", "Head", "replaced", "compiled"])
+def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warning(
+    odd: str, dtype: torch.dtype
+) -> None:
+    model = tiny.model(dtype)
     reason = "its logits are not those of its output head"
-    if odd in ("Shifted", "Twice"):
-        model.__class__ = {"Shifted": Shifted, "Twice": Twice}[odd]
+    if odd in ("Shifted", "Twice", "Reshaped"):
+        model.__class__ = {"Shifted": Shifted, "Twice": Twice, "Reshaped": Reshaped}[odd]
     if odd == "Twice":
-        reason = "its forward pass needs the logits themselves"
+        reason = "its forward pass cannot do without the logits .model: .* calls the output head 2 times"
+    if odd == "Reshaped":
+        reason = "its forward pass cannot do without the logits .shape"
     if odd == "Head":
         model.lm_head.__class__ = Head
         reason = "its output head is a .*test_fused_linear.Head, not a torch.nn.Linear"
