@@ -186,6 +186,8 @@ class ComposerGRPOConfig(GRPOConfig):
             if choice is not None:
                 ADAPTER.require(choice)
         self.rollout_options()
+        if not isinstance(self.fused_linear, bool):
+            raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
         enforce(self._without_effect(config))
         if policy is not None:
             enforce(unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()}))

@@ -91,11 +91,11 @@ def has_linear_head(trainer: GRPOTrainer) -> bool:
     reason = forward.why_not_linear(trainer)
     if reason is not None:
         args, vocab = trainer.args, text_config(trainer).vocab_size
-        tokens = args.per_device_train_batch_size * args.max_completion_length
-        size = tokens * vocab * trainer.model.dtype.itemsize
+        rows, length = args.per_device_train_batch_size, args.max_completion_length
         _warn(
-            f"model: {reason}, so the hint and replay channels keep logits, up to {size / 2**30:.3g} GiB for "
-            "each of the policy, the teacher and the gradient; to accept that, set fused_linear=False"
+            f"model: {reason}, so the hint and replay channels compute from logits, with 2 to 6 tensors of "
+            f"{rows * length * vocab * 4 / 2**20:,.0f} MiB ({rows} x {length} x {vocab} in float32); "
+            "to accept that, set fused_linear=False"
         )
     return reason is None
 

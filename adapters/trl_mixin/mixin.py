@@ -1,6 +1,5 @@
 """`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
-import copy
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +75,7 @@ class ComposerLossMixin(_Trainer):
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
         # after it would run the weights of the policy.
         model = given.get("model")
-        copied = copy.deepcopy(model) if needs_base and not peft and isinstance(model, nn.Module) else None
+        copied = upstream.copied(model) if needs_base and not peft and isinstance(model, nn.Module) else None
         loss_type = options.loss_type
         if loss_type is None and self._policy is None:
             options.loss_type = upstream.DEFAULTS["loss_type"]
@@ -135,7 +134,12 @@ class ComposerLossMixin(_Trainer):
         terms = {"policy": self._policy.describe() if self._policy is not None else own}
         terms |= {channel.name: channel.describe() for channel in self._data_channels}
         weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}
-        return "composer loss = " + " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
+        total = " + ".join(f"{weights[name]:g} * {terms[name]}" for name in terms)
+        how = [
+            f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
+            for channel in self._data_channels
+        ]
+        return f"composer loss = {total}{''.join(how)}"
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)

@@ -8,6 +8,7 @@ once, which returns (logps, entropies, aux_loss); the logps are divided by the t
 TRL scales its loss for gradient accumulation itself.
 """
 
+import copy
 import inspect
 import math
 import os
@@ -442,6 +443,19 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
         for name, weight in mine.items()
     )
     return reference if same else None
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, which an earlier trainer may have had.
+
+    TRL replaces a model's forward by `_fused_forward`, which calls the original model: a copy would run its
+    weights. The function has the name of the one that it replaces.
+    """
+    made = copy.deepcopy(model)
+    function = getattr(vars(made).get("forward"), "__func__", None)
+    if function is not None and function.__code__.co_name == "_fused_forward":
+        del made.forward
+    return made
 
 
 def load_copy(trainer: GRPOTrainer) -> nn.Module:

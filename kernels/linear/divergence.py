@@ -19,6 +19,8 @@ from composer_plugins.kernels.linear.tiles import (
     Weight,
     add_product,
     autocast,
+    check_head,
+    check_mask,
     cuts,
     head_of,
     numbers_of,
@@ -75,8 +77,15 @@ def divergence(
         raise ValueError(f"beta is {beta}; the teacher's weight in the mixture lies in [0, 1]")
     student_hidden, student_weight, bias = autocast(student_hidden, student_weight, bias)
     teacher_hidden, teacher_weight, teacher_bias = autocast(teacher_hidden, teacher_weight, teacher_bias)
+    check_mask(mask)
+    check_head(student_hidden, student_weight, bias, "student_")
+    check_head(teacher_hidden, teacher_weight, teacher_bias, "teacher_")
     if token_weight is None:
         token_weight = torch.ones_like(mask, dtype=wide(student_hidden.dtype))
+    if token_weight.shape != mask.shape:
+        raise ValueError(
+            f"token_weight {list(token_weight.shape)} and mask {list(mask.shape)} differ in shape"
+        )
     wanted = [
         torch.is_grad_enabled() and x is not None and x.requires_grad
         for x in (student_hidden, student_weight, bias)
@@ -89,7 +98,7 @@ def divergence(
         teacher_weight.detach(),
         None if teacher_bias is None else teacher_bias.detach(),
         mask.reshape(-1),
-        keep(token_weight.detach(), mask).reshape(-1),
+        keep(token_weight.detach(), mask).reshape(-1).to(wide(student_hidden.dtype)),
         numbers_of(logit_scale, softcap, temperature),
         numbers_of(teacher_logit_scale, teacher_softcap, temperature),
         beta,
@@ -134,7 +143,8 @@ def _divergence(
     shared = shared and student_bias is None and teacher_bias is None
     rows = mask.nonzero().squeeze(-1)
     values = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    kept, unit = _range(student_hidden, token_weight)
+    half = student_hidden.dtype == torch.float16
+    kept = _kept(student_hidden)
     by_hidden = torch.zeros_like(student_hidden if wanted[0] else student_hidden[:0], dtype=kept)
     by_weight = torch.zeros_like(student_weight if wanted[1] else student_weight[:0], dtype=dtype)
     by_bias = values.new_zeros(student_weight.shape[0] if wanted[2] else 0)
@@ -147,41 +157,40 @@ def _divergence(
             logits, their_logits = student.logits(states), teacher.logits(others)
         for part in cuts(len(some), few):
             by_logits, weight = logits[part], token_weight[some[part], None]
-            weight = weight / unit * student.slope(by_logits)
+            weight = weight * student.slope(by_logits)
             run = tile if len(by_logits) == few else _tile  # so that one shape only is compiled
             values[some[part]], found = run(by_logits, their_logits[part], beta)
             torch.mul(found, weight, out=by_logits)
             del by_logits, found
         if wanted[2]:
             by_bias += logits.sum(0)
+        # float16 has no numbers as small as a mean's gradient, and the loss is scaled only later.
+        unit = _unit(logits) if half else 1.0
+        logits = logits.div_(unit) if half else logits
         if wanted[0]:
             by_hidden[some] = (logits.to(states.dtype) @ student.weight).to(kept) * unit
         if wanted[1]:
-            add_product(by_weight, logits.t(), states, rounded=True)
+            add_product(by_weight, logits.t(), states, rounded=True, scale=unit)
         del logits, their_logits  # before the next tile is made
-    if isinstance(unit, Tensor):
-        by_weight.mul_(unit)
-        by_bias.mul_(unit)
     return (values * token_weight).sum(), values, by_hidden, by_weight.to(kept), by_bias
 
 
-def _range(hidden: Tensor, token_weight: Tensor) -> tuple[torch.dtype, Tensor | float]:
-    """The dtype in which gradients are kept, and a factor that they get last.
+def _unit(gradient: Tensor) -> Tensor:
+    """The largest absolute entry; 1 if there is none but 0."""
+    most = gradient.abs().max() if gradient.numel() else gradient.new_ones(())
+    return torch.where(most > 0, most, 1.0)
 
-    float16 has no numbers as small as the weights of a mean, and the loss is scaled only later.
-    """
-    if hidden.dtype != torch.float16:
-        return hidden.dtype, 1.0
-    most = token_weight.abs().max() if token_weight.numel() else token_weight.new_ones(())
-    return torch.float32, torch.where(most > 0, most, 1.0)
+
+def _kept(hidden: Tensor) -> torch.dtype:
+    """The dtype in which gradients are kept until they are multiplied by the incoming one."""
+    return torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
 
 
 @_divergence.register_fake
 def _(
     student_hidden: Tensor, student_weight: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    mask, token_weight, wanted, dtype = others[4], others[5], others[-2], wide(student_hidden.dtype)
-    kept, _ = _range(student_hidden, token_weight)
+    mask, wanted, dtype, kept = others[4], others[-2], wide(student_hidden.dtype), _kept(student_hidden)
     return (
         student_hidden.new_empty((), dtype=dtype),
         student_hidden.new_empty(mask.shape, dtype=dtype),

@@ -27,6 +27,8 @@ from composer_plugins.kernels.linear.tiles import (
     add_product,
     autocast,
     blocks,
+    check_head,
+    check_mask,
     head_of,
     numbers_of,
     pick,
@@ -59,12 +61,14 @@ def log_probs(
     Raises ValueError for shapes that do not belong together, and for an unmasked target that the vocabulary
     does not have.
     """
-    if not hidden.shape[:-1] == targets.shape == mask.shape or hidden.shape[-1] != weight.shape[-1]:
+    if not hidden.shape[:-1] == targets.shape == mask.shape:
         raise ValueError(
-            f"hidden {list(hidden.shape)}, weight {list(weight.shape)}, targets {list(targets.shape)} and "
-            f"mask {list(mask.shape)} do not belong together: one target and one mask entry per token"
+            f"hidden {list(hidden.shape)}, targets {list(targets.shape)} and mask {list(mask.shape)} "
+            "do not belong together: one target and one mask entry per token"
         )
+    check_mask(mask)
     hidden, weight, bias = autocast(hidden, weight, bias)
+    check_head(hidden, weight, bias)
     logprobs, entropies, *_ = _log_probs(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,

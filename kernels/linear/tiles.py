@@ -1,7 +1,6 @@
 """Output heads and tiles of logits: which rows and entries, the projection, and the slope back through it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -71,6 +70,27 @@ class Head(NamedTuple):
         return logits.mul(self.temperature / self.softcap).square_().neg_().add_(1).mul_(slope)
 
 
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, whose: str = "") -> None:
+    """Raise ValueError unless hidden states, weight and bias belong together."""
+    if hidden.shape[-1:] != weight.shape[1:] or weight.dim() != 2:
+        raise ValueError(
+            f"{whose}hidden {list(hidden.shape)} and {whose}weight {list(weight.shape)} do not belong "
+            "together: they are [*batch, tokens, hidden] and [vocab, hidden]"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{whose}bias has the shape {list(bias.shape)}, not [vocab], [{len(weight)}]")
+    if hidden.dtype != weight.dtype:
+        raise ValueError(
+            f"{whose}hidden is {hidden.dtype} and {whose}weight {weight.dtype}; convert one, or use autocast"
+        )
+
+
+def check_mask(mask: Tensor) -> None:
+    """Raise ValueError unless the mask is boolean."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask is {mask.dtype}; pass mask.bool()")
+
+
 def autocast(*tensors: Any) -> list[Any]:
     """The tensors in the dtype of autocast, where it is on."""
     device = tensors[0].device.type
@@ -133,21 +153,22 @@ def spread(x: Tensor, rows: Tensor, size: int) -> Tensor:
     return x if len(rows) == size else x.new_zeros(size, *x.shape[1:]).index_copy_(0, rows, x)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor, *, rounded: bool = False) -> None:
-    """total += left @ right, for `total` and `left` in float32 at least; `left` is rounded as `right` is.
+def add_product(
+    total: Tensor, left: Tensor, right: Tensor, *, rounded: bool = False, scale: Tensor | float = 1.0
+) -> None:
+    """total += scale * (left @ right): the first two are float32 at least, and `left` is rounded as `right`.
 
     `rounded` lets a CPU round each product to the dtype of `right` before it is added, which is faster.
     """
     if total.dtype == right.dtype:
         total.addmm_(left, right)
     elif right.is_cuda:
-        total.add_(torch.mm(left.to(right.dtype), right, out_dtype=total.dtype))
+        total.add_(torch.mm(left.to(right.dtype), right, out_dtype=total.dtype).mul_(scale))
     elif rounded:
         for part in cuts(len(total), CPU_TILE, total.shape[1]):
-            total[part].add_(left[part].to(right.dtype) @ right)
+            total[part].add_((left[part].to(right.dtype) @ right).to(total.dtype).mul_(scale))
     else:
-        with _bfloat16_factors(right.dtype == torch.bfloat16):
-            total.addmm_(left, right.to(total.dtype))
+        total.addmm_(left, right.to(total.dtype))
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -159,30 +180,9 @@ def _product(hidden: Tensor, weight: Tensor) -> Tensor:
     dtype = wide(hidden.dtype)
     if hidden.dtype != dtype and hidden.is_cuda:
         return torch.mm(hidden, weight.t(), out_dtype=dtype)
-    product = hidden.new_empty(len(hidden), len(weight), dtype=dtype)
-    exact = hidden.dtype == weight.dtype == torch.bfloat16
-    parts = cuts(len(weight), CPU_TILE, weight.shape[1]) if weight.dtype != dtype else [slice(None)]
-    hidden = hidden.to(dtype)
-    for part in parts:
-        with _bfloat16_factors(exact):
-            torch.mm(hidden, weight[part].to(dtype).t(), out=product[:, part])
+    if weight.dtype == dtype:
+        return hidden.to(dtype) @ weight.t()
+    product, hidden = hidden.new_empty(len(hidden), len(weight), dtype=dtype), hidden.to(dtype)
+    for part in cuts(len(weight), CPU_TILE, weight.shape[1]):
+        torch.mm(hidden, weight[part].to(dtype).t(), out=product[:, part])
     return product
-
-
-@contextmanager
-def _bfloat16_factors(wanted: bool) -> Iterator[None]:
-    """Let float32 products on a CPU read their factors as bfloat16, if `wanted` and torch can (since 2.9).
-
-    Of factors that are bfloat16 numbers the product is the same, but it runs on the units for bfloat16. The
-    setting is the process's, so it is on during one product only.
-    """
-    matmul = getattr(torch.backends.mkldnn, "matmul", None)
-    if not wanted or matmul is None:
-        yield
-        return
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before

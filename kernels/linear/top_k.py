@@ -9,6 +9,7 @@ from composer_plugins.kernels.linear.tiles import (
     Hidden,
     Weight,
     autocast,
+    check_head,
     cuts,
     head_of,
     numbers_of,
@@ -34,11 +35,13 @@ def top_k(
 
     The log-probabilities are float32 at least and those of the whole distribution: their normaliser is the
     sum over all entries. Without gradient.
-    Raises ValueError unless k is between 1 and the size of the vocabulary.
+    Raises ValueError unless k is between 1 and the size of the vocabulary, and for shapes and dtypes that do
+    not belong together.
     """
     if not 1 <= k <= weight.shape[0]:
         raise ValueError(f"k is {k}; it lies in [1, {weight.shape[0]}], the size of the vocabulary")
     hidden, weight, bias = autocast(hidden, weight, bias)
+    check_head(hidden, weight, bias)
     return _top_k(hidden, head_of(weight, bias, numbers_of(logit_scale, softcap, temperature)), k)
 
 

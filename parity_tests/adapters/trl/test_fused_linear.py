@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.errors import ConfigError
 from parity_tests.support import tiny
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "initializer_range": 0.5}
@@ -148,6 +149,12 @@ def test_replay(loss: str, temperature: float) -> None:
     assert_equal(made)
 
 
+@pytest.mark.parametrize("loss", ["jsd", "taid"])
+def test_gradient_checkpointing(loss: str) -> None:
+    """The layers run again in the backward; the head, whose forward pass is changed, does not."""
+    assert_equal(hint(**LOSSES[loss], gradient_checkpointing=True, replay_weight=1.0))
+
+
 def test_autocast() -> None:
     """Weights in float32 and products of bfloat16, as in most runs."""
     made = hint(dtype=torch.float32, bf16=True, replay_weight=1.0)
@@ -238,6 +245,24 @@ class Shifted(Qwen3ForCausalLM):
         return output
 
 
+class Scaled(Qwen3ForCausalLM):
+    """Its logits have a factor that its config does not name."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 0.9
+        return output
+
+
+class Capped(Qwen3ForCausalLM):
+    """Its logits have a softcap that its config does not name."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = 15 * torch.tanh(output.logits / 15)  # the largest is 5
+        return output
+
+
 class Twice(Qwen3ForCausalLM):
     """It calls its head twice."""
 
@@ -261,14 +286,17 @@ class Head(torch.nn.Linear):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("odd", ["Shifted", "Twice", "Reshaped", "Head", "replaced", "compiled"])
+@pytest.mark.parametrize(
+    "odd", ["Shifted", "Twice", "Scaled", "Capped", "Reshaped", "Head", "replaced", "hooked", "compiled"]
+)
 def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warning(
     odd: str, dtype: torch.dtype
 ) -> None:
     model = tiny.model(dtype)
     reason = "its logits are not those of its output head"
-    if odd in ("Shifted", "Twice", "Reshaped"):
-        model.__class__ = {"Shifted": Shifted, "Twice": Twice, "Reshaped": Reshaped}[odd]
+    kinds = {kind.__name__: kind for kind in (Shifted, Scaled, Capped, Twice, Reshaped)}
+    if odd in kinds:
+        model.__class__ = kinds[odd]
     if odd == "Twice":
         reason = "its forward pass cannot do without the logits .model: .* calls the output head 2 times"
     if odd == "Reshaped":
@@ -279,10 +307,13 @@ def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warnin
     if odd == "replaced":
         model.lm_head.forward = model.lm_head.forward  # as Accelerate does with device_map
         reason = "another library has replaced the forward pass or the weight of its output head"
+    if odd == "hooked":
+        model.lm_head.register_full_backward_hook(lambda module, given, got: None)
+        reason = "its output head has hooks"
     if odd == "compiled":
         reason = "torch_compile compiles the model"
     options = {"policy_model": model, "torch_compile": odd == "compiled", "hint_weight": 1.0}
-    with pytest.warns(ComposerWarning, match=f"model: {reason}.* GiB .*set fused_linear=False") as warned:
+    with pytest.warns(ComposerWarning, match=f"model: {reason}.* MiB .*set fused_linear=False") as warned:
         made = tiny.trainer(**options)
     assert sum("fused_linear" in str(one.message) for one in warned) == 1
     assert not made._hint.fused_linear
@@ -291,6 +322,35 @@ def test_a_model_whose_logits_are_not_those_of_its_head_falls_back_with_a_warnin
     with warnings.catch_warnings():
         warnings.simplefilter("error", ComposerWarning)
         tiny.trainer(fused_linear=False, **options)
+
+
+@pytest.mark.parametrize("value", ["False", None, 1])
+def test_it_is_true_or_false(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"fused_linear: it is {value!r}; set it to True or to False"):
+        tiny.trainer(fused_linear=value, hint_weight=1.0)
+
+
+def test_the_log_says_which_channel_needs_logits(caplog: pytest.LogCaptureFixture) -> None:
+    tiny.trainer(
+        hint_weight=1.0, hint_divergence="composer_plugins.kernels.divergences:tv", replay_weight=1.0
+    )
+    tiny.trainer(replay_weight=1.0, fused_linear=False)
+    first, second = (
+        record.getMessage() for record in caplog.records if "composer loss" in record.getMessage()
+    )
+    assert first.endswith("; hint without logits; replay without logits")
+    assert second.endswith("; replay from logits")
+
+
+def test_a_second_trainer_of_one_model_has_a_teacher_of_its_own() -> None:
+    """The first one has replaced the model's forward by a function that calls the original model."""
+    model = tiny.model(torch.float64)
+    tiny.trainer(policy_model=model)
+    made = hint(policy_model=model, replay_weight=1.0)
+    teacher, policy = made._hint.teacher.model, made.model
+    ids = torch.tensor([[5, 6, 7]])
+    assert not torch.equal(teacher(ids).logits, policy(ids).logits)
+    assert_equal(made)
 
 
 def test_switching_it_off_without_a_channel_is_a_warning() -> None:
