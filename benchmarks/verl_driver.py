@@ -8,15 +8,13 @@ have no hint. Prints one line of JSON.
 
 import json
 import resource
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from parity_tests.support.verl_cpu.runner import TIMEOUT, end, environment, prepared, short_paths
+from parity_tests.support.verl_cpu.runner import run_module
 
 SIZES = (64, 256, 128)
 NODE = {"hint_weight": 1.0, "hint_divergence": "jsd", "hint_teacher": "live"}
@@ -119,24 +117,8 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
 
 
-def main(sizes: list[str]) -> int:
-    """Run `measure` in a process of its own that leaves none behind."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        token = prepared(folder)
-        try:
-            with short_paths() as (_, python):
-                command = [python, "-m", "benchmarks.verl_driver", str(folder), *(sizes or map(str, SIZES))]
-                variables = environment(folder, token)
-                variables["PYTHONPATH"] += f":{Path.cwd()}"
-                done = subprocess.run(command, env=variables, timeout=TIMEOUT, start_new_session=True)
-        finally:
-            end(token, grace=10.0)
-    return done.returncode
-
-
 if __name__ == "__main__":
     if len(sys.argv) == 5:
         measure(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(run_module("benchmarks.verl_driver", *(sys.argv[1:] or map(str, SIZES))))

@@ -8,9 +8,7 @@ what the process held before it, in tensors of [tokens, vocabulary] float32.
 """
 
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import peak_of
-from parity_tests.support.verl_cpu.runner import TIMEOUT, end, environment, prepared, short_paths
+from parity_tests.support.verl_cpu.runner import run_module
 
 SIZES = (8, 256, 32_000, 100)
 HINT = {"hint_weight": 1.0, "hint_teacher": "live"}
@@ -208,26 +206,16 @@ def measure_loss(rows: int, tokens: int, vocabulary: int, k: int) -> None:
         print(json.dumps({"case": name, "[tokens, vocabulary] tensors of bfloat16": found}), flush=True)
 
 
-def main(sizes: list[str]) -> int:
-    """Run `measure` in a process of its own that leaves none behind."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        token = prepared(folder)
-        try:
-            with short_paths() as (_, python):
-                command = [python, "-m", "benchmarks.verl_memory", str(folder), *(sizes or map(str, SIZES))]
-                variables = environment(folder, token)
-                variables["PYTHONPATH"] += f":{Path.cwd()}"
-                variables["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # a freed tensor goes back at once
-                done = subprocess.run(command, env=variables, timeout=TIMEOUT, start_new_session=True)
-        finally:
-            end(token, grace=10.0)
-    return done.returncode
-
-
 if __name__ == "__main__":
     if len(sys.argv) == 6:
         measure_loss(*map(int, sys.argv[2:]))
         measure(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
-        sys.exit(main(sys.argv[1:]))
+        # A freed tensor goes back to the system at once.
+        sys.exit(
+            run_module(
+                "benchmarks.verl_memory",
+                *(sys.argv[1:] or map(str, SIZES)),
+                MALLOC_MMAP_THRESHOLD_=str(2**20),
+            )
+        )

@@ -9,9 +9,9 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.forward import completion_logits, completion_states, longest_input
+from composer_plugins.adapters.trl_mixin.forward import completion, longest_input
 from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
-from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Logits, Predictions
+from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
 from composer_plugins.columns import CHOSEN, REJECTED, Row, pair_notes, pairs_of, prompt_of
@@ -45,19 +45,6 @@ class Channel:
         result = self.choice.call(tensors, check=not self._checked)
         self._checked = True
         return result
-
-    def predictions(
-        self,
-        trainer: GRPOTrainer,
-        model: Any,
-        ids: Tensor,
-        attention: Tensor,
-        length: int,
-        temperature: float,
-    ) -> Predictions:
-        """What predicts the last `length` tokens of each row."""
-        given = trainer, model, ids, attention, length, temperature
-        return completion_states(*given) if self.fused_linear else Logits(completion_logits(*given))
 
     def log(self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric]) -> None:
         """Log the loss, and the mean of each metric over the unmasked elements of all ranks.
@@ -163,8 +150,8 @@ class HintChannel(Channel):
         def predictions(model: Any, prompt: str) -> Predictions:
             whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1)
             whole_attention = torch.cat([inputs[f"{prompt}_mask"], attention], 1)
-            length, temperature = ids.shape[1], trainer.temperature
-            return self.predictions(trainer, model, whole, whole_attention, length, temperature)
+            given = whole, whole_attention, ids.shape[1], trainer.temperature
+            return completion(trainer, model, *given, fused_linear=self.fused_linear)
 
         with self.teacher.in_eval_mode() as teaching:
             teacher = predictions(teaching, "hint_prompt")
@@ -336,7 +323,8 @@ class ReplayChannel(Channel):
         for rows in distinct.split(size):
             ids, attention, mask = rows.split(widths, 1)
             given = ids, attention, length, self.temperature
-            logprobs = self.predictions(trainer, model, *given).logprobs(ids[:, -length:], mask.bool())
+            predictions = completion(trainer, model, *given, fused_linear=self.fused_linear)
+            logprobs = predictions.logprobs(ids[:, -length:], mask.bool())
             scores.append(sequence_logprobs(logprobs, mask.bool(), average=self.choice.average))
         return torch.cat(scores)[index]
 

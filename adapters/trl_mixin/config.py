@@ -155,7 +155,6 @@ class ComposerGRPOConfig(GRPOConfig):
         "The logits of replayed pairs are divided by it. 1.0 is DPO as in its paper and in TRL's DPOTrainer. "
         "Set it to `temperature` to compare the distributions that completions are sampled from.",
     )
-
     fused_linear: bool = option(
         True,
         "Compute the hint and replay losses from the hidden states in front of the output head, a few tokens "
@@ -236,7 +235,6 @@ class ComposerGRPOConfig(GRPOConfig):
                 key, value = inert[name]
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
-
         if not self.fused_linear and not (config.hint_weight or config.replay_weight):
             problem = "it has no effect, because hint_weight and replay_weight are 0"
             yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin.predictions import HeadInputs
-from composer_plugins.adapters.trl_mixin.teachers import WithWeights
+from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Logits, Predictions
+from composer_plugins.adapters.trl_mixin.teachers import Teacher, WithWeights
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.linear.tiles import autocast
 
@@ -45,41 +45,32 @@ def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
         del head.forward
 
 
-def completion_logits(
+def completion(
     trainer: GRPOTrainer,
     model: Any,
     ids: Tensor,
     attention_mask: Tensor,
-    completion_length: int,
+    length: int,
     temperature: float,
-) -> Tensor:
-    """Logits [B, completion_length, V] that predict the last `completion_length` tokens of each row.
+    *,
+    fused_linear: bool,
+) -> Predictions:
+    """What predicts the last `length` tokens of each row, with logits or without (`fused_linear`).
 
-    They are divided by `temperature`. At the sampling temperature, which TRL's own log-probabilities have,
-    they are the distributions that completions are sampled from.
+    The logits are divided by `temperature`. At the sampling temperature, which TRL's own log-probabilities
+    have, they are those of the distributions that completions are sampled from.
     """
-    logits = _call(trainer, model, ids, attention_mask, completion_length)
-    return logits[:, -completion_length - 1 : -1] / temperature
-
-
-def completion_states(
-    trainer: GRPOTrainer,
-    model: Any,
-    ids: Tensor,
-    attention_mask: Tensor,
-    completion_length: int,
-    temperature: float,
-) -> HeadInputs:
-    """What `completion_logits` computes the logits from."""
+    predicting = slice(-length - 1, -1)
+    if not fused_linear:
+        return Logits(_call(trainer, model, ids, attention_mask, length)[:, predicting] / temperature)
     core = _core(trainer, model)
     with head_keeps_input(core.get_output_embeddings()) as kept:
-        _call(trainer, model, ids, attention_mask, completion_length)
+        _call(trainer, model, ids, attention_mask, length)
     if len(kept) != 1:
         problem = f"its forward pass calls the output head {len(kept)} times"
         raise ConfigError("model", problem, "set fused_linear=False")
     ((hidden, weight, bias),) = kept
-    predicting = hidden[:, -completion_length - 1 : -1]
-    return HeadInputs(predicting, weight, bias, *_after_head(core.config), temperature)
+    return HeadInputs(hidden[:, predicting], weight, bias, *_after_head(core.config), temperature)
 
 
 def _call(
@@ -127,20 +118,16 @@ def why_not_linear(trainer: GRPOTrainer) -> str | None:
         return "another library has replaced the forward pass or the weight of its output head"
     if any(getattr(head, name) for name in HOOKS):
         return "its output head has hooks"
-    row = torch.arange(PROBE, device=trainer.accelerator.device)[None] % text_config(trainer).vocab_size
-    arguments = (row, torch.ones_like(row), PROBE - 1, 1.0)
-    was_training = core.training
-    core.eval()
-    try:
-        with torch.no_grad():
-            own = completion_logits(trainer, core, *arguments)[0]
-            try:
-                states = completion_states(trainer, core, *arguments)
-            except Exception as error:  # whatever it raises, it cannot do without the logits
-                return f"its forward pass cannot do without the logits ({error})"
-            found = states.logits(states.hidden[0])
-    finally:
-        core.train(was_training)
+    row = _probe_row(trainer)
+    arguments = (trainer, core, row, torch.ones_like(row), PROBE - 1, 1.0)
+    with Teacher(core).in_eval_mode():
+        own = _call(*arguments[:-1])[0, :-1]
+        try:
+            states = completion(*arguments, fused_linear=True)
+        except Exception as error:  # whatever it raises, it cannot do without the logits
+            return f"its forward pass cannot do without the logits ({error})"
+        assert isinstance(states, HeadInputs)
+        found = states.logits(states.hidden[0])
     # Roundings are small beside the eps of the dtype in the norm; a factor or a softcap is not.
     own, found = own.double(), found.double()
     impossible = own == -torch.inf
@@ -162,19 +149,20 @@ def counts_padding(trainer: GRPOTrainer) -> bool:
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if any("rotary" in type(module).__name__.lower() for module in policy.modules()):
         return False
-    row = torch.arange(PROBE, device=trainer.accelerator.device)[None] % text_config(trainer).vocab_size
+    row = _probe_row(trainer)
     padding = torch.zeros_like(row)
-    was_training = policy.training
-    policy.eval()
-    try:
-        with torch.no_grad():
-            alone = policy(input_ids=row, attention_mask=padding + 1, use_cache=False).logits[0, -1].float()
-            ids, attention = torch.cat([padding, row], 1), torch.cat([padding, padding + 1], 1)
-            padded = policy(input_ids=ids, attention_mask=attention, use_cache=False).logits[0, -1].float()
-    finally:
-        policy.train(was_training)
+    with Teacher(policy).in_eval_mode():
+        alone = policy(input_ids=row, attention_mask=padding + 1, use_cache=False).logits[0, -1].float()
+        ids, attention = torch.cat([padding, row], 1), torch.cat([padding, padding + 1], 1)
+        padded = policy(input_ids=ids, attention_mask=attention, use_cache=False).logits[0, -1].float()
     tolerance = 16 * torch.finfo(policy.dtype).eps * float((alone - alone.mean()).abs().max())
     return float((padded - alone).abs().max()) > tolerance
+
+
+def _probe_row(trainer: GRPOTrainer) -> Tensor:
+    """The row [1, PROBE] on which a model is tried out."""
+    ids = torch.arange(PROBE, device=trainer.accelerator.device)[None]
+    return ids % text_config(trainer).vocab_size
 
 
 def text_config(trainer: GRPOTrainer) -> Any:

@@ -97,9 +97,8 @@ class _GeneralizedJsd(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = wide(torch.promote_types(student.dtype, teacher.dtype))
         loss = torch.empty(mask.shape, dtype=dtype, device=student.device)
-        kept = torch.float32 if student.dtype == torch.float16 else student.dtype
         shape = student.shape if wanted else ()
-        gradient = torch.empty(shape, dtype=kept, device=student.device)
+        gradient = torch.empty(shape, dtype=kept_dtype(student), device=student.device)
         students, teachers = _by_rows(student), _by_rows(teacher)
         masks, losses = mask.reshape(students.shape[:2]), loss.view(students.shape[:2])
         for tile in _tiles(student):
@@ -159,6 +158,11 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
         raise RuntimeError("forward KL, reverse KL and JSD are differentiable once, not twice")
+
+
+def kept_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a gradient in `x` waits for the incoming one: float16 is too small for it."""
+    return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
 def value_and_slope(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.divergences.fused import log_softmax, value_and_slope
+from composer_plugins.kernels.divergences.fused import kept_dtype, log_softmax, value_and_slope
 from composer_plugins.kernels.linear.tiles import (
     Bias,
     Hidden,
@@ -144,7 +144,7 @@ def _divergence(
     rows = mask.nonzero().squeeze(-1)
     values = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     half = student_hidden.dtype == torch.float16
-    kept = _kept(student_hidden)
+    kept = kept_dtype(student_hidden)
     by_hidden = torch.zeros_like(student_hidden if wanted[0] else student_hidden[:0], dtype=kept)
     by_weight = torch.zeros_like(student_weight if wanted[1] else student_weight[:0], dtype=dtype)
     by_bias = values.new_zeros(student_weight.shape[0] if wanted[2] else 0)
@@ -181,16 +181,11 @@ def _unit(gradient: Tensor) -> Tensor:
     return torch.where(most > 0, most, 1.0)
 
 
-def _kept(hidden: Tensor) -> torch.dtype:
-    """The dtype in which gradients are kept until they are multiplied by the incoming one."""
-    return torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
-
-
 @_divergence.register_fake
 def _(
     student_hidden: Tensor, student_weight: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    mask, wanted, dtype, kept = others[4], others[-2], wide(student_hidden.dtype), _kept(student_hidden)
+    mask, wanted, dtype, kept = others[4], others[-2], wide(student_hidden.dtype), kept_dtype(student_hidden)
     return (
         student_hidden.new_empty((), dtype=dtype),
         student_hidden.new_empty(mask.shape, dtype=dtype),

@@ -23,6 +23,8 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin.forward import completion
+from composer_plugins.adapters.trl_mixin.predictions import Logits
 
 SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
 MAX_LENGTH = 32
@@ -188,6 +190,13 @@ def batch(made: Any) -> dict[str, Any]:
     made.model.train()
     made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
     return made._prepare_inputs(next(iter(made.get_train_dataloader())))
+
+
+def completion_logits(made: Any, *given: Any) -> torch.Tensor:
+    """The model's own logits of the tokens of a completion; `given` as `forward.completion` takes them."""
+    logits = completion(made, *given, fused_linear=False)
+    assert isinstance(logits, Logits)
+    return logits.values
 
 
 def loss_and_gradient(made: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,6 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from composer_plugins.adapters.trl_mixin.forward import completion_logits
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
@@ -182,7 +181,7 @@ def test_sampled_token_gradient_equals_its_definition() -> None:
 
     def logprobs(model: Any, prompt: str) -> torch.Tensor:
         whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
-        return token_logprobs(completion_logits(made, model, *whole, ids.shape[1], 0.7), ids)
+        return token_logprobs(tiny.completion_logits(made, model, *whole, ids.shape[1], 0.7), ids)
 
     student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
     live = inputs["hint_mask"]
@@ -204,7 +203,9 @@ def test_a_ratio_cap_weighs_each_token_by_its_ratio_to_the_policy_that_sampled_i
 
     def logprobs(model: Any, prompt: str) -> torch.Tensor:
         whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
-        return token_logprobs(completion_logits(made, model, *whole, ids.shape[1], made.temperature), ids)
+        return token_logprobs(
+            tiny.completion_logits(made, model, *whole, ids.shape[1], made.temperature), ids
+        )
 
     student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
     weight = (student - inputs["old_per_token_logps"]).exp().clamp(max=1.01).detach()
@@ -286,8 +287,8 @@ def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
     ids, ones = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
     padding = torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1)
-    plain = completion_logits(made, made.model.eval(), ids, ones, 2, 1.0)
-    torch.testing.assert_close(completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
+    plain = tiny.completion_logits(made, made.model.eval(), ids, ones, 2, 1.0)
+    torch.testing.assert_close(tiny.completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
 
 
 @pytest.mark.parametrize("estimator", ["score", "k2"])

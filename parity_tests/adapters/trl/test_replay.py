@@ -8,7 +8,6 @@ import torch
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
-from composer_plugins.adapters.trl_mixin.forward import completion_logits
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import encode_completion
 from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
@@ -117,7 +116,7 @@ def over_every_row(made: Any, inputs: dict[str, Any]) -> PairLoss:
     for side in ("chosen", "rejected"):
         rows = zip(*(inputs[f"replay_{side}_{part}"] for part in ("ids", "attention", "mask")), strict=True)
         for ids, attention, mask in rows:
-            logits = completion_logits(made, made.model, ids[None], attention[None], len(mask), 1.0)
+            logits = tiny.completion_logits(made, made.model, ids[None], attention[None], len(mask), 1.0)
             scores.append(sequence_logprobs(token_logprobs(logits, ids[None, -len(mask) :]), mask[None]))
     return dpo(
         *torch.cat(scores).chunk(2), inputs["replay_ref_chosen"], inputs["replay_ref_rejected"], beta=0.3
