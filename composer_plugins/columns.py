@@ -3,8 +3,10 @@
 privileged_context   the hint: a string or messages; None for a row without one
 chosen, rejected     one pair, or equal-length lists of pairs; a side is a string or messages
 n_teachers_agreeing  optional weight >= 0 of the pair, or one per pair; None is 1
+tools                optional: the tools that the pairs' prompt shows, a list of JSON schemas or its JSON text
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from composer_plugins.errors import ConfigError, DataError
 
 HINT = "privileged_context"
 CHOSEN, REJECTED, AGREEING = "chosen", "rejected", "n_teachers_agreeing"
+TOOLS = "tools"
 
 MAX_AGREEING = 1e6  # a count of teachers; more is a mistake, and could overflow a float32 loss
 
@@ -38,8 +41,60 @@ def content_text(content: Any) -> str:
 
 
 def text_of(side: Completion) -> str:
-    """The text of a string, or of messages joined by line breaks."""
-    return side if isinstance(side, str) else "\n".join(content_text(m["content"]) for m in side)
+    """The text of a string, or of messages joined by line breaks, with their tool calls as JSON."""
+    return side if isinstance(side, str) else "\n".join(map(_message_text, side))
+
+
+def _message_text(message: Row) -> str:
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = "" if content is None and calls else content_text(content)
+    return text + json.dumps(calls, sort_keys=True, default=str) if calls else text
+
+
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them.
+
+    A key that is None is left out: parquet files have every key in every message. The arguments of a tool
+    call are an object, which OpenAI's logs have as JSON text. A tool call without text has the content "".
+    """
+    made = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if value is not None}
+        if "tool_calls" in kept:
+            kept = {"content": "", **kept, "tool_calls": [_tool_call(call) for call in kept["tool_calls"]]}
+        made.append(kept)
+    return made
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        remedy = 'write {"type": "function", "function": {"name": ..., "arguments": ...}}'
+        raise DataError("tool_calls", f"one of them is {_short(call)}", remedy)
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except json.JSONDecodeError:
+        problem = f"the arguments of {function['name']} are {_short(arguments)}"
+        raise DataError("tool_calls", problem, "write an object, or its JSON text") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def tools_of(row: Row, prompt: Prompt) -> list[dict[str, Any]] | None:
+    """The tools that the prompt of the row's pairs shows; None if the row does not say."""
+    value = row.get(TOOLS)
+    if value is None:
+        return None
+    try:
+        tools = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        tools = value
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, Mapping) for t in tools)):
+        raise DataError(TOOLS, f"it is {_short(value)}", "write a list of JSON schemas, or its JSON text")
+    if tools and isinstance(prompt, str):
+        problem = "the prompt is a string, and only a chat template shows tools"
+        raise DataError(TOOLS, problem, "write the prompt as messages, or None for tools")
+    return tools or None
 
 
 def prompt_of(row: Row) -> Any:
@@ -100,8 +155,8 @@ def pairs_of(row: Row) -> list[Pair]:
 
 
 def completion_messages(side: Completion) -> list[dict[str, Any]]:
-    """A completion in a chat as messages, of which the assistant's is the first."""
-    answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else side
+    """A completion in a chat as messages for its template, of which the assistant's is the first."""
+    answer = [{"role": "assistant", "content": side}] if isinstance(side, str) else template_messages(side)
     if answer[0].get("role") != "assistant":
         problem = f"a completion starts with the role {answer[0].get('role')!r}"
         raise DataError("role", problem, "start it with the role 'assistant'")
@@ -208,7 +263,9 @@ def _is_side(value: Any) -> bool:
     if isinstance(value, str):
         return True
     messages = isinstance(value, list) and len(value) > 0
-    return messages and all(isinstance(m, Mapping) and "content" in m for m in value)
+    return messages and all(
+        isinstance(m, Mapping) and ("content" in m or bool(m.get("tool_calls"))) for m in value
+    )
 
 
 def _sides(row: Row, column: str) -> list[Completion]:

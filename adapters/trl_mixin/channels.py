@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.forward import completion, longest_input
-from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
+from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_rows
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
@@ -98,10 +98,12 @@ class HintChannel(Channel):
 
     name = "hint"
     denominator = "the mean over completions of the mean over their tokens, 0 without a hint"
-    source: HintColumn | SuccessfulRollouts
+    source: HintSource
     teacher: Teacher = field(init=False)  # known once TRL has prepared the model
     # Whether TRL's log-probabilities depend on padding (`forward.counts_padding`), and the teacher's do not.
     needs_own_student: bool = field(default=False, init=False)
+    # Whether the environments of the rollouts have the hints, or the feedback.
+    from_environment: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.choice.value("ratio_cap") is not None:  # weighs each token by its ratio to the old policy
@@ -117,13 +119,24 @@ class HintChannel(Channel):
         return self.source.notes(row)
 
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
-        """Raise DataError unless the teacher's prompt and the longest completion fit the model."""
-        self.source.check_row(trainer, row)
+        """Raise DataError unless the teacher's prompt and the longest completion fit the model.
+
+        The prompt of an environment is known only after its `reset`.
+        """
+        if trainer.environment_factories is None:
+            self.source.check_row(trainer, row)
 
     def tensors(
-        self, trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict[str, Any], rewards: Tensor
+        self,
+        trainer: GRPOTrainer,
+        rows: list[dict[str, Any]],
+        prompts: list[Any],
+        batch: dict[str, Any],
+        rewards: Tensor,
     ) -> dict[str, Tensor]:
         """The hint channel's part of a generation batch. `rewards` are those of all processes.
+
+        `prompts` are those that the policy saw, which an environment may have completed.
 
         `hint_prompt_ids`, `hint_prompt_mask` [B, P']: the teacher's prompts, left-padded.
         `hint_mask` [B, T]: the completion tokens that are distilled: those that TRL trains on, in rows with
@@ -132,8 +145,10 @@ class HintChannel(Channel):
         """
         if trainer.rollout_func is not None:
             _check_prompts(trainer, rows, batch)
-        prompts, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
-        ids, attention = upstream.pad_left(trainer, prompts)
+        if trainer.environment_factories is not None:
+            rows = environment_rows(trainer, rows, prompts, batch, hints=self.from_environment)
+        teacher, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
+        ids, attention = upstream.pad_left(trainer, teacher)
         mask = upstream.loss_mask(batch) & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
         for i, row in enumerate(rows):
             if row.get("hint_mask") is not None:
@@ -226,17 +241,15 @@ class ReplayChannel(Channel):
     def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
         """Raise DataError unless every pair of the row is complete, will be used, and fits the model."""
         pairs, group = pairs_of(row), upstream.generations(trainer, training)
-        text, limit = prompt_of(row), longest_input(trainer)
+        limit = longest_input(trainer)
+        prompt_of(row)
         if len(pairs) > group:
             problem = f"the row has {len(pairs)} pairs, and its {group} generations use only the first ones"
             remedy = "put the other pairs into a copy of the row, or raise num_generations"
             raise DataError(CHOSEN, problem, remedy)
-        if not pairs:
-            return
-        (prompt,) = upstream.encode_prompts(trainer, [text])
         for pair in pairs:
             for side in SIDES:
-                length = len(prompt) + len(upstream.encode_completion(trainer, text, getattr(pair, side)))
+                length = sum(map(len, upstream.encode_pair(trainer, row, getattr(pair, side))))
                 if limit is not None and length > limit:
                     problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
                     raise DataError(side, problem, "remove the pair")
@@ -263,14 +276,11 @@ class ReplayChannel(Channel):
         tensors = {"replay_weight": torch.tensor(weights, device=trainer.accelerator.device)}
         # A row without a pair gets a placeholder, so that every rank runs the same forward passes.
         placeholder = [upstream.tokenizer(trainer).eos_token_id]
-        prompts = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])
-        prompts = [ids if pair else placeholder for ids, pair in zip(prompts, pairs, strict=True)]
         for side in SIDES:
-            completions = [placeholder] * len(rows)
+            prompts, completions = [placeholder] * len(rows), [placeholder] * len(rows)
             for i, pair in enumerate(pairs):
                 if pair is not None:
-                    prompt, completion = rows[i]["prompt"], getattr(pair, side)
-                    completions[i] = upstream.encode_completion(trainer, prompt, completion)
+                    prompts[i], completions[i] = upstream.encode_pair(trainer, rows[i], getattr(pair, side))
             whole = [start + end for start, end in zip(prompts, completions, strict=True)]
             ids, attention = upstream.pad_left(trainer, whole)
             _, mask = upstream.pad_left(trainer, completions)

@@ -10,7 +10,13 @@ from pydantic import ValidationError
 from trl import GRPOConfig, TrlParser
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
+from composer_plugins.adapters.trl_mixin.hints import (
+    EnvironmentHints,
+    HintColumn,
+    HintSource,
+    RolloutOptions,
+    SuccessfulRollouts,
+)
 from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
@@ -19,7 +25,7 @@ from composer_plugins.errors import ConfigError, not_available, unknown
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
-HINT_SOURCES = ("column", "successful_rollout")
+HINT_SOURCES = ("column", "environment", "successful_rollout")
 
 # Options of ours that the other frameworks have.
 NOT_AVAILABLE = dict.fromkeys(
@@ -102,14 +108,15 @@ class ComposerGRPOConfig(GRPOConfig):
     )
     teacher_prompt_template: str = option(
         "{prompt}\n\n{privileged_context}",
-        "The teacher's prompt with hint_source='column'. In a conversation it is filled into the last user "
-        "message, and {prompt} is the text of that message.",
+        "The teacher's prompt with hint_source='column' or 'environment'. In a conversation it is filled "
+        "into the last user message, and {prompt} is the text of that message.",
     )
     hint_source: str = option(
         "column",
-        "Where hints come from. 'column': the column privileged_context. 'successful_rollout': the first "
-        "completion of the prompt's group with a reward of success_reward_threshold, as in TRL's SDPO. A row "
-        "without such a completion has no hint.",
+        "Where hints come from. 'column': the column privileged_context. 'environment': the attribute "
+        "privileged_context of each rollout's environment, after the rollout. 'successful_rollout': the "
+        "first completion of the prompt's group with a reward of success_reward_threshold, as in TRL's SDPO. "
+        "A row without such a completion has no hint.",
     )
     success_reward_threshold: float = option(
         1.0, "The least reward of a successful rollout: the weighted sum of the reward functions."
@@ -184,7 +191,7 @@ class ComposerGRPOConfig(GRPOConfig):
         for choice in (policy, config.choose_hint(), config.choose_replay()):
             if choice is not None:
                 ADAPTER.require(choice)
-        self.rollout_options()
+        self.hints()
         if not isinstance(self.fused_linear, bool):
             raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
         enforce(self._without_effect(config))
@@ -202,8 +209,8 @@ class ComposerGRPOConfig(GRPOConfig):
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
-    def rollout_options(self) -> RolloutOptions | None:
-        """The checked options of hint_source="successful_rollout"; None with another hint_source."""
+    def hints(self) -> HintSource:
+        """Where hints come from, with its checked options."""
         if self.hint_source not in HINT_SOURCES:
             raise unknown("hint_source", str(self.hint_source), HINT_SOURCES)
         values = {name: getattr(self, name) for name in RolloutOptions.model_fields}
@@ -212,7 +219,10 @@ class ComposerGRPOConfig(GRPOConfig):
         except ValidationError as error:
             raise first_error(error, RolloutOptions) from None
         options.check()
-        return options if self.hint_source == "successful_rollout" else None
+        if self.hint_source == "successful_rollout":
+            return SuccessfulRollouts(options)
+        source = EnvironmentHints if self.hint_source == "environment" else HintColumn
+        return source(self.teacher_prompt_template)
 
     def _without_effect(self, config: ComposerConfig) -> Iterator[Finding]:
         """Yield a warning for each option that has no effect beside the others.

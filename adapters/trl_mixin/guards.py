@@ -71,9 +71,9 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
-    if trainer.environment_factories is not None:
-        problem = "the prompt is known only after reset(), but the data set holds the hints and pairs"
-        raise ConfigError("environment_factory", problem, "set hint_weight=0 and replay_weight=0")
+    if trainer.environment_factories is not None and config.replay_weight > 0:
+        problem = "the prompt is known only after reset(), but the data set holds the pairs"
+        raise ConfigError("environment_factory", problem, "set replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
         problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"

@@ -1,9 +1,9 @@
-"""Where hints come from: a column of the data set, or the successful rollouts of the prompt's group."""
+"""Where hints come from: a column, the environment, or the successful rollouts of the prompt's group."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -24,7 +24,7 @@ from composer_plugins.columns import (
 )
 from composer_plugins.config import check_template
 from composer_plugins.diagnosis import ComposerWarning
-from composer_plugins.errors import DataError
+from composer_plugins.errors import ConfigError, DataError
 
 PATIENCE = 10  # generation batches without a successful rollout before the warning
 
@@ -36,11 +36,12 @@ class HintColumn:
     """The column privileged_context, filled into `template`."""
 
     template: str
-    columns = (HINT,)
+    columns: ClassVar[tuple[str, ...]] = (HINT,)
+    _warned: bool = field(default=False, init=False)
 
     def notes(self, row: Row) -> list[str]:
         """What `columns.warnings_of` counts of a row."""
-        return hint_notes(row, row["prompt"])
+        return hint_notes(row, row.get("prompt", ""))
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
         """Raise DataError unless prompt, hint and the longest completion fit the model."""
@@ -55,10 +56,43 @@ class HintColumn:
     def teacher_prompts(
         self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
     ) -> TeacherPrompts:
-        """The teacher's prompts of this process's rows."""
+        """The teacher's prompts of this process's rows.
+
+        A hint that is known after the rollout, and is too long for the model, is left out with a warning.
+        """
         hints = [hint_of(row) for row in rows]
         prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
-        return upstream.encode_prompts(trainer, prompts), [hint is not None for hint in hints]
+        encoded = upstream.encode_prompts(trainer, prompts)
+        limit, length = longest_input(trainer), batch["completion_ids"].shape[1]
+        for i, (row, hint, ids) in enumerate(zip(rows, hints, encoded, strict=True)):
+            if hint is not None and limit is not None and len(ids) + length > limit:
+                self._warn_of_length(len(ids), length, limit)
+                hints[i], prompts[i] = None, row["prompt"]
+        if None in hints:
+            encoded = upstream.encode_prompts(trainer, prompts)
+        return encoded, [hint is not None for hint in hints]
+
+    def _warn_of_length(self, prompt: int, completion: int, limit: int) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{HINT}: with the prompt it has {prompt} tokens, and with the {completion} tokens of the "
+                f"completions it exceeds the {limit} that the model takes, so this rollout has no hint; "
+                "shorten the hint",
+                ComposerWarning,
+                stacklevel=3,
+            )
+
+
+@dataclass
+class EnvironmentHints(HintColumn):
+    """The attribute privileged_context of each rollout's environment, filled into `template`."""
+
+    columns = ()
+
+    def notes(self, row: Row) -> list[str]:
+        """What `columns.warnings_of` counts of a row: its rollouts may have a hint."""
+        return ["hint"]
 
 
 class RolloutOptions(BaseModel):
@@ -202,6 +236,71 @@ class SuccessfulRollouts:
         if (option := message.partition(":")[0]) not in self._warned:
             self._warned.add(option)
             warnings.warn(message, ComposerWarning, stacklevel=3)
+
+
+HintSource = HintColumn | SuccessfulRollouts
+
+
+def environments_with_hints(trainer: GRPOTrainer, source: HintSource) -> bool:
+    """Whether the hints, or the feedback, come from the trainer's environments.
+
+    Raises ConfigError if hint_source asks for them and they are not there. Warns if they are not read.
+    """
+    kinds = upstream.environment_types(trainer)
+    without = [kind.__name__ for kind, has_hint in kinds.items() if not has_hint]
+    if isinstance(source, EnvironmentHints):
+        if not kinds:
+            remedy = "pass environment_factory, or set hint_source='column'"
+            raise ConfigError("hint_source", "it is 'environment', and the trainer has none", remedy)
+        if without:
+            problem = f"it is 'environment', and {', '.join(without)} has no attribute {HINT}"
+            raise ConfigError("hint_source", problem, "set the attribute in __init__, to None or to the hint")
+        return True
+    if isinstance(source, SuccessfulRollouts) and source.options.include_environment_feedback:
+        return bool(kinds) and not without
+    if len(without) < len(kinds):
+        warnings.warn(
+            f"hint_source: the environment has the attribute {HINT}, which is not read; "
+            "set hint_source='environment'",
+            ComposerWarning,
+            stacklevel=4,  # the line that constructs the trainer
+        )
+    return False
+
+
+def environment_rows(
+    trainer: GRPOTrainer, rows: Sequence[Row], prompts: Sequence[Any], batch: dict[str, Any], *, hints: bool
+) -> list[dict[str, Any]]:
+    """The rows with the prompts that the environments' `reset` completed, and, if `hints`, with their hints.
+
+    An environment's `hint_turn` is the index of the assistant turn that its hint is about, 0 for the first;
+    only the tokens of this turn are then distilled. None, or no such attribute: all turns.
+    """
+    made = []
+    for i, environment in enumerate(upstream.environments(trainer)):
+        row = {**rows[i], "prompt": prompts[i]}
+        if hints:
+            row[HINT] = getattr(environment, HINT)
+            turn = getattr(environment, "hint_turn", None)
+            if row[HINT] is not None and turn is not None:
+                row["hint_mask"] = _turn_mask(turn, batch, i)
+        made.append(row)
+    return made
+
+
+def _turn_mask(turn: Any, batch: dict[str, Any], row: int) -> list[int]:
+    """1 for each token of one completion that the assistant wrote in its `turn`-th turn, otherwise 0."""
+    length = int(batch["completion_mask"][row].sum())
+    written = [1] * length if "tool_mask" not in batch else batch["tool_mask"][row, :length].tolist()
+    turns, last = [], 0
+    for i, own in enumerate(written):
+        starts = own and (i == 0 or not written[i - 1])
+        last += bool(starts)
+        turns.append(last - 1 if own else -1)
+    if length and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < last):
+        problem = f"it is {turn!r}, and the completion has {last} assistant turns"
+        raise DataError("hint_turn", problem, "set the index of one of them, 0 for the first, or None")
+    return [int(one == turn) for one in turns]
 
 
 def _check_length(trainer: GRPOTrainer, key: str, length: int, problem: str, remedy: str) -> None:

@@ -239,5 +239,5 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps
         yield f"sync_ref_model = True: the KL's reference follows the policy every {every} steps"
-    if options.composer.hint_weight and options.rollout_options() is not None:
+    if options.composer.hint_weight and options.hint_source != "column":
         yield f"hint_source = {options.hint_source!r}: the others take hints from the data set alone"

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import guards, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.hints import HintColumn, SuccessfulRollouts
+from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.diagnosis import log_info
@@ -59,9 +59,7 @@ class ComposerLossMixin(_Trainer):
         self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
         self._hint = self._replay = None
         if config.hint_weight > 0:
-            rollouts = options.rollout_options()
-            source = SuccessfulRollouts(rollouts) if rollouts else HintColumn(config.teacher_prompt_template)
-            self._hint = HintChannel(config.choose_hint(), source)
+            self._hint = HintChannel(config.choose_hint(), options.hints())
         if config.replay_weight > 0:
             self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
@@ -88,6 +86,8 @@ class ComposerLossMixin(_Trainer):
                 self._policy.choice.loss.name in upstream.SEQUENCE_LEVEL
             ):  # the ratio by which TRL may weigh its KL
                 self.importance_sampling_level = "sequence"
+        if self._hint is not None:
+            self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
@@ -154,7 +154,7 @@ class ComposerLossMixin(_Trainer):
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
-            output |= self._hint.tensors(self, inputs, output, self._rewards)
+            output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
@@ -162,7 +162,7 @@ class ComposerLossMixin(_Trainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
         check_models(self, rewards, prompts, completions)
-        self._rewards = upstream.total_rewards(self, rewards)
+        self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,17 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_config_model_id, pad
 
 from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
-from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages, content_text
+from composer_plugins.columns import (
+    HINT,
+    Completion,
+    Prompt,
+    Row,
+    after_prompt,
+    completion_messages,
+    content_text,
+    template_messages,
+    tools_of,
+)
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
@@ -376,32 +386,64 @@ def is_vision_model(trainer: GRPOTrainer) -> bool:
     return trainer._is_vlm
 
 
+def environment_types(trainer: GRPOTrainer) -> dict[type, bool]:
+    """The types of the trainer's environments, and whether an instance has the attribute of a hint."""
+    pools = trainer._environment_pool.values() if trainer.environment_factories is not None else ()
+    return {type(pool[0]): hasattr(pool[0], HINT) for pool in pools}
+
+
+def environments(trainer: GRPOTrainer) -> list[Any]:
+    """The environments of the rows of the last rollout, in their order."""
+    return list(trainer.environments)
+
+
 def encode_prompts(trainer: GRPOTrainer, prompts: list[Prompt]) -> list[list[int]]:
     """Token ids of prompts, with the chat template, tools and special tokens that TRL itself uses."""
     return trainer._tokenize_prompts(prompts)[0] if prompts else []
 
 
-def encode_completion(trainer: GRPOTrainer, prompt: Prompt, completion: Completion) -> list[int]:
-    """Token ids of a completion of `prompt`, with the end of sequence.
+def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple[list[int], list[int]]:
+    """Token ids of the row's prompt, and of a replayed completion of it with the end of sequence.
 
-    Of a conversation they are what the chat template adds to the prompt, with the tools that TRL uses.
+    Those of a conversation are what the chat template makes of it, with the tools of the row, or, if it does
+    not say, of the trainer.
     """
+    prompt = row["prompt"]
+    tools = tools_of(row, prompt)
     if isinstance(prompt, str):
         if not isinstance(completion, str):
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
-        return _encode_generated(trainer, completion)
-    messages = completion_messages(completion)
+        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
+    messages = template_messages(prompt)
+    if tools is None:
+        (start,) = encode_prompts(trainer, [messages])
+    else:
+        start = _render(trainer, messages, tools, add_generation_prompt=True)
+    return start, _completion_after(trainer, start, messages, completion, tools or trainer.tools or None)
+
+
+def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
     rendered = trainer.processing_class.apply_chat_template(
-        conversation=[[*prompt, *messages]],
-        tools=trainer.tools or None,
+        conversation=[messages],
+        tools=tools,
         chat_template=trainer.chat_template,
         tokenize=True,
         return_dict=True,
+        **options,
         **trainer.chat_template_kwargs,
     )
-    (start,) = encode_prompts(trainer, [prompt])
+    ids: list[int] = rendered["input_ids"][0]
+    return ids
+
+
+def _completion_after(
+    trainer: GRPOTrainer, start: list[int], prompt: list[dict[str, Any]], completion: Completion, tools: Any
+) -> list[int]:
+    """What the chat template adds to a prompt, whose token ids are `start`, for a completion."""
+    messages = completion_messages(completion)
+    whole = _render(trainer, [*prompt, *messages], tools)
     try:
-        return after_prompt(rendered["input_ids"][0], start)
+        return after_prompt(whole, start)
     except DataError as error:
         opened = OPENED_TAG.search(tokenizer(trainer).decode(start))
         if opened is None or len(messages) > 1:

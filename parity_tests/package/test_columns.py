@@ -5,13 +5,22 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.columns import hint_notes, hint_of, pair_notes, special_tokens, warnings_of
+from composer_plugins.columns import (
+    hint_notes,
+    hint_of,
+    pair_notes,
+    special_tokens,
+    template_messages,
+    tools_of,
+    warnings_of,
+)
 from composer_plugins.errors import DataError
 
 ASKED = [
     {"role": "system", "content": "S"},
     {"role": "user", "content": [{"type": "text", "text": " 1+1? "}]},
 ]
+NO_CALLS: dict[str, Any] = {"tool_calls": None}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,31 @@ def test_the_notes_of_pairs_leave_out_those_with_a_weight_of_0() -> None:
     assert pair_notes(row, ["<end>"]) == ["pair", "equal", "pair", "equal", "pair", "token '<end>'"]
     assert pair_notes(row | {"n_teachers_agreeing": [1, 0, 0]}, ["<end>"]) == ["pair", "equal"]
     assert pair_notes({"chosen": None}, ["<end>"]) == []
+
+
+def test_a_tool_call_is_the_text_of_a_side_without_content() -> None:
+    def call(path: str) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": path}}]}]
+
+    assert pair_notes({"chosen": call("a"), "rejected": call("b")}, []) == ["pair"]
+    assert pair_notes({"chosen": call("a"), "rejected": call("a")}, []) == ["pair", "equal"]
+    assert pair_notes({"chosen": call("<end>"), "rejected": call("b")}, ["<end>"])[1:] == ["token '<end>'"]
+    with pytest.raises(DataError, match="rejected: it is empty"):
+        pair_notes({"chosen": call("a"), "rejected": [{"role": "assistant", "content": "", **NO_CALLS}]}, [])
+
+
+def test_messages_for_a_template_have_no_key_that_is_none() -> None:
+    """And arguments as an object; what has neither is as it was."""
+    assert template_messages(ASKED) == ASKED
+    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+    (made,) = template_messages([{"role": "assistant", "content": None, "name": None, "tool_calls": [call]}])
+    calls = [{"function": {"name": "f", "arguments": {"a": 1}}}]
+    assert made == {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize("value", [None, "null", "[]", []])
+def test_no_tools_are_none(value: Any) -> None:
+    assert tools_of({"tools": value}, ASKED) is None
 
 
 def test_a_warning_has_the_number_the_first_row_and_what_to_do() -> None:

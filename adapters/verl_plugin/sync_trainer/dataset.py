@@ -14,7 +14,16 @@ from composer_plugins.adapters.verl_plugin.requirements import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.upstream import Key
-from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, hint_of, hinted_prompt, pairs_of
+from composer_plugins.columns import (
+    AGREEING,
+    CHOSEN,
+    HINT,
+    REJECTED,
+    TOOLS,
+    hint_of,
+    hinted_prompt,
+    pairs_of,
+)
 from composer_plugins.config import at
 from composer_plugins.diagnosis import ComposerWarning, enforce
 from composer_plugins.errors import DataError
@@ -82,7 +91,7 @@ class RowCheck:
         self.max_response_length = trainer.config.data.max_response_length
         self.channels = [name for name in columns.UNITS if getattr(trainer.channels, name)]
         self.special_tokens = columns.special_tokens(trainer.tokenizer)
-        self.columns = (self.key, HINT, CHOSEN, REJECTED, AGREEING)
+        self.columns = (self.key, HINT, CHOSEN, REJECTED, AGREEING, TOOLS)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the error of a row, or null, and its notes for each channel, as JSON."""
@@ -107,6 +116,6 @@ class RowCheck:
             found["hint"] = columns.hint_notes(row, messages)
         if "replay" in self.channels:
             for pair in pairs_of(row):
-                self.prompts.completion(messages, pair.chosen)
-                self.prompts.completion(messages, pair.rejected)
+                self.prompts.completion(messages, pair.chosen, row)
+                self.prompts.completion(messages, pair.rejected, row)
             found["replay"] = columns.pair_notes(row, self.special_tokens)

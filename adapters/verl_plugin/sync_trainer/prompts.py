@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.upstream import has_adapter, token_limits
-from composer_plugins.columns import Completion, Prompt, after_prompt, completion_messages, hinted_prompt
+from composer_plugins.columns import (
+    Completion,
+    Prompt,
+    Row,
+    after_prompt,
+    completion_messages,
+    hinted_prompt,
+    template_messages,
+    tools_of,
+)
 from composer_plugins.errors import DataError
 
 Messages = list[dict[str, Any]]
@@ -43,10 +52,16 @@ class Prompts:
         self.check_length(len(ids) + len(response), "prompt + hint + response")
         return torch.tensor(ids)
 
-    def completion(self, messages: Messages, side: Completion) -> tuple[Tensor, Tensor]:
-        """Return the token ids of the prompt, and of a completion up to where the template ends a turn."""
-        answer, prompt = completion_messages(side), self.ids(messages)
-        whole = self.ids([*messages, *answer], add_generation_prompt=False)
+    def completion(self, messages: Messages, side: Completion, row: Row) -> tuple[Tensor, Tensor]:
+        """Return the token ids of the prompt, and of a completion up to where the template ends a turn.
+
+        The prompt shows the tools of the row.
+        """
+        messages, answer = template_messages(messages), completion_messages(side)
+        tools = tools_of(row, messages)
+        options = {} if tools is None else {"tools": tools}
+        prompt = self.ids(messages, **options)
+        whole = self.ids([*messages, *answer], add_generation_prompt=False, **options)
         completion = after_prompt(whole, prompt)
         self.check_length(len(whole), "prompt + completion")
         return torch.tensor(prompt), torch.tensor(completion)

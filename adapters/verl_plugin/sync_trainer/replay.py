@@ -25,7 +25,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, score
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID
 from composer_plugins.catalogue import Choice
-from composer_plugins.columns import AGREEING, CHOSEN, REJECTED, Pair, pairs_of
+from composer_plugins.columns import AGREEING, CHOSEN, REJECTED, TOOLS, Pair, Row, pairs_of
 from composer_plugins.kernels.preference import weighted
 from composer_plugins.kernels.types import PairLoss
 
@@ -47,9 +47,9 @@ def replayed_rows(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> 
         return []
     prompts = Prompts(trainer)
     rows = [
-        PromptResponse(*prompts.completion(messages, getattr(pair, side)))
+        PromptResponse(*prompts.completion(list(row["raw_prompt"]), getattr(pair, side), row))
         for side in SIDES
-        for messages, pair in pairs
+        for row, pair in pairs
     ]
     choice = trainer.channels.replay
     weights = torch.tensor([pair.weight for _, pair in pairs], dtype=torch.float64)
@@ -69,15 +69,16 @@ def linearise(choice: Choice, scores: dict[str, Tensor], weights: Tensor) -> tup
     return PairLoss(loss.loss.detach(), loss.metrics), list(torch.cat(slopes).unbind())
 
 
-def _pairs(trainer: Any, batch: KVBatchMeta) -> list[tuple[list[dict[str, Any]], Pair]]:
-    names = ["uid", "raw_prompt", *SIDES, *((AGREEING,) if AGREEING in trainer.columns else ())]
+def _pairs(trainer: Any, batch: KVBatchMeta) -> list[tuple[Row, Pair]]:
+    optional = [name for name in (AGREEING, TOOLS) if name in trainer.columns]
+    names = ["uid", "raw_prompt", *SIDES, *optional]
     data = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     prompts: dict[str, dict[str, Any]] = {}
     for values in zip(*(column_values(data[name]) for name in names), strict=True):
         row = dict(zip(names, values, strict=True))
         if not str(row["uid"]).startswith(PADDING_UID):
             prompts.setdefault(str(row["uid"]), row)
-    return [(list(row["raw_prompt"]), pair) for row in prompts.values() for pair in pairs_of(row)]
+    return [(row, pair) for row in prompts.values() for pair in pairs_of(row)]
 
 
 def _scores(trainer: Any, rows: Sequence[PromptResponse], choice: Choice) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, hints
-from composer_plugins.adapters.trl_mixin.hints import RolloutOptions, SuccessfulRollouts
+from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.columns import filled_prompt
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
@@ -130,7 +130,7 @@ def both(made: Any, index: int, mine: slice, everything: dict[str, Any]) -> tupl
     """The teacher's prompts and the rows with a hint, from our trainer and from TRL's builder."""
     rows, ids = everything["rows"], everything["completion_ids"]
     batch = {"completion_ids": ids[mine], "completion_mask": (ids[mine] != 0).long()}
-    own = SuccessfulRollouts(made.args.rollout_options())
+    own = made.args.hints()
     accelerator = made.accelerator
     patch = pytest.MonkeyPatch()
     with patch.context() as patched, warnings.catch_warnings():
@@ -383,4 +383,4 @@ def test_a_demonstration_has_no_padding(made: Any) -> None:
     ids = torch.tensor([[5, 6, 0, 0], [0, 7, 8, 0]])
     theirs = SimpleNamespace(_tokenizer=SimpleNamespace(pad_token_id=0))
     theirs.processing_class = SimpleNamespace(decode=lambda ids, **_: str(ids.tolist()))
-    assert SuccessfulRollouts(made.args.rollout_options())._texts(theirs, ids) == ["[5, 6]", "[7, 8]"]
+    assert made.args.hints()._texts(theirs, ids) == ["[5, 6]", "[7, 8]"]

@@ -318,10 +318,38 @@ def test_the_teachers_prompt_is_the_policys_with_the_hint_in_it(make: Make) -> N
     assert texts[1] == texts[0].replace("0+0=?", "0+0=?\n\nIt is 0.")
     with pytest.raises(DataError, match="a rollout's prompt is not its row's prompt in the chat template"):
         made.hinted(messages, "It is 0.", prompt=policys[1:], response=response)
-    prompt, completion = made.completion(messages, "4")
+    prompt, completion = made.completion(messages, "4", {})
     assert torch.equal(prompt, policys) and trainer.tokenizer.decode(completion) == "4<|im_end|>\n"
     with pytest.raises(ComposerError, match="role 'user'"):
-        made.completion(messages, messages)
+        made.completion(messages, messages, {})
+
+
+TEMPLATE = (
+    "{% for t in tools or [] %}T:{{ t.function.name }}|{% endfor %}{% for m in messages %}"
+    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments['path'] }}"
+    "{% endfor %}|{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_pairs_of_tool_calls_are_checked_and_rendered_with_the_tools_of_the_row(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a parquet file of recorded traces has them: arguments and tools as JSON text, and every key."""
+
+    def call(path: str) -> list[dict[str, Any]]:
+        function = {"name": "read", "arguments": f'{{"path": "{path}"}}'}
+        return [{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
+
+    columns = {"chosen": [call("a")], "rejected": [call("b")], "tools": ['[{"function": {"name": "read"}}]']}
+    trainer = make(SIMPO, n_teachers_agreeing=[2], **columns)
+    trainer._init_tokenizer()
+    trainer.tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr(trainer, "_init_tokenizer", lambda: None)
+    checked(trainer)
+    row = trainer.train_dataset.dataframe[0]
+    prompt, completion = Prompts(trainer).completion(row["prompt"], row["rejected"], row)
+    texts = [trainer.tokenizer.decode(ids) for ids in (prompt, completion)]
+    assert texts == ["T:read|user:0+0=?|assistant:", "b|"]
 
 
 def test_columns_come_back_as_they_were() -> None:
