@@ -289,14 +289,13 @@ def environment_rows(
 
 
 def _turn_mask(turn: Any, batch: dict[str, Any], row: int) -> list[int]:
-    """1 for each token of one completion that the assistant wrote in its `turn`-th turn, otherwise 0."""
+    """1 for each token of one completion in the assistant's `turn`-th turn, otherwise 0."""
     length = int(batch["completion_mask"][row].sum())
     written = [1] * length if "tool_mask" not in batch else batch["tool_mask"][row, :length].tolist()
     turns, last = [], 0
     for i, own in enumerate(written):
-        starts = own and (i == 0 or not written[i - 1])
-        last += bool(starts)
-        turns.append(last - 1 if own else -1)
+        last += bool(own and (i == 0 or not written[i - 1]))
+        turns.append(last - 1)  # a tool's tokens count to the turn before them, and are never distilled
     if length and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < last):
         problem = f"it is {turn!r}, and the completion has {last} assistant turns"
         raise DataError("hint_turn", problem, "set the index of one of them, 0 for the first, or None")

@@ -14,7 +14,7 @@ TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type"
 
 
 def call(path: str, **other: Any) -> list[dict[str, Any]]:
-    function = {"name": "read", "arguments": json.dumps({"path": path})}
+    function = {"name": "read", "arguments": f'{{"path":"{path}"}}'}
     calls = [{"id": "1", "type": "function", "function": function}]
     return [{"role": "assistant", "content": None, "tool_calls": calls, **other}]
 
