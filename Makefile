@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
 SESSIONS := kernels trl verl
 
-.PHONY: demo demo-verl test test-all test-kernels-trl test-verl lint bench clean
+.PHONY: demo demo-verl test test-all test-kernels-trl test-verl test-recipes lint bench clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -15,20 +15,30 @@ demo-verl: .nox/.venv/installed
 	@$(NOX) -s verl --install-only 2> .nox/demo-verl.log || { cat .nox/demo-verl.log >&2; exit 1; }
 	@.nox/verl/bin/python -m parity_tests.support.verl_cpu.demo
 
-# `test` leaves out the tests marked slow. Both install first and then run the sessions on two cores, each
+# One of recipes/ that has a command of its own: make recipe-diloco, recipe-monarch, recipe-openenv, recipe-trace_replay.
+recipe-%: .nox/.venv/installed
+	@$(NOX) -s recipes --install-only 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
+	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
+
+# `test` leaves out the tests marked slow, and the recipes. Both install first and then run the sessions on two cores, each
 # group's output whole when it ends. Nox's own log goes to a file and is printed if something fails, so that
 # the last lines printed are pytest's summary.
 test-all: ALL := -- --all
+test-all: RECIPES := recipes
 test test-all: .nox/.venv/installed
-	@$(NOX) --install-only -s $(SESSIONS) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
-	@echo "running the sessions $(SESSIONS); each prints its output when it ends"
-	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" test-kernels-trl test-verl
+	@$(NOX) --install-only -s $(SESSIONS) $(RECIPES) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
+	@echo "running the sessions $(SESSIONS) $(RECIPES); each prints its output when it ends"
+	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" \
+		test-verl test-kernels-trl $(RECIPES:%=test-%)
 
 test-kernels-trl:
 	@$(NOX) -s kernels trl $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
 
 test-verl:
 	@$(NOX) -s verl $(ALL) 2> .nox/verl.log || { cat .nox/verl.log >&2; exit 1; }
+
+test-recipes:
+	@$(NOX) -s recipes $(ALL) 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types

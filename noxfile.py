@@ -28,6 +28,9 @@ PRIME_RL = (
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
 
+# The recipes with a command of their own, and its arguments.
+RECIPES = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}
+
 # A peer of the bench. Its package alone: its dependency Triton is not needed on a CPU.
 LIGER = "0.8.5"
 
@@ -94,7 +97,7 @@ def trl(session: nox.Session) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """Run the tests that need verl, which does not work with the transformers of TRL's tests."""
-    install(session, "-e", ".[test,verl]", constraints="constraints-verl.txt")
+    install(session, "-e", ".[test,verl,trace-replay]", constraints="constraints-verl.txt")
     wheels = Path(session.virtualenv.location, "wheels").resolve()
     for version in OLDER_VERLS:
         if not (wheels / version / f"verl-{version}.dist-info").is_dir():
@@ -103,6 +106,21 @@ def verl(session: nox.Session) -> None:
         session.install("--no-deps", "--target", str(wheels / "trl"), "-c", "constraints.txt", "trl")
     session.env["VERL_WHEELS"] = str(wheels)
     pytest(session, "adapters/verl", "live/verl")
+
+
+@nox.session
+def recipes(session: nox.Session) -> None:
+    """Run the command and the tests of each recipe, or of one: `nox -s recipes -- [NAME] [for pytest]`."""
+    args = list(session.posargs)
+    chosen = [args.pop(0)] if args and not args[0].startswith("-") else list(RECIPES)
+    if unknown := set(chosen) - set(RECIPES):
+        session.error(f"{unknown.pop()!r} is not one of the recipes {', '.join(RECIPES)}")
+    install(
+        session, "-e", ".[test,trace-replay,openenv,diloco,monarch]", constraints="constraints-recipes.txt"
+    )
+    for name in chosen:
+        session.run("python", "-m", f"composer_plugins.recipes.{name}", *RECIPES[name])
+    session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)
 
 
 @nox.session

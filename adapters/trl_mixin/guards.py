@@ -124,7 +124,8 @@ def warn_of_processes(processes: int) -> None:
         number, source = asked
         _warn(
             f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
-            "torchrun or with accelerate launch --multi_gpu (on CPUs too), or change what is asked for"
+            "torchrun or with accelerate launch --multi_gpu, on CPUs with use_cpu=True too, or change what "
+            "is asked for"
         )
 
 

@@ -50,8 +50,14 @@ def _ask(url: str, model: str, token_ids: list[int]) -> list[float]:
     body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=SECONDS) as response:
-        entries = json.load(response)["prompt_logprobs"]
-    # One entry per token, None for the first. Its keys are ids as text: the token's own and the most likely.
+        return token_logprobs(token_ids, json.load(response)["prompt_logprobs"])
+
+
+def token_logprobs(token_ids: Sequence[int], entries: Sequence[dict[str, Any] | None]) -> list[float]:
+    """The log-probability of each token in vLLM's `prompt_logprobs`, 0.0 for the first, which has none.
+
+    There is one entry per token. Its keys are ids as text: the token's own and the most likely.
+    """
     return [
         0.0 if entry is None else float(entry[str(token)]["logprob"])
         for token, entry in zip(token_ids, entries, strict=True)

@@ -1,0 +1,65 @@
+"""Under Monarch and under torchrun, two ranks and one seed give the same losses and the same weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity_tests.support.paths import ROOT
+
+pytest.importorskip("monarch")
+
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+MONARCH = ["composer_plugins.recipes.monarch"]
+TIMEOUT = 540.0
+STEPS = 3
+
+
+def output(launcher: list[str], script: str, *arguments: str, folder: Path) -> str:
+    """What a script prints when this launcher runs it on two ranks."""
+    command = [sys.executable, "-m", *launcher, str(ROOT / "recipes" / script), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_trl_recipe_has_the_losses_and_the_weights_of_torchrun(tmp_path: Path) -> None:
+    found = []
+    for launcher in (TORCHRUN, MONARCH):
+        out = tmp_path / launcher[0]
+        options = {"config": ROOT / "recipes/trl/three_channels.yaml", "output_dir": out, "max_steps": STEPS}
+        options |= {"logging_steps": 1, "per_device_train_batch_size": 8}
+        options |= {"save_strategy": "steps", "save_steps": STEPS, "use_cpu": True}
+        arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        printed = output(launcher, "trl/train.py", *arguments, folder=tmp_path)
+        assert printed.count("the model is in") == 1  # on one rank of the two
+        state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+        losses = [[log["loss"], log["composer/hint/loss"], log["grad_norm"]] for log in state["log_history"]]
+        found.append((losses, (out / "model.safetensors").read_bytes()))
+    assert len(found[0][0]) == STEPS and found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_the_script_like_prime_rl_has_the_losses_and_the_weights_of_torchrun(tmp_path: Path) -> None:
+    script = "monarch/prime_rl_like.py"
+    printed = [
+        output(launcher, script, "--steps", str(STEPS), folder=tmp_path) for launcher in (TORCHRUN, MONARCH)
+    ]
+    assert printed[0] == printed[1] and len(printed[0].split()) == 1 + STEPS + 2
+
+
+@pytest.mark.slow
+def test_the_demo_shows_equal_losses_and_weights_on_both_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", *MONARCH]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1] in ("0", "1")]
+    assert [row[0] for row in rows] == ["0", "1", "0", "1"]
+    assert len({row[1] for row in rows}) == 4  # processes
+    for first, second in (rows[:2], rows[2:]):
+        assert first[2:] == second[2:] and len(first) == 2 + 4 + 1
+    assert done.stdout.endswith("On every rank the losses and the weights are equal.\n")
+    assert not list(tmp_path.iterdir())

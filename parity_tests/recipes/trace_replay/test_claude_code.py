@@ -1,0 +1,339 @@
+"""Session files of Claude Code: random trees against a simple oracle, and each peculiarity of the format."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_plugins.errors import DataError
+from composer_plugins.recipes.trace_replay.formats import log_files, read_logs
+from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+
+Line = dict[str, Any]
+
+# A conversation as it happened: the oracle reads this, and the reader what the writer below makes of it.
+
+
+@dataclass
+class User:
+    text: str
+    then: list["Response"] = field(default_factory=list)
+
+
+@dataclass
+class Response:
+    texts: list[str]
+    calls: list[tuple[str, str]]  # an argument and the result
+    then: list["User | Response"] = field(default_factory=list)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, depth: int = 3) -> User:
+    word = st.sampled_from("abcd")
+    responses = [draw(answers(depth)) for _ in range(draw(st.integers(1, 2)))]
+    return User(draw(word), responses)
+
+
+@st.composite
+def answers(draw: st.DrawFn, depth: int) -> Response:
+    words = st.lists(st.sampled_from("efgh"), max_size=2)
+    pairs = st.tuples(st.sampled_from("ij"), st.sampled_from("kl"))
+    texts, calls = draw(words), draw(st.lists(pairs, max_size=3))
+    if not texts and not calls:
+        texts = ["e"]
+    then: list[User | Response] = []
+    if depth:
+        child = answers(depth - 1) if calls else conversations(depth - 1)
+        then = [draw(child) for _ in range(draw(st.integers(0, 2)))]
+    return Response(texts, calls, then)
+
+
+def expected(node: User | Response, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each action with what came before it, as texts that name no id."""
+    if isinstance(node, User):
+        said = (f"user {node.text}",)
+    else:
+        calls = " ".join(f"call {argument}" for argument, _ in node.calls)
+        action = f"assistant {'|'.join(node.texts)} {calls}"
+        yield before, action
+        said = (action, *(f"tool {result}" for _, result in node.calls))
+    for child in node.then:
+        yield from expected(child, before + said)
+
+
+class Writer:
+    """Writes conversations as lines, with everything between them that the format has."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self.choose, self.lines, self.number = choose, list[Line](), 0
+
+    def add(self, parent: str | None, **rest: Any) -> str:
+        self.number += 1
+        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": False, **rest}
+        self.lines.append(line)
+        return f"u{self.number}"
+
+    def between(self, parent: str) -> str:
+        """Now and then a line without a message stands between two messages."""
+        between: list[dict[str, Any]] = [
+            {"type": "system", "subtype": "turn_duration"},
+            {"type": "attachment", "attachment": {"type": "todo"}},
+            {"type": "progress"},
+        ]
+        choice = self.choose(6)
+        return self.add(parent, **between[choice]) if choice < 3 else parent
+
+    def block(self, parent: str, response: str, block: dict[str, Any]) -> str:
+        return self.add(
+            parent, type="assistant", message={"id": response, "role": "assistant", "content": [block]}
+        )
+
+    def write(self, node: User | Response, parent: str | None) -> None:
+        if isinstance(node, User):
+            content: Any = node.text if self.choose(2) else [{"type": "text", "text": node.text}]
+            last = self.add(parent, type="user", message={"role": "user", "content": content})
+        else:
+            assert parent is not None
+            last = self.response(node, parent)
+        for child in node.then:
+            self.write(child, self.between(last))
+
+    def response(self, node: Response, parent: str) -> str:
+        self.number += 1
+        name, last = f"msg{self.number}", parent
+        if self.choose(2):
+            last = self.block(last, name, {"type": "thinking", "thinking": "hm", "signature": "s"})
+        for text in node.texts:
+            last = self.block(last, name, {"type": "text", "text": text})
+        as_siblings, own = self.choose(2), list[tuple[str, str, str]]()
+        start = last
+        for i, (argument, result) in enumerate(node.calls):
+            block = {"type": "tool_use", "id": f"{name}-{i}", "name": "T", "input": {"x": argument}}
+            last = self.block(start if as_siblings else last, name, block)
+            own.append((last, f"{name}-{i}", result))
+        if self.choose(2):
+            own.reverse()  # results arrive in any order
+        for line, call, result in own:
+            content = [{"type": "tool_result", "tool_use_id": call, "content": result}]
+            last = self.add(line, type="user", message={"role": "user", "content": content})
+        return last
+
+
+def shown(message: dict[str, Any]) -> str:
+    if message["role"] == "assistant":
+        calls = [json.loads(one["function"]["arguments"])["x"] for one in message.get("tool_calls", ())]
+        texts = message["content"].replace("\n\n", "|")
+        return f"assistant {texts} {' '.join(f'call {one}' for one in calls)}"
+    return f"{message['role']} {message['content']}"
+
+
+def read(path: Path, lines: list[Line] | str) -> tuple[list[Acted], Tally]:
+    text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
+    tally = Tally()
+    return list(read_logs(log_files([path]), None, None, tally)), tally
+
+
+@given(st.lists(conversations(), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_every_action_has_the_messages_that_came_before_it(
+    tmp_path_factory: pytest.TempPathFactory, roots: list[User], random: Any
+) -> None:
+    """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots."""
+    writer = Writer(lambda n: random.randrange(n))
+    writer.lines.append({"type": "summary", "summary": "s", "leafUuid": "x"})
+    for root in roots:
+        writer.write(root, None)
+    found, tally = read(tmp_path_factory.mktemp("log") / "s.jsonl", writer.lines)
+    made = Counter((tuple(map(shown, acted.messages)), shown(acted.observed)) for acted in found)
+    assert made == Counter(one for root in roots for one in expected(root))
+    assert not tally.actions
+    for acted in found:  # each call is answered by its own result
+        calls = [one["id"] for m in acted.messages for one in m.get("tool_calls", ())]
+        assert calls == [m["tool_call_id"] for m in acted.messages if m["role"] == "tool"]
+
+
+def user(uuid: str, parent: str | None, content: Any, **rest: Any) -> Line:
+    message = {"role": "user", "content": content}
+    return {"type": "user", "uuid": uuid, "parentUuid": parent, "message": message, **rest}
+
+
+def reply(uuid: str, parent: str | None, *blocks: Any, name: str = "", **rest: Any) -> Line:
+    message = {"id": name or f"msg-{uuid}", "role": "assistant", "content": list(blocks), **rest}
+    return {"type": "assistant", "uuid": uuid, "parentUuid": parent, "message": message}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def use(call: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call, "name": "Bash", "input": {"command": "ls"}}
+
+
+def result(call: str, content: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": content}
+
+
+def contents(acted: Acted) -> list[str]:
+    return [message["content"] for message in acted.messages]
+
+
+def test_a_side_chain_is_a_conversation_of_its_own(tmp_path: Path) -> None:
+    lines = [
+        user("1", None, "do it"),
+        reply("2", "1", use("c")),
+        user("s1", None, "search", isSidechain=True),
+        reply("s2", "s1", text("found")),
+        user("3", "2", [result("c", "found")]),
+        reply("4", "3", text("done")),
+    ]
+    found, _ = read(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == [["do it"], ["search"], ["do it", "", "found"]]
+    assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:6"]
+
+
+def test_the_last_line_may_be_torn_and_no_other(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(one) + "\n" for one in [user("1", None, "a"), reply("2", "1", text("b"))])
+    found, tally = read(tmp_path / "s.jsonl", lines + '{"type":"user","uu')
+    assert len(found) == 1 and tally.lines == {"torn last line of a file that is being written": 1}
+    for torn in ('{"type":"us\n' + lines, lines + '{"type":"user"\n', '{"type":"us'):
+        with pytest.raises(DataError, match=r"^s\.jsonl:\d: the line is not JSON"):
+            read(tmp_path / "s.jsonl", torn)
+    (tmp_path / "s.jsonl").write_bytes(lines.encode() + b'{"type":"user","text":"\xe4\xf6')
+    tally = Tally()
+    assert len(list(read_logs(log_files([tmp_path / "s.jsonl"]), None, None, tally))) == 1
+    assert tally.lines.total() == 1
+
+
+def test_after_a_compact_boundary_the_model_sees_the_summary(tmp_path: Path) -> None:
+    boundary: Line = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
+    boundary |= {"logicalParentUuid": "2"}
+    summary = user("s", "b", "what happened", isCompactSummary=True, isVisibleInTranscriptOnly=True)
+    before = [user("1", None, "first"), reply("2", "1", text("ok"))]
+    found, _ = read(tmp_path / "s.jsonl", [*before, boundary, summary, reply("3", "s", text("on"))])
+    assert [contents(acted) for acted in found] == [["first"], ["what happened"]]
+
+
+def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path: Path) -> None:
+    lines = [
+        user("1", None, "first"),
+        reply("2", "1", text("one")),
+        user("3", "2", "kept"),
+        reply("4", "3", text("two")),
+        {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None},
+        user("s", "b", "summary", isCompactSummary=True),
+        user("5", "4", "go on"),
+        reply("6", "5", text("three")),
+    ]
+    for metadata in (
+        {"preservedSegment": {"headUuid": "3", "anchorUuid": "s", "tailUuid": "4"}},
+        {"preservedMessages": {"uuids": ["3", "4"], "anchorUuid": "s"}},
+    ):
+        lines[4]["compactMetadata"] = metadata
+        found, _ = read(tmp_path / "s.jsonl", lines)
+        assert [contents(acted) for acted in found] == [
+            ["first"],
+            ["first", "one", "kept"],
+            ["summary", "kept", "two", "go on"],
+        ]
+
+
+def test_hidden_lines_are_messages_and_notes_of_the_display_are_not(tmp_path: Path) -> None:
+    lines = [
+        user("1", None, "a"),
+        user("2", "1", "reminder", isMeta=True),
+        user("3", "2", "note", isVisibleInTranscriptOnly=True),
+        reply("4", "3", text("b")),
+    ]
+    assert [contents(acted) for acted in read(tmp_path / "s.jsonl", lines)[0]] == [["a", "reminder"]]
+
+
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+LEFT_OUT: dict[str, list[Line]] = {
+    "it needs content of the type image": [user("1", None, [PNG]), reply("2", "1", text("b"))],
+    "it needs a tool that the provider's server ran": [
+        user("1", None, "a"),
+        reply("2", "1", {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}),
+    ],
+    "the action is empty": [user("1", None, "a"), reply("2", "1", {"type": "thinking", "thinking": "hm"})],
+    "it was cut at the length limit": [
+        user("1", None, "a"),
+        reply("2", "1", text("b"), stop_reason="max_tokens"),
+    ],
+    "its history is not in the file": [user("1", "gone", "a"), reply("2", "1", text("b"))],
+    "nothing comes before it": [reply("2", None, text("b"))],
+}
+
+
+@pytest.mark.parametrize("reason", LEFT_OUT)
+def test_an_action_that_cannot_be_replayed_is_left_out_and_counted(tmp_path: Path, reason: str) -> None:
+    found, tally = read(tmp_path / "s.jsonl", LEFT_OUT[reason])
+    assert not found and tally.actions == {reason: 1}
+
+
+def test_a_response_to_what_the_log_does_not_have_is_left_out(tmp_path: Path) -> None:
+    """Such as a reminder, of which only an attachment is in the log."""
+    lines = [user("1", None, "a"), reply("2", "1", text("b")), reply("3", "2", text("c"))]
+    found, tally = read(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == [["a"]]
+    reason = "what it answers is not in the log: the message before it is the model's own"
+    assert tally.actions == {reason: 1}
+
+
+def test_nothing_is_asked_after_a_call_without_a_result(tmp_path: Path) -> None:
+    lines = [user("1", None, "a"), reply("2", "1", use("c")), user("3", "2", "b"), reply("4", "3", text("d"))]
+    found, tally = read(tmp_path / "s.jsonl", lines)
+    assert len(found) == 1
+    assert tally.actions == {"a tool call before it has no result, or a result has no call": 1}
+
+
+def test_what_claude_code_wrote_itself_is_no_action(tmp_path: Path) -> None:
+    synthetic = reply("2", "1", text("API Error"), model="<synthetic>")
+    found, tally = read(tmp_path / "s.jsonl", [user("1", None, "a"), synthetic, reply("3", "2", text("b"))])
+    assert [contents(acted) for acted in found] == [["a"]]
+    assert tally.lines == {"assistant line that the model did not write": 1}
+
+
+def test_a_line_that_is_in_the_file_twice_counts_once(tmp_path: Path) -> None:
+    lines = [user("1", None, "a"), reply("2", "1", text("b"))]
+    found, tally = read(tmp_path / "s.jsonl", lines * 2)
+    assert len(found) == 1 and tally.lines == {"line that is in the file twice": 2}
+
+
+UNKNOWN: list[tuple[Line, str]] = [
+    ({"type": "invention", "uuid": "9"}, "a Claude Code line has the unknown type 'invention'"),
+    (user("9", "2", [{"type": "hologram"}]), "a user message has a block of the type 'hologram'"),
+    (reply("9", "1", {"type": "hologram"}), "an assistant message has a block of the type 'hologram'"),
+    (
+        user("9", "2", [result("c", [{"type": "hologram"}])]),
+        "a tool result has a block of the type 'hologram'",
+    ),
+    ({"type": "user", "uuid": "9", "parentUuid": "2"}, "message is None"),
+    ({"type": "user", "parentUuid": "2", "message": {}}, "uuid is None"),
+    (user("9", "9", "x"), ""),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), UNKNOWN)
+def test_an_unknown_line_is_an_error_that_names_file_and_line(
+    tmp_path: Path, line: Line, problem: str
+) -> None:
+    lines = [user("1", None, "a"), reply("2", "1", text("b")), line, reply("10", "9", text("c"))]
+    with pytest.raises(DataError) as refused:
+        read(tmp_path / "s.jsonl", lines)
+    if problem:
+        assert str(refused.value).startswith(f"s.jsonl:3: {problem}")
+    else:
+        assert str(refused.value).startswith("s.jsonl:4: its parentUuid leads back to itself")
+
+
+def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
+    lines = json.dumps(user("1", None, "a")) + "\n" + json.dumps(reply("2", "1", text("x\ud800y"))) + "\n"
+    (acted,), _ = read(tmp_path / "s.jsonl", lines)
+    assert acted.observed["content"] == "x\ufffdy"

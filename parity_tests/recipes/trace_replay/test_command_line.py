@@ -1,0 +1,238 @@
+"""The four commands: what they write, and one sentence for everything that can be wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+for needed in ("detect_secrets", "openai", "pyarrow"):
+    pytest.importorskip(needed)
+
+from composer_plugins.recipes.trace_replay import __main__ as command  # noqa: E402
+from composer_plugins.recipes.trace_replay import demo, journal, scripted  # noqa: E402
+from composer_plugins.recipes.trace_replay.states import read_states  # noqa: E402
+
+SESSION, TOOLS = demo.SESSION, demo.TOOLS
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command in `tmp_path`, as from a shell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run_command(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["trace_replay", *map(str, arguments)])
+        code: object = 0
+        try:
+            command.main()
+        except SystemExit as end:
+            code = end.code
+        return Ran(int(str(code or 0)), *capsys.readouterr())
+
+    return run_command
+
+
+def error(ran: Ran) -> str:
+    assert ran.code == 2 and ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran
+    return ran.err.removeprefix("error: ").strip()
+
+
+def states(run: Run, out: object = "run", **options: object) -> Ran:
+    given = {"redact": "secrets", "tools": TOOLS, **options}
+    return run("states", SESSION, "--out", out, *(f"--{name}={value}" for name, value in given.items()))
+
+
+def write_teachers(path: Path, base_url: str) -> Path:
+    entry = {"usd_per_million_input": 1, "usd_per_million_output": 5, "max_tokens": 256, "base_url": base_url}
+    teachers = [{"name": name, "model": name, **entry} for name in demo.TEACHERS]
+    path.write_text(yaml.safe_dump({"teachers": teachers}))
+    return path
+
+
+def test_the_steps_one_after_the_other(run: Run, tmp_path: Path) -> None:
+    """And again: every step can be run a second time, and asks nothing twice."""
+    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+        teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
+        for _ in range(2):
+            assert states(run).out.startswith("11 states in run/states.jsonl")
+            ran = run("replay", "run", "--teachers", teachers, "--max-usd", "1")
+            assert ran.code == 0 and "0 failed, 0 did not fit the budget" in ran.out
+            ran = run("pairs", "run", "--ignore", "Bash.description")
+            assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
+        assert len(server.requests) == 33
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    expected = {"run.json", "states.jsonl", "answers.sqlite", "pairs.parquet", "report.md", "README.md"}
+    assert written == expected
+    text = "".join(
+        (tmp_path / "run" / name).read_text() for name in ("states.jsonl", "report.md", "README.md")
+    )
+    assert not any(secret in text for secret in demo.PLANTED) and str(tmp_path) not in text
+    report = (tmp_path / "run/report.md").read_text()
+    assert "- Arguments that are not compared: Bash.description." in report
+    for part in ("5 pairs: 5 by agreement", "| 3 of 3 | 4 |", "| ada | 11 |", "| AWS Access Key | 1 |"):
+        assert part in report
+    one = "| dropped: it calls a tool that the state does not have | 1 |"
+    assert one in report and "| text alone, which agrees with nothing without a judge | 6 |" in report
+
+
+def test_nothing_is_written_before_redaction_is_decided(run: Run, tmp_path: Path) -> None:
+    assert error(run("states", SESSION, "--out", "run")) == (
+        "--redact: it is not decided whether secrets are replaced, and states are sent to teachers; "
+        "set --redact secrets, or --redact nothing"
+    )
+    assert error(states(run, redact="some")).startswith("--redact: unknown choice 'some'; known: nothing")
+    assert not list(tmp_path.iterdir())
+    assert states(run, redact="nothing").code == 0
+    text = (tmp_path / "run/states.jsonl").read_text()
+    assert all(secret in text for secret in demo.PLANTED)
+
+
+def test_a_run_keeps_its_folder_to_itself(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    for change in ({"redact": "nothing"}, {"format": "openai"}):
+        problem = f"--out: run has the states of a run with other {next(iter(change))}; name another folder"
+        assert error(states(run, **change)) == problem
+    (tmp_path / "run/run.json").unlink()
+    assert error(states(run)).startswith("DIR: run/run.json cannot be read (FileNotFoundError")
+    (tmp_path / "run/run.json").write_text("{}")
+    assert error(states(run)).startswith("DIR: run/run.json was not written by the command `states`")
+
+
+def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_bytes(SESSION.read_bytes())
+    for _ in range(2):
+        assert run("states", ".", "--out", "run", "--redact", "nothing").out.startswith("11 states")
+
+
+def test_logs_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign.jsonl").write_text('{"ts": 1, "msg": "started"}\n')
+    (tmp_path / "torn.jsonl").write_text('{"type": "user", "uu')
+    (tmp_path / "text.jsonl").write_text("started\nended\n")
+    (tmp_path / "silent.jsonl").write_text(SESSION.read_text().splitlines()[2] + "\n")
+    expected = {
+        "empty": "empty: the folder has no *.jsonl file; name a folder that holds logs",
+        "gone": "gone: there is no such file or folder; name log files or folders",
+        "foreign.jsonl": "foreign.jsonl:1: the line is of no known format, its fields are msg, ts; give logs "
+        "of one of these formats: claude-code, openai, verifiers",
+        "torn.jsonl": "torn.jsonl:1: the line is not JSON",
+        "text.jsonl": "text.jsonl:1: the line is not JSON",
+        "silent.jsonl": "LOGS: no action of a model is in 1 file(s); give logs in which a model acted",
+    }
+    for name, message in expected.items():
+        assert error(run("states", name, "--out", "run", "--redact", "nothing")).startswith(message)
+        assert not list((tmp_path / "run").glob("*"))
+    problem = "LOGS: no log is given; name log files, or folders with *.jsonl files"
+    assert error(run("states", "--redact", "nothing")) == problem
+    assert error(states(run, tools="gone.json")).startswith("--tools: gone.json cannot be read: FileNotFound")
+
+
+def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert error(states(run, out="file")).startswith("--out: file cannot be created")
+    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be created (Not a dir")
+    assert states(run).code == 0
+    (tmp_path / "run/pairs.parquet").mkdir()
+    with journal.Journal(tmp_path / "run/answers.sqlite"):
+        pass
+    problem = "run/pairs.parquet: it cannot be written (Is a directory); name a folder that can be written"
+    assert error(run("pairs", "run")) == problem
+    assert error(run("demo", "--out", "run")) == "--out: run is not an empty folder; name a new folder"
+
+
+def test_pairs_need_states_and_their_answers(run: Run, tmp_path: Path) -> None:
+    assert error(run("pairs", "gone")).startswith("DIR: gone/run.json cannot be read (FileNotFoundError")
+    assert states(run).code == 0
+    message = "run/answers.sqlite: there is no journal; run the command `replay` first"
+    assert error(run("pairs", "run")) == message
+    with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
+        answers.mark("0" * 16, "ada", 0, 0.0)
+        answers.answer("0" * 16, "ada", 0, usd=0.0, message={"content": "x"}, finish_reason="stop")
+    assert error(run("pairs", "run")).startswith("DIR: no answer in run/answers.sqlite belongs to a state in")
+    assert error(run("pairs", "run", "--judge", "nowhere:f")).startswith("--judge: 'nowhere:f' cannot be imp")
+    assert error(run("pairs", "run", "--ignore", "Bash.x")).startswith("--ignore: unknown argument of a tool")
+
+
+def test_no_pair_is_reported_and_is_status_1(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    (first, *_) = read_states(tmp_path / "run/states.jsonl")
+    with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
+        answers.mark(first.id, "ada", 0, 0.0)
+        answers.answer(first.id, "ada", 0, usd=0.0, message=first.observed, finish_reason="stop")
+    ran = run("pairs", "run")
+    assert ran.code == 1 and "no pair was made; run/report.md says why" in ran.out
+    assert "| fewer than 2 teachers agree | 1 |" in (tmp_path / "run/report.md").read_text()
+
+
+def test_a_judge_in_the_current_folder_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my_judge.py").write_text("def same(state, messages):\n    return ['x' for _ in messages]\n")
+    assert states(run).code == 0
+    with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
+        for state in read_states(tmp_path / "run/states.jsonl"):
+            for teacher in ("ada", "bob"):
+                answers.mark(state.id, teacher, 0, 0.0)
+                message = {"role": "assistant", "content": teacher}
+                answers.answer(state.id, teacher, 0, usd=0.0, message=message, finish_reason="stop")
+    assert run("pairs", "run", "--judge", "my_judge:same").out.startswith("9 pairs")  # two traces have text
+
+
+def test_a_replay_that_cannot_begin(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    teachers = write_teachers(tmp_path / "teachers.yaml", "http://127.0.0.1:9/v1")
+    begun = "replay", "run", "--teachers"
+    assert error(run(*begun, teachers, "--max-usd", "0")).startswith("--max-usd: it is 0, and teacher 'ada'")
+    assert error(run(*begun, "gone", "--max-usd", "1")).startswith("--teachers: gone cannot be read")
+    assert error(run("replay", "gone", "--teachers", teachers, "--max-usd", "1")).startswith(
+        "DIR: gone/run.js"
+    )
+    assert not (tmp_path / "run/answers.sqlite").exists()
+
+
+def test_what_happened_to_the_logs_is_in_the_folder(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    ran = json.loads((tmp_path / "run/run.json").read_text())
+    assert (ran["states"], ran["states_without_tools"], ran["redact"]) == (11, 0, "secrets")
+    assert ran["lines"]["torn last line of a file that is being written"] == 1
+    without = run("states", SESSION, "--out", "other", "--redact", "secrets").out
+    assert "11 states have no tools, so that a teacher can call none there; --tools names a file" in without
+
+
+def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    with scripted.ScriptedTeachers(demo.scripted_answer, faults={"eve": ["hang"] * 99}) as server:
+        teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
+        line = ["replay", "run", "--teachers", str(teachers), "--max-usd", "1"]
+        with subprocess.Popen(
+            [sys.executable, "-m", command.__spec__.parent, *line], cwd=tmp_path, stdout=subprocess.PIPE
+        ) as replaying:
+            try:
+                until = time.monotonic() + 60
+                while not any(one["model"] == "eve" for one in server.requests):
+                    assert time.monotonic() < until and replaying.poll() is None
+                    time.sleep(0.05)
+                replaying.send_signal(signal.SIGINT)
+                out, _ = replaying.communicate(timeout=60)
+            finally:
+                replaying.kill()
+    assert replaying.returncode == 130
+    assert out.decode().startswith(
+        "interrupted: the answers that have arrived are kept; run the same command"
+    )

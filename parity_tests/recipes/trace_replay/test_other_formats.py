@@ -1,0 +1,205 @@
+"""OpenAI chat logs and rollouts of verifiers, and what is no log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
+from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CONVERSATION = [
+    {"role": "developer", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+    {"role": "tool", "tool_call_id": "c", "content": "1"},
+    {"role": "assistant", "content": "done"},
+]
+FIRST = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]
+ACTION = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def read(path: Path, *rows: Any, name: str | None = None) -> tuple[list[Acted], Tally]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tally = Tally()
+    return list(read_logs(log_files([path]), name, None, tally)), tally
+
+
+def test_each_assistant_message_of_a_conversation_is_an_action(tmp_path: Path) -> None:
+    row = {"messages": CONVERSATION, "tools": [TOOL], "id": 3}
+    (first, second), tally = read(tmp_path / "l.jsonl", row)
+    assert (first.messages, first.observed, first.tools) == (FIRST, ACTION, [TOOL])
+    assert second.messages == [*FIRST, ACTION, CONVERSATION[3]]
+    assert second.observed == {"role": "assistant", "content": "done"} and second.source == "l.jsonl:1"
+    assert tally.lines == {
+        "field 'id' of an OpenAI record": 1,
+        "reasoning of an assistant message (left out of the states)": 1,
+    }
+
+
+def test_of_a_request_and_its_response_each_choice_is_an_action(tmp_path: Path) -> None:
+    choices = [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "x"}},
+        {"index": 1, "finish_reason": "length", "message": {"role": "assistant", "content": "y"}},
+        {"index": 2, "finish_reason": "stop", "message": {"role": "assistant", "content": "z"}},
+    ]
+    request = {"model": "m", "messages": CONVERSATION[:4], "tools": [TOOL]}
+    failed = {"request": request, "response": {"error": {"message": "busy"}}}
+    found, tally = read(tmp_path / "l.jsonl", {"request": request, "response": {"choices": choices}}, failed)
+    assert [acted.observed["content"] for acted in found] == ["x", "z"]
+    assert len({acted.key for acted in found}) == 2 and all(acted.tools == [TOOL] for acted in found)
+    assert all(acted.messages == [*FIRST, ACTION, CONVERSATION[3]] for acted in found)
+    assert tally.actions == {"it was cut at the length limit": 1}
+    assert tally.lines["request that failed"] == 1
+
+
+FLAT = {"id": "c", "name": "f", "arguments": '{"x":1}'}
+
+
+def rollout(**rest: Any) -> dict[str, Any]:
+    completion = [{**CONVERSATION[2], "tool_calls": [FLAT]}, *CONVERSATION[3:]]
+    row = {"example_id": 0, "prompt": CONVERSATION[:2], "completion": completion, "reward": 0.5}
+    return {**row, "is_truncated": False, "tool_defs": [TOOL["function"]], **rest}
+
+
+def test_a_rollout_up_to_verifiers_0_3(tmp_path: Path) -> None:
+    (first, second), _ = read(tmp_path / "results.jsonl", rollout())
+    assert (first.messages, first.observed, first.tools) == (FIRST, ACTION, [TOOL])
+    assert (first.outcome, second.outcome, second.observed["content"]) == (0.5, 0.5, "done")
+    as_text = [{**CONVERSATION[2], "tool_calls": [json.dumps(FLAT)]}]  # as verifiers 0.1 wrote a call
+    (only,), _ = read(tmp_path / "results.jsonl", rollout(completion=as_text))
+    assert only.observed == ACTION
+    (only,), tally = read(tmp_path / "results.jsonl", rollout(is_truncated=True))
+    assert only.observed == ACTION and tally.actions == {"it was cut at the length limit": 1}
+
+
+def test_an_assistant_message_of_the_prompt_is_no_action(tmp_path: Path) -> None:
+    shots = [CONVERSATION[1], {"role": "assistant", "content": "example"}, CONVERSATION[1]]
+    found, _ = read(tmp_path / "results.jsonl", rollout(prompt=shots))
+    assert [len(acted.messages) for acted in found] == [3, 5]
+
+
+def test_the_steps_of_a_trajectory_have_the_messages_of_each_request(tmp_path: Path) -> None:
+    steps = [
+        {"prompt": CONVERSATION[:2], "completion": [ACTION]},
+        {"prompt": [{"role": "user", "content": "short"}], "completion": [CONVERSATION[4]]},
+    ]
+    found, _ = read(tmp_path / "results.jsonl", rollout(trajectory=steps))
+    assert [acted.messages for acted in found] == [FIRST, [{"role": "user", "content": "short"}]]
+
+
+def test_a_rollout_with_an_error_or_without_messages_is_left_out(tmp_path: Path) -> None:
+    rows = rollout(error={"error": "x"}), rollout(prompt="1+1=", completion="2"), rollout(reward=None)
+    found, tally = read(tmp_path / "results.jsonl", *rows)
+    assert [acted.outcome for acted in found] == [None, None]
+    assert tally.lines["rollout that ended with an error"] == 1
+    assert tally.lines["rollout without chat messages"] == 1
+
+
+def trace(**rest: Any) -> dict[str, Any]:
+    nodes = [
+        {"message": FIRST[0], "tools": [TOOL["function"]]},
+        {"message": FIRST[1], "parent": 0},
+        {"message": {"role": "assistant", "tool_calls": [FLAT]}, "parent": 1, "sampled": True},
+        {"message": CONVERSATION[3], "parent": 2},
+        {"message": {"role": "assistant", "content": "done"}, "parent": 3, "sampled": True},
+        {"message": {"role": "assistant", "content": "other"}, "parent": 1, "sampled": True},
+        {"message": {"role": "assistant", "content": "given"}, "parent": 1},
+    ]
+    rewards = {"right": {"score": 1.0, "weight": 0.5}, "short": {"score": 0.25}}
+    return {"version": 1, "ok": True, "nodes": nodes, "calls": [], "rewards": rewards, **rest}
+
+
+def episode(*traces: Any) -> dict[str, Any]:
+    return {"id": "e", "env": {"id": "x"}, "task": {"type": "T", "data": {}}, "ok": True, "traces": [*traces]}
+
+
+def test_an_episode_of_verifiers_0_4(tmp_path: Path) -> None:
+    (first, second, third), _ = read(tmp_path / "traces.jsonl", episode(trace()))
+    assert (first.messages, first.observed, first.tools) == (FIRST, ACTION, [TOOL])
+    assert second.messages == [*FIRST, ACTION, CONVERSATION[3]]
+    assert third.messages == FIRST and third.observed["content"] == "other"
+    assert [acted.outcome for acted in (first, second, third)] == [0.75] * 3
+    found, tally = read(
+        tmp_path / "traces.jsonl",
+        episode(trace(rewards={"right": None}, calls=[{"node": 4, "finish_reason": "length"}])),
+        episode(trace(ok=False)),
+    )
+    assert [acted.outcome for acted in found] == [None, None]
+    assert tally.actions == {"it was cut at the length limit": 1}
+    assert tally.lines == {"rollout that ended with an error": 1}
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"foo": 1}, "l.jsonl:1: the line is of no known format, its fields are foo; give logs of one of these"),
+    ([1], "l.jsonl:1: the line is [1]; give logs with one JSON object in each line"),
+    ({"messages": "x"}, "l.jsonl:1: messages is 'x'"),
+    ({"messages": [{"role": "alien"}]}, "l.jsonl:1: a message has the role 'alien'"),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "l.jsonl:1: a message has content of"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "l.jsonl:1: tool_call_id of a tool message is None"),
+    ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "l.jsonl:1: a message has a fun"),
+    ({"messages": [], "tools": [3]}, "l.jsonl:1: a tool is 3"),
+    (rollout(reward="high"), "l.jsonl:1: the reward is 'high'"),
+    (rollout(reward=float("nan")), "l.jsonl:1: the reward is nan"),
+    (episode(trace(version=7)), "l.jsonl:1: a trace has the version 7, known is 1"),
+    (
+        episode(trace(nodes=[{"message": FIRST[1], "parent": 5, "sampled": True}])),
+        "l.jsonl:1: a node has the",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), WRONG)
+def test_what_no_format_has_is_an_error_that_names_the_line(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read(tmp_path / "l.jsonl", row)
+    assert str(refused.value).startswith(message)
+
+
+def test_an_unknown_line_after_known_ones_is_an_error_too(tmp_path: Path) -> None:
+    for known in ({"messages": CONVERSATION}, rollout(), episode(trace())):
+        with pytest.raises(DataError) as refused:
+            read(tmp_path / "l.jsonl", known, {"foo": 1})
+        assert str(refused.value).startswith("l.jsonl:2: a line of")
+
+
+def test_an_action_that_needs_an_image_or_another_kind_of_call_is_left_out(tmp_path: Path) -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    custom = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "custom"}]}
+    rows = {"messages": [image, CONVERSATION[4]]}, {"messages": [FIRST[1], custom]}
+    found, tally = read(tmp_path / "l.jsonl", *rows)
+    assert not found and set(tally.actions) == {
+        "it needs content of the type image_url",
+        "it needs a tool call that is not a function call",
+    }
+
+
+def test_folders_are_searched_and_a_source_has_no_path_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "logs/deep").mkdir(parents=True)
+    (tmp_path / "logs/empty.jsonl").touch()
+    (tmp_path / "logs/notes.txt").write_text("no log")
+    (tmp_path / "logs/deep/l.jsonl").write_text(json.dumps({"messages": CONVERSATION}))
+    tally = Tally()
+    found = list(read_logs(log_files([tmp_path / "logs"]), None, None, tally))
+    assert {acted.source for acted in found} == {"logs/deep/l.jsonl:1"}
+    assert tally.lines["file without a line"] == 1
+
+
+def test_a_format_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"l\.jsonl:1: a Claude Code line has the unknown type None"):
+        read(tmp_path / "l.jsonl", {"messages": CONVERSATION}, name="claude-code")
+    with pytest.raises(ConfigError, match="known: claude-code, openai, verifiers"):
+        read(tmp_path / "l.jsonl", {"messages": CONVERSATION}, name="klaude")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[3]", '{"name": "f"}', "[{}]"])
+def test_a_file_of_tools_has_function_tools(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tools.json").write_text(content)
+    with pytest.raises(ComposerError, match="give a JSON file with a list of OpenAI function tools"):
+        read_tools(tmp_path / "tools.json")
+    (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
+    assert read_tools(tmp_path / "tools.json") == [TOOL]

@@ -1,0 +1,326 @@
+"""Pairs: when teachers agree on one action, when outcomes differ, and what is dropped."""
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_plugins.columns import pairs_of
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.recipes.trace_replay import pairs
+from composer_plugins.recipes.trace_replay.formats.common import assistant, tool_call
+from composer_plugins.recipes.trace_replay.journal import Answer
+from composer_plugins.recipes.trace_replay.pairs import Counts, Pair, make_pairs
+from composer_plugins.recipes.trace_replay.states import Message, State, state_id
+
+ASKED = [{"role": "user", "content": "go"}]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("Bash", "Read", "f")]
+
+
+def calls(*given: tuple[str, str], content: str = "") -> Message:
+    return assistant(content, [tool_call(f"c{i}", *one) for i, one in enumerate(given)])
+
+
+def bash(command: str, **rest: Any) -> Message:
+    return calls(("Bash", json.dumps({"command": command, **rest})))
+
+
+def text(words: str) -> Message:
+    return assistant(words, [])
+
+
+def state(observed: Message, outcome: float | None = None, source: str = "f:1") -> State:
+    return State(state_id(ASKED, TOOLS), ASKED, TOOLS, observed, source, outcome)
+
+
+def answer(teacher: str, message: Message, sample: int = 0, finish: str = "stop") -> Answer:
+    return Answer(state_id(ASKED, TOOLS), teacher, sample, message, finish, 0.0)
+
+
+def answers(*messages: Message) -> list[Answer]:
+    return [answer(f"t{i}", message) for i, message in enumerate(messages)]
+
+
+def made(states: Sequence[State], given: Sequence[Answer], **options: Any) -> tuple[list[Pair], Counts]:
+    return make_pairs(states, given, **options)
+
+
+def result(states: Sequence[State], given: Sequence[Answer], **options: Any) -> Counter[str]:
+    found, counts = made(states, given, **options)
+    assert len(found) == sum(n for name, n in counts.states.items() if name.startswith("pair by"))
+    return +counts.states
+
+
+LS, PWD, CAT = bash("ls"), bash("pwd"), bash("cat x")
+BY_AGREEMENT = {"pair by agreement": 1}
+
+
+def test_the_majority_is_chosen_over_the_trace() -> None:
+    (pair,), counts = made([state(CAT)], answers(LS, PWD, LS))
+    assert (pair.chosen, pair.rejected, pair.prompt) == ([LS], [CAT], ASKED)
+    assert (pair.n_teachers_agreeing, pair.n_teachers, pair.made_by) == (2, 3, "agreement")
+    assert json.loads(pair.tools or "") == TOOLS and counts.votes == {(2, 3): 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [
+        ([LS, PWD, CAT], {}, "fewer than 2 teachers agree"),
+        ([LS, LS], {"min_agree": 3}, "fewer than 3 teachers agree"),
+        ([LS, LS, PWD, PWD], {}, "two actions have the most votes"),
+        ([CAT, CAT, LS], {}, "the teachers agree with the trace"),
+        ([], {}, "no teacher gave an answer that can be compared"),
+        ([text("a"), text("a")], {}, "fewer than 2 teachers agree"),  # text alone never agrees
+    ],
+)
+def test_there_is_no_pair_otherwise(given: list[Message], options: Any, expected: str) -> None:
+    assert result([state(CAT)], answers(*given), **options) == {expected: 1}
+
+
+SAME = [
+    (calls(("f", '{"a": 1, "b": [2]}')), calls(("f", '{"b":[2],"a":1.0}'), content="now")),
+    (calls(("f", "{}"), ("Read", '{"x": 1}')), calls(("Read", '{"x":1}'), ("f", " {} "))),
+    (calls(("f", '{"x": "\\u00e9"}')), calls(("f", '{"x": "é"}'))),
+]
+OTHER = [
+    (calls(("f", '{"a": 1}')), calls(("f", '{"a": "1"}'))),
+    (calls(("f", '{"a": true}')), calls(("f", '{"a": 1}'))),
+    (calls(("f", "{}")), calls(("f", "{}"), ("f", "{}"))),  # a multiset
+    (calls(("f", '{"a": [1, 2]}')), calls(("f", '{"a": [2, 1]}'))),
+    (calls(("f", "{}")), calls(("Read", "{}"))),
+    (calls(("f", '{"a": null}')), calls(("f", "{}"))),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "agree"), [(*p, True) for p in SAME] + [(*p, False) for p in OTHER])
+def test_what_is_the_same_action(one: Message, other: Message, agree: bool) -> None:
+    expected = BY_AGREEMENT if agree else {"fewer than 2 teachers agree": 1}
+    assert result([state(CAT)], answers(one, other)) == expected
+    expected = {"the teachers agree with the trace": 1} if agree else BY_AGREEMENT
+    assert result([state(one)], answers(other, other)) == expected
+
+
+def test_an_argument_that_is_ignored_is_no_part_of_an_action() -> None:
+    seen = [state(bash("ls", description="look"))]
+    given = answers(bash("ls", description="list"), bash("ls"))
+    assert result(seen, given) == {"fewer than 2 teachers agree": 1}
+    ignored = pairs.ignored_arguments(["Bash.description"], seen)
+    assert result(seen, given, ignored=ignored) == {"the teachers agree with the trace": 1}
+    with pytest.raises(ConfigError, match=r"--ignore: .*did you mean 'Bash.description'"):
+        pairs.ignored_arguments(["Bash.descripton"], seen)
+
+
+def test_a_teacher_has_one_vote_for_what_it_did_most_often() -> None:
+    given = [answer("a", LS, 0), answer("a", LS, 1), answer("a", PWD, 2)]
+    assert result([state(CAT)], given) == {"fewer than 2 teachers agree": 1}
+    given += [
+        answer("b", PWD, 0),
+        answer("b", PWD, 1),
+        answer("c", LS),
+        answer("d", LS, 0),
+        answer("d", PWD, 1),
+    ]
+    (pair,), _ = made([state(CAT)], given)
+    assert (pair.chosen, pair.n_teachers_agreeing, pair.n_teachers) == ([LS], 2, 3)  # d is undecided
+
+
+NO_OBJECT = "dropped: the arguments of its tool call are not a JSON object"
+DROPPED = [
+    (bash("ls"), "length", "dropped: it was cut at the limit of tokens"),
+    (bash("ls"), "content_filter", "dropped: it ended with finish_reason content_filter"),
+    (
+        calls(("Bash", '{"command": "ls"')),
+        "stop",
+        "dropped: the arguments of its tool call are not a JSON object",
+    ),
+    (calls(("Bash", "3")), "stop", "dropped: the arguments of its tool call are not a JSON object"),
+    (calls(("Write", "{}")), "stop", "dropped: it calls a tool that the state does not have"),
+    (text(" "), "stop", "dropped: it is empty"),
+]
+
+
+@pytest.mark.parametrize(("message", "finish", "reason"), DROPPED)
+def test_an_answer_that_cannot_be_used_is_dropped_and_counted(
+    message: Message, finish: str, reason: str
+) -> None:
+    found, counts = made([state(CAT)], [answer("a", LS), answer("b", message, finish=finish)])
+    assert not found and counts.answers == {"compared": 1, reason: 1}
+    found, counts = made(
+        [state(CAT)], [answer("a", LS), answer("b", LS), answer("c", message, finish=finish)]
+    )
+    assert len(found) == 1 and found[0].n_teachers == 2
+
+
+def test_a_trace_with_broken_arguments_makes_no_pair() -> None:
+    broken = calls(("Bash", '{"command": '))
+    expected = {"the arguments of a tool call are not a JSON object": 1}
+    assert result([state(broken)], answers(LS, LS)) == expected
+
+
+def test_a_tool_that_the_teachers_were_not_offered_says_nothing() -> None:
+    """They could not have agreed with the trace."""
+    task = calls(("Task", "{}"))
+    expected = {"the trace calls a tool that the teachers were not offered": 1}
+    assert result([state(task)], answers(LS, LS)) == expected
+    without = replace(state(LS), tools=None)
+    given = answers(text("a"), text("a"))
+    assert result([without], given, judge=by_first_letter) == expected
+    assert result([replace(without, observed=text("b"))], given, judge=by_first_letter) == BY_AGREEMENT
+
+
+# Judges.
+
+
+def by_first_letter(state: State, messages: list[Message]) -> list[Hashable]:
+    return [message["content"][0] for message in messages]
+
+
+def test_a_judge_groups_texts() -> None:
+    given = answers(text("yes, it is"), text("y"), LS)
+    assert result([state(text("no"))], given, judge=by_first_letter) == BY_AGREEMENT
+    expected = {"the teachers agree with the trace": 1}
+    assert result([state(text("yes"))], given, judge=by_first_letter) == expected
+    assert result([state(text("yes"))], given) == {"fewer than 2 teachers agree": 1}
+    counts = made([state(CAT)], given)[1].answers
+    assert counts == {"compared": 1, "text alone, which agrees with nothing without a judge": 2}
+
+
+def test_a_text_of_the_trace_can_be_rejected_without_a_judge() -> None:
+    assert result([state(text("I cannot"))], answers(LS, LS)) == BY_AGREEMENT
+
+
+@pytest.mark.parametrize(
+    ("judge", "problem"),
+    [
+        (lambda state, messages: ["a"], "it returned 1 groups for 2 messages"),
+        (lambda state, messages: [["a"], ["b"]], r"it failed on the state \w+ \(TypeError"),
+        (lambda state, messages: 1 / 0, r"it failed on the state \w+ \(ZeroDivisionError"),
+    ],
+)
+def test_a_judge_that_fails_is_an_error(judge: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=f"--judge: {problem}"):
+        made([state(text("a"))], answers(text("b")), judge=judge)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere:f", "json:nothing", ":", "json:"])
+def test_an_unknown_judge_is_an_error(path: str) -> None:
+    with pytest.raises(ConfigError, match="--judge: .* cannot be imported"):
+        pairs.find_judge(path)
+    assert pairs.find_judge("json:dumps") is json.dumps
+    with pytest.raises(ConfigError, match="--judge: json:__name__ is 'json'"):
+        pairs.find_judge("json:__name__")
+
+
+# Outcomes.
+
+BY_OUTCOME, UNDECIDED = "pair by outcome", "both actions were taken, and their outcomes do not make a pair"
+
+
+def test_traces_of_one_state_with_different_outcomes_make_a_pair_by_themselves() -> None:
+    (pair,), _ = made([state(CAT, 0.0, "f:1"), state(LS, 1.0, "f:2")], [])
+    assert (pair.chosen, pair.rejected, pair.made_by, pair.source) == ([LS], [CAT], "outcome", "f:1")
+    assert pair.n_teachers_agreeing is None and pair.n_teachers == 0
+    (pair,), _ = made([state(text("4"), 1.0), state(text("5"), 0.0)], [])
+    assert pair.chosen == [text("4")]
+    found, _ = made([state(text("4"), 1.0), state(text("4"), 0.0)], [])  # the same words
+    assert not found
+
+
+def test_outcomes_that_overlap_make_no_pair() -> None:
+    """One trace with `ls` did as well as one with `cat`."""
+    traces = [state(CAT, 0.0), state(CAT, 0.5), state(LS, 0.5), state(LS, 1.0)]
+    assert BY_OUTCOME not in result(traces, [])
+    assert BY_OUTCOME in result([state(CAT, 0.0), state(CAT, 0.4), *traces[2:]], [])
+
+
+def test_an_action_that_earned_something_is_not_rejected_by_agreement() -> None:
+    expected = {"the trace's action earned an outcome above 0": 1}
+    assert result([state(CAT, 0.1)], answers(LS, LS)) == expected
+    assert result([state(CAT, 0.0)], answers(LS, LS)) == BY_AGREEMENT
+    found = result([state(CAT, 1.0, "f:1"), state(CAT, 0.0, "f:2")], answers(LS, LS))
+    assert found == expected | {"the same action was taken there before": 1}
+
+
+def test_outcomes_count_more_than_teachers() -> None:
+    """The teachers prefer what failed worse."""
+    found, counts = made([state(CAT, -1.0), state(LS, 0.0)], answers(CAT, CAT, CAT))
+    assert [(pair.chosen, pair.rejected) for pair in found] == [([LS], [CAT])]
+    assert +counts.states == {BY_OUTCOME: 1, UNDECIDED: 1}
+
+
+NAMES = st.sampled_from(["ls", "pwd", "cat", "text"])
+ACTIONS = {"ls": LS, "pwd": PWD, "cat": CAT, "text": text("hm")}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(ACTIONS)), st.none() | st.integers(-1, 1)), min_size=1, max_size=4
+    ),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(ACTIONS))), max_size=8),
+    st.integers(2, 3),
+)
+def test_every_pair_keeps_the_rules(
+    traces: list[tuple[str, int | None]], given: list[tuple[int, str]], min_agree: int
+) -> None:
+    """Of any traces and answers, against the rules written another way."""
+    seen = [state(ACTIONS[name], outcome, f"f:{i}") for i, (name, outcome) in enumerate(traces)]
+    asked = [answer(f"t{who}", ACTIONS[name], i) for i, (who, name) in enumerate(given)]
+    found, counts = made(seen, asked, min_agree=min_agree)
+    name_of = {json.dumps(message): name for name, message in ACTIONS.items()}
+    earned = {name: [o for n, o in traces if n == name and o is not None] for name, _ in traces}
+    by_teacher = [Counter(n for w, n in given if w == who) for who in range(4)]
+    for pair in found:
+        chosen, rejected = name_of[json.dumps(pair.chosen[0])], name_of[json.dumps(pair.rejected[0])]
+        assert chosen != rejected and rejected in dict(traces)
+        if pair.made_by == "outcome":
+            assert min(earned[chosen]) > max(earned[rejected])
+        else:
+            assert chosen != "text" and max(earned[rejected], default=0) <= 0
+            others = {n for n in ACTIONS if n not in (chosen, "text")}
+            most = [max(min(own["text"], 1), *(own[n] for n in others)) for own in by_teacher]  # no two texts
+            voters = sum(own[chosen] > other for own, other in zip(by_teacher, most, strict=True))
+            assert pair.n_teachers_agreeing == voters >= min_agree
+    assert len({json.dumps(pair.rejected) for pair in found}) == len(found)
+    assert sum(counts.states.values()) == len(traces)
+    assert sum(counts.answers.values()) == len(given)
+
+
+def test_one_teacher_alone_cannot_agree() -> None:
+    with pytest.raises(ConfigError, match="--min-agree: it is 1"):
+        made([state(CAT)], answers(LS), min_agree=1)
+
+
+# Files.
+
+
+def test_the_parquet_file_and_the_card_are_a_data_set(tmp_path: Path) -> None:
+    datasets, report = pytest.importorskip("datasets"), pytest.importorskip(f"{pairs.__package__}.report")
+    seen = [state(CAT), state(text("no"), 0.0), state(LS, 1.0)]
+    found, counts = made(seen, answers(PWD, PWD))
+    assert len(found) == 2
+    report.write_pairs(found, tmp_path / report.PAIRS)
+    run = {"redact": "secrets", "logs": ["a"], "tools": "x", "states": 3, "lines": {}, "actions": {}}
+    costs = report.Costs(0.25, Counter(t0=3), Counter({"status 500": 2}))
+    (tmp_path / report.CARD).write_text(report.card(run, found, costs))
+    rows = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path / "cache"), split="train")
+    assert rows.column_names == list(Pair._fields) == list(report.MEANING)
+    for row, pair in zip(rows, found, strict=True):
+        (one,) = pairs_of(row)
+        assert one.weight == (pair.n_teachers_agreeing or 1)
+        kept = {key: value for key, value in one.chosen[0].items() if value is not None}
+        assert kept == pair.chosen[0] and json.loads(row["tools"]) == TOOLS
+    run |= {"secrets": {"JWT": 1}, "judge": None, "min_agree": 2, "ignored": ""}
+    text_ = report.report(run, counts, found, costs)
+    for part in (
+        "2 pairs: 1 by agreement, 1 by outcome",
+        "0.250000 USD",
+        "| JWT | 1 |",
+        "| status 500 | 2 |",
+    ):
+        assert part in text_

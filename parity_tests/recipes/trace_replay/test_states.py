@@ -1,0 +1,71 @@
+"""States: their ids, and the file that holds them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_plugins.errors import ComposerError
+from composer_plugins.recipes.trace_replay.states import State, read_states, state_id, write_states
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+LEAVES = TEXT | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False)
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8)
+MESSAGES = st.lists(st.dictionaries(TEXT, JSON), max_size=3)
+
+
+def reordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: reordered(one) for key, one in reversed(value.items())}
+    return [reordered(one) for one in value] if isinstance(value, list) else value
+
+
+@given(MESSAGES, st.none() | MESSAGES)
+def test_an_id_does_not_depend_on_the_order_of_keys(messages: Any, tools: Any) -> None:
+    name = state_id(messages, tools)
+    assert name == state_id(reordered(messages), reordered(tools))
+    assert len(name) == 16 and set(name) <= set("0123456789abcdef")
+    assert name != state_id([*messages, {"role": "user"}], tools)
+    assert name != state_id(messages, [*(tools or []), {"name": "f"}])
+
+
+@given(MESSAGES, MESSAGES, st.none() | st.floats(-1, 1))
+def test_states_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, messages: Any, tools: Any, outcome: float | None
+) -> None:
+    path = tmp_path_factory.mktemp("states") / "states.jsonl"
+    states = [State(state_id(messages, tools), messages, tools, {"role": "assistant"}, "f:1", outcome)] * 2
+    assert write_states(states, path) == 2
+    assert read_states(path) == states and [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ComposerError) as refused:
+        read_states(path)
+    return str(refused.value).removeprefix(str(path))
+
+
+def test_a_file_that_was_changed_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "states.jsonl"
+    assert refusal(path).startswith(": it cannot be read (FileNotFoundError")
+    state = State(state_id([{"a": 1}], None), [{"a": 1}], None, {}, "f:1", None)
+    write_states([state], path)
+    text = path.read_text()
+    path.write_text(text + text.replace('"a": 1', '"a": 2'))
+    assert refusal(path).startswith(f":2: the id '{state.id}' is not the hash")
+    for wrong in ("{}", "3", '{"messages": [], "prompt": ""}', text[:20]):
+        path.write_text(wrong + "\n")
+        assert refusal(path).startswith(":1: it is no state, which has the fields id, messages")
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "states.jsonl"
+    path.write_text("old")
+    half = State("x", [], None, {"content": "\ud800"}, "f:1", None)  # no UTF-8
+    with pytest.raises(UnicodeEncodeError):
+        write_states([half], path)
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(ComposerError, match="cannot be written"):
+        write_states([], tmp_path / "gone" / "states.jsonl")

@@ -1,0 +1,56 @@
+"""States, teachers and runs for the tests of recipes/trace_replay."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.recipes.trace_replay.journal import Journal
+from composer_plugins.recipes.trace_replay.replay import Progress, Summary, replay
+from composer_plugins.recipes.trace_replay.states import State, state_id
+from composer_plugins.recipes.trace_replay.teachers import Teacher
+
+TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+
+
+def a_call(command: str) -> dict[str, Any]:
+    """An assistant message that calls the tool."""
+    function = {"name": "run", "arguments": json.dumps({"command": command})}
+    return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+
+def a_state(number: int) -> State:
+    """A state, which differs from those of other numbers."""
+    messages = [{"role": "user", "content": f"task {number}"}]
+    observed = {"role": "assistant", "content": ""} | {"tool_calls": a_call("ls")["tool_calls"]}
+    return State(state_id(messages, TOOLS), messages, TOOLS, observed, f"log.jsonl:{number}", None)
+
+
+def a_teacher(base_url: str, name: str = "a", **changes: Any) -> Teacher:
+    """A teacher whose model has its name. A token of its prompt costs 1e-6 USD, and one of an answer 4e-6."""
+    entry = {"name": name, "model": name, "base_url": base_url, "max_tokens": 50, "timeout": 10.0}
+    entry |= {"usd_per_million_input": 1.0, "usd_per_million_output": 4.0}
+    return Teacher.model_validate(entry | changes)
+
+
+def echo(body: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a scripted teacher: a call that names the model and the task."""
+    return a_call(f"{body['model']}: {body['messages'][0]['content']}")
+
+
+def replayed(
+    path: Path,
+    states: Sequence[State],
+    teachers: Sequence[Teacher],
+    *,
+    samples: int = 1,
+    concurrency: int = 4,
+    max_usd: float = 100.0,
+    seen: list[Progress] | None = None,
+) -> Summary:
+    """Run a replay with the journal at `path`."""
+    options = {"samples": samples, "concurrency": concurrency, "max_usd": max_usd}
+    with Journal(path) as journal:
+        on_progress = (seen if seen is not None else []).append
+        return asyncio.run(replay(states, teachers, journal, **options, on_progress=on_progress))

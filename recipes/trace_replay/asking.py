@@ -1,0 +1,212 @@
+"""One request to a teacher: its body, the most that it can cost, and what is accepted as an answer."""
+
+import json
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+import httpx2
+import openai
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.recipes.trace_replay.states import Message, State
+from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
+
+# The tokens that a chat template may add to those of the messages and tools: its instructions for tool calls.
+# What it writes around a message is shorter than the quotes and keys of that message in JSON.
+TEMPLATE_TOKENS = 1024
+CUT_OFF = "length"  # the finish_reason of an answer that reached its limit of tokens
+REFUSED = "refusal"
+MAX_SHOWN = 300  # characters of an endpoint's own words
+
+Body = dict[str, Any]
+
+
+class NoAnswer(openai.OpenAIError):
+    """A request was sent, and no whole answer came: the endpoint may have billed it."""
+
+
+class Unusable(Exception):
+    """An endpoint's answer that is no action."""
+
+
+class Client(httpx2.AsyncClient):
+    """An HTTP client for openai's, which does not send again what an endpoint may already have billed.
+
+    openai's client tries again after a refusal (429, 5xx), and where no connection was made. It also would
+    after a timeout or a lost connection, but not after an OpenAIError.
+    """
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request and read its whole answer."""
+        try:
+            return await super().send(request, **options)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
+            raise
+        except httpx2.TimeoutException:
+            seconds = request.extensions["timeout"]["read"]
+            raise NoAnswer(f"the endpoint sent nothing for {seconds:g} seconds") from None
+        except httpx2.HTTPError as error:
+            raise NoAnswer(f"the connection was lost ({in_a_line(error)})") from None
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """The certificates that all clients share: to read them takes longer than all else about a client."""
+    return httpx2.create_ssl_context()
+
+
+def client_of(teacher: Teacher) -> openai.AsyncOpenAI:
+    """The openai client of a teacher's endpoint."""
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)  # --concurrency is the limit
+    return openai.AsyncOpenAI(
+        base_url=teacher.base_url,
+        api_key=teacher.api_key(),
+        timeout=teacher.timeout,
+        max_retries=teacher.max_retries,
+        http_client=Client(timeout=teacher.timeout, limits=limits, follow_redirects=True, verify=tls()),
+    )
+
+
+def chat_body(state: State, teacher: Teacher) -> Body:
+    """The request for a teacher's action in a state."""
+    tools = {"tools": state.tools} if state.tools else {}
+    return {"model": teacher.model, "messages": state.messages, **tools, **teacher.limit(), **teacher.params}
+
+
+def most_usd(teacher: Teacher, body: Body) -> float:
+    """The most that a request can cost: a token of its prompt is at least one byte of its text."""
+    if teacher.is_free:
+        return 0.0
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    tokens = len(text.encode("utf-8", "surrogatepass")) + TEMPLATE_TOKENS
+    return teacher.usd(tokens, next(body[name] for name in LIMITS if name in body))
+
+
+def check_is_text(state: State) -> None:
+    """Raise DataError for a part of a message that is not text (an image): its tokens have no known bound."""
+    contents = [message.get("content") for message in state.messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    if kinds := sorted({str(part.get("type")) for part in parts} - {"text"}):
+        problem = f"a message has a part of type {kinds[0]!r}, whose tokens have no known bound"
+        raise DataError(state.source, problem, "leave the trace out, or ask teachers whose prices are 0")
+
+
+async def post(client: openai.AsyncOpenAI, body: Body, key: str) -> str:
+    """The text of an endpoint's answer to a request."""
+    response = await client.post(
+        "/chat/completions", cast_to=httpx2.Response, body=body, options={"headers": {"Idempotency-Key": key}}
+    )
+    return response.text
+
+
+class Usage(BaseModel):
+    """What an endpoint says a request took."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    completion_tokens: Annotated[int, Field(ge=0)]
+
+
+class _Function(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+
+class _Call(BaseModel):
+    id: str
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str
+
+
+class _Completion(BaseModel):
+    model_config = ConfigDict(strict=True)
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+
+
+class Reply(NamedTuple):
+    """An endpoint's answer: a message in the form of State.observed, and why it ended."""
+
+    message: Message
+    finish_reason: str
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """An endpoint's answer as JSON."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unusable(f"the answer is not JSON, or is cut off: {shown(text)}") from None
+    if not isinstance(data, dict):
+        raise Unusable(f"the answer is not a JSON object: {shown(text)}")
+    return data
+
+
+def read_usage(data: Mapping[str, Any]) -> Usage | None:
+    """The `usage` of an endpoint's answer, where it has one."""
+    try:
+        return Usage.model_validate(data.get("usage"), strict=True)
+    except ValidationError:
+        return None
+
+
+def read_reply(data: Mapping[str, Any]) -> Reply:
+    """The message of an endpoint's answer; raises Unusable for one that is no action."""
+    try:
+        choice = _Completion.model_validate(data, strict=True).choices[0]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unusable(f"the answer is no chat completion: {where}: {first['msg']}") from None
+    given, finish = choice.message, choice.finish_reason
+    if given.refusal:
+        return Reply(_checked({"role": "assistant", "content": given.refusal}), REFUSED)
+    calls = []
+    for call in given.tool_calls or ():
+        arguments = call.function.arguments or "{}"  # some servers write nothing for no arguments
+        if _is_object(arguments):
+            function = {"name": call.function.name, "arguments": arguments}
+            calls.append({"id": call.id, "type": "function", "function": function})
+        elif finish != CUT_OFF:  # the call that an answer is cut off in is left out, and the rest is kept
+            raise Unusable(f"the arguments of a tool call are not a JSON object: {shown(arguments)}")
+    if given.content is None and not calls and finish not in (CUT_OFF, "content_filter"):
+        raise Unusable("the answer has neither content nor tool calls")
+    message = {"role": "assistant", "content": given.content or ""}
+    return Reply(_checked(message | ({"tool_calls": calls} if calls else {})), finish)
+
+
+def _checked(message: Message) -> Message:
+    try:
+        json.dumps(message, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Unusable("the answer has half of a surrogate pair, which is no Unicode text") from None
+    return message
+
+
+def _is_object(text: str) -> bool:
+    """Whether a text is a JSON object. NaN and Infinity, which Python accepts, are not JSON."""
+    try:
+        return isinstance(json.loads(text, parse_constant=_not_json), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _not_json(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def shown(text: str) -> str:
+    """An endpoint's own words in one line, the first of them if they are long."""
+    text = " ".join(text.split())
+    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")

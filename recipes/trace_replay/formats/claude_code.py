@@ -1,0 +1,285 @@
+"""Claude Code's session files: a tree of lines, of which one model response may take several.
+
+The format is not documented. What is read here was observed in versions 1.0 to 2.1:
+
+- `parentUuid` makes a tree: a user who goes back starts a branch, a sub-agent (`isSidechain`) has a root of
+  its own, in this file or in `agent-*.jsonl`. Lines without a message may stand between two messages.
+- One response is one line per content block; they share `message.id`. Parallel tool calls and their results
+  hang beside each other, so that no path through the tree holds them all: a response is therefore gathered
+  by its id, and a result by the id of its call.
+- A compact boundary is a root. If it kept messages, they hang below the new summary from then on.
+
+The system prompt, the tools, and what Claude Code adds to requests are not in these files.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.errors import DataError
+from composer_plugins.recipes.trace_replay.formats.common import (
+    Acted,
+    Converted,
+    Tally,
+    Tools,
+    assistant,
+    expected,
+    json_lines,
+    json_text,
+    tool_call,
+    unknown_line,
+    why_left_out,
+)
+
+MESSAGES = ("user", "assistant")
+# Lines that no request to the model holds as they are.
+# fmt: off
+WITHOUT_MESSAGE = (
+    "agent-color", "agent-name", "agent-setting", "ai-title", "attachment", "attribution-snapshot",
+    "bridge-session", "content-replacement", "custom-title", "file-history-delta", "file-history-snapshot",
+    "frame-link", "last-prompt", "marble-origami-commit", "marble-origami-snapshot", "mode",
+    "permission-mode", "pr-link", "progress", "queue-operation", "speculation-accept", "summary", "system",
+    "tag", "task-summary", "worktree-state",
+)
+# fmt: on
+SERVER_TOOL_BLOCKS = ("server_tool_use", "mcp_tool_use", "container_upload")  # and every *_tool_result
+SYNTHETIC = "<synthetic>"  # the model of an assistant line that Claude Code wrote itself
+NO_HISTORY = "its history is not in the file"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the tree."""
+
+    number: int
+    where: str
+    uuid: str
+    parent: str | None
+    kind: str
+    row: dict[str, Any]
+
+    @property
+    def blocks(self) -> list[dict[str, Any]]:
+        """The content blocks of the line's message."""
+        content = expected(self.where, self.row.get("message"), dict, "message").get("content")
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        blocks = expected(self.where, content, list, "content of the message")
+        texts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in blocks]
+        return [expected(self.where, one, dict, "a content block") for one in texts]
+
+
+@dataclass
+class Response:
+    """One response of the model, gathered from its lines."""
+
+    key: str
+    lines: list[Line] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the id of the call
+    lost: str | None = None
+    is_truncated: bool = False
+
+    @cached_property
+    def converted(self) -> Converted:
+        """The response as an assistant message, when all its lines are there."""
+        return Converted(assistant("\n\n".join(self.texts), list(self.calls.values())), self.lost)
+
+
+def recognises(row: dict[str, Any]) -> bool:
+    """Whether this is a line of a session file."""
+    return row.get("type") in (*MESSAGES, *WITHOUT_MESSAGE) and not {"messages", "prompt"} & row.keys()
+
+
+def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
+    """Each response of the model in a session file, with the messages before it."""
+    session = Session(json_lines(path, label, tally), tally)
+    for response in session.responses.values():
+        first = response.lines[0]
+        chain = session.chain(first)
+        before = None if chain is None else session.messages(chain)
+        reason = NO_HISTORY if before is None else why_left_out(before, response.converted)
+        reason = "it was cut at the length limit" if response.is_truncated else reason
+        if reason is not None or before is None:
+            tally.actions[reason or NO_HISTORY] += 1
+            continue
+        messages, observed = [one.message for one in before], response.converted.message
+        yield Acted(messages, tools, observed, first.where, None, response.key)
+
+
+class Session:
+    """The lines of a session file, its responses, and the results of its tool calls."""
+
+    def __init__(self, rows: Iterable[tuple[str, dict[str, Any]]], tally: Tally) -> None:
+        self.lines: dict[str, Line] = {}
+        self.responses: dict[str, Response] = {}  # by message.id, in the order of their first lines
+        self.response_of: dict[str, Response] = {}  # by the uuid of each of their lines
+        self.owners: dict[str, Response] = {}  # by the id of each of their calls
+        self.results: dict[str, list[tuple[Line, Converted]]] = defaultdict(list)  # by the id of the call
+        self.said: dict[str, tuple[list[Converted], list[Converted]]] = {}  # by uuid: see _said
+        self.moved: list[tuple[int, str, str]] = []  # from this line on, this uuid has this parent
+        for where, row in rows:
+            self._add(where, row, tally)
+
+    def _add(self, where: str, row: dict[str, Any], tally: Tally) -> None:
+        kind = row.get("type")
+        if kind not in MESSAGES and kind not in WITHOUT_MESSAGE:
+            raise unknown_line(where, f"a Claude Code line has the unknown type {kind!r}")
+        if kind in WITHOUT_MESSAGE:
+            inner = row.get("attachment") if kind == "attachment" else None
+            detail = inner.get("type") if isinstance(inner, dict) else row.get("subtype")
+            tally.lines[f"{kind} {detail}" if isinstance(detail, str) else kind] += 1
+            if "uuid" not in row:
+                return
+        uuid = expected(where, row.get("uuid"), str, "uuid")
+        if uuid in self.lines:
+            tally.lines["line that is in the file twice"] += 1
+            return
+        parent = row.get("parentUuid")
+        parent = None if parent is None else expected(where, parent, str, "parentUuid")
+        line = Line(int(where.rpartition(":")[2]), where, uuid, parent, kind, row)
+        self.lines[uuid] = line
+        if kind == "system":
+            self._add_boundary(line)
+        elif kind == "assistant":
+            self._add_response_line(line, tally)
+        elif kind == "user":
+            for block in line.blocks:
+                if block.get("type") == "tool_result":
+                    call_id = expected(where, block.get("tool_use_id"), str, "tool_use_id")
+                    self.results[call_id].append((line, _result(where, call_id, block.get("content"))))
+
+    def _add_boundary(self, line: Line) -> None:
+        """Note which messages a compact boundary kept, and below what."""
+        metadata = line.row.get("compactMetadata") or {}
+        segment, kept = metadata.get("preservedSegment") or {}, metadata.get("preservedMessages") or {}
+        head = segment.get("headUuid") or next(iter(kept.get("uuids") or ()), None)
+        anchor = segment.get("anchorUuid") or kept.get("anchorUuid")
+        if head and anchor:
+            self.moved.append((line.number, head, anchor))
+
+    def _add_response_line(self, line: Line, tally: Tally) -> None:
+        message = expected(line.where, line.row.get("message"), dict, "message")
+        if line.row.get("isApiErrorMessage") or message.get("model") == SYNTHETIC:
+            tally.lines["assistant line that the model did not write"] += 1
+            return
+        key = message.get("id") or line.uuid
+        response = self.responses.setdefault(key, Response(key))
+        self.response_of[line.uuid] = response
+        response.lines.append(line)
+        response.is_truncated |= message.get("stop_reason") == "max_tokens"
+        for block in line.blocks:
+            kind = block.get("type")
+            if kind == "text":
+                response.texts.append(expected(line.where, block.get("text"), str, "text"))
+            elif kind == "tool_use":
+                call_id = expected(line.where, block.get("id"), str, "id of a tool_use block")
+                name = expected(line.where, block.get("name"), str, "name of a tool_use block")
+                self.owners[call_id] = response
+                response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
+            elif kind in ("thinking", "redacted_thinking"):
+                tally.lines["thinking block (left out of the states)"] += 1
+            elif kind in SERVER_TOOL_BLOCKS or str(kind).endswith("_tool_result"):
+                response.lost = "a tool that the provider's server ran"
+            else:
+                raise unknown_line(line.where, f"an assistant message has a block of the type {kind!r}")
+
+    def chain(self, line: Line) -> list[Line] | None:
+        """The lines above a line, from the root down; None if one of them is missing."""
+        chain, seen, one = list[Line](), {line.uuid}, line
+        while (parent := self._parent(one, line.number)) is not None:
+            if parent in seen:
+                raise DataError(line.where, "its parentUuid leads back to itself", "repair the log")
+            if parent not in self.lines:
+                return None
+            seen.add(parent)
+            one = self.lines[parent]
+            chain.append(one)
+        return chain[::-1]
+
+    def _parent(self, line: Line, now: int) -> str | None:
+        for number, head, anchor in reversed(self.moved):
+            if line.uuid == head and number < now:
+                return anchor
+        return line.parent
+
+    def messages(self, chain: list[Line]) -> list[Converted]:
+        """The lines of a chain as messages, with all calls of each response and all their results."""
+        found, gathered, on_chain = list[Converted](), set[str](), {line.uuid for line in chain}
+        for line in chain:
+            if line.kind == "assistant" and (response := self.response_of.get(line.uuid)) is not None:
+                if response.key not in gathered:
+                    gathered.add(response.key)
+                    found += self._turn(response, on_chain)
+            elif line.kind == "user" and _is_sent(line.row):
+                found += self._user_messages(line, on_chain)
+        return found
+
+    def _turn(self, response: Response, on_chain: set[str]) -> list[Converted]:
+        """A response and the results of its calls; a response of thinking alone leaves nothing behind."""
+        converted = response.converted
+        if not converted.lost and not converted.message["content"] and not response.calls:
+            return []
+        found, beside = [converted], list[Line]()
+        for call_id in response.calls:
+            results = self.results[call_id]
+            chosen = next((one for one in results if one[0].uuid in on_chain), next(iter(results), None))
+            if chosen is not None:
+                found.append(chosen[1])
+                if chosen[0].uuid not in on_chain and chosen[0] not in beside:
+                    beside.append(chosen[0])
+        return found + [one for line in beside for one in self._user_messages(line, on_chain)]
+
+    def _user_messages(self, line: Line, on_chain: set[str]) -> list[Converted]:
+        """What a user line says beside the results of tool calls, which `_turn` has placed."""
+        if line.uuid not in self.said:
+            self.said[line.uuid] = _said(line)
+        said, results = self.said[line.uuid]
+        owners = [self.owners.get(result.message["tool_call_id"]) for result in results]
+        return [
+            result
+            for result, owner in zip(results, owners, strict=True)
+            if owner is None or not any(one.uuid in on_chain for one in owner.lines)
+        ] + said
+
+
+def _is_sent(row: dict[str, Any]) -> bool:
+    """Whether a user line is part of a request; a hidden line (isMeta) is, a note of the display is not."""
+    return bool(row.get("isCompactSummary")) or not row.get("isVisibleInTranscriptOnly")
+
+
+def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
+    """What a user line says, as one message or none, and the results of tool calls in it."""
+    texts, lost, results = [], None, []
+    for block in line.blocks:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(expected(line.where, block.get("text"), str, "text"))
+        elif kind in ("image", "document"):
+            lost = f"content of the type {kind}"
+        elif kind == "tool_result":
+            results.append(_result(line.where, block["tool_use_id"], block.get("content")))
+        else:
+            raise unknown_line(line.where, f"a user message has a block of the type {kind!r}")
+    said = [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if texts or lost else []
+    return said, results
+
+
+def _result(where: str, call_id: str, content: Any) -> Converted:
+    texts, lost = [], None
+    for block in [content] if content is None or isinstance(content, str) else content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if block is None or isinstance(block, str):
+            texts.append(block or "")
+        elif kind == "text":
+            texts.append(expected(where, block.get("text"), str, "text of a tool result"))
+        elif kind == "tool_reference":  # the answer of a search for tools
+            texts.append(json_text(block))
+        elif kind in ("image", "document", "search_result"):
+            lost = f"content of the type {kind}"
+        else:
+            raise unknown_line(where, f"a tool result has a block of the type {kind!r}")
+    return Converted({"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}, lost)

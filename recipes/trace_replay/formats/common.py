@@ -1,0 +1,222 @@
+"""What the readers of all formats share: lines of JSON, chat messages, points at which a model acted."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.recipes.trace_replay.states import Message
+
+Tools = list[dict[str, Any]]
+
+
+class Acted(NamedTuple):
+    """A point of a log at which the model acted, before redaction."""
+
+    messages: list[Message]
+    tools: Tools | None
+    observed: Message
+    source: str  # "file:line"
+    outcome: float | None
+    key: str  # equal for copies of one action in several files
+
+
+@dataclass
+class Tally:
+    """What a reader knowingly leaves out, with numbers: lines that hold no message, and actions."""
+
+    lines: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+
+
+class Converted(NamedTuple):
+    """A message as OpenAI chat messages have it, and what of it cannot be written as text, if anything."""
+
+    message: Message
+    lost: str | None
+
+
+def unknown_line(where: str, problem: str) -> DataError:
+    """The error for a line that a known format should not have."""
+    return DataError(where, problem, "remove the line from a copy of the log, or report the new line type")
+
+
+def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line of a file as (label:number, object); only a last line without a line break may be torn."""
+    lines = path.read_bytes().split(b"\n")
+    for number, raw in enumerate(lines, start=1):
+        if not raw.strip():
+            continue
+        where = f"{label}:{number}"
+        try:
+            row = json.loads(raw.decode())
+        except (ValueError, RecursionError) as error:
+            if 1 < number == len(lines):
+                tally.lines["torn last line of a file that is being written"] += 1
+                return
+            problem = f"the line is not JSON: {in_a_line(error)}"
+            raise DataError(where, problem, "give logs with one JSON object in each line") from None
+        if not isinstance(row, dict):
+            problem = f"the line is {_short(row)}"
+            raise DataError(where, problem, "give logs with one JSON object in each line")
+        yield where, (mapped(row, without_lone_surrogates) if b"\\ud" in raw.lower() else row)
+
+
+def mapped(value: Any, function: Callable[[str], str]) -> Any:
+    """A JSON value with `function` applied to each of its strings, except the names of fields."""
+    if isinstance(value, str):
+        return function(value)
+    if isinstance(value, list):
+        return [mapped(one, function) for one in value]
+    if isinstance(value, dict):
+        return {key: mapped(one, function) for key, one in value.items()}
+    return value
+
+
+def without_lone_surrogates(text: str) -> str:
+    """The text with each half of a character, which UTF-8 cannot write, replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def expected(where: str, value: Any, kind: type, name: str) -> Any:
+    """The value, if it has the type that the format says."""
+    if not isinstance(value, kind):
+        raise unknown_line(where, f"{name} is {_short(value)}")
+    return value
+
+
+def json_text(value: Any) -> str:
+    """Arguments of a tool call as a model would write them."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call of an assistant message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(content: str, calls: Sequence[dict[str, Any]]) -> Message:
+    """An assistant message; `tool_calls` is there only if it has calls."""
+    return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {})}
+
+
+def chat_message(where: str, raw: Any, tally: Tally) -> Converted:
+    """An OpenAI or verifiers message in one form: text content, calls as function calls, no reasoning."""
+    message = expected(where, raw, dict, "a message")
+    role = message.get("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise unknown_line(where, f"a message has the role {role!r}")
+    if message.get("function_call"):
+        raise unknown_line(where, "a message has a function_call, the form before tool_calls")
+    content, lost = text_content(where, message.get("content"))
+    if role == "assistant":
+        calls = [_call(where, one) for one in message.get("tool_calls") or ()]
+        if any(message.get(one) for one in ("reasoning_content", "reasoning", "thinking_blocks")):
+            tally.lines["reasoning of an assistant message (left out of the states)"] += 1
+        if any(call is None for call in calls):
+            lost = lost or "a tool call that is not a function call"
+        return Converted(assistant(content, [call for call in calls if call]), lost)
+    if role == "tool":
+        call_id = expected(where, message.get("tool_call_id"), str, "tool_call_id of a tool message")
+        return Converted({"role": "tool", "tool_call_id": call_id, "content": content}, lost)
+    return Converted({"role": "system" if role == "developer" else role, "content": content}, lost)
+
+
+def text_content(where: str, content: Any) -> tuple[str, str | None]:
+    """The text of a message's content, and what of it is no text."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    texts, lost = [], None
+    for part in expected(where, content, list, "content of a message"):
+        kind = expected(where, part, dict, "a part of a message").get("type")
+        if kind == "text":
+            texts.append(expected(where, part.get("text"), str, "text of a message"))
+        elif kind in ("image_url", "input_audio", "file", "refusal"):
+            lost = f"content of the type {kind}"
+        else:
+            raise unknown_line(where, f"a message has content of the type {kind!r}")
+    return "".join(texts), lost
+
+
+def _call(where: str, raw: Any) -> dict[str, Any] | None:
+    """A tool call, flat or with `function`, or as JSON text; None if it calls no function."""
+    if isinstance(raw, str):  # verifiers before 0.2 wrote each call as text
+        try:
+            raw = json.loads(raw)
+        except ValueError:
+            raise unknown_line(where, f"a tool call is {_short(raw)}") from None
+    call = expected(where, raw, dict, "a tool call")
+    if call.get("type", "function") != "function":
+        return None
+    function = call.get("function", call)
+    arguments = expected(where, function, dict, "function of a tool call").get("arguments")
+    name = expected(where, function.get("name"), str, "name of a tool call")
+    arguments = arguments if isinstance(arguments, str) else json_text(arguments or {})
+    return tool_call(expected(where, call.get("id"), str, "id of a tool call"), name, arguments)
+
+
+def function_tools(where: str, raw: Any) -> Tools | None:
+    """Tools as OpenAI function tools; verifiers has the inner table alone."""
+    if not raw:
+        return None
+    tools = []
+    for one in expected(where, raw, list, "tools"):
+        function = one.get("function", one) if isinstance(one, dict) else one
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise unknown_line(where, f"a tool is {_short(one)}")
+        known = {
+            key: function[key]
+            for key in ("name", "description", "parameters", "strict")
+            if function.get(key) is not None
+        }
+        tools.append({"type": "function", "function": known})
+    return tools
+
+
+def finite(where: str, reward: Any) -> float | None:
+    """A reward as a number; None if the log has none."""
+    if reward is None:
+        return None
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise unknown_line(where, f"the reward is {_short(reward)}")
+    return float(reward)
+
+
+def why_left_out(before: Sequence[Converted], observed: Converted) -> str | None:
+    """Why an action cannot be replayed or trained on; None if it can."""
+    if not before:
+        return "nothing comes before it"
+    for one in (*before, observed):
+        if one.lost:
+            return f"it needs {one.lost}"
+    if not observed.message["content"].strip() and not observed.message.get("tool_calls"):
+        return "the action is empty"
+    if before[-1].message["role"] == "assistant" and not before[-1].message.get("tool_calls"):
+        return "what it answers is not in the log: the message before it is the model's own"
+    if not _calls_are_answered([one.message for one in before]):
+        return "a tool call before it has no result, or a result has no call"
+    return None
+
+
+def _calls_are_answered(messages: Sequence[Message]) -> bool:
+    """Whether each call is followed by its result, as every chat endpoint requires."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                return False
+            waiting.remove(message["tool_call_id"])
+        elif waiting:
+            return False
+        else:
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+    return not waiting
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

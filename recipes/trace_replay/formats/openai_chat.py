@@ -1,0 +1,85 @@
+"""OpenAI chat logs: one conversation, or one request with its response, in each line.
+
+- `{"messages": [...], "tools": [...]}`, as fine-tuning files have it: each assistant message is an action.
+- `{"request": {"messages": ..., "tools": ...}, "response": {"choices": [...]}}`: each choice is an action.
+  The assistant messages of the request are not, because they have records of their own.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.recipes.trace_replay.formats.common import (
+    Acted,
+    Tally,
+    Tools,
+    chat_message,
+    expected,
+    function_tools,
+    json_lines,
+    unknown_line,
+    why_left_out,
+)
+
+READ = frozenset(("messages", "tools", "request", "response"))
+
+
+def recognises(row: dict[str, Any]) -> bool:
+    """Whether this is a line of an OpenAI chat log."""
+    return "messages" in row or {"request", "response"} <= row.keys()
+
+
+def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
+    """Each action in a file; `tools` stands in where a record has none."""
+    for where, row in json_lines(path, label, tally):
+        if not recognises(row):
+            fields = ", ".join(sorted(row)) or "none"
+            raise unknown_line(where, f"a line of an OpenAI chat log has the fields {fields}")
+        tally.lines.update(f"field {name!r} of an OpenAI record" for name in row.keys() - READ)
+        if "messages" in row:
+            yield from of_messages(
+                where, row["messages"], function_tools(where, row.get("tools")) or tools, tally
+            )
+        else:
+            yield from _of_exchange(where, row, tools, tally)
+
+
+def of_messages(
+    where: str,
+    raw: Any,
+    tools: Tools | None,
+    tally: Tally,
+    *,
+    first: int = 0,
+    outcome: float | None = None,
+    is_truncated: bool = False,
+) -> Iterator[Acted]:
+    """The assistant messages of a conversation from `first` on; the last may be cut at the length limit."""
+    messages = [chat_message(where, one, tally) for one in expected(where, raw, list, "messages")]
+    actions = [i for i, one in enumerate(messages) if i >= first and one.message["role"] == "assistant"]
+    for i in actions:
+        reason = why_left_out(messages[:i], messages[i])
+        if is_truncated and i == actions[-1]:
+            reason = "it was cut at the length limit"
+        if reason:
+            tally.actions[reason] += 1
+            continue
+        before = [one.message for one in messages[:i]]
+        yield Acted(before, tools, messages[i].message, where, outcome, f"{where}/{i}")
+
+
+def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Tally) -> Iterator[Acted]:
+    request = expected(where, row["request"], dict, "request")
+    response = row["response"]
+    if response is None or (isinstance(response, dict) and response.get("error")):
+        tally.lines["request that failed"] += 1
+        return
+    choices = expected(where, response, dict, "response").get("choices")
+    raw = expected(where, request.get("messages"), list, "messages of the request")
+    tools = function_tools(where, request.get("tools")) or tools
+    for choice in expected(where, choices, list, "choices of the response"):
+        message = expected(where, choice, dict, "a choice").get("message")
+        is_truncated = choice.get("finish_reason") == "length"
+        whole = [*raw, {"role": "assistant", **expected(where, message, dict, "message of a choice")}]
+        for acted in of_messages(where, whole, tools, tally, first=len(raw), is_truncated=is_truncated):
+            yield acted._replace(key=f"{acted.key}/{choice.get('index', 0)}")

@@ -1,0 +1,122 @@
+"""What a run leaves in its folder: the pairs as parquet, a report, and a data card."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from composer_plugins.recipes.trace_replay.pairs import Counts, Pair
+from composer_plugins.recipes.trace_replay.states import replace_file
+
+PAIRS, REPORT, CARD = "pairs.parquet", "report.md", "README.md"
+
+FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)])
+MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_calls", pa.list_(CALL)),
+        ("tool_call_id", pa.string()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("prompt", pa.list_(MESSAGE)),
+        ("chosen", pa.list_(MESSAGE)),
+        ("rejected", pa.list_(MESSAGE)),
+        ("tools", pa.string()),
+        ("n_teachers_agreeing", pa.int64()),
+        ("n_teachers", pa.int64()),
+        ("made_by", pa.string()),
+        ("state", pa.string()),
+        ("source", pa.string()),
+    ]
+)
+MEANING = {
+    "prompt": "the messages before the action",
+    "chosen": "one assistant message: the action that most teachers took, or that a better trace took",
+    "rejected": "one assistant message: the action of the trace",
+    "tools": "the tools as JSON text, or null",
+    "n_teachers_agreeing": "how many teachers took the chosen action; null, which is weight 1, by outcome",
+    "n_teachers": "how many teachers voted",
+    "made_by": "`agreement` of teachers, or `outcome` of traces",
+    "state": "the hash of messages and tools",
+    "source": "file and line of the trace's action",
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the journal says of a replay."""
+
+    spent: float = 0.0  # USD
+    answers: Counter[str] = field(default_factory=Counter)  # by teacher
+    failures: Counter[str] = field(default_factory=Counter)  # by reason
+
+
+def write_pairs(pairs: Sequence[Pair], path: Path) -> None:
+    """Write the parquet file."""
+    table = pa.Table.from_pylist([pair._asdict() for pair in pairs], schema=SCHEMA)
+    replace_file(path, lambda partial: pq.write_table(table, partial))
+
+
+def report(run: dict[str, Any], counts: Counts, pairs: Sequence[Pair], costs: Costs) -> str:
+    """The report as markdown. `run` is what the command `states` has recorded."""
+    made = Counter(pair.made_by for pair in pairs)
+    lines = ["# Trace replay: report", ""]
+    lines += [f"{len(pairs)} pairs: {made['agreement']} by agreement, {made['outcome']} by outcome.", ""]
+    lines += ["## Logs", "", f"- Logs: {', '.join(run['logs'])}", f"- Redaction: {run['redact']}"]
+    lines += [f"- Tools: {run['tools']}", f"- States: {run['states']}", ""]
+    lines += _table("lines not read as messages", "number", run["lines"])
+    lines += _table("actions left out", "number", run["actions"])
+    lines += _table("secrets replaced", "different ones", run["secrets"])
+    lines += ["## Answers", "", f"Spent: {costs.spent:.6f} USD.", ""]
+    lines += _table("teacher", "answers", costs.answers)
+    lines += _table("requests without an answer", "number", costs.failures)
+    lines += _table("answers", "number", counts.answers)
+    lines += ["## Agreement", "", f"- At least {run['min_agree']} teachers agree."]
+    lines += [f"- Judge of texts: {run['judge'] or 'none'}."]
+    lines += [f"- Arguments that are not compared: {run['ignored'] or 'none'}.", ""]
+    agreement = {f"{most} of {voting}": number for (most, voting), number in sorted(counts.votes.items())}
+    lines += _table("most votes for one action, of all votes", "states", agreement)
+    lines += _table("what became of the actions of the traces", "number", counts.states)
+    return "\n".join(lines)
+
+
+def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
+    """The data card, with the head that the Hugging Face hub reads."""
+    head = {
+        "pretty_name": "Preference pairs of replayed traces",
+        "task_categories": ["text-generation"],
+        "tags": ["preference", "dpo", "agent", "trace-replay"],
+        "configs": [{"config_name": "default", "data_files": PAIRS}],
+    }
+    removed = "Known kinds of secrets were replaced by `[REDACTED ...]`, as detect-secrets finds them."
+    redaction = removed if run["redact"] == "secrets" else "Nothing was redacted."
+    lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
+    lines += ["# Preference pairs of replayed traces", ""]
+    lines += [
+        f"{len(pairs)} pairs, made by `composer_plugins.recipes.trace_replay` from the log of an agent."
+    ]
+    lines += ["Several teachers were asked again at each point at which the agent acted:"]
+    lines += [f"{', '.join(sorted(costs.answers)) or 'none'}.", "", "| column | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in MEANING.items()]
+    lines += ["", "## Before you use it", ""]
+    lines += [f"- {redaction} Names, paths and other personal data are still there."]
+    lines += ["- A pair by agreement says that teachers disagree with the trace. They may be wrong."]
+    lines += ["- The prompts are from the agent's model, and not from the model that you train."]
+    lines += ["- The terms of the teachers' providers say whether a model may be trained on their answers."]
+    return "\n".join([*lines, ""])
+
+
+def _table(name: str, values: str, rows: Mapping[str, int]) -> list[str]:
+    shown = sorted(((key, one) for key, one in rows.items() if one), key=lambda row: (-row[1], row[0]))
+    if not shown:
+        return []
+    return [f"| {name} | {values} |", "|---|---|", *(f"| {key} | {one} |" for key, one in shown), ""]

@@ -1,0 +1,92 @@
+"""States: the points of a trace at which the model acted, and the file that holds them."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from composer_plugins.errors import ConfigError, DataError, in_a_line
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """A point of a trace at which the model acted."""
+
+    id: str  # 16 hex digits of the sha256 of messages and tools: two traces may share a state
+    messages: list[Message]  # OpenAI chat messages before the action
+    tools: list[dict[str, Any]] | None  # OpenAI function tools: {"type": "function", "function": {...}}
+    observed: Message  # the assistant message that the trace has here; arguments of its calls are JSON text
+    source: str  # "file:line" of the action
+    outcome: float | None  # the outcome signal of the trace, where the log has one
+
+
+def canonical(value: Any) -> str:
+    """A value as JSON with sorted keys and no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def state_id(messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
+    """The id of the state with these messages and tools."""
+    return hashlib.sha256(canonical([messages, tools]).encode()).hexdigest()[:16]
+
+
+def write_states(states: Iterable[State], path: Path) -> int:
+    """Write the states, one in a line, and return their number."""
+    number = 0
+
+    def write(partial: Path) -> None:
+        nonlocal number
+        with partial.open("w", encoding="utf-8") as file:
+            for state in states:
+                file.write(json.dumps(vars(state), ensure_ascii=False) + "\n")
+                number += 1
+
+    replace_file(path, write)
+    return number
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file under another name and rename it, so that it appears complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        problem = f"it cannot be written ({error.strerror})"
+        raise ConfigError(str(path), problem, "name a folder that can be written") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as `replace_file` does."""
+    replace_file(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def read_states(path: Path) -> list[State]:
+    """The states of a file that `write_states` has written."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        problem = f"it cannot be read ({in_a_line(error)})"
+        raise ConfigError(str(path), problem, "run the command `states` first") from None
+    states = []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            state = State(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            known = ", ".join(field.name for field in fields(State))
+            problem = f"it is no state, which has the fields {known}: {in_a_line(error)}"
+            raise DataError(f"{path}:{number}", problem, "run the command `states` again") from None
+        if state.id != state_id(state.messages, state.tools):
+            problem = f"the id {state.id!r} is not the hash of its messages and tools"
+            raise DataError(f"{path}:{number}", problem, "run the command `states` again")
+        states.append(state)
+    return states

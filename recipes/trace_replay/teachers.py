@@ -1,0 +1,145 @@
+"""Teachers: models behind OpenAI-compatible endpoints, with their prices, from a YAML file.
+
+    teachers:
+    - name: qwen
+      model: Qwen/Qwen3-32B
+      base_url: http://localhost:8000/v1
+      usd_per_million_input: 0
+      usd_per_million_output: 0
+      max_tokens: 1024
+
+An entry may also have `api_key_env` (the environment variable that holds the key), `params` (what else the
+request has: temperature, top_p ...), `timeout` in seconds, `max_retries`, and `logprobs: prompt`. Models that
+do not accept `max_tokens` take `max_completion_tokens` in its place.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from composer_plugins.config import first_error
+from composer_plugins.errors import ConfigError, in_a_line
+
+OPTION = "--teachers"
+LIMITS = ("max_tokens", "max_completion_tokens")
+# The keys of a request that this recipe writes, or that would make it cost more than was reserved for it.
+OWN_PARAMS = ("model", "messages", "tools", "stream", "n", "best_of", *LIMITS)
+LOCAL_KEY = "none"  # the client wants a key, and a local server reads none
+
+Text = Annotated[str, Field(min_length=1)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class Teacher(BaseModel):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Text  # the name in the journal and in the report
+    model: Text
+    base_url: Text
+    api_key_env: Text | None = None
+    usd_per_million_input: Price
+    usd_per_million_output: Price
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    timeout: float = Field(120.0, gt=0, allow_inf_nan=False)  # seconds in which the endpoint sends nothing
+    max_retries: int = Field(5, ge=0)
+    logprobs: Literal["prompt"] | None = None
+
+    def limit(self) -> dict[str, int]:
+        """The limit of an answer's tokens, under the name that the entry gives it."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
+    @property
+    def is_free(self) -> bool:
+        """Whether both prices are 0."""
+        return self.usd_per_million_input == self.usd_per_million_output == 0
+
+    def usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """The price of a request."""
+        cost = prompt_tokens * self.usd_per_million_input + completion_tokens * self.usd_per_million_output
+        return cost / 1e6
+
+    def api_key(self) -> str:
+        """The key in the environment variable of the entry."""
+        return LOCAL_KEY if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
+
+
+def load_teachers(path: Path) -> list[Teacher]:
+    """The teachers of a YAML file; raises ConfigError for everything that can be wrong before a request."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = f"{path} cannot be read ({error.strerror})"
+        raise ConfigError(OPTION, problem, "name a YAML file of teachers") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"{path} is not YAML ({in_a_line(error)})"
+        raise ConfigError(OPTION, problem, "correct the file") from None
+    entries = data.get("teachers") if isinstance(data, dict) and list(data) == ["teachers"] else None
+    if not isinstance(entries, list):
+        problem = f"{path} has no list of teachers"
+        raise ConfigError(OPTION, problem, "begin the file with `teachers:` and a list of entries")
+    teachers = [_teacher(entry, f"teachers[{i}]") for i, entry in enumerate(entries)]
+    check_teachers(teachers)
+    return teachers
+
+
+def check_teachers(teachers: list[Teacher]) -> None:
+    """Raise ConfigError for no teacher, for two of one name, and for a key that is not set."""
+    if not teachers:
+        raise ConfigError("teachers", "the list is empty", "add at least one teacher")
+    name, count = Counter(teacher.name for teacher in teachers).most_common(1)[0]
+    if count > 1:
+        problem = f"{count} teachers have the name {name!r}"
+        raise ConfigError("teachers", problem, "give each teacher its own name")
+    for teacher in teachers:
+        if not teacher.api_key():
+            problem = f"the environment variable {teacher.api_key_env} is not set"
+            remedy = f"run export {teacher.api_key_env}=... before, or name another variable"
+            raise ConfigError(f"teacher {teacher.name!r}, api_key_env", problem, remedy)
+
+
+def _teacher(entry: Any, key: str) -> Teacher:
+    if not isinstance(entry, dict):
+        raise ConfigError(key, f"it is {entry!r}", "write the keys of a teacher: name, model, base_url ...")
+    try:
+        teacher = Teacher.model_validate(entry)
+    except ValidationError as error:
+        raise _explained(error).under(key) from None
+    try:
+        TypeAdapter(AnyHttpUrl).validate_python(teacher.base_url)
+    except ValidationError:
+        problem = f"{teacher.base_url!r} is not an address"
+        raise ConfigError(f"{key}.base_url", problem, "write http://... or https://...") from None
+    if len(teacher.limit()) != 1:
+        problem = "an entry has either max_tokens or max_completion_tokens"
+        raise ConfigError(f"{key}.max_tokens", problem, "set one of them, which bounds the cost of an answer")
+    if taken := [name for name in OWN_PARAMS if name in teacher.params]:
+        problem = "the recipe writes this key of a request itself"
+        raise ConfigError(f"{key}.params.{taken[0]}", problem, "remove it")
+    try:
+        json.dumps(teacher.params, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}.params", f"they are not JSON ({error})", "write strings and numbers"
+        ) from None
+    return teacher
+
+
+def _explained(error: ValidationError) -> ConfigError:
+    missing = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
+    if not missing:
+        return first_error(error, Teacher)
+    if missing[0].startswith("usd_"):
+        problem = "there is no price"
+        remedy = "write USD per million tokens, and 0 for a local server"
+        return ConfigError(missing[0], problem, remedy)
+    return ConfigError(missing[0], "it is missing", "add it to the entry")
