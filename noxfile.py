@@ -115,9 +115,8 @@ def recipes(session: nox.Session) -> None:
     chosen = [args.pop(0)] if args and not args[0].startswith("-") else list(RECIPES)
     if unknown := set(chosen) - set(RECIPES):
         session.error(f"{unknown.pop()!r} is not one of the recipes {', '.join(RECIPES)}")
-    install(
-        session, "-e", ".[test,trace-replay,openenv,diloco,monarch]", constraints="constraints-recipes.txt"
-    )
+    needed = ("-e", ".[test,trace-replay,openenv,diloco,monarch]", "verifiers")
+    install(session, *needed, constraints="constraints-recipes.txt")
     for name in chosen:
         session.run("python", "-m", f"composer_plugins.recipes.{name}", *RECIPES[name])
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)

@@ -1,13 +1,8 @@
 """`composer-plugins demo`: train the codebook task with each set of channels, one run after the other."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import transformers
 from rich.console import Console
 
 from composer_plugins.recipes.codebook.curves import draw_curves
@@ -17,6 +12,7 @@ from composer_plugins.recipes.codebook.report import results_table, write_result
 from composer_plugins.recipes.codebook.run import (
     Run,
     make_start,
+    quiet_libraries,
     train,
     trainer_config,
 )
@@ -70,22 +66,3 @@ def print_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Con
         f"the {len(runs)} of {planned} runs that had finished",
         soft_wrap=True,
     )
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Hide the warnings and log lines of the libraries; errors are still shown."""
-    verbosity = transformers.logging.get_verbosity()
-    loggers = [logging.getLogger(name) for name in ("composer_plugins", "trl", "matplotlib")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers.logging.set_verbosity_error()
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -1,13 +1,17 @@
 """One run: training on the codebook task with ComposerGRPOTrainer and some of its channels."""
 
 import copy
+import logging
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
@@ -128,3 +132,22 @@ class RewardRecorder(TrainerCallback):
         if "reward" in logs:
             self.rewards.append(float(logs["reward"]))
             self.on_step(state.global_step, self.rewards[-1])
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hide the warnings and log lines of the libraries; errors are still shown."""
+    verbosity = transformers.logging.get_verbosity()
+    loggers = [logging.getLogger(name) for name in ("composer_plugins", "trl", "matplotlib")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers.logging.set_verbosity_error()
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,92 @@
+"""The command: its errors, and when it fails. What it trains is tested in test_trl.py."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.diloco import __main__ as command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--replicas", "1"], "--replicas: it is 1; set 2 or more"),
+        (["--steps", "25"], "--steps: 25 is not a multiple of --sync-every 10"),
+        (["--sync-every", "0"], "--steps: 60 is not a multiple of --sync-every 0"),
+        (["--store", "x", "--lighthouse", "y"], "--lighthouse: --store is set too; set one of them"),
+        (["--lighthouse", "y"], "--lighthouse: --replica is not set"),
+        (["--replica", "0"], "--replica: neither --lighthouse nor --store is set"),
+        (["--replica", "2", "--store", "x"], "--replica: it is 2; number the 2 replicas from 0"),
+        (["--host", "here"], "--host: it is for a replica with --lighthouse"),
+        (["--json"], "--json: it is for a single replica"),
+    ],
+)
+def test_a_wrong_option_is_an_error(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(command.app, arguments)
+    assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
+
+
+def test_an_error_is_one_line_without_a_traceback() -> None:
+    """In a process, as a user starts it. Nothing heavy is imported before the options are checked."""
+    arguments = [sys.executable, "-m", "composer_plugins.recipes.diloco", "--replicas", "1"]
+    run = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "error: --replicas: it is 1; set 2 or more\n"
+
+
+def report(replica: int, number: int, weights: str) -> dict[str, Any]:
+    return {
+        "replica": replica,
+        "number": number,
+        "participants": ["0", "1"],
+        "weights": weights * 64,
+        "reward": 0.5,
+    }
+
+
+def result(replica: int) -> dict[str, Any]:
+    return {"replica": replica, "rewards": [0.1, 0.5], "greedy": 0.4, "bytes_of_weights": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([report(0, 1, "a"), report(1, 1, "a"), report(1, 2, "b"), report(0, 2, "b")], ""),
+        (
+            [report(0, 1, "a"), report(1, 1, "a"), report(1, 2, "b"), report(0, 2, "c")],
+            "differ after round 2",
+        ),
+        ([report(0, 1, "a"), report(1, 1, "a"), report(0, 2, "b")], "1 of 2 rounds were reported by all"),
+    ],
+)
+def test_the_demo_fails_unless_all_weights_were_equal_after_every_round(
+    events: list[dict[str, Any]],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def started(arguments: list[str], replicas: int) -> Iterator[Any]:
+        yield SimpleNamespace(events=lambda: iter([*events, result(0), result(1)]))
+
+    monkeypatch.setattr(command, "started", started)
+    assert command.run_demo([], replicas=2, steps=20, sync_every=10, store="x") == (not said)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("FAILED" in printed) == bool(said) and said in printed
+
+
+def test_a_replica_that_fails_ends_the_demo(capfd: pytest.CaptureFixture[str]) -> None:
+    """The other one is killed, and what the failed one wrote to stderr is shown."""
+    failing = ["--replicas", "1", "--store", "x", "--json"]
+    with pytest.raises(SystemExit) as caught, command.started(failing, 2) as processes:
+        list(processes.events())
+    assert caught.value.code == 2
+    assert "error: --replicas: it is 1; set 2 or more" in capfd.readouterr().err
+    assert all(process.returncode is not None for process in processes.processes)

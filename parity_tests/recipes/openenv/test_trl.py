@@ -1,0 +1,231 @@
+"""TRL's tool loop on the environment: rewards, hints, and where their gradient is."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+pytest.importorskip("openenv", reason="needs the extra openenv")
+pytest.importorskip("trl", reason="needs the extra openenv")
+
+from datasets import Dataset  # noqa: E402
+
+from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer  # noqa: E402
+from composer_plugins.recipes.openenv import tiny, train  # noqa: E402
+from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
+from composer_plugins.recipes.openenv.server import serving  # noqa: E402
+from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks  # noqa: E402
+from composer_plugins.recipes.openenv.trl_tools import (  # noqa: E402
+    FINISHED,
+    DeletedFunctionTools,
+    DeletedFunctionToolsWithTests,
+    environments,
+)
+
+pytestmark = [
+    pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed"),
+    pytest.mark.filterwarnings("ignore:You are using 'environment_factory'"),
+]
+
+TASKS = make_tasks(0)
+
+
+def wrong(task: Task) -> str:
+    """A function that fails the first test."""
+    others = [one for one in EXPRESSIONS if function_source(task.function, one) != task.solution]
+    return function_source(task.function, others[0])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    torch.set_num_threads(1)
+    with serving(Sandbox(), train.BATCH) as address:
+        yield address
+    assert not psutil.Process().children(recursive=True)
+
+
+@pytest.fixture
+def tools(url: str) -> Iterator[DeletedFunctionTools]:
+    with environments(url) as factory:
+        yield factory()
+
+
+def test_the_first_failing_test_is_the_hint_of_the_first_turn(tools: DeletedFunctionTools) -> None:
+    assert tools.reset(seed=0, task=4, prompt=[], another_column=1) == TASKS[4].prompt
+    assert (tools.privileged_context, tools.hint_turn, tools.get_reward()) == (None, None, 0.0)
+    said = tools.write_function(wrong(TASKS[4]))
+    assert said == tools.privileged_context and "should be" in said
+    assert tools.hint_turn == 0
+    tools.write_function(TASKS[4].solution)
+    assert tools.get_reward() == 0.5 and tools.privileged_context == said
+    assert tools.write_function(TASKS[4].solution) == FINISHED and tools.get_reward() == 0.5
+    tools.reset(seed=0, task=4)
+    tools.write_function(TASKS[4].solution)
+    assert (tools.privileged_context, tools.hint_turn, tools.get_reward()) == (None, None, 1.0)
+
+
+def test_an_error_after_the_tests_were_read_is_about_all_turns(url: str) -> None:
+    with environments(url, DeletedFunctionToolsWithTests) as factory:
+        tools = factory()
+        tools.reset(seed=0, task=4)
+        assert tools.read_tests() == TASKS[4].tests
+        assert "should be" in tools.write_function(wrong(TASKS[4]))
+        assert tools.privileged_context is not None and tools.hint_turn is None
+
+
+class Scripted:
+    """A policy whose completions are given: row i of a batch says its turns one after the other."""
+
+    def __init__(self, trainer: Any, turns: list[list[str]]) -> None:
+        self.trainer, self.turns, self.said = trainer, turns, [0] * len(turns)
+
+    def __call__(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        tokenizer, ids = self.trainer._tokenizer, []
+        for row in self.rows(prompt_ids):
+            text = self.turns[row][min(self.said[row], len(self.turns[row]) - 1)]
+            self.said[row] += 1
+            ids.append(tokenizer(text + tiny.END, add_special_tokens=False)["input_ids"])
+        return ids, None
+
+    def rows(self, prompt_ids: list[list[int]]) -> list[int]:
+        """Which rows speak: all of them at first, then those that have called a tool, in their order."""
+        if not any(self.said):
+            return list(range(len(self.turns)))
+        return [i for i, turns in enumerate(self.turns) if self.said[i] < len(turns)]
+
+
+def call(source: str) -> str:
+    arguments = json.dumps({"name": "write_function", "arguments": {"source": source}})
+    return f"<tool_call>\n{arguments}\n</tool_call>"
+
+
+def make_trainer(factory: Any, tmp_path: Any, hint_weight: float = 1.0, batch: int = 4) -> Any:
+    tokenizer = tiny.make_tokenizer()
+    torch.manual_seed(0)
+    config = train.trainer_config(hint_weight, 1, 0, str(tmp_path))
+    config.per_device_train_batch_size = config.num_generations = config.generation_batch_size = batch
+    rows = [{"prompt": [{"role": "user", "content": ""}], "seed": 0, "task": 4}] * batch
+    return ComposerGRPOTrainer(
+        model=tiny.make_model(tokenizer),
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        environment_factory=factory,
+    )
+
+
+def batch_of(trainer: Any, turns: list[list[str]]) -> dict[str, Any]:
+    """The batch that a scripted policy makes, before it is shuffled."""
+    trainer._generate_single_turn = Scripted(trainer, turns)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer._generate_and_score_completions([dict(row) for row in trainer.train_dataset])
+
+
+def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_carry_nothing(
+    url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of the loss in the log-probabilities and logits is looked at token by token."""
+    task = TASKS[4]
+    turns = [
+        [call(wrong(task)), call(task.solution), "done"],  # fails, then passes
+        [call(task.solution), "done"],  # passes: no hint
+        [call(wrong(task)), call(wrong(task)), "done"],  # fails twice
+        ["no call at all"],
+    ]
+    with environments(url) as factory:
+        trainer = make_trainer(factory, tmp_path)
+        inputs = batch_of(trainer, turns)
+        assert [env.get_reward() for env in trainer.environments] == [0.5, 1.0, 0.0, 0.0]
+    tokens, tool_mask, hint_mask = (inputs[name] for name in ("completion_ids", "tool_mask", "hint_mask"))
+    tokenizer = trainer._tokenizer
+    for row, said in enumerate(turns):
+        own = tokenizer.decode(tokens[row][tool_mask[row].bool() & inputs["completion_mask"][row].bool()])
+        assert own == "".join(text + tiny.END for text in said)
+        hinted = tokenizer.decode(tokens[row][hint_mask[row].bool()])
+        assert hinted == (said[0] + tiny.END if row in (0, 2) else "")
+    # The teacher's prompt ends with the failing test, the student's has none.
+    teacher = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["hint_prompt_ids"]]
+    student = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["prompt_ids"]]
+    assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
+    assert teacher[1] == student[1] and teacher[0].startswith(
+        student[0].split(tiny.END + "\n<|im_start|>a")[0]
+    )
+    own = (tool_mask * inputs["completion_mask"]).bool()
+    hint = token_gradients(trainer, inputs, hint_weight=1.0, policy_weight=0.0)
+    assert torch.equal(hint > 0, hint_mask.bool())
+    policy = token_gradients(trainer, inputs, hint_weight=0.0, policy_weight=1.0)
+    assert torch.equal(policy > 0, own & inputs["advantages"].ne(0)[:, None])
+
+
+def token_gradients(trainer: Any, inputs: dict[str, Any], **weights: float) -> torch.Tensor:
+    """The norm [B, T] of the loss's gradient in the last hidden state that predicts each completion token.
+
+    Behind it is only the output head, so no other token shares it.
+    """
+    states: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.retain_grad()
+            states.append(output)
+
+    before = trainer._composer
+    trainer._composer = before.model_copy(update=weights)
+    handle = trainer.model.model.norm.register_forward_hook(keep)
+    try:
+        trainer._compute_loss(trainer.model, inputs).backward()
+    finally:
+        handle.remove()
+        trainer._composer = before
+    assert states
+    length = inputs["completion_ids"].shape[1]
+    norms = [state.grad.norm(dim=-1)[:, -length - 1 : -1] for state in states if state.grad is not None]
+    return torch.stack(norms).sum(0)
+
+
+@pytest.mark.slow
+def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url: str, tmp_path: Any) -> None:
+    """After the warm-up it calls in every rollout, and mostly repairs its first attempt; none is scripted."""
+    torch.manual_seed(0)
+    tokenizer = tiny.make_tokenizer()
+    model = tiny.make_model(tokenizer)
+    tiny.warm_up(model, tokenizer, 0)
+    run = train.Run("RL + hint")
+    train.train(
+        url, model, tokenizer, train.trainer_config(4.0, 2, 0, str(tmp_path)), run, Console(quiet=True)
+    )
+    assert run.first(train.CALLS) > 1.5 and 0.4 < run.first("reward") < 0.8
+    assert 0.6 < run.first(train.HINTED) < 1.0
+    assert not psutil.Process().children(recursive=True)[1:]  # the server alone
+
+
+def test_prompts_hints_and_completions_fit_the_model() -> None:
+    """No text of the task is unknown to the tokenizer, and none is cut off."""
+    tokenizer = tiny.make_tokenizer()
+    for task in (one for seed in range(20) for one in make_tasks(seed)):
+        for guess in EXPRESSIONS:
+            hinted = f"{task.prompt}\n\n{tiny.failure(task, guess)}"
+            messages = [{"role": "user", "content": hinted}, tiny.attempt(task.function, guess)]
+            ids = tokenizer.apply_chat_template(messages, tools=tiny.TOOLS, return_dict=True)["input_ids"]
+            text = tokenizer.apply_chat_template(messages, tools=tiny.TOOLS, tokenize=False)
+            assert tokenizer.decode(ids) == text and len(ids) < 100 < tiny.LONGEST
+
+
+def test_the_warm_up_says_nothing_about_a_task() -> None:
+    """Given a name, every expression is as likely."""
+    draw = random.Random(0)
+    right: dict[str, list[str]] = {}
+    for _ in range(4000):
+        messages = tiny.conversation(draw, hinted=True)
+        source = messages[1]["tool_calls"][0]["function"]["arguments"]["source"]
+        name = source.removeprefix("def ").split("(")[0]
+        right.setdefault(name, []).append(source)
+    for sources in right.values():
+        counts = [sources.count(one) for one in sorted(set(sources))]
+        assert len(counts) == len(EXPRESSIONS) and max(counts) < 2 * min(counts)

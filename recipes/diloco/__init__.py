@@ -1,0 +1,1 @@
+"""DiLoCo: replicas train apart and synchronise their weights every H optimizer steps."""

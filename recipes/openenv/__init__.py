@@ -1,0 +1,1 @@
+"""An OpenEnv environment with rewards and hints: an agent writes a deleted function again."""

@@ -1,0 +1,101 @@
+"""The OpenEnv environment: an action is the source of the deleted function, the tests give the reward."""
+
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI
+from openenv.core.env_server import Environment, create_fastapi_app
+from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
+
+from composer_plugins.recipes.openenv.sandbox import Sandbox
+from composer_plugins.recipes.openenv.tasks import Task, make_tasks
+from composer_plugins.recipes.openenv.verifier import Verdict, verify
+
+ATTEMPTS = 2
+DISCOUNT = 0.5  # of the reward, for each attempt that failed before
+MOST_VERDICTS = 10_000  # that a server remembers
+
+Verdicts = dict[tuple[Task, str], Verdict]
+
+
+class WriteFunction(Action):
+    """Write the deleted function, or read its tests, which is no attempt."""
+
+    source: str = Field(description="The whole function in Python.")
+    read_tests: bool = Field(default=False, description="Show the tests instead; the source is not run.")
+
+
+class Tested(Observation):
+    """What the agent reads, and what the tests said about the last attempt."""
+
+    text: str = Field(description="What the agent reads: the task, the tests, or the result of an attempt.")
+    error: str = Field(default="", description="The first failing test; empty if there is none.")
+    passed: int = Field(default=0, description="The number of tests that pass.")
+    total: int = Field(default=0, description="The number of tests.")
+
+
+class DeletedFunction(Environment[WriteFunction, Tested, State]):
+    """An episode: the agent sees a module without one function, and has ATTEMPTS attempts to write it.
+
+    The last attempt is rewarded with the fraction of tests that pass, halved for each failed attempt before
+    it. An attempt is the last one if all tests pass. `reset(seed=..., task=...)` chooses the repositories and
+    the deleted function.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, sandbox: Sandbox, verdicts: Verdicts) -> None:
+        super().__init__()
+        self.sandbox, self.verdicts = sandbox, verdicts
+        self._state = State()
+        self._task: Task | None = None
+        self._failed = 0
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, task: int = 0, **_: Any
+    ) -> Tested:
+        """Begin an episode with the task of this number."""
+        tasks = make_tasks(seed or 0)
+        self._task, self._failed = tasks[task % len(tasks)], 0
+        self._state = State(episode_id=episode_id or str(uuid4()), step_count=0)
+        return Tested(text=self._task.prompt, reward=0.0, done=False)
+
+    def step(self, action: WriteFunction, timeout_s: float | None = None, **_: Any) -> Tested:
+        """Run the tests on a function, or show them."""
+        if self._task is None:
+            return Tested(text="no task has been chosen: call reset first", reward=0.0, done=True)
+        self._state.step_count += 1
+        if action.read_tests:
+            return Tested(text=self._task.tests, reward=0.0, done=False)
+        verdict = self._verdict(self._task, action.source)
+        reward = verdict.passed / verdict.total * DISCOUNT**self._failed
+        self._failed += bool(verdict.error)
+        done = not verdict.error or self._failed >= ATTEMPTS
+        return Tested(
+            text=verdict.error or f"all {verdict.total} tests pass",
+            error=verdict.error,
+            passed=verdict.passed,
+            total=verdict.total,
+            reward=reward if done else 0.0,
+            done=done,
+        )
+
+    def _verdict(self, task: Task, source: str) -> Verdict:
+        """Run the tests, or remember what they said of the same source. A rollout is often like another."""
+        verdict = self.verdicts.get((task, source)) or verify(task, source, self.sandbox)
+        if not verdict.late and len(self.verdicts) < MOST_VERDICTS:
+            self.verdicts[task, source] = verdict
+        return verdict
+
+    @property
+    def state(self) -> State:
+        """The episode's id and the number of its steps."""
+        return self._state
+
+
+def make_app(sandbox: Sandbox, sessions: int) -> FastAPI:
+    """The server of the environment for at most `sessions` episodes at a time."""
+    factory = partial(DeletedFunction, sandbox, {})
+    return create_fastapi_app(factory, WriteFunction, Tested, max_concurrent_envs=sessions)

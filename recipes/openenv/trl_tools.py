@@ -1,0 +1,96 @@
+"""The bridge to TRL: an instance is one rollout's episode, its methods are the tools.
+
+`GRPOTrainer(environment_factory=...)` takes a class with `reset`, tool methods and `get_reward`. After the
+rollout `hint_source="environment"` reads two attributes: `privileged_context`, the hint, and `hint_turn`, the
+turn that it is about. Here the hint is the first failing test.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from openenv import GenericEnvClient
+
+from composer_plugins.recipes.openenv.environment import WriteFunction
+
+FINISHED = "the episode is over"
+
+
+class DeletedFunctionTools:
+    """One episode at a time on the server at `url`. TRL makes every public method but two a tool."""
+
+    def __init__(self, url: str) -> None:
+        self._client = GenericEnvClient(base_url=url).sync()
+        self._start()
+
+    def _start(self) -> None:
+        self.privileged_context: str | None = None
+        self.hint_turn: int | None = None
+        self._reward = 0.0
+        self._calls = 0
+        self._done = False
+
+    def reset(self, seed: int = 0, task: int = 0, **_: Any) -> str:
+        """Begin an episode. TRL passes the row's columns, and appends what this returns to the prompt."""
+        self._start()
+        return str(self._client.reset(seed=seed, task=task).observation["text"])
+
+    def get_reward(self) -> float:
+        """The reward of the episode: the sum over its steps."""
+        return self._reward
+
+    def write_function(self, source: str) -> str:
+        """Write the function and run its tests.
+
+        Args:
+            source: The whole function in Python.
+
+        Returns:
+            The first failing test, or that all pass.
+        """
+        return self._step(WriteFunction(source=source))
+
+    def _step(self, action: WriteFunction) -> str:
+        """One call of a tool.
+
+        A turn may call several tools, and TRL does not say which turn a call belongs to. So only an error of
+        the first call is known to be about one turn, the first.
+        """
+        calls, self._calls = self._calls, self._calls + 1
+        if self._done:
+            return FINISHED
+        result = self._client.step(action.model_dump())
+        self._reward += float(result.reward or 0.0)
+        self._done = bool(result.done)
+        if result.observation["error"] and self.privileged_context is None:
+            self.privileged_context = result.observation["error"]
+            self.hint_turn = 0 if calls == 0 else None
+        return str(result.observation["text"])
+
+
+class DeletedFunctionToolsWithTests(DeletedFunctionTools):
+    """With a second tool, for a model that can use it."""
+
+    def read_tests(self) -> str:
+        """Read the tests of the function.
+
+        Returns:
+            The tests.
+        """
+        return self._step(WriteFunction(source="", read_tests=True))
+
+
+@contextmanager
+def environments(url: str, kind: type[DeletedFunctionTools] = DeletedFunctionTools) -> Iterator[Any]:
+    """An `environment_factory` for GRPOTrainer. The connections are closed with the block."""
+    made: list[DeletedFunctionTools] = []
+
+    def make() -> DeletedFunctionTools:
+        made.append(kind(url))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one._client.close()

@@ -1,0 +1,41 @@
+"""The verifier: does a function that was written again pass its tests?"""
+
+from dataclasses import dataclass
+
+from composer_plugins.recipes.openenv.sandbox import Outcome, Sandbox
+from composer_plugins.recipes.openenv.tasks import Task
+
+LONGEST_PROBLEM = 200  # characters of an error that the code itself may have written
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many tests pass; `error` is a sentence about the first that fails, and is empty if all pass."""
+
+    passed: int
+    total: int
+    error: str
+    late: bool = False  # whether the time ran out, which may be the machine's fault
+
+
+def verify(task: Task, source: str, sandbox: Sandbox) -> Verdict:
+    """Run the task's tests on `source`, the function as an agent wrote it.
+
+    The expected values stay in this process. So code that prints a report or ends its process early cannot
+    pass a test without returning the right value.
+    """
+    calls = [(task.function, case.arguments) for case in task.cases]
+    outcomes = sandbox.run(f"{task.source}\n\n{source}", calls)
+    passed, errors = 0, []
+    for case, outcome in zip(task.cases, outcomes, strict=True):
+        if not outcome.error and outcome.value == case.expected:
+            passed += 1
+        else:
+            errors.append(f"{task.call(case)} should be {case.expected}, but {_problem(outcome)}")
+    late = any(outcome.late for outcome in outcomes)
+    return Verdict(passed, len(task.cases), errors[0] if errors else "", late)
+
+
+def _problem(outcome: Outcome) -> str:
+    text = outcome.error or f"it is {outcome.value!r}"
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]}..."
