@@ -6,7 +6,6 @@ the completion again, with the first failing test before the conversation.
 """
 
 import json
-from functools import cache
 from typing import Any
 
 import verifiers.v1 as vf
@@ -20,7 +19,7 @@ from verifiers.v1.tasksets.openenv import (
 
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference
 from composer_plugins.recipes.openenv.tasks import make_tasks
-from composer_plugins.recipes.prime_rl.scoring import Score, scores_of, server
+from composer_plugins.recipes.prime_rl.scoring import Score, scores_of, server, system_tokens
 
 __all__ = ["DeletedFunctionEnv", "DeletedFunctionTaskset"]
 
@@ -60,11 +59,7 @@ class DeletedFunctionEnv(OpenEnvEnv, vf.Env[EnvConfig]):
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a system message, which the teacher sees before the conversation."""
-        messages = [{"role": "system", "content": text}]
-        tokens: list[int] = renderer_of(self.config.teacher_model).render_ids(
-            messages, add_generation_prompt=False
-        )
-        return tokens
+        return system_tokens(self.config.teacher_model, text)
 
 
 async def stamp(trace: Any, score: Score, tokens: Any) -> None:
@@ -99,12 +94,3 @@ def error_of(message: Any) -> str:
         return str(json.loads(message.content)["observation"]["error"])
     except (TypeError, ValueError, KeyError, AttributeError):
         return ""
-
-
-@cache
-def renderer_of(model: str) -> Any:
-    """The renderer that PRIME-RL runs the policy with: [orchestrator.renderer] of the TOML."""
-    from renderers import PrimeQwen3RendererConfig
-    from renderers.base import create_renderer, load_tokenizer
-
-    return create_renderer(load_tokenizer(model), PrimeQwen3RendererConfig())

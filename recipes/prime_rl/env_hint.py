@@ -5,14 +5,11 @@ calls `finalize` after the completion is sampled and before it is rewarded. For 
 the taskset.
 """
 
-from functools import cache
-from typing import Any
-
 import verifiers.v1 as vf
 from reverse_text.taskset import ReverseTextConfig, ReverseTextData, ReverseTextTask, ReverseTextTaskset
 
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference
-from composer_plugins.recipes.prime_rl.scoring import scores_of, server
+from composer_plugins.recipes.prime_rl.scoring import scores_of, server, system_tokens
 
 __all__ = ["HintTaskset"]
 
@@ -51,21 +48,3 @@ class HintTaskset(ReverseTextTaskset, vf.Taskset[HintTask, HintConfig]):
 
     def load(self) -> list[HintTask]:
         return [HintTask(task.data, self.config.task) for task in super().load()]
-
-
-def system_tokens(model: str, text: str) -> list[int]:
-    """The tokens of a system message, which the teacher sees before the conversation that was sampled."""
-    renderer = renderer_of(model)
-    tokens: list[int] = renderer.render_ids(
-        [{"role": "system", "content": text}], add_generation_prompt=False
-    )
-    return tokens
-
-
-@cache
-def renderer_of(model: str) -> Any:
-    """The renderer that PRIME-RL runs the policy with: [orchestrator.renderer] of the TOML."""
-    from renderers import PrimeQwen3RendererConfig
-    from renderers.base import create_renderer, load_tokenizer
-
-    return create_renderer(load_tokenizer(model), PrimeQwen3RendererConfig())

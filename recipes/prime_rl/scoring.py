@@ -8,6 +8,7 @@ This is the request of PRIME-RL's own opd and opsd. One request scores a whole b
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -43,6 +44,22 @@ async def scores_of(trace: Any, score: Score, prefix: Sequence[int] = ()) -> lis
                 sampled = [x for x, is_sampled in zip(own, node.mask, strict=True) if is_sampled]
                 scored.setdefault(id(node), (node, sampled))
     return list(scored.values())
+
+
+def system_tokens(model: str, text: str) -> list[int]:
+    """The tokens of a system message, which the teacher sees before the conversation that was sampled."""
+    message = [{"role": "system", "content": text}]
+    tokens: list[int] = renderer_of(model).render_ids(message, add_generation_prompt=False)
+    return tokens
+
+
+@cache
+def renderer_of(model: str) -> Any:
+    """The renderer that PRIME-RL runs the policy with: [orchestrator.renderer] of the TOML."""
+    from renderers import PrimeQwen3RendererConfig
+    from renderers.base import create_renderer, load_tokenizer
+
+    return create_renderer(load_tokenizer(model), PrimeQwen3RendererConfig())
 
 
 def _ask(url: str, model: str, token_ids: list[int]) -> list[float]:

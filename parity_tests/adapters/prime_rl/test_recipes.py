@@ -279,7 +279,7 @@ def test_env_hint_asks_nobody_about_an_evaluation(environment: Any) -> None:
 
 def test_env_hint_renders_the_hint_as_prime_rl_renders_the_policys_prompts(environment: Any) -> None:
     """A recipe whose [orchestrator.renderer] is another one would give the teacher another template."""
-    source = (FOLDER / "env_hint.py").read_text()
+    source = (FOLDER / "scoring.py").read_text()
     assert "PrimeQwen3RendererConfig()" in source
     assert RECIPES["hint_sdpo"]["orchestrator"]["renderer"] == {"name": "prime-qwen3"}
 
