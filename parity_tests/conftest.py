@@ -1,6 +1,7 @@
 """Pytest options, Hypothesis profiles and fixtures that all tests share."""
 
 import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -24,10 +25,21 @@ torch.set_num_threads(1)
 # No test may reach the Hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
+# A shell that starts pytest in the background makes it ignore Ctrl-C, and so would the programs of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The modules that the tests of a framework import. Without one of them its folders are not collected.
 FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
+RECIPES = {
+    "trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
+    "openenv": ("openenv", "trl"),
+    "diloco": ("torchft", "trl"),
+    "monarch": ("monarch", "trl"),
+}
 collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
+collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -248,8 +248,13 @@ class ReplayChannel(Channel):
             remedy = "put the other pairs into a copy of the row, or raise num_generations"
             raise DataError(CHOSEN, problem, remedy)
         for pair in pairs:
+            encoded = {side: upstream.encode_pair(trainer, row, getattr(pair, side)) for side in SIDES}
+            if encoded[CHOSEN] == encoded[REJECTED] and pair.chosen != pair.rejected:
+                problem = f"it differs from {REJECTED}, and their tokens are equal"
+                remedy = "set a chat template that shows what differs, or remove the pair"
+                raise DataError(CHOSEN, problem, remedy)
             for side in SIDES:
-                length = sum(map(len, upstream.encode_pair(trainer, row, getattr(pair, side))))
+                length = sum(map(len, encoded[side]))
                 if limit is not None and length > limit:
                     problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
                     raise DataError(side, problem, "remove the pair")

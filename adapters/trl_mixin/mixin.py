@@ -13,6 +13,7 @@ from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
+from composer_plugins.columns import template_messages
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.composer import composer
@@ -147,6 +148,11 @@ class ComposerLossMixin(_Trainer):
             for step in upstream.new_steps(self):
                 self._replay.sort(step)
         return inputs
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if self._data_channels:  # the policy's prompts, as those of pairs and teachers, with tool calls
+            prompts = [one if isinstance(one, str) else template_messages(one) for one in prompts]
+        return super()._tokenize_prompts(prompts)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)

@@ -1,7 +1,7 @@
 """Everything this adapter relies on inside TRL 1.16: private names, version checks, internal functions.
 
 To port the adapter to another release, edit this file and the methods that `mixin.py` overrides:
-`_prepare_inputs`, `_generate_and_score_completions`, `_calculate_rewards`,
+`_prepare_inputs`, `_tokenize_prompts`, `_generate_and_score_completions`, `_calculate_rewards`,
 `_get_per_token_logps_and_entropies` and `_compute_loss`.
 Read from trl/trainer/grpo_trainer.py of 1.16.0: `_compute_loss` calls `_get_per_token_logps_and_entropies`
 once, which returns (logps, entropies, aux_loss); the logps are divided by the temperature and 0 at padding.
@@ -36,7 +36,7 @@ from composer_plugins.columns import (
     template_messages,
     tools_of,
 )
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
@@ -415,15 +415,25 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
         return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
     messages = template_messages(prompt)
-    if tools is None:
-        (start,) = encode_prompts(trainer, [messages])
-    else:
-        start = _render(trainer, messages, tools, add_generation_prompt=True)
-    return start, _completion_after(trainer, start, messages, completion, tools or trainer.tools or None)
+    tools = tools or trainer.tools or None
+    start = _render(trainer, messages, tools, add_generation_prompt=True)
+    return start, _completion_after(trainer, start, messages, completion, tools)
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
-    rendered = trainer.processing_class.apply_chat_template(
+    """Token ids of a conversation; raises DataError if the chat template does not take it."""
+    try:
+        rendered = _apply_template(trainer, messages, tools, **options)
+    except Exception as error:  # a template is a program of the model's author
+        problem = f"it does not take this conversation ({in_a_line(error)})"
+        remedy = "write the messages as this template wants them, leave the row out, or set another template"
+        raise DataError("chat template", problem, remedy) from error
+    ids: list[int] = rendered["input_ids"][0]
+    return ids
+
+
+def _apply_template(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> Any:
+    return trainer.processing_class.apply_chat_template(
         conversation=[messages],
         tools=tools,
         chat_template=trainer.chat_template,
@@ -432,8 +442,6 @@ def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) 
         **options,
         **trainer.chat_template_kwargs,
     )
-    ids: list[int] = rendered["input_ids"][0]
-    return ids
 
 
 def _completion_after(
@@ -449,6 +457,10 @@ def _completion_after(
         if opened is None or len(messages) > 1:
             raise DataError(error.key, error.problem, PREFIX_PRESERVING) from None
         text, tag = content_text(messages[0]["content"]), opened[1]
+        if messages[0].get("tool_calls"):
+            problem = f"its prompt ends with <{tag}>, and it drops the reasoning from a completion with tool "
+            problem += "calls, so the tokens of the completion are not known"
+            raise DataError(error.key, problem, PREFIX_PRESERVING) from None
         if f"</{tag}>" not in text:
             problem = f"its prompt ends with <{tag}>, and the completion has no </{tag}>"
             remedy = f"write it as the model does after this prompt: the reasoning, </{tag}>, the answer"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from composer_plugins.adapters.trl_mixin.upstream import encode_pair
 from composer_plugins.errors import DataError
 from parity_tests.support import tool_calls
 from parity_tests.support.tiny import batch
@@ -58,6 +59,40 @@ def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
         completion = words.decode(ids[-length:])
         assert completion.count("<tool_call>") == 1 and "no such file" not in completion
         assert ('"name": "read", "parameters"' in text) == bool(tools)
+
+
+def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
+    """Some templates crash on arguments that are text, and others show them with quotes."""
+    made = trainer(tools=None)
+    inputs = batch(made)
+    ids = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist()
+    assert ids == encode_pair(made, ROW | {"tools": None}, ROW["chosen"])[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}|{% endfor %}",
+            "row 0, chosen: it differs from rejected, and their tokens are equal; set a chat template that",
+        ),
+        (
+            "{{ raise_exception('one call at a time') }}",
+            "row 0, chat template: it does not take this conversation .TemplateError: one call at a time.; w",
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}A:{{ m.content }}{% else %}"
+            "{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}A:<think>{% endif %}",
+            "row 0, chat template: its prompt ends with <think>, and it drops the reasoning from a "
+            "completion with tool calls, so the tokens of the completion are not known; set",
+        ),
+    ],
+)
+def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: str) -> None:
+    words = tool_calls.tokenizer()
+    words.chat_template = template
+    with pytest.raises(DataError, match=message):
+        tool_calls.trainer(rows=[ROW] * 2, arguments={"processing_class": words}, **REPLAY)
 
 
 def test_the_margin_of_tool_calls_rises() -> None:

