@@ -54,12 +54,15 @@ def _message_text(message: Row) -> str:
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as chat templates take them.
 
-    A key that is None is left out: parquet files have every key in every message. The arguments of a tool
-    call are an object, which OpenAI's logs have as JSON text. A tool call without text has the content "".
+    A key that is None is left out: parquet files have every key in every message. Blocks of text are one
+    text. The arguments of a tool call are an object, which OpenAI's logs have as JSON text. A tool call
+    without text has the content "".
     """
     made = []
     for message in messages:
         kept = {key: value for key, value in message.items() if value is not None}
+        if "content" in kept:
+            kept["content"] = content_text(kept["content"])
         if "tool_calls" in kept:
             kept = {"content": "", **kept, "tool_calls": [_tool_call(call) for call in kept["tool_calls"]]}
         made.append(kept)
@@ -71,30 +74,49 @@ def _tool_call(call: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         remedy = 'write {"type": "function", "function": {"name": ..., "arguments": ...}}'
         raise DataError("tool_calls", f"one of them is {_short(call)}", remedy)
-    arguments = function.get("arguments") or {}
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except json.JSONDecodeError:
-        problem = f"the arguments of {function['name']} are {_short(arguments)}"
-        raise DataError("tool_calls", problem, "write an object, or its JSON text") from None
+    given = function.get("arguments") or {}
+    arguments = _parsed(given) if isinstance(given, str) else _without_none(given)
+    if not isinstance(arguments, Mapping):
+        problem = f"the arguments of {function['name']} are {_short(given)}"
+        raise DataError("tool_calls", problem, "write an object, or its JSON text")
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(text: str) -> Any:
+    """A JSON text as a value; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _without_none(value: Any) -> Any:
+    """A value without the keys that are None: parquet files add the keys of other rows' objects."""
+    if isinstance(value, list):
+        return [_without_none(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return value
+
+
+def check_calls_are_shown(completion: list[dict[str, Any]], text: str) -> None:
+    """Raise DataError if a tool call of a completion is not in its text, which a chat template made."""
+    names = (call["function"]["name"] for message in completion for call in message.get("tool_calls", ()))
+    if missing := [name for name in names if name not in text]:
+        problem = f"it does not show the call of {missing[0]}"
+        raise DataError("chat template", problem, "set one that shows tool calls, or remove the pair")
 
 
 def tools_of(row: Row, prompt: Prompt) -> list[dict[str, Any]] | None:
     """The tools that the prompt of the row's pairs shows; None if the row does not say."""
     value = row.get(TOOLS)
-    if value is None:
-        return None
-    try:
-        tools = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError:
-        tools = value
+    tools = _parsed(value) if isinstance(value, str) else _without_none(value)
     if tools is not None and not (isinstance(tools, list) and all(isinstance(t, Mapping) for t in tools)):
         raise DataError(TOOLS, f"it is {_short(value)}", "write a list of JSON schemas, or its JSON text")
     if tools and isinstance(prompt, str):
         problem = "the prompt is a string, and only a chat template shows tools"
         raise DataError(TOOLS, problem, "write the prompt as messages, or None for tools")
-    return tools or None
+    return tools
 
 
 def prompt_of(row: Row) -> Any:

@@ -257,7 +257,7 @@ def environments_with_hints(trainer: GRPOTrainer, source: HintSource) -> bool:
             raise ConfigError("hint_source", problem, "set the attribute in __init__, to None or to the hint")
         return True
     if isinstance(source, SuccessfulRollouts) and source.options.include_environment_feedback:
-        return bool(kinds) and not without
+        return len(without) < len(kinds)
     if len(without) < len(kinds):
         warnings.warn(
             f"hint_source: the environment has the attribute {HINT}, which is not read; "
@@ -279,7 +279,7 @@ def environment_rows(
     made = []
     for i, environment in enumerate(upstream.environments(trainer)):
         row = {**rows[i], "prompt": prompts[i]}
-        if hints:
+        if hints and hasattr(environment, HINT):
             row[HINT] = getattr(environment, HINT)
             turn = getattr(environment, "hint_turn", None)
             if row[HINT] is not None and turn is not None:
@@ -296,9 +296,16 @@ def _turn_mask(turn: Any, batch: dict[str, Any], row: int) -> list[int]:
     for i, own in enumerate(written):
         last += bool(own and (i == 0 or not written[i - 1]))
         turns.append(last - 1)  # a tool's tokens count to the turn before them, and are never distilled
-    if length and (isinstance(turn, bool) or not isinstance(turn, int) or not 0 <= turn < last):
-        problem = f"it is {turn!r}, and the completion has {last} assistant turns"
-        raise DataError("hint_turn", problem, "set the index of one of them, 0 for the first, or None")
+    if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
+        problem = f"it is {turn!r}"
+        raise DataError("hint_turn", problem, "set the index of a turn, 0 for the first, or None")
+    if length and turn >= last:
+        warnings.warn(
+            f"hint_turn: it is {turn}, and the completion has {last} assistant turns, so this rollout has no "
+            "hint; raise max_completion_length if it was cut off",
+            ComposerWarning,
+            stacklevel=3,
+        )
     return [int(one == turn) for one in turns]
 
 

@@ -31,6 +31,7 @@ from composer_plugins.columns import (
     Prompt,
     Row,
     after_prompt,
+    check_calls_are_shown,
     completion_messages,
     content_text,
     template_messages,
@@ -415,9 +416,12 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
         return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
     messages = template_messages(prompt)
-    tools = tools or trainer.tools or None
+    tools = (trainer.tools if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
-    return start, _completion_after(trainer, start, messages, completion, tools)
+    ids = _completion_after(trainer, start, messages, completion, tools)
+    if not isinstance(completion, str):
+        check_calls_are_shown(completion_messages(completion), tokenizer(trainer).decode(ids))
+    return start, ids
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:

@@ -65,16 +65,44 @@ def test_a_tool_call_is_the_text_of_a_side_without_content() -> None:
 
 def test_messages_for_a_template_have_no_key_that_is_none() -> None:
     """And arguments as an object; what has neither is as it was."""
-    assert template_messages(ASKED) == ASKED
+    assert template_messages(ASKED[:1]) == ASKED[:1]
     call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
     (made,) = template_messages([{"role": "assistant", "content": None, "name": None, "tool_calls": [call]}])
     calls = [{"function": {"name": "f", "arguments": {"a": 1}}}]
     assert made == {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-@pytest.mark.parametrize("value", [None, "null", "[]", []])
-def test_no_tools_are_none(value: Any) -> None:
-    assert tools_of({"tools": value}, ASKED) is None
+def test_text_beside_a_tool_call_is_kept_and_counts() -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    said, silent = ({"role": "assistant", "content": text, "tool_calls": [call]} for text in ("a", None))
+    assert [m["content"] for m in template_messages([said, silent])] == ["a", ""]
+    assert pair_notes({"chosen": [said], "rejected": [silent]}, []) == ["pair"]
+    (blocks,) = template_messages([{"role": "user", "content": [{"type": "text", "text": "b"}]}])
+    assert blocks["content"] == "b"
+
+
+@pytest.mark.parametrize("arguments", ["[1, 2]", "5", '"x"', ["x"], "{", "[" * 100_000])
+def test_arguments_that_are_no_object_are_an_error(arguments: Any) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(
+        DataError, match="tool_calls: the arguments of f are .*; write an object, or its JSON"
+    ):
+        template_messages([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(("value", "tools"), [(None, None), ("null", None), ("[]", []), ([], [])])
+def test_a_row_may_have_no_tools(value: Any, tools: Any) -> None:
+    """An empty list shows none; None leaves them to the trainer."""
+    assert tools_of({"tools": value}, ASKED) == tools
+
+
+def test_keys_that_a_parquet_file_has_added_are_left_out() -> None:
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}, "b": None}}}}]
+    (made,) = tools_of({"tools": tools}, ASKED) or []
+    assert made["function"]["parameters"]["properties"] == {"a": {"type": "string"}}
+    call = {"function": {"name": "f", "arguments": {"a": "1", "b": None}}}
+    (message,) = template_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": "1"}
 
 
 def test_a_warning_has_the_number_the_first_row_and_what_to_do() -> None:

@@ -11,6 +11,7 @@ from composer_plugins.columns import (
     Prompt,
     Row,
     after_prompt,
+    check_calls_are_shown,
     completion_messages,
     hinted_prompt,
     template_messages,
@@ -59,10 +60,11 @@ class Prompts:
         """
         messages, answer = template_messages(messages), completion_messages(side)
         tools = tools_of(row, messages)
-        options = {} if tools is None else {"tools": tools}
+        options = {"tools": tools} if tools else {}
         prompt = self.ids(messages, **options)
         whole = self.ids([*messages, *answer], add_generation_prompt=False, **options)
         completion = after_prompt(whole, prompt)
+        check_calls_are_shown(answer, self.tokenizer.decode(completion))
         self.check_length(len(whole), "prompt + completion")
         return torch.tensor(prompt), torch.tensor(completion)
 

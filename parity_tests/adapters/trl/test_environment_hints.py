@@ -208,9 +208,32 @@ def test_what_cannot_work_is_an_error_before_training(options: dict[str, Any], m
         trainer(Hinting, **options)
 
 
-def test_a_turn_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(DataError, match="hint_turn: it is 30, and the completion has 3 assistant turns; set"):
-        batch(trainer(ThirtiethTurn))
+def test_a_turn_that_the_completion_does_not_have_is_a_warning() -> None:
+    with pytest.warns(ComposerWarning, match="hint_turn: it is 30, and the completion has 3 assistant turns"):
+        assert not batch(trainer(ThirtiethTurn))["hint_mask"].any()
+
+
+@pytest.mark.parametrize("turn", [True, -1, "1", 1.0])
+def test_a_turn_that_is_no_index_is_an_error(turn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hinting, "turn", turn)
+    with pytest.raises(DataError, match=f"hint_turn: it is {turn!r}; set the index of a turn, 0 for the fi"):
+        batch(trainer(Hinting))
+
+
+def test_feedback_comes_from_the_environments_that_have_it() -> None:
+    """The row of the other environment has its column."""
+    rows = [
+        {"prompt": tool_calls.QUESTION, "start": 1, "environment": "a", "privileged_context": None},
+        {"prompt": tool_calls.QUESTION, "start": 1, "environment": "b", "privileged_context": "Of the row."},
+    ]
+    feedback = {"hint_source": "successful_rollout", "include_environment_feedback": True}
+    arguments = {"environment_factory": {"a": AllTurns, "b": Plain}}
+    inputs = batch(made := trainer(AllTurns, rows=rows, arguments=arguments, **feedback))
+    asked = [made._tokenizer.decode(ids) for ids in inputs["hint_prompt_ids"]]
+    assert (
+        sorted((HINT in one, "Of the row." in one) for one in asked)
+        == [(False, True)] * 2 + [(True, False)] * 2
+    )
 
 
 def test_an_environments_hint_that_is_not_read_is_a_warning() -> None:

@@ -74,6 +74,11 @@ def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
     [
         (
             "{% for m in messages %}{{ m.content }}|{% endfor %}",
+            "row 0, chat template: it does not show the call of read; set one that shows tool calls, or remo",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+            "{% endfor %}|{% endfor %}",
             "row 0, chosen: it differs from rejected, and their tokens are equal; set a chat template that",
         ),
         (
@@ -93,6 +98,28 @@ def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: s
     words.chat_template = template
     with pytest.raises(DataError, match=message):
         tool_calls.trainer(rows=[ROW] * 2, arguments={"processing_class": words}, **REPLAY)
+
+
+def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
+    def look(path: str) -> str:
+        """Look at a file.
+
+        Args:
+            path: the file
+        """
+        return path
+
+    made = tool_calls.trainer(rows=[ROW] * 2, arguments={"tools": [look]}, **REPLAY)
+    texts = {}
+    for tools in (None, "[]", ROW["tools"]):
+        texts[tools] = made._tokenizer.decode(encode_pair(made, ROW | {"tools": tools}, ROW["chosen"])[0])
+    assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
+
+
+def test_text_beside_a_call_is_in_the_completion() -> None:
+    made = trainer()
+    said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
+    assert "I look.\n<tool_call>" in made._tokenizer.decode(encode_pair(made, ROW, said)[1])
 
 
 def test_the_margin_of_tool_calls_rises() -> None:

@@ -326,8 +326,9 @@ def test_the_teachers_prompt_is_the_policys_with_the_hint_in_it(make: Make) -> N
 
 TEMPLATE = (
     "{% for t in tools or [] %}T:{{ t.function.name }}|{% endfor %}{% for m in messages %}"
-    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments['path'] }}"
-    "{% endfor %}|{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{{ c.function.arguments['path'] }}{% endfor %}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
@@ -347,9 +348,13 @@ def test_pairs_of_tool_calls_are_checked_and_rendered_with_the_tools_of_the_row(
     monkeypatch.setattr(trainer, "_init_tokenizer", lambda: None)
     checked(trainer)
     row = trainer.train_dataset.dataframe[0]
-    prompt, completion = Prompts(trainer).completion(row["prompt"], row["rejected"], row)
+    made = Prompts(trainer)
+    prompt, completion = made.completion(row["prompt"], row["rejected"], row)
     texts = [trainer.tokenizer.decode(ids) for ids in (prompt, completion)]
-    assert texts == ["T:read|user:0+0=?|assistant:", "b|"]
+    assert texts == ["T:read|user:0+0=?|assistant:", "readb|"]
+    others = row | {"tools": '[{"function": {"name": "write"}}]'}
+    prompt, _ = made.completion(row["prompt"], row["rejected"], others)
+    assert trainer.tokenizer.decode(prompt) == "T:write|user:0+0=?|assistant:"
 
 
 def test_columns_come_back_as_they_were() -> None:
