@@ -26,7 +26,7 @@ from composer_plugins.recipes.trace_replay.states import (
     write_text,
 )
 
-STATES, RUN = "states.jsonl", "run.json"
+STATES, RUN, ANSWERS = "states.jsonl", "run.json", "answers.sqlite"
 SECRETS, NOTHING = "secrets", "nothing"
 NEEDS = {one: one for one in ("openai", "httpx2", "pyarrow")} | {"detect_secrets": "detect-secrets"}
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
@@ -94,7 +94,8 @@ def make_states(
     tally = Tally()
     actions = list(read_logs(files, log_format, known_tools, tally))
     if not actions:
-        reasons = ", ".join(f"{reason}: {number}" for reason, number in tally.actions.most_common())
+        counted = tally.actions + tally.lines
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in counted.most_common())
         problem = f"no action of a model is in {len(files)} file(s){f' ({reasons})' if reasons else ''}"
         raise DataError("LOGS", problem, "give logs in which a model acted after a message")
     secrets = Counter[str]()
@@ -144,6 +145,8 @@ def _check_folder(out: Path, run: dict[str, Any]) -> None:
     if (out / RUN).exists() or (out / STATES).exists():
         before = _read_run(out)
         changed = [name for name, value in run.items() if before.get(name) != value]
+        if changed == ["tools"] and not (out / ANSWERS).exists():
+            return  # nothing was asked yet: the states are written anew
         if changed:
             problem = f"{out} has the states of a run with other {', '.join(changed)}"
             raise ConfigError("--out", problem, "name another folder")
@@ -221,7 +224,7 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
             raise
         raise _first(ours) from None
     console.print(
-        f"{summary.answered} answers, {summary.answered_before} were there before; {summary.failed} failed, "
+        f"{summary.answered} new answers, {summary.answered_before} from before; {summary.failed} failed, "
         f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
         soft_wrap=True,
     )
@@ -264,27 +267,44 @@ def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) ->
         with Journal(folder / FILE, create=False) as journal:
             answers, scores = list(journal.answers()), list(journal.scores())
             failures = Counter(_short(one.error) for one in journal.failures())
-            by_teacher = Counter(answer.teacher for answer in answers)
+            by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
+            by_teacher.update(answer.teacher for answer in answers)
             costs = report.Costs(journal.spent(), by_teacher, failures)
     known = {state.id for state in states}
     if answers and not any(answer.state in known for answer in answers):
         problem = f"no answer in {folder / FILE} belongs to a state in {folder / STATES}"
         raise ConfigError("DIR", problem, "name a folder whose states were replayed")
+    if answers:
+        _check_min_agree(min_agree, len(costs.answers), states)
     found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
     counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
     settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore)}
-    report.write_pairs(found, folder / report.PAIRS)
+    if found:
+        report.write_pairs(found, folder / report.PAIRS)
     if scores:
         number = logprobs.write_scores(scores, states, folder / logprobs.SCORES)
         console.print(f"{number} scored actions in {folder / logprobs.SCORES}", soft_wrap=True)
     write_text(folder / report.REPORT, report.report({**run, **settings}, counts, found, costs))
-    write_text(folder / report.CARD, report.card(run, found, costs))
-    console.print(f"{len(found)} pairs in {folder / report.PAIRS}", soft_wrap=True)
+    if found:
+        write_text(folder / report.CARD, report.card(run, found, costs))
+        console.print(f"{len(found)} pairs in {folder / report.PAIRS}", soft_wrap=True)
     _print_counts("actions of the traces", counts.states)
     if not found:
-        console.print(f"no pair was made; {folder / report.REPORT} says why", soft_wrap=True)
+        kept = f"; {folder / report.PAIRS} is of an earlier run, and is kept"
+        kept = kept if (folder / report.PAIRS).exists() else ""
+        text = f"no pair was made, and no parquet file is written; {folder / report.REPORT} says why{kept}"
+        console.print(text, soft_wrap=True)
         raise typer.Exit(1)
     return len(found)
+
+
+def _check_min_agree(min_agree: int, teachers: int, states: list[State]) -> None:
+    """Raise ConfigError if more teachers must agree than were asked. Pairs by outcome need no teacher."""
+    if any(state.outcome is not None for state in states):
+        teachers = max(teachers, 2)
+    if min_agree > teachers:
+        problem = f"it is {min_agree}, and the journal has {teachers} teacher(s)"
+        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
 
 
 def _short(text: str) -> str:

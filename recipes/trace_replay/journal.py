@@ -136,6 +136,11 @@ class Journal:
         """State, teacher and sample of every answer."""
         return set(self._rows("SELECT state, teacher, sample FROM answers WHERE status = 'answered'"))
 
+    def teachers(self) -> list[str]:
+        """The names of all teachers that were to be asked, also of those without an answer."""
+        query = "SELECT name FROM teachers UNION SELECT teacher FROM answers ORDER BY 1"
+        return [name for (name,) in self._rows(query)]
+
     def answers(self) -> Iterator[Answer]:
         """Every answer, in the order of states, teachers and samples."""
         columns = "state, teacher, sample, message, finish_reason, usd"

@@ -65,7 +65,11 @@ def find_judge(path: str) -> Judge:
         judge: Judge = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         problem = f"{path!r} cannot be imported ({in_a_line(error)})"
-        raise ConfigError("--judge", problem, "name a function as package.module:function") from None
+        remedy = (
+            "name a function as package.module:function, and run this command in the folder that holds the "
+            "module, or put that folder into PYTHONPATH"
+        )
+        raise ConfigError("--judge", problem, remedy) from None
     if not callable(judge):
         raise ConfigError("--judge", f"{path} is {judge!r}", "name a function as package.module:function")
     return judge

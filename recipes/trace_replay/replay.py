@@ -51,6 +51,8 @@ class Summary:
     answered: int = 0
     failed: int = 0  # asked again by the next run; `Journal.failures` has the reasons
     over_budget: int = 0  # not asked, because the most that they can cost did not fit
+    next_usd: float = 0.0  # of the requests that did not fit, the most that the cheapest can cost
+    rest_usd: float = 0.0  # the most that all of them can cost
     interrupted: int = 0  # in flight when an earlier run ended: asked again, and counted as spent
     without_usage: int = 0  # answers that do not say what they cost: counted with the most they can cost
     spent_usd: float = 0.0  # by all runs with this journal
@@ -63,12 +65,22 @@ class Summary:
                 f"requests in flight when an earlier run ended: {self.interrupted}; they are sent again with "
                 "the same Idempotency-Key, and what they may have cost counts as spent"
             )
+        if self.over_budget:
+            said.append(
+                f"requests that did not fit the budget: {self.over_budget}; set --max-usd "
+                f"{_rounded_up(self.spent_usd + self.next_usd)} to send the next one, and about "
+                f"{_rounded_up(self.spent_usd + self.rest_usd)} to send all of them"
+            )
         if self.without_usage:
             said.append(
                 f"answers that do not say what they cost: {self.without_usage}; they count with the most "
                 "they can cost"
             )
         return said
+
+
+def _rounded_up(usd: float) -> str:
+    return f"{math.ceil(usd * 1e6 + 1e-6) / 1e6:.6f}"
 
 
 class _Job(NamedTuple):
@@ -173,6 +185,9 @@ class _Run:
             if has_room:
                 await self.ask(job)
             else:
+                first = self.summary.over_budget == 0
+                self.summary.next_usd = job.most_usd if first else min(self.summary.next_usd, job.most_usd)
+                self.summary.rest_usd += job.most_usd
                 self.summary.over_budget += 1
             self.report()
 

@@ -56,7 +56,7 @@ class Costs:
     """What the journal says of a replay."""
 
     spent: float = 0.0  # USD
-    answers: Counter[str] = field(default_factory=Counter)  # by teacher
+    answers: Counter[str] = field(default_factory=Counter)  # by teacher, 0 if it was asked in vain
     failures: Counter[str] = field(default_factory=Counter)  # by reason
 
 
@@ -72,12 +72,13 @@ def report(run: dict[str, Any], counts: Counts, pairs: Sequence[Pair], costs: Co
     lines = ["# Trace replay: report", ""]
     lines += [f"{len(pairs)} pairs: {made['agreement']} by agreement, {made['outcome']} by outcome.", ""]
     lines += ["## Logs", "", f"- Logs: {', '.join(run['logs'])}", f"- Redaction: {run['redact']}"]
-    lines += [f"- Tools: {run['tools']}", f"- States: {run['states']}", ""]
+    lines += [f"- Tools: {run['tools']}", f"- States: {run['states']}"]
+    lines += [f"- States without tools: {run['states_without_tools']}", ""]
     lines += _table("lines not read as messages", "number", run["lines"])
     lines += _table("actions left out", "number", run["actions"])
     lines += _table("secrets replaced", "different ones", run["secrets"])
     lines += ["## Answers", "", f"Spent: {costs.spent:.6f} USD.", ""]
-    lines += _table("teacher", "answers", costs.answers)
+    lines += _table("teacher", "answers", costs.answers, zeros=True)
     lines += _table("requests without an answer", "number", costs.failures)
     lines += _table("answers", "number", counts.answers)
     lines += ["## Agreement", "", f"- At least {run['min_agree']} teachers agree."]
@@ -97,7 +98,12 @@ def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
         "tags": ["preference", "dpo", "agent", "trace-replay"],
         "configs": [{"config_name": "default", "data_files": PAIRS}],
     }
-    removed = "Known kinds of secrets were replaced by `[REDACTED ...]`, as detect-secrets finds them."
+    removed = (
+        "Secrets were replaced by `[REDACTED ...]`: tokens of the forms that detect-secrets knows, private "
+        "keys, and values that are assigned to names such as `password` or `api_key`. A secret without a "
+        "known form and without such a name is still there, and so is one that looks like code, such as "
+        "`password=letters`."
+    )
     redaction = removed if run["redact"] == "secrets" else "Nothing was redacted."
     lines = ["---", yaml.safe_dump(head, sort_keys=False).strip(), "---", ""]
     lines += ["# Preference pairs of replayed traces", ""]
@@ -105,7 +111,7 @@ def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
         f"{len(pairs)} pairs, made by `composer_plugins.recipes.trace_replay` from the log of an agent."
     ]
     lines += ["Several teachers were asked again at each point at which the agent acted:"]
-    lines += [f"{', '.join(sorted(costs.answers)) or 'none'}.", "", "| column | meaning |", "|---|---|"]
+    lines += [f"{_with_counts(costs.answers) or 'none'}.", "", "| column | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in MEANING.items()]
     lines += ["", "## Before you use it", ""]
     lines += [f"- {redaction} Names, paths and other personal data are still there."]
@@ -115,8 +121,14 @@ def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
     return "\n".join([*lines, ""])
 
 
-def _table(name: str, values: str, rows: Mapping[str, int]) -> list[str]:
-    shown = sorted(((key, one) for key, one in rows.items() if one), key=lambda row: (-row[1], row[0]))
+def _with_counts(answers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({number} answers)" for name, number in sorted(answers.items()))
+
+
+def _table(name: str, values: str, rows: Mapping[str, int], *, zeros: bool = False) -> list[str]:
+    shown = sorted(
+        ((key, one) for key, one in rows.items() if one or zeros), key=lambda row: (-row[1], row[0])
+    )
     if not shown:
         return []
     return [f"| {name} | {values} |", "|---|---|", *(f"| {key} | {one} |" for key, one in shown), ""]

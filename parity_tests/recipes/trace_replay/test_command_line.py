@@ -74,6 +74,7 @@ def test_the_steps_one_after_the_other(run: Run, tmp_path: Path) -> None:
         for _ in range(2):
             assert states(run).out.startswith("11 states in run/states.jsonl")
             ran = run("replay", "run", "--teachers", teachers, "--max-usd", "1")
+            assert "33 new answers, 0 from before" in ran.out or "0 new answers, 33 from before" in ran.out
             assert ran.code == 0 and "0 failed, 0 did not fit the budget" in ran.out
             ran = run("pairs", "run", "--ignore", "Bash.description")
             assert ran.code == 0 and ran.out.startswith("5 pairs in run/pairs.parquet")
@@ -87,6 +88,8 @@ def test_the_steps_one_after_the_other(run: Run, tmp_path: Path) -> None:
     assert not any(secret in text for secret in demo.PLANTED) and str(tmp_path) not in text
     report = (tmp_path / "run/report.md").read_text()
     assert "- Arguments that are not compared: Bash.description." in report
+    assert "ada (11 answers), bob (11 answers), eve (11 answers)." in (tmp_path / "run/README.md").read_text()
+    assert "- States without tools: 0" in report
     for part in ("5 pairs: 5 by agreement", "| 3 of 3 | 4 |", "| ada | 11 |", "| AWS Access Key | 1 |"):
         assert part in report
     one = "| dropped: it calls a tool that the state does not have | 1 |"
@@ -150,10 +153,10 @@ def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     assert error(states(run, out="file")).startswith("--out: file cannot be created")
     assert error(states(run, out="file/run")).startswith("--out: file/run cannot be created (Not a dir")
     assert states(run).code == 0
-    (tmp_path / "run/pairs.parquet").mkdir()
+    (tmp_path / "run/report.md").mkdir()
     with journal.Journal(tmp_path / "run/answers.sqlite"):
         pass
-    problem = "run/pairs.parquet: it cannot be written (Is a directory); name a folder that can be written"
+    problem = "run/report.md: it cannot be written (Is a directory); name a folder that can be written"
     assert error(run("pairs", "run")) == problem
     assert error(run("demo", "--out", "run")) == "--out: run is not an empty folder; name a new folder"
 
@@ -171,14 +174,30 @@ def test_pairs_need_states_and_their_answers(run: Run, tmp_path: Path) -> None:
     assert error(run("pairs", "run", "--ignore", "Bash.x")).startswith("--ignore: unknown argument of a tool")
 
 
+def answer_first(folder: Path, teacher: str) -> None:
+    """Let a teacher do in the first state what the trace did."""
+    (first, *_) = read_states(folder / "states.jsonl")
+    with journal.Journal(folder / "answers.sqlite") as answers:
+        answers.mark(first.id, teacher, 0, 0.0)
+        answers.answer(first.id, teacher, 0, usd=0.0, message=first.observed, finish_reason="stop")
+
+
 def test_no_pair_is_reported_and_is_status_1(run: Run, tmp_path: Path) -> None:
     assert states(run).code == 0
-    (first, *_) = read_states(tmp_path / "run/states.jsonl")
+    answer_first(tmp_path / "run", "ada")
+    refused = "--min-agree: it is 2, and the journal has 1 teacher(s); set at most the number of teachers"
+    assert error(run("pairs", "run")).startswith(refused)
+    assert not (tmp_path / "run/report.md").exists()
     with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
-        answers.mark(first.id, "ada", 0, 0.0)
-        answers.answer(first.id, "ada", 0, usd=0.0, message=first.observed, finish_reason="stop")
+        answers.mark("0" * 16, "bob", 0, 0.0)
     ran = run("pairs", "run")
-    assert ran.code == 1 and "no pair was made; run/report.md says why" in ran.out
+    assert ran.code == 1 and "no parquet file is written; run/report.md says why\n" in ran.out
+    assert not (tmp_path / "run/pairs.parquet").exists() and not (tmp_path / "run/README.md").exists()
+    (tmp_path / "run/pairs.parquet").write_text("of before")
+    ran = run("pairs", "run")
+    assert ran.code == 1 and "run/pairs.parquet is of an earlier run, and is kept" in ran.out
+    assert (tmp_path / "run/pairs.parquet").read_text() == "of before"
+    assert "| bob | 0 |" in (tmp_path / "run/report.md").read_text()
     assert "| fewer than 2 teachers agree | 1 |" in (tmp_path / "run/report.md").read_text()
 
 
@@ -235,4 +254,55 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, tmp_path: Path
     assert replaying.returncode == 130
     assert out.decode().startswith(
         "interrupted: the answers that have arrived are kept; run the same command"
+    )
+
+
+def test_more_teachers_must_agree_than_were_asked(run: Run, tmp_path: Path) -> None:
+    """Good pairs of an earlier run stay."""
+    assert states(run).code == 0
+    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+        teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
+        assert run("replay", "run", "--teachers", teachers, "--max-usd", "1").code == 0
+    assert run("pairs", "run", "--ignore", "Bash.description").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.suffix != ".sqlite"}
+    refused = error(run("pairs", "run", "--min-agree", "4"))
+    assert refused.startswith("--min-agree: it is 4, and the journal has 3 teacher(s)")
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_tools_can_be_named_later_until_something_was_asked(run: Run, tmp_path: Path) -> None:
+    assert run("states", SESSION, "--out", "run", "--redact", "secrets").code == 0
+    assert states(run).code == 0
+    assert all(state.tools for state in read_states(tmp_path / "run/states.jsonl"))
+    with journal.Journal(tmp_path / "run/answers.sqlite"):
+        pass
+    again = run("states", SESSION, "--out", "run", "--redact", "secrets")
+    assert error(again) == "--out: run has the states of a run with other tools; name another folder"
+
+
+def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, tmp_path: Path) -> None:
+    """With the named budget the next request is sent; with the other all are."""
+    assert states(run).code == 0
+    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+        teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
+
+        def replay(max_usd: str) -> Ran:
+            return run("replay", "run", "--teachers", teachers, "--max-usd", max_usd)
+
+        ran = replay("0.001")
+        assert ran.code == 1 and "requests that did not fit the budget: 33; set --max-usd " in ran.out
+        words = ran.out.partition("--max-usd ")[2].split()
+        smallest, enough = words[0], words[words.index("about") + 1]
+        assert not server.requests
+        ran = replay(f"{float(smallest) - 1e-5:.6f}")
+        assert not server.requests
+        replay(smallest)
+        assert len(server.requests) >= 1
+        assert replay(enough).code == 0 and len(server.requests) == 33
+
+
+def test_a_judge_that_is_not_found_names_the_folders_that_are_searched(run: Run, tmp_path: Path) -> None:
+    assert states(run).code == 0
+    assert error(run("pairs", "run", "--judge", "nowhere:f")).endswith(
+        "run this command in the folder that holds the module, or put that folder into PYTHONPATH"
     )

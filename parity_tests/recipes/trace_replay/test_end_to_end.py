@@ -27,5 +27,5 @@ def test_the_demo_trains_on_what_the_teachers_agreed_on(tmp_path: Path) -> None:
     (shown,) = [one.removeprefix(MARGINS) for one in ran.stdout.splitlines() if one.startswith(MARGINS)]
     margins = [float(one) for one in shown.split()]
     assert margins[0] == 0 and margins == sorted(margins) and margins[-1] > 0.2
-    assert "33 answers" in ran.stdout and "5 pairs" in ran.stdout
+    assert "33 new answers, 0 from before" in ran.stdout and "5 pairs" in ran.stdout
     assert (tmp_path / "replay_demo/pairs.parquet").exists()

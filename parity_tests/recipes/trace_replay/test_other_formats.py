@@ -203,3 +203,57 @@ def test_a_file_of_tools_has_function_tools(tmp_path: Path, content: str) -> Non
         read_tools(tmp_path / "tools.json")
     (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
     assert read_tools(tmp_path / "tools.json") == [TOOL]
+
+
+@pytest.mark.parametrize("row", [{"messages": CONVERSATION}, rollout()])
+def test_tools_may_be_json_text(tmp_path: Path, row: dict[str, Any]) -> None:
+    (first, _), _ = read(
+        tmp_path / "l.jsonl", {**row, "tools": json.dumps([TOOL]), "tool_defs": json.dumps([TOOL])}
+    )
+    assert first.tools == [TOOL]
+    with pytest.raises(DataError, match="l.jsonl:1: tools is the text '<tools>', which is not JSON"):
+        read(tmp_path / "l.jsonl", {**row, "tools": "<tools>", "tool_defs": "<tools>"})
+
+
+def test_a_response_beside_the_messages_is_read(tmp_path: Path) -> None:
+    response = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "x"}}]}
+    row = {"messages": CONVERSATION[:4], "tools": [TOOL], "response": response}
+    (only,), _ = read(tmp_path / "l.jsonl", row)
+    assert only.observed["content"] == "x" and only.messages == [*FIRST, ACTION, CONVERSATION[3]]
+    _, tally = read(tmp_path / "l.jsonl", {**row, "response": "x"})
+    assert tally.lines["field 'response' of an OpenAI record, which has no choices (not read)"] == 1
+
+
+def test_a_weight_of_0_is_counted(tmp_path: Path) -> None:
+    messages = [*CONVERSATION[:4], {"role": "assistant", "content": "x", "weight": 0}]
+    found, tally = read(tmp_path / "l.jsonl", {"messages": messages})
+    assert len(found) == 2
+    assert tally.lines["weight 0 of an assistant message (not used: it is an action like the others)"] == 1
+
+
+@pytest.mark.parametrize(
+    "row", [{"messages": "x"}, {"messages": [], "tools": [3]}, rollout(reward="high"), {"messages": [3]}]
+)
+def test_a_wrong_value_is_no_new_line_type(tmp_path: Path, row: Any) -> None:
+    with pytest.raises(DataError) as refused:
+        read(tmp_path / "l.jsonl", row)
+    assert refused.value.remedy == "correct the value in a copy of the log, or remove the line there"
+    assert " should be " in refused.value.problem
+
+
+def test_the_keys_of_two_files_with_one_name_differ(tmp_path: Path) -> None:
+    """A file that is given twice, alone and in its folder, is one file."""
+    for name, reward in (("run1", 1.0), ("run2", 0.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_text(json.dumps(rollout(reward=reward)) + "\n")
+    first, second = (tmp_path / name / "results.jsonl" for name in ("run1", "run2"))
+    found = list(read_logs(log_files([first, second, tmp_path / "run1"]), None, None, Tally()))
+    keys = [acted.key for acted in found]
+    assert len(set(keys)) == 4 and keys[:2] == keys[4:] != keys[2:4]
+
+
+def test_choices_without_an_index_have_different_keys(tmp_path: Path) -> None:
+    choices = [{"finish_reason": "stop", "message": {"content": text}} for text in "xy"]
+    row = {"request": {"messages": CONVERSATION[:4]}, "response": {"choices": choices}}
+    found, _ = read(tmp_path / "l.jsonl", row)
+    assert len({acted.key for acted in found}) == 2

@@ -305,7 +305,15 @@ def test_the_parquet_file_and_the_card_are_a_data_set(tmp_path: Path) -> None:
     found, counts = made(seen, answers(PWD, PWD))
     assert len(found) == 2
     report.write_pairs(found, tmp_path / report.PAIRS)
-    run = {"redact": "secrets", "logs": ["a"], "tools": "x", "states": 3, "lines": {}, "actions": {}}
+    run = {
+        "redact": "secrets",
+        "logs": ["a"],
+        "tools": "x",
+        "states": 3,
+        "states_without_tools": 0,
+        "lines": {},
+        "actions": {},
+    }
     costs = report.Costs(0.25, Counter(t0=3), Counter({"status 500": 2}))
     (tmp_path / report.CARD).write_text(report.card(run, found, costs))
     rows = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path / "cache"), split="train")

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_plugins.recipes.trace_replay.formats.common import Acted, assistant, json_text, tool_call
@@ -30,6 +30,7 @@ FORMS: dict[str, tuple[st.SearchStrategy[str], str]] = {
     "JSON Web Token": (chars(24).map("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{}".format), "jwt={}"),
     "Basic Auth Credentials": (chars(12).map("pw-{}".format), "postgres://bob:{}@db.example/x"),
     "Secret Keyword": (chars(9).map("k1-{}".format), 'client = Client(api_key="{}")'),
+    "API Token": (chars(30).map("github_pat_1{}".format), "key {} or"),
     "Stripe Access Key": (chars(24).map("sk_live_{}".format), "{}"),
 }
 ENV_FORM = "Secret Keyword", (chars(9).map("k2-{}".format), "export DB_PASSWORD={}")
@@ -131,3 +132,167 @@ def test_arguments_that_are_no_json_are_redacted_as_text() -> None:
     (clean,), _ = redacted([acted._replace(observed=assistant("", [call]))])
     function = clean.observed["tool_calls"][0]["function"]
     assert function["arguments"] == '{"command": "[REDACTED AWS Access Key]'
+
+
+# The forms in which a log shows a secret without quotes; {} is the secret.
+UNQUOTED = [
+    "     1→DB_PASSWORD={}",
+    "     1\tDB_PASSWORD={}",
+    "12:DB_PASSWORD={}",
+    " 3 | export WANDB_API_KEY={}",
+    "     7→api_token: {}",
+    "api_key: {}",
+    "wandb_api_key: {}",
+    "api_key={}",
+    "apikey = {}",
+    "password: {}",
+    "  password: {}  # of the staging machine",
+    "dbPassword: {},",
+    "db_passwd={}",
+    "secret: {}",
+    "client_secret={}",
+    "access_token: {}",
+    '{{"access_token": "{}"}}',
+    "private_key={}",
+    "aws_secret_access_key = {}",
+    "auth: {}",
+    "cd x && export WANDB_API_KEY={}",
+    "cd x && export WANDB_API_KEY={};python t.py",
+    "env WANDB_API_KEY={} python t.py",
+    "docker run -e WANDB_API_KEY={} image",
+    "mysql --password={} -u root",
+    "mysql --password {} -u root",
+    "tool --api-key={}",
+    "tool --api-key {}",
+    "hf auth login --token {}",
+    "Authorization: Bearer {}",
+    "authorization: Basic {}",
+    "Authorization: token {}",
+    "curl -H 'Authorization: Bearer {}' https://x.example",
+    'curl -H "X-Api-Key: {}" https://x.example',
+    "X-Api-Key: {}",
+    "the header is Bearer {}",
+    "wandb login {}",
+    "wandb login --relogin {}",
+    "wandb login --host https://w.example {} && python t.py",
+    "machine h login u password {}",
+    "curl -u bob:{} https://x.example",
+    ".env:3:DB_PASSWORD={}",
+    "[default]\naws_secret_access_key = {}",
+    "  password {}",
+    "GET https://x.example/y?access_token={}&page=2",
+]
+BODIES = st.one_of(
+    st.tuples(chars(9), st.sampled_from("0123456789"), chars(9)).map("".join),
+    st.just("correct-horse-7-battery"),
+    st.just("hunter2hunter"),
+    st.just("9f8a7b6c5d4e3f2a1b0c9f8a7b6c5d4e3f2a1b0c"),
+)
+
+
+@pytest.mark.parametrize("form", UNQUOTED)
+@given(secret=BODIES)
+@settings(max_examples=15, deadline=None)
+def test_a_secret_without_quotes_never_stays(form: str, secret: str) -> None:
+    """In plain text, in the arguments of a call, and in a result that is JSON with escaped lines."""
+    text = f"a = b\n{form.format(secret)}\nthe end"
+    for one in (text, json.dumps({"content": text}), json.dumps(json.dumps({"content": text}))):
+        clean, counts = redacted([of(one)])
+        written = json.dumps([acted._asdict() for acted in clean], ensure_ascii=False)
+        assert secret not in written and sum(counts.values()) >= 1, one
+        assert "the end" in written and "a = b" in written
+        for message in (*clean[0].messages, clean[0].observed):
+            for call in message.get("tool_calls", ()):
+                assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+SHELL = [
+    "export DB_PASSWORD={}",
+    "x && DB_PASSWORD={} run",
+    "mysql --password={}",
+    "machine h login u password {}",
+]
+
+
+@pytest.mark.parametrize("form", SHELL)
+@pytest.mark.parametrize("secret", ["correcthorse", "battery", "1234567"])
+def test_in_a_command_a_secret_of_letters_or_digits_is_found_too(form: str, secret: str) -> None:
+    (clean,), _ = redacted([of(form.format(secret))])
+    assert secret not in json.dumps(clean._asdict())
+
+
+CODE = [
+    "docker run -u 1000:1000 image",
+    "npm_config_registry_url_of_the_user",
+    "token: str",
+    "token: str | None = None",
+    "    def f(self, token: Optional[str]=None, password: SecretStr = None):",
+    "token: string | null;",
+    "password: string;",
+    "token: int32",
+    "password=None",
+    "password=password",
+    "password=password1, token=token_2",
+    "login(user=user, password=self.password, token=settings.hf_token)",
+    "f(api_key=os.environ.get('KEY1'), token=get_token(1))",
+    "api_key=config.keys[0]",
+    "max_tokens=5",
+    "max_tokens: 4096",
+    "max_new_token=4096",
+    "token = tokenizer.decode(ids[0])",
+    "token = tokens[i + 1]",
+    "token := next(stream)",
+    "if token == END1234:",
+    "eos_token: <|im_end|>",
+    "eos_token_id=151645",
+    "pad_token=tokenizer.eos_token",
+    "eos_token=im_end_1234",
+    "loss per token: 0.35421",
+    "ms_per_token=12.3456",
+    "token: 128256",
+    "password: must be at least 8 characters",
+    "Password: ",
+    "<label>Password:</label>",
+    "the password 12345 is too short",
+    "a token 8f3a is a word of the tokenizer",
+    "password: ${DB_PASSWORD}",
+    "export API_KEY=$API_KEY_2",
+    "docker run -e API_KEY=$(cat key1.txt)",
+    "--api-key <your-api-key-1>",
+    "tool --token --verbose1",
+    "password={password1}",
+    "api_key: your-api-key-here",
+    "secret: db-credentials",
+    "secretName: my-app-tls1",
+    "private_key: ~/.ssh/id_ed25519",
+    "private_key=/etc/ssl/key1.pem",
+    "token_url: https://auth1.example/token2",
+    "auth: oauth2",
+    "auth: basic-only",
+    "auth = HTTPBasicAuth(user1, password1)",
+    "tests/test_auth.py::test_token_2 PASSED",
+    "Authorization: Bearer $TOKEN1",
+    'headers = {"Authorization": f"Bearer {token1}"}',
+    "Bearer authentication is supported",
+    "Basic authentication with Authorization headers",
+    "wandb login",
+    "run wandb login first",
+    "the login name and password are required",
+    "     12→token: str",
+    "author: somebody1234",
+    "primary_key=user_id_1234",
+    "passed: 1234 tests, keyboard: qwerty1234",
+]
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_ordinary_code_stays_as_it_is(text: str) -> None:
+    acted = of(text)
+    clean, counts = redacted([acted])
+    assert clean == [acted] and not counts
+
+
+def test_a_short_secret_under_a_telling_name_of_an_argument_is_found() -> None:
+    (clean,), _ = redacted([of("login", password="hunter", user="bob")])
+    arguments = json.loads(clean.observed["tool_calls"][0]["function"]["arguments"])
+    assert arguments == {"command": "login", "password": "[REDACTED Secret Keyword]", "user": "bob"}

@@ -48,7 +48,11 @@ def read_logs(
             if module is None:
                 tally.lines["file without a line"] += 1
             else:
-                yield from module.read(path, label, tools, tally)
+                for acted in module.read(path, label, tools, tally):
+                    # Claude Code names its messages; of other logs only the file itself is the same file.
+                    if module is not claude_code:
+                        acted = acted._replace(key=f"{path.resolve()}{acted.key.removeprefix(label)}")
+                    yield acted
         except OSError as error:
             problem = f"cannot be read: {in_a_line(error)}"
             raise ConfigError(str(path), problem, "name a readable file") from None

@@ -45,6 +45,14 @@ def unknown_line(where: str, problem: str) -> DataError:
     return DataError(where, problem, "remove the line from a copy of the log, or report the new line type")
 
 
+KINDS: dict[Any, str] = {list: "a list", dict: "an object", str: "a text"}
+
+
+def wrong_value(where: str, problem: str) -> DataError:
+    """The error for a value that its format does not allow."""
+    return DataError(where, problem, "correct the value in a copy of the log, or remove the line there")
+
+
 def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line of a file as (label:number, object); only a last line without a line break may be torn."""
     lines = path.read_bytes().split(b"\n")
@@ -85,7 +93,7 @@ def without_lone_surrogates(text: str) -> str:
 def expected(where: str, value: Any, kind: type, name: str) -> Any:
     """The value, if it has the type that the format says."""
     if not isinstance(value, kind):
-        raise unknown_line(where, f"{name} is {_short(value)}")
+        raise wrong_value(where, f"{name} is {_short(value)}, and should be {KINDS[kind]}")
     return value
 
 
@@ -115,6 +123,8 @@ def chat_message(where: str, raw: Any, tally: Tally) -> Converted:
     content, lost = text_content(where, message.get("content"))
     if role == "assistant":
         calls = [_call(where, one) for one in message.get("tool_calls") or ()]
+        if message.get("weight") == 0:
+            tally.lines["weight 0 of an assistant message (not used: it is an action like the others)"] += 1
         if any(message.get(one) for one in ("reasoning_content", "reasoning", "thinking_blocks")):
             tally.lines["reasoning of an assistant message (left out of the states)"] += 1
         if any(call is None for call in calls):
@@ -148,7 +158,7 @@ def _call(where: str, raw: Any) -> dict[str, Any] | None:
         try:
             raw = json.loads(raw)
         except ValueError:
-            raise unknown_line(where, f"a tool call is {_short(raw)}") from None
+            raise wrong_value(where, f"a tool call is {_short(raw)}, which is not JSON") from None
     call = expected(where, raw, dict, "a tool call")
     if call.get("type", "function") != "function":
         return None
@@ -160,14 +170,19 @@ def _call(where: str, raw: Any) -> dict[str, Any] | None:
 
 
 def function_tools(where: str, raw: Any) -> Tools | None:
-    """Tools as OpenAI function tools; verifiers has the inner table alone."""
+    """Tools as OpenAI function tools; verifiers has the inner table alone, and some logs have JSON text."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise wrong_value(where, f"tools is the text {_short(raw)}, which is not JSON") from None
     if not raw:
         return None
     tools = []
     for one in expected(where, raw, list, "tools"):
         function = one.get("function", one) if isinstance(one, dict) else one
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise unknown_line(where, f"a tool is {_short(one)}")
+            raise wrong_value(where, f"a tool is {_short(one)}, and should be a function tool with a name")
         known = {
             key: function[key]
             for key in ("name", "description", "parameters", "strict")
@@ -182,7 +197,7 @@ def finite(where: str, reward: Any) -> float | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise unknown_line(where, f"the reward is {_short(reward)}")
+        raise wrong_value(where, f"the reward is {_short(reward)}, and should be a finite number")
     return float(reward)
 
 

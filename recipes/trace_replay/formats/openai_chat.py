@@ -1,6 +1,7 @@
 """OpenAI chat logs: one conversation, or one request with its response, in each line.
 
 - `{"messages": [...], "tools": [...]}`, as fine-tuning files have it: each assistant message is an action.
+- `{"messages": [...], "tools": [...], "response": {"choices": [...]}}`: each choice is an action.
 - `{"request": {"messages": ..., "tools": ...}, "response": {"choices": [...]}}`: each choice is an action.
   The assistant messages of the request are not, because they have records of their own.
 """
@@ -36,7 +37,12 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
             fields = ", ".join(sorted(row)) or "none"
             raise unknown_line(where, f"a line of an OpenAI chat log has the fields {fields}")
         tally.lines.update(f"field {name!r} of an OpenAI record" for name in row.keys() - READ)
-        if "messages" in row:
+        response = row.get("response")
+        if "messages" in row and isinstance(response, dict) and (response.keys() & {"choices", "error"}):
+            yield from _of_exchange(where, {"request": row, "response": response}, tools, tally)
+        elif "messages" in row:
+            if "response" in row:
+                tally.lines["field 'response' of an OpenAI record, which has no choices (not read)"] += 1
             yield from of_messages(
                 where, row["messages"], function_tools(where, row.get("tools")) or tools, tally
             )
@@ -77,9 +83,9 @@ def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Ta
     choices = expected(where, response, dict, "response").get("choices")
     raw = expected(where, request.get("messages"), list, "messages of the request")
     tools = function_tools(where, request.get("tools")) or tools
-    for choice in expected(where, choices, list, "choices of the response"):
+    for number, choice in enumerate(expected(where, choices, list, "choices of the response")):
         message = expected(where, choice, dict, "a choice").get("message")
         is_truncated = choice.get("finish_reason") == "length"
         whole = [*raw, {"role": "assistant", **expected(where, message, dict, "message of a choice")}]
         for acted in of_messages(where, whole, tools, tally, first=len(raw), is_truncated=is_truncated):
-            yield acted._replace(key=f"{acted.key}/{choice.get('index', 0)}")
+            yield acted._replace(key=f"{acted.key}/{number}")
