@@ -262,12 +262,14 @@ def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) ->
     group = pairs.find_judge(judge) if judge else None
     run, states = _read_folder(folder)
     ignored = pairs.ignored_arguments(ignore, states)
-    answers, scores, costs = list[Any](), list[Any](), report.Costs()
+    answers, left_out, scores, costs = list[Any](), list[Any](), list[Any](), report.Costs()
     if (folder / FILE).exists() or all(state.outcome is None for state in states):
         with Journal(folder / FILE, create=False) as journal:
             answers, scores = list(journal.answers()), list(journal.scores())
             failures = Counter(_short(one.error) for one in journal.failures())
             by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
+            left_out = [answer for answer in answers if answer.teacher not in by_teacher]
+            answers = [answer for answer in answers if answer.teacher in by_teacher]
             by_teacher.update(answer.teacher for answer in answers)
             costs = report.Costs(journal.spent(), by_teacher, failures)
     known = {state.id for state in states}
@@ -278,6 +280,7 @@ def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) ->
         _check_min_agree(min_agree, len(costs.answers), states)
     found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
     counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
+    counts.answers["of a teacher that the last replay did not ask"] += len(left_out)
     settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore)}
     if found:
         report.write_pairs(found, folder / report.PAIRS)

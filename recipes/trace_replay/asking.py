@@ -197,7 +197,9 @@ def _checked(message: Message) -> Message:
 def _is_object(text: str) -> bool:
     """Whether a text is a JSON object. NaN and Infinity, which Python accepts, are not JSON."""
     try:
-        return isinstance(json.loads(text, parse_constant=_not_json), dict)
+        value = json.loads(text, parse_constant=_not_json)
+        json.dumps(value, ensure_ascii=False).encode()  # a ValueError for half of a surrogate pair
+        return isinstance(value, dict)
     except (ValueError, RecursionError):
         return False
 

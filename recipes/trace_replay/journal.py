@@ -42,7 +42,7 @@ CREATE TABLE answers (
   logprobs TEXT,               -- JSON
   PRIMARY KEY (state, teacher, sample)
 ) WITHOUT ROWID;
-CREATE TABLE teachers (name TEXT PRIMARY KEY, asked TEXT NOT NULL);
+CREATE TABLE teachers (name TEXT PRIMARY KEY, asked TEXT NOT NULL, is_current INTEGER NOT NULL);
 """
 
 
@@ -137,8 +137,8 @@ class Journal:
         return set(self._rows("SELECT state, teacher, sample FROM answers WHERE status = 'answered'"))
 
     def teachers(self) -> list[str]:
-        """The names of all teachers that were to be asked, also of those without an answer."""
-        query = "SELECT name FROM teachers UNION SELECT teacher FROM answers ORDER BY 1"
+        """The names of the teachers that the last replay was to ask, also of those without an answer."""
+        query = "SELECT name FROM teachers WHERE is_current ORDER BY 1"
         return [name for (name,) in self._rows(query)]
 
     def answers(self) -> Iterator[Answer]:
@@ -170,16 +170,24 @@ class Journal:
     # What is asked now
 
     def check_teachers(self, teachers: Sequence[Teacher]) -> None:
-        """Raise ConfigError if this journal has answers of another model under the name of a teacher."""
+        """Record the teachers of this replay.
+
+        Raises ConfigError if this journal has answers of another model under the name of one of them.
+        """
         has_answers = "SELECT teacher FROM answers WHERE status != 'failed'"
         known = dict(self._rows(f"SELECT name, asked FROM teachers WHERE name IN ({has_answers})"))
+        now = {
+            teacher.name: canonical({"model": teacher.model, **teacher.limit(), "params": teacher.params})
+            for teacher in teachers
+        }
         for teacher in teachers:
-            asked = canonical({"model": teacher.model, **teacher.limit(), "params": teacher.params})
-            if known.get(teacher.name, asked) != asked:
+            if known.get(teacher.name, now[teacher.name]) != now[teacher.name]:
                 problem = f"{self.path} has its answers to other requests: {known[teacher.name]}"
                 remedy = "give the changed teacher another name, or name another folder"
                 raise ConfigError(f"teacher {teacher.name!r}", problem, remedy)
-            self._rows("INSERT OR REPLACE INTO teachers VALUES (?, ?)", (teacher.name, asked))
+        self._rows("UPDATE teachers SET is_current = 0")
+        for name, asked in now.items():
+            self._rows("INSERT OR REPLACE INTO teachers VALUES (?, ?, 1)", (name, asked))
 
     def mark(self, state: str, teacher: str, sample: int, usd: float) -> str:
         """Record that a request is being sent, and the most that it can cost; return its Idempotency-Key.

@@ -18,6 +18,7 @@ for needed in ("detect_secrets", "openai", "pyarrow"):
 from composer_plugins.recipes.trace_replay import __main__ as command  # noqa: E402
 from composer_plugins.recipes.trace_replay import demo, journal, scripted  # noqa: E402
 from composer_plugins.recipes.trace_replay.states import read_states  # noqa: E402
+from composer_plugins.recipes.trace_replay.teachers import load_teachers  # noqa: E402
 
 SESSION, TOOLS = demo.SESSION, demo.TOOLS
 
@@ -166,12 +167,20 @@ def test_pairs_need_states_and_their_answers(run: Run, tmp_path: Path) -> None:
     assert states(run).code == 0
     message = "run/answers.sqlite: there is no journal; run the command `replay` first"
     assert error(run("pairs", "run")) == message
+    ask(tmp_path / "run", "ada")
     with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
         answers.mark("0" * 16, "ada", 0, 0.0)
         answers.answer("0" * 16, "ada", 0, usd=0.0, message={"content": "x"}, finish_reason="stop")
     assert error(run("pairs", "run")).startswith("DIR: no answer in run/answers.sqlite belongs to a state in")
     assert error(run("pairs", "run", "--judge", "nowhere:f")).startswith("--judge: 'nowhere:f' cannot be imp")
     assert error(run("pairs", "run", "--ignore", "Bash.x")).startswith("--ignore: unknown argument of a tool")
+
+
+def ask(folder: Path, *names: str) -> None:
+    """Let the journal know that these teachers are to be asked."""
+    teachers = load_teachers(write_teachers(folder.parent / "asked.yaml", "http://127.0.0.1:9/v1"))
+    with journal.Journal(folder / "answers.sqlite") as answers:
+        answers.check_teachers([teacher for teacher in teachers if teacher.name in names])
 
 
 def answer_first(folder: Path, teacher: str) -> None:
@@ -184,12 +193,12 @@ def answer_first(folder: Path, teacher: str) -> None:
 
 def test_no_pair_is_reported_and_is_status_1(run: Run, tmp_path: Path) -> None:
     assert states(run).code == 0
+    ask(tmp_path / "run", "ada")
     answer_first(tmp_path / "run", "ada")
     refused = "--min-agree: it is 2, and the journal has 1 teacher(s); set at most the number of teachers"
     assert error(run("pairs", "run")).startswith(refused)
     assert not (tmp_path / "run/report.md").exists()
-    with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
-        answers.mark("0" * 16, "bob", 0, 0.0)
+    ask(tmp_path / "run", "ada", "bob")
     ran = run("pairs", "run")
     assert ran.code == 1 and "no parquet file is written; run/report.md says why\n" in ran.out
     assert not (tmp_path / "run/pairs.parquet").exists() and not (tmp_path / "run/README.md").exists()
@@ -204,6 +213,7 @@ def test_no_pair_is_reported_and_is_status_1(run: Run, tmp_path: Path) -> None:
 def test_a_judge_in_the_current_folder_is_found(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my_judge.py").write_text("def same(state, messages):\n    return ['x' for _ in messages]\n")
     assert states(run).code == 0
+    ask(tmp_path / "run", "ada", "bob")
     with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
         for state in read_states(tmp_path / "run/states.jsonl"):
             for teacher in ("ada", "bob"):
@@ -268,6 +278,21 @@ def test_more_teachers_must_agree_than_were_asked(run: Run, tmp_path: Path) -> N
     refused = error(run("pairs", "run", "--min-agree", "4"))
     assert refused.startswith("--min-agree: it is 4, and the journal has 3 teacher(s)")
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_teacher_that_the_last_replay_did_not_ask_has_no_vote(run: Run, tmp_path: Path) -> None:
+    """A teacher that was changed has a new name, and would otherwise vote twice."""
+    assert states(run).code == 0
+    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+        teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
+        assert run("replay", "run", "--teachers", teachers, "--max-usd", "1").code == 0
+        entries = yaml.safe_load(teachers.read_text())["teachers"]
+        teachers.write_text(yaml.safe_dump({"teachers": entries[:2]}))
+        assert run("replay", "run", "--teachers", teachers, "--max-usd", "1").code == 0
+    assert run("pairs", "run", "--ignore", "Bash.description").code == 0
+    report = (tmp_path / "run/report.md").read_text()
+    assert "| of a teacher that the last replay did not ask | 11 |" in report
+    assert "| ada | 11 |" in report and "| eve |" not in report and " of 3 |" not in report
 
 
 def test_tools_can_be_named_later_until_something_was_asked(run: Run, tmp_path: Path) -> None:

@@ -396,6 +396,10 @@ def calls(*arguments: str) -> list[dict[str, Any]]:
             "the answer is no chat completion: choices.0.message.tool_calls.0",
         ),
         (completion(content="\ud800"), "the answer has half of a surrogate pair"),
+        (
+            completion(tool_calls=calls('{"a": "\\ud800"}')),
+            "the arguments of a tool call are not a JSON object",
+        ),
     ],
 )
 def test_what_is_no_action_has_a_reason(answer: dict[str, Any], reason: str) -> None:
