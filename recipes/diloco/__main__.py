@@ -1,6 +1,7 @@
 """`python -m composer_plugins.recipes.diloco`: all replicas on this machine, or one of them."""
 
 import json
+import math
 import os
 import queue
 import subprocess
@@ -45,6 +46,7 @@ def main(
     host: Annotated[str, typer.Option(help="The address of this machine for the others.")] = "",
     timeout: Annotated[float, typer.Option(help="How long to wait for other replicas, in seconds.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Train the codebook task with DiLoCo and all three channels.
 
@@ -56,6 +58,8 @@ def main(
     if sync_every < 1 or steps < 1 or steps % sync_every:
         problem = f"{steps} is not a multiple of --sync-every {sync_every}"
         raise ConfigError("--steps", problem, "set both from 1, so that the last round is a whole one")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ConfigError("--timeout", f"it is {timeout:g}", "set seconds above 0")
     if store and lighthouse:
         raise ConfigError("--lighthouse", "--store is set too", "set one of them")
     if host and (store or replica is None):
@@ -67,16 +71,37 @@ def main(
             raise ConfigError("--lighthouse", "--replica is not set", "set it, or remove --lighthouse")
         if as_json:
             raise ConfigError("--json", "it is for a single replica", "set --replica, or remove it")
+        if store:
+            check_is_new(store)
         sys.exit(0 if run_demo([str(one) for one in common], replicas, steps, sync_every, store) else 1)
     if not 0 <= replica < replicas:
         raise ConfigError("--replica", f"it is {replica}", f"number the {replicas} replicas from 0")
     if not store and not lighthouse:
         raise ConfigError("--replica", "neither --lighthouse nor --store is set", "set one of them")
 
+    if until_stdin_closes:
+        threading.Thread(target=exit_with_parent, daemon=True).start()
+
     from composer_plugins.recipes.diloco.replica import Replica, train_replica
 
     options = Replica(replica, replicas, steps, sync_every, seed, timeout, lighthouse, store, host)
     train_replica(options, print_json if as_json else print_line)
+
+
+def check_is_new(store: str) -> None:
+    """Raise ConfigError if the store has a run, which only a replica that starts again may find."""
+    from composer_plugins.recipes.diloco.object_store import ObjectStore
+
+    if ObjectStore(store).read("run.json") is not None:
+        remedy = "name a new one, or go on with that run by starting each replica with --replica"
+        raise ConfigError("--store", f"{store} has a run already", remedy)
+
+
+def exit_with_parent() -> None:
+    """End this process when the one that started it has closed the pipe, or has ended in any way."""
+    while os.read(0, 1024):  # sys.stdin would hold a lock when this process ends before its parent
+        pass
+    os._exit(1)
 
 
 def print_json(event: dict[str, Any]) -> None:
@@ -211,19 +236,26 @@ def started(arguments: list[str], replicas: int) -> Iterator[Processes]:
         processes: list[subprocess.Popen[str]] = []
         try:
             for number in range(replicas):
-                own = [*command, "--replica", str(number)]
+                own = [*command, "--replica", str(number), "--until-stdin-closes"]
                 if "--lighthouse" in arguments:
                     own += ["--host", "127.0.0.1"]
                 processes.append(
-                    subprocess.Popen(own, stdout=subprocess.PIPE, stderr=errors[number], text=True)
+                    subprocess.Popen(
+                        own,
+                        stdin=subprocess.PIPE,  # it closes when this process ends, also by SIGKILL
+                        stdout=subprocess.PIPE,
+                        stderr=errors[number],
+                        text=True,
+                    )
                 )
             yield Processes(processes, errors)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+                for pipe in (process.stdin, process.stdout):
+                    if pipe is not None:
+                        pipe.close()
 
 
 def print_round(console: Console, reports: list[dict[str, Any]]) -> None:

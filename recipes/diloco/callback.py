@@ -69,6 +69,11 @@ class OuterCallback(TrainerCallback):
         self.start(optimizer)
         self.was_over = self.committed() >= self.rounds
         if self.was_over:  # the trainer takes one step all the same; on_step_end reverts it
+            logger.warning(
+                "the run is over: all %d rounds were committed before this replica joined, so it does not "
+                "train and takes the final weights",
+                self.rounds,
+            )
             control.should_training_stop = True
             self.close()
 

@@ -159,6 +159,9 @@ class Rounds:
             if len(joined) == self.replicas or self.read_commit(0):
                 return
             if time.monotonic() - began > self.timeout:
+                for name in self.store.names("replicas"):  # or this replica would count as there
+                    if replica_of(name) == self.replica:
+                        self.store.delete(name)
                 problem = f"{len(joined)} of {self.replicas} joined within {self.timeout:g} seconds"
                 raise DataError(
                     "replicas", problem, "start the others, or correct the number on each of them"
@@ -220,6 +223,13 @@ class Rounds:
             if commit is None:
                 time.sleep(self.store.poll_seconds)
                 continue
+            if missing := self.participants - commit.deltas.keys() - {self.replica}:
+                logger.warning(
+                    "round %d was committed without replica %s, whose training did not arrive in time; later "
+                    "rounds do not wait for it until it joins again",
+                    commit.round + 1,
+                    ", ".join(map(str, sorted(missing))),
+                )
             try:
                 self.apply(commit, found)
             except DeltaDeletedError:

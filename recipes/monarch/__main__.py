@@ -46,7 +46,7 @@ def run(
     """Run a training script in several processes that Monarch starts and watches, as torchrun would."""
     if processes < 1:
         raise ConfigError("--processes", f"it is {processes}", "set 1 or more")
-    if rendezvous_timeout <= 0:
+    if not rendezvous_timeout > 0:  # nan too
         raise ConfigError("--rendezvous-timeout", f"it is {rendezvous_timeout:g}", "set seconds above 0")
     if module and script is None:
         raise ConfigError("-m", "no module is named", "write the module and its arguments behind it")

@@ -22,11 +22,13 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.monarch import RankError
 from composer_plugins.recipes.monarch.process import Process
 
+ENDED = "its process ended"
 HOSTED = "composer_plugins.recipes.monarch.hosted"
 POLL = 0.1  # seconds to wait for a rank before the next one is looked at
 ASK = 2.0  # seconds between two questions to a process
 ANSWER = 10.0  # seconds for an answer of a process whose script has ended
 GRACE = 5.0  # seconds after the first failure, which may be a connection lost to the rank that is at fault
+LATE = 60.0  # instead, for a rank whose process has ended, which Monarch may report late
 STOP = 60.0  # seconds for Monarch to end the processes
 
 
@@ -67,7 +69,7 @@ def host(job: Job) -> list[Rank]:
         name, port = told[0].get_host_port.call_one(None).get()
         command = ["-m", HOSTED, job.kind, job.name, *job.arguments]
         runs = [one.main.call_one(address or name, port, command) for one in told]
-        watch(runs, asked, job.rendezvous_timeout)
+        watch(runs, asked, job.rendezvous_timeout, groups)
         records: list[Any] = [one.record.call_one().get() or (0, [], "") for one in asked]
     return [Rank(one, *record) for one, record in zip(ids, records, strict=True)]
 
@@ -98,11 +100,21 @@ def points(mesh: Any) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(size) for size in mesh.sizes.values()))
 
 
-def watch(runs: Sequence[Any], asked: Sequence[Any], rendezvous_timeout: float) -> None:
-    """Wait for all ranks; raise RankError after the first failure, ConfigError for an endless rendezvous."""
+def watch(
+    runs: Sequence[Any], asked: Sequence[Any], rendezvous_timeout: float, processes: Sequence[int] = ()
+) -> None:
+    """Wait for all ranks; raise RankError after the first failure, ConfigError for an endless rendezvous.
+
+    `processes` are the ids of the ranks' processes, if they are on this machine.
+    """
     running, failed, first_failure = set(range(len(runs))), dict[int, str](), 0.0
     rendezvous = Rendezvous(asked, rendezvous_timeout)
-    while running and not (failed and time.monotonic() > first_failure + GRACE):
+    while running:
+        if failed:
+            ended = {rank for rank in running if processes and has_ended(processes[rank])}
+            if time.monotonic() > first_failure + (LATE if ended else GRACE):
+                failed |= {rank: f"{ENDED}, and Monarch did not report how" for rank in ended}
+                break
         for rank in sorted(running):
             try:
                 runs[rank].get(timeout=POLL)
@@ -116,6 +128,15 @@ def watch(runs: Sequence[Any], asked: Sequence[Any], rendezvous_timeout: float) 
             rendezvous.check(running)
     if failed:
         raise RankError(report(failed))
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process of this machine has ended, also if its parent has not yet asked for its status."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return Path("/proc/self/stat").exists()  # which only Linux has
+    return text.rpartition(")")[2].split()[0] in ("Z", "X")
 
 
 class Rendezvous:
@@ -163,12 +184,12 @@ def failure(asked: Any, error: Exception) -> str:
     if isinstance(error, ActorError):
         said = asked.failure.call_one().get(timeout=ANSWER)
         return str(said or error)
-    return f"its process ended: {str(error).strip().splitlines()[-1].strip()}"
+    return f"{ENDED}: {str(error).strip().splitlines()[-1].strip()}"
 
 
 def report(failed: dict[int, str]) -> str:
     """Every failure, with the ranks that had it; a process that ended is last, since it is the cause."""
-    texts = sorted(set(failed.values()), key=lambda text: text.startswith("its process ended"))
+    texts = sorted(set(failed.values()), key=lambda text: text.startswith(ENDED))
     whose = [[rank for rank, said in sorted(failed.items()) if said == text] for text in texts]
     return "\n".join(f"{listed(ranks)} failed: {text}" for ranks, text in zip(whose, texts, strict=True))
 

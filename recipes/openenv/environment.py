@@ -15,6 +15,7 @@ from composer_plugins.recipes.openenv.verifier import Verdict, verify
 
 ATTEMPTS = 2
 DISCOUNT = 0.5  # of the reward, for each attempt that failed before
+NO_TASK = "no task has been chosen: call reset first"
 MOST_VERDICTS = 10_000  # that a server remembers
 
 Verdicts = dict[tuple[Task, str], Verdict]
@@ -65,7 +66,7 @@ class DeletedFunction(Environment[WriteFunction, Tested, State]):
     def step(self, action: WriteFunction, timeout_s: float | None = None, **_: Any) -> Tested:
         """Run the tests on a function, or show them."""
         if self._task is None:
-            return Tested(text="no task has been chosen: call reset first", reward=0.0, done=True)
+            return Tested(text=NO_TASK, reward=0.0, done=True)
         self._state.step_count += 1
         if action.read_tests:
             return Tested(text=self._task.tests, reward=0.0, done=False)
@@ -85,7 +86,7 @@ class DeletedFunction(Environment[WriteFunction, Tested, State]):
     def _verdict(self, task: Task, source: str) -> Verdict:
         """Run the tests, or remember what they said of the same source. A rollout is often like another."""
         verdict = self.verdicts.get((task, source)) or verify(task, source, self.sandbox)
-        if not verdict.late and len(self.verdicts) < MOST_VERDICTS:
+        if not verdict.unsure and len(self.verdicts) < MOST_VERDICTS:
             self.verdicts[task, source] = verdict
         return verdict
 

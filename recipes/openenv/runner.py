@@ -24,6 +24,8 @@ def main() -> None:
     for name, limit in job["limits"].items():
         later = limit + 1 if name == "RLIMIT_CPU" else limit  # SIGXCPU at the first, SIGKILL at the second
         resource.setrlimit(getattr(resource, name), (limit, later))
+    report.write(json.dumps({"index": -1}) + "\n")  # sandbox.STARTED
+    report.flush()
     names: dict[str, object] = {"__name__": "submission"}
     problem = None
     try:

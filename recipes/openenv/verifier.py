@@ -15,7 +15,7 @@ class Verdict:
     passed: int
     total: int
     error: str
-    late: bool = False  # whether the time ran out, which may be the machine's fault
+    unsure: bool = False  # whether the machine may be at fault: too slow, or without room for a process
 
 
 def verify(task: Task, source: str, sandbox: Sandbox) -> Verdict:
@@ -32,10 +32,13 @@ def verify(task: Task, source: str, sandbox: Sandbox) -> Verdict:
             passed += 1
         else:
             errors.append(f"{task.call(case)} should be {case.expected}, but {_problem(outcome)}")
-    late = any(outcome.late for outcome in outcomes)
-    return Verdict(passed, len(task.cases), errors[0] if errors else "", late)
+    unsure = any(outcome.unsure for outcome in outcomes)
+    return Verdict(passed, len(task.cases), errors[0] if errors else "", unsure)
 
 
 def _problem(outcome: Outcome) -> str:
+    """What happened, in one short line. The agent's code may have written it, and it becomes the hint."""
     text = outcome.error or f"it is {outcome.value!r}"
+    text = text.encode(errors="backslashreplace").decode()  # JSON has no half of a surrogate pair
+    text = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]}..."

@@ -1,12 +1,15 @@
 """The command: its errors, and when it fails. What it trains is tested in test_trl.py."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -25,12 +28,42 @@ from composer_plugins.recipes.diloco import __main__ as command
         (["--replica", "0"], "--replica: neither --lighthouse nor --store is set"),
         (["--replica", "2", "--store", "x"], "--replica: it is 2; number the 2 replicas from 0"),
         (["--host", "here"], "--host: it is for a replica with --lighthouse"),
+        (["--timeout", "nan"], "--timeout: it is nan; set seconds above 0"),
+        (["--timeout", "-1"], "--timeout: it is -1; set seconds above 0"),
         (["--json"], "--json: it is for a single replica"),
     ],
 )
 def test_a_wrong_option_is_an_error(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(command.app, arguments)
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
+
+
+def test_a_store_that_has_a_run_is_an_error_of_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    result = CliRunner().invoke(command.app, ["--store", str(tmp_path)])
+    said = f"--store: {tmp_path} has a run already; name a new one"
+    assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_replicas_end_with_the_demo(number: int, tmp_path: Path) -> None:
+    arguments = ["--store", str(tmp_path), "--steps", "100000000", "--timeout", "600", "--json"]
+    program = (
+        "import time\nfrom composer_plugins.recipes.diloco.__main__ import started\n"
+        f"with started({arguments}, 2) as run:\n    print('started', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            assert demo.stdout is not None and demo.stdout.readline() == "started\n"
+            replicas = psutil.Process(demo.pid).children()
+        finally:
+            demo.send_signal(number)
+    try:
+        assert len(replicas) == 2 and not psutil.wait_procs(replicas, 60)[1]
+    finally:
+        for replica in replicas:
+            with suppress(psutil.NoSuchProcess):
+                replica.kill()
 
 
 def test_an_error_is_one_line_without_a_traceback() -> None:

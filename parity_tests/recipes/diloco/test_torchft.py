@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torchft.coordination import LighthouseServer
 
 from composer_plugins.recipes.diloco.outer import (
@@ -130,6 +131,7 @@ def test_unequal_initial_weights_end_both(tmp_path: Path) -> None:
     assert all(re.match(said, error) for error in errors(log).values())
 
 
+@pytest.mark.slow
 def test_a_wrong_number_of_replicas_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     """The lighthouse asks for 3 and 2 come; then the replicas ask for 3 and 2 come."""
     for min_replicas, replicas in ((3, 2), (1, 3)):

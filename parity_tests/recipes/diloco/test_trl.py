@@ -128,6 +128,7 @@ def reference() -> dict[int, list[dict[str, Any]]]:
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["torchft", "store"])
 def test_the_three_channels_in_two_processes_equal_one(
     transport: str, reference: dict[int, list[dict[str, Any]]], tmp_path: Path
@@ -188,8 +189,10 @@ def test_the_trainer_options_are_checked_before_anything_is_written(tmp_path: Pa
         ObjectStoreDiLoCo(store=str(tmp_path), replica=0, replicas=1, sync_every=0)
 
 
-def test_a_replica_that_joins_when_the_run_is_over_has_its_weights(tmp_path: Path) -> None:
-    """The trainer takes one step before it looks whether it should stop."""
+def test_a_replica_that_joins_when_the_run_is_over_has_its_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so. The trainer takes one step before it looks whether it should stop."""
     from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
 
     def make() -> ObjectStoreDiLoCo:
@@ -211,4 +214,5 @@ def test_a_replica_that_joins_when_the_run_is_over_has_its_weights(tmp_path: Pat
             step(own)
             diloco.on_step_end(args, state, control)
         assert control.should_training_stop
+        assert ("the run is over: all 2 rounds were committed" in caplog.text) == (own is again)
     assert weights_hash(trained_weights(again)) == weights_hash(trained_weights(model))

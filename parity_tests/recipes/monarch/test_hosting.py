@@ -17,7 +17,7 @@ from composer_plugins.errors import ConfigError
 
 pytest.importorskip("monarch")
 
-from composer_plugins.recipes.monarch import RankError
+from composer_plugins.recipes.monarch import RankError, hosting
 from composer_plugins.recipes.monarch.__main__ import check_equal, run
 from composer_plugins.recipes.monarch.hosting import Rank, report
 
@@ -194,6 +194,7 @@ BAD = [
     ({"script": "x.py", "processes": 0}, "--processes: it is 0; set 1 or more"),
     ({"processes": -1}, "--processes: it is -1; set 1 or more"),
     ({"script": "x.py", "rendezvous_timeout": 0.0}, "--rendezvous-timeout: it is 0; set seconds above 0"),
+    ({"rendezvous_timeout": float("nan")}, "--rendezvous-timeout: it is nan; set seconds above 0"),
     ({"script": "no_such.module", "module": True}, "-m no_such.module: there is no such module; install it"),
     ({"module": True}, "-m: no module is named; write the module"),
 ]
@@ -226,6 +227,34 @@ def test_a_rank_that_trained_alone_or_has_other_weights_or_losses_is_an_error() 
         check_equal("demo", [first._replace(ranks=1)] * 2)
     with pytest.raises(RankError, match="demo: rank 0 recorded no losses"):
         check_equal("demo", [first._replace(losses=[])] * 2)
+
+
+class Fails:
+    """The answer of a rank: an error, which Monarch reports after it was asked so many times."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        self.error, self.after = error, after
+
+    def get(self, timeout: float) -> None:
+        self.after -= 1
+        raise TimeoutError if self.after >= 0 else self.error
+
+
+@pytest.mark.parametrize("after", [20, 10**9])
+def test_a_rank_whose_process_has_ended_is_named_however_late(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first failure is the connection that another rank lost."""
+    monkeypatch.setattr(hosting, "GRACE", -1.0)
+    monkeypatch.setattr(hosting, "LATE", 60.0 if after == 20 else -1.0)
+    monkeypatch.setattr(hosting, "failure", lambda asked, error: str(error))
+    lost, killed = Fails(ValueError("lost"), 0), Fails(ValueError("its process ended: Killed(sig=9)"), after)
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        with pytest.raises(RankError) as found:
+            hosting.watch([lost, killed], [None, None], 1.0, [os.getpid(), process.pid])
+    how = ": Killed(sig=9)" if after == 20 else ", and Monarch did not report how"
+    assert str(found.value) == f"rank 0 failed: lost\nrank 1 failed: its process ended{how}"
 
 
 def test_the_process_that_ended_is_the_last_line_of_a_report() -> None:

@@ -114,6 +114,7 @@ def test_the_server_lives_after_hostile_code(client: Any) -> None:
     assert client.step({"source": task.solution}).reward == 1.0
 
 
+@pytest.mark.slow
 def test_the_servers_environment_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY_OF_A_TEST", "abracadabra")
     task = make_tasks(0)[0]
@@ -159,6 +160,7 @@ def test_errors_of_the_command_line_are_one_sentence(arguments: list[str], url: 
     assert expected in done.stderr
 
 
+@pytest.mark.slow
 def test_serve_prints_its_address_and_ends_on_a_signal() -> None:
     with subprocess.Popen([*COMMAND, "serve"], stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -83,6 +83,10 @@ HOSTILE = {
         "its process ended before it returned",
     ),
     "a long error": ("raise ValueError('x' * 100_000)", "ValueError: x+[.]{3}$"),
+    "an error with half a surrogate pair and control characters": (
+        "raise ValueError('a\\ud800b\\x00\\x1b[1m \\u202e \\x7fc')",
+        r"ValueError: a\\ud800b \[1m c$",
+    ),
     "an error that cannot be printed": (
         "class E(Exception):\n    def __str__(self): raise E\nraise E",
         "but E$",
@@ -120,7 +124,8 @@ def test_hostile_code_ends_as_a_failing_test_with_a_short_error(name: str) -> No
     assert verdict.passed == 0 and verdict.total == 3
     assert verdict.error.startswith("gauge(7, 2) should be 5, but ")
     assert re.search(pattern, verdict.error), verdict.error
-    assert len(verdict.error) < LONGEST_PROBLEM + 60 and "\n" not in verdict.error
+    assert len(verdict.error) < LONGEST_PROBLEM + 60 and verdict.error.isprintable()
+    assert verdict.unsure == (name in IDLE)
 
 
 def test_the_network_of_the_machine_is_not_there() -> None:
@@ -191,6 +196,28 @@ def test_without_isolation_the_limits_remain(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("endless loop", "10 GB of memory", "fork bomb", "its own environment"):
         body, pattern = HOSTILE[name]
         assert re.search(pattern, verify(TASK, function(body), free).error)
+
+
+def test_a_sandbox_that_does_not_start_is_not_what_the_tests_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bwrap says when the machine has no room for another process. The server does not remember it."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho bwrap: Resource temporarily unavailable >&2; exit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(module, "bubblewrap", lambda: str(fake))
+    verdict = verify(TASK, TASK.solution, SANDBOX)
+    assert verdict.unsure and verdict.error.endswith("but the sandbox did not start")
+
+
+def test_a_python_whose_folder_contains_the_home_directory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Because the code can read that folder."""
+    home = module.python_prefix() / "home"
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(ConfigError, match=f"python: the code of the agent could read {home}"):
+        Sandbox().check()
 
 
 @pytest.mark.parametrize("body", EXPRESSIONS)

@@ -16,6 +16,7 @@ pytest.importorskip("trl", reason="needs the extra openenv")
 from datasets import Dataset  # noqa: E402
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer  # noqa: E402
+from composer_plugins.errors import DataError  # noqa: E402
 from composer_plugins.recipes.openenv import tiny, train  # noqa: E402
 from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
 from composer_plugins.recipes.openenv.server import serving  # noqa: E402
@@ -76,6 +77,34 @@ def test_an_error_after_the_tests_were_read_is_about_all_turns(url: str) -> None
         assert tools.read_tests() == TASKS[4].tests
         assert "should be" in tools.write_function(wrong(TASKS[4]))
         assert tools.privileged_context is not None and tools.hint_turn is None
+
+
+def test_a_server_that_is_killed_ends_the_training() -> None:
+    """TRL turns the exception of the tool into text for the model, so the reward and the reset raise it."""
+    others = set(psutil.Process().children())
+    with serving(Sandbox(), 1) as address, environments(address) as factory:
+        (server,) = set(psutil.Process().children()) - others
+        tools = factory()
+        tools.reset(seed=0, task=4)
+        server.kill()
+        server.wait()
+        with pytest.raises(Exception, match="close frame|[Cc]onnect") as first:
+            tools.write_function(TASKS[4].solution)
+        said = rf"server: {address} does not answer as it should \({type(first.value).__name__}: "
+        with pytest.raises(DataError, match=said):
+            tools.get_reward()
+        with pytest.raises(DataError, match=f"server: {address} does not answer as it should"):
+            tools.reset(seed=0, task=4)
+
+
+def test_a_server_that_was_started_again_ends_the_training(url: str) -> None:
+    """It has no episode for this connection, and would reward every attempt with 0."""
+    with environments(url) as factory:
+        tools = factory()
+        with pytest.raises(ConnectionError, match="it was started again"):
+            tools.write_function(TASKS[4].solution)
+        with pytest.raises(DataError, match="ConnectionError: it was started again"):
+            tools.get_reward()
 
 
 class Scripted:
