@@ -331,3 +331,19 @@ def test_a_judge_that_is_not_found_names_the_folders_that_are_searched(run: Run,
     assert error(run("pairs", "run", "--judge", "nowhere:f")).endswith(
         "run this command in the folder that holds the module, or put that folder into PYTHONPATH"
     )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"prompt": [{"role": "user", "content": "a"}], '
+        '"completion": [{"role": "assistant", "content": "b"}], '
+        f'"reward": 1{"0" * 400}}}',
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", '
+        '"tool_calls": true}]}',
+    ],
+)
+def test_a_value_of_another_type_is_one_sentence(run: Run, tmp_path: Path, row: str) -> None:
+    (tmp_path / "log.jsonl").write_text(row + "\n")
+    assert error(run("states", "log.jsonl", "--out", "run", "--redact", "nothing")).startswith("log.jsonl")
+    assert not (tmp_path / "run/states.jsonl").exists()

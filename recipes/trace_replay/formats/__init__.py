@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
+from composer_plugins.errors import ComposerError, ConfigError, DataError, in_a_line, unknown
 from composer_plugins.recipes.trace_replay.formats import claude_code, openai_chat, verifiers_rollouts
 from composer_plugins.recipes.trace_replay.formats.common import (
     Acted,
@@ -56,6 +56,11 @@ def read_logs(
         except OSError as error:
             problem = f"cannot be read: {in_a_line(error)}"
             raise ConfigError(str(path), problem, "name a readable file") from None
+        except ComposerError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+            problem = f"a value in it is not of the type that its format says ({in_a_line(error)})"
+            raise DataError(label, problem, "repair the log, or leave it out") from error
 
 
 def _format_of(path: Path, label: str) -> ModuleType | None:
