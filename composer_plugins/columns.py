@@ -101,7 +101,7 @@ def _without_none(value: Any) -> Any:
 
 def check_calls_are_shown(completion: list[dict[str, Any]], text: str) -> None:
     """Raise DataError if a tool call of a completion is not in its text, which a chat template made."""
-    names = (call["function"]["name"] for message in completion for call in message.get("tool_calls", ()))
+    names = (call["function"]["name"] for message in completion for call in message.get("tool_calls") or ())
     if missing := [name for name in names if name not in text]:
         problem = f"it does not show the call of {missing[0]}"
         raise DataError("chat template", problem, "set one that shows tool calls, or remove the pair")

@@ -14,7 +14,15 @@ from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_ro
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
-from composer_plugins.columns import CHOSEN, REJECTED, Row, pair_notes, pairs_of, prompt_of
+from composer_plugins.columns import (
+    CHOSEN,
+    REJECTED,
+    Row,
+    check_calls_are_shown,
+    pair_notes,
+    pairs_of,
+    prompt_of,
+)
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
@@ -249,6 +257,9 @@ class ReplayChannel(Channel):
             raise DataError(CHOSEN, problem, remedy)
         for pair in pairs:
             encoded = {side: upstream.encode_pair(trainer, row, getattr(pair, side)) for side in SIDES}
+            for side, (_, ids) in encoded.items():
+                if not isinstance(completion := getattr(pair, side), str):
+                    check_calls_are_shown(completion, upstream.tokenizer(trainer).decode(ids))
             if encoded[CHOSEN] == encoded[REJECTED] and pair.chosen != pair.rejected:
                 problem = f"it differs from {REJECTED}, and their tokens are equal"
                 remedy = "set a chat template that shows what differs, or remove the pair"

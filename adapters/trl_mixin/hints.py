@@ -64,11 +64,12 @@ class HintColumn:
         prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
         encoded = upstream.encode_prompts(trainer, prompts)
         limit, length = longest_input(trainer), batch["completion_ids"].shape[1]
+        is_complete = True
         for i, (row, hint, ids) in enumerate(zip(rows, hints, encoded, strict=True)):
             if hint is not None and limit is not None and len(ids) + length > limit:
                 self._warn_of_length(len(ids), length, limit)
-                hints[i], prompts[i] = None, row["prompt"]
-        if None in hints:
+                hints[i], prompts[i], is_complete = None, row["prompt"], False
+        if not is_complete:
             encoded = upstream.encode_prompts(trainer, prompts)
         return encoded, [hint is not None for hint in hints]
 

@@ -31,7 +31,6 @@ from composer_plugins.columns import (
     Prompt,
     Row,
     after_prompt,
-    check_calls_are_shown,
     completion_messages,
     content_text,
     template_messages,
@@ -418,10 +417,7 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
     messages = template_messages(prompt)
     tools = (trainer.tools if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
-    ids = _completion_after(trainer, start, messages, completion, tools)
-    if not isinstance(completion, str):
-        check_calls_are_shown(completion_messages(completion), tokenizer(trainer).decode(ids))
-    return start, ids
+    return start, _completion_after(trainer, start, messages, completion, tools)
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
