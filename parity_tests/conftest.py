@@ -37,6 +37,7 @@ RECIPES = {
     "openenv": ("openenv", "trl"),
     "diloco": ("torchft", "trl"),
     "monarch": ("monarch", "trl"),
+    "axolotl": ("axolotl", "trl"),
 }
 collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
 collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]

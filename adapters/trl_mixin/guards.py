@@ -34,9 +34,20 @@ def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
     if needs_base and (init not in (True, "gaussian") or bias != "none"):
         problem = f"with init_lora_weights={init!r} and bias={bias!r}, {NOT_INITIAL}"
         raise ConfigError("peft_config", problem, "set init_lora_weights=True or 'gaussian', and bias='none'")
-    if needs_base and hasattr(arguments.get("model"), "peft_config"):
+    if needs_base and hasattr(arguments.get("model"), "peft_config") and not _is_new(arguments["model"]):
         remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
-        raise ConfigError("model", f"it has an adapter already, so {NOT_INITIAL}", remedy)
+        raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
+
+
+def _is_new(model: Any) -> bool:
+    """Whether a PEFT model computes the same as its base: only LoRA is trained, and each of its B is 0."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad or "lora_" in name}
+    # FSDP may have the values on the first rank alone. ZeRO-3 has emptied the weights, whose values are not
+    # known then.
+    return all(
+        ".lora_A." in name or (".lora_B." in name and (p.is_meta or (p.numel() and not p.any())))
+        for name, p in trained.items()
+    )
 
 
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:

@@ -146,6 +146,33 @@ def test_the_ema_teacher_may_stand_beside_dpos_reference() -> None:
     assert float(made.state.log_history[1]["composer/hint/loss"]) > 0
 
 
-def test_a_model_that_comes_with_an_adapter_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it has an adapter already"):
-        tiny.trainer(policy_model=get_peft_model(tiny.model(), lora()), replay_weight=1.0)
+def test_a_model_that_comes_with_a_new_adapter_trains_as_with_a_peft_config() -> None:
+    """Axolotl adds the adapter itself, before it constructs the trainer."""
+    options = {"hint_weight": 1.0, "replay_weight": 1.0, "max_steps": 3}
+
+    def parameters(**given: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        if "peft_config" not in given.get("arguments", {}):
+            given["policy_model"] = get_peft_model(tiny.model(), lora())
+        made = tiny.trainer(**options, **given)
+        torch.manual_seed(1)
+        for name, weight in made.model.named_parameters():
+            if ".lora_A." in name:
+                weight.data.normal_(generator=torch.Generator().manual_seed(2))
+        made.train()
+        return dict(made.model.named_parameters())
+
+    expected, found = parameters(arguments={"peft_config": lora()}), parameters()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("part", ["lora_B", "modules_to_save", "bias"])
+def test_a_model_that_comes_with_a_trained_adapter_is_refused(part: str) -> None:
+    also = {"modules_to_save": ["k_proj"]} if part == "modules_to_save" else {}
+    model = get_peft_model(tiny.model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **also))
+    if part == "lora_B":
+        next(p for name, p in model.named_parameters() if ".lora_B." in name).data[0, 0] = 1e-6
+    if part == "bias":
+        next(p for name, p in model.named_parameters() if "norm" in name).requires_grad_(True)
+    with pytest.raises(ConfigError, match="it has a trained adapter"):
+        tiny.trainer(policy_model=model, replay_weight=1.0)
