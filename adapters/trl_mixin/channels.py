@@ -131,7 +131,7 @@ class HintChannel(Channel):
 
         The prompt of an environment is known only after its `reset`.
         """
-        if trainer.environment_factories is None:
+        if not upstream.has_environments(trainer):
             self.source.check_row(trainer, row)
 
     def tensors(
@@ -153,7 +153,7 @@ class HintChannel(Channel):
         """
         if trainer.rollout_func is not None:
             _check_prompts(trainer, rows, batch)
-        if trainer.environment_factories is not None:
+        if upstream.has_environments(trainer):
             rows = environment_rows(trainer, rows, prompts, batch, hints=self.from_environment)
         teacher, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
         ids, attention = upstream.pad_left(trainer, teacher)

@@ -47,6 +47,9 @@ def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> Confi
     """The error for an option that does not exist, beside those that are given."""
     if name in NOT_AVAILABLE:
         return not_available(name, NOT_AVAILABLE[name])
+    if name in upstream.SINCE:
+        problem = f"the installed TRL {upstream.VERSION} does not have it"
+        return ConfigError(name, problem, f"install trl {upstream.SINCE[name]} or newer, or remove it")
     if given.get("loss_type") == "cispo" and upstream.ELSEWHERE.get(name) == "epsilon_high":
         remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
         return ConfigError(name, f"unknown option {name!r}", remedy)
@@ -195,6 +198,7 @@ class ComposerGRPOConfig(GRPOConfig):
         if not isinstance(self.fused_linear, bool):
             raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
         enforce(self._without_effect(config))
+        enforce(self._of_this_trl(config))
         if policy is not None:
             enforce(unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()}))
             self._check_options_beside(policy)
@@ -249,6 +253,36 @@ class ComposerGRPOConfig(GRPOConfig):
             problem = "it has no effect, because hint_weight and replay_weight are 0"
             yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")
 
+    def _of_this_trl(self, config: ComposerConfig) -> Iterator[Finding]:
+        """Yield what the installed version of TRL computes otherwise than the later ones."""
+        version, policy = upstream.VERSION, self.policy_choice()
+        channels = config.hint_weight > 0 or config.replay_weight > 0
+        if upstream.liger_replaces_the_loss(self) and (channels or policy is not None):
+            problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
+            yield Finding(
+                "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"
+            )
+        if upstream.counts_tokens_of_the_step():
+            return
+        if policy is None:
+            term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
+            by_tokens = channels and loss_type in upstream.BY_TOKENS
+        else:
+            term, (mode, _) = "KL and entropy bonus", self.policy_mode(policy)
+            by_tokens = bool(self.beta or getattr(self, "entropy_coef", 0)) and mode == "token-mean"
+            if self.beta and mode == "seq-mean-token-sum":
+                problem = f"with this denominator TRL {version} averages its KL over the padding too"
+                yield Finding(
+                    "warning", "beta", problem, "set loss_type='grpo', or install trl 1.10 or newer"
+                )
+        steps, generated = self.gradient_accumulation_steps, self.steps_per_generation
+        if by_tokens and steps != generated:
+            problem = f"it is {generated}, gradient_accumulation_steps is {steps}, and TRL {version} divides "
+            problem += f"its {term} by the tokens of all {generated} micro-batches, which weighs it by "
+            problem += f"{steps}/{generated}"
+            remedy = "make them equal, or install trl 1.10 or newer"
+            yield Finding("warning", "steps_per_generation", problem, remedy)
+
     def policy_choice(self) -> Choice | None:
         """Our policy loss with its parameters; None with policy="trl"."""
         config = self.composer
@@ -275,8 +309,7 @@ class ComposerGRPOConfig(GRPOConfig):
         """
         loss, set_by = chosen.loss, dict[str, tuple[str, Any]]()
         for key, option in upstream.LOSS_OPTIONS.items():
-            value = getattr(self, key)
-            if not option.sets or value == upstream.DEFAULTS[key]:
+            if not option.sets or (value := getattr(self, key)) == upstream.DEFAULTS[key]:
                 continue
             values = option.parameters(loss.name, value)
             if not values:
@@ -312,7 +345,7 @@ class ComposerGRPOConfig(GRPOConfig):
             raise ConfigError("loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():
-            if mode == "token-sum" and getattr(self, key):
+            if mode == "token-sum" and getattr(self, key, 0):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
                 raise ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
         sequence = (

@@ -22,6 +22,16 @@ DataChannel = HintChannel | ReplayChannel
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
 
+def warn_of_new_trl() -> None:
+    """Warn if the installed TRL is newer than those that this adapter has been tested with."""
+    if upstream.is_newer_than_tested():
+        _warn(
+            f"trl: the installed version {upstream.VERSION} is newer than those that this adapter has been "
+            f"tested with ({', '.join(upstream.TESTED)}); compare a short run of ComposerGRPOTrainer without "
+            f"channels with one of GRPOTrainer, or install {upstream.TESTED[-1]}"
+        )
+
+
 def uses_peft(arguments: dict[str, Any]) -> bool:
     """Whether the policy will be a PEFT model, by the arguments of the trainer's constructor."""
     return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
@@ -82,7 +92,7 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
-    if trainer.environment_factories is not None and config.replay_weight > 0:
+    if upstream.has_environments(trainer) and config.replay_weight > 0:
         problem = "the prompt is known only after reset(), but the data set holds the pairs"
         raise ConfigError("environment_factory", problem, "set replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")

@@ -50,13 +50,13 @@ class ComposerLossMixin(_Trainer):
         if not isinstance(self, GRPOTrainer):
             problem = "it is not a trl.GRPOTrainer"
             raise ConfigError(type(self).__name__, problem, "mix ComposerLossMixin into a GRPOTrainer")
-        upstream.require_supported_trl()
         given = dict(zip(inspect.signature(GRPOTrainer).parameters, args, strict=False)) | kwargs
         options = given.get("args")
         if not isinstance(options, ComposerGRPOConfig):
             raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
         config = self._composer = options.composer
         choice = options.policy_choice()
+        guards.warn_of_new_trl()
         self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
         self._hint = self._replay = None
         if config.hint_weight > 0:

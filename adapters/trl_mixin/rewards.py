@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trl import GRPOTrainer
-from trl.trainer.utils import is_async_callable
 
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.errors import DataError
 
 LARGEST = torch.finfo(torch.float32).max  # TRL keeps rewards in float32
@@ -26,7 +26,7 @@ def checked(function: Any, name: str) -> Any:
         _check(name, rewards, given["prompts"], given["completions"], NOT_APPLICABLE)
         return rewards
 
-    if is_async_callable(function):
+    if upstream.is_async_callable(function):
 
         @functools.wraps(function)
         async def call(**given: Any) -> Any:

@@ -1,11 +1,10 @@
-"""Everything this adapter relies on inside TRL 1.16: private names, version checks, internal functions.
+"""Everything this adapter relies on inside TRL 1.0 to 1.16: private names, features, internal functions.
 
-To port the adapter to another release, edit this file and the methods that `mixin.py` overrides:
-`_prepare_inputs`, `_tokenize_prompts`, `_generate_and_score_completions`, `_calculate_rewards`,
-`_get_per_token_logps_and_entropies` and `_compute_loss`.
-Read from trl/trainer/grpo_trainer.py of 1.16.0: `_compute_loss` calls `_get_per_token_logps_and_entropies`
-once, which returns (logps, entropies, aux_loss); the logps are divided by the temperature and 0 at padding.
-TRL scales its loss for gradient accumulation itself.
+To port the adapter to another release, edit this file and the methods that `mixin.py` overrides (`NEEDED`).
+Read from trl/trainer/grpo_trainer.py: `_compute_loss` calls `_get_per_token_logps_and_entropies` once, which
+returns (logps, entropies) and, from 1.7, the auxiliary loss of MoE models. The logits are divided by the
+temperature. TRL scales its loss for gradient accumulation itself. From 1.15 the output head is fused: the
+logps are 0 at padding, and the trainer's constructor replaces the model's forward pass.
 """
 
 import copy
@@ -18,11 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import trl
 import yaml
 from accelerate.commands.config.config_args import default_config_file
+from packaging.version import Version
 from torch import Tensor, nn
+from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import create_model_from_path, get_config_model_id, pad
+from trl.trainer import utils
 
 from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
 from composer_plugins.columns import (
@@ -39,6 +41,48 @@ from composer_plugins.columns import (
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
+OLDEST = "1.0"
+TESTED = (
+    "1.0.0",
+    "1.5.1",
+    "1.9.0",
+    "1.14.0",
+    "1.16.0",
+)  # by `nox -s trl_versions`, and `nox -s trl` the last
+VERSION: str = trl.__version__
+
+# What this adapter overrides, calls or reads, by its owner.
+NEEDED = {
+    GRPOTrainer: (
+        "_prepare_inputs",
+        "_tokenize_prompts",
+        "_generate_and_score_completions",
+        "_calculate_rewards",
+        "_get_per_token_logps_and_entropies",
+        "_compute_loss",
+        "get_off_policy_mask",
+        "get_high_entropy_mask",
+    ),
+    utils: ("create_model_from_path", "get_config_model_id", "pad"),
+}
+
+# Options of GRPOConfig that a supported version of TRL may not have, and the version that brought them.
+SINCE = {
+    "vllm_importance_sampling_clip_max": "1.6",
+    "vllm_importance_sampling_clip_min": "1.6",
+    "router_aux_loss_coef": "1.7",
+    "transformers_continuous_batching_config": "1.7",
+    "trust_remote_code": "1.7",
+    "use_transformers_continuous_batching": "1.7",
+    "entropy_coef": "1.8",
+    "entropy_coef_delta": "1.8",
+    "entropy_coef_max": "1.8",
+    "entropy_coef_min": "1.8",
+    "entropy_target": "1.8",
+    "use_adaptive_entropy": "1.8",
+    "log_multimodal": "1.9",
+}
+
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
 
 # The values of `loss_type` that are a denominator of the one clipped loss, and the aggregation mode of each.
@@ -52,6 +96,7 @@ MODES = {
 }
 LOSS_TYPES = {mode: loss_type for loss_type, mode in MODES.items()}  # "token-sum" has none, and no KL
 OTHER_LOSSES = ("cispo", "sapo", "vespo")  # values of `loss_type` that are losses of their own
+BY_TOKENS = ("dapo", "cispo", "vespo")  # values of `loss_type` whose denominator is a number of tokens
 
 DENOMINATORS = {
     "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
@@ -202,11 +247,41 @@ POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
 
 def require_supported_trl() -> None:
-    """Raise ConfigError unless the installed GRPOTrainer is the one described above."""
-    helper = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
-    if GRPOTrainer.loss_is_scaled_for_ga is not True or "compute_aux_loss" not in helper:
-        problem = "the installed version is not one that this adapter supports"
-        raise ConfigError("trl", problem, "install 'trl>=1.16,<1.17'")
+    """Raise ConfigError unless the installed TRL has what this adapter reads."""
+    remedy = f"install 'trl>={OLDEST},<={TESTED[-1]}'"
+    if Version(VERSION) < Version(OLDEST):
+        raise ConfigError("trl", f"the installed version {VERSION} is older than {OLDEST}", remedy)
+    missing = [name for owner, names in NEEDED.items() for name in names if not hasattr(owner, name)]
+    if missing:
+        problem = (
+            f"the installed version {VERSION} has no {' and no '.join(missing)}, which this adapter reads"
+        )
+        raise ConfigError("trl", problem, remedy)
+    if getattr(utils, "_ChunkedLogProbFunction", GRPOTrainer) is None:
+        problem = (
+            f"the installed version {VERSION} computes log-probabilities with Triton alone, and Triton is "
+        )
+        problem += "not installed"
+        raise ConfigError("trl", problem, "install triton, or trl 1.16, which does without it on a CPU")
+
+
+def is_newer_than_tested() -> bool:
+    """Whether this adapter has not been tested with the installed TRL, because it is newer."""
+    return Version(VERSION).release[:2] > Version(TESTED[-1]).release[:2]
+
+
+def liger_replaces_the_loss(args: GRPOConfig) -> bool:
+    """Whether TRL computes the loss with Liger and never calls `_compute_loss`, as up to TRL 1.13."""
+    return bool(args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"))
+
+
+def counts_tokens_of_the_step() -> bool:
+    """Whether TRL divides loss_type="dapo" by the tokens of one optimizer step, as from TRL 1.10.
+
+    Before, it divides by those of the whole generation batch, and loss_type="luspo" averages a loss per
+    token over the padding too.
+    """
+    return "steps_per_generation" in GRPOTrainer._compute_loss.__code__.co_names
 
 
 class PolicyForward:
@@ -371,6 +446,12 @@ def policy_factor(
     return factor
 
 
+def is_async_callable(function: Any) -> bool:
+    """Whether TRL awaits what a reward function returns."""
+    # TRL before 1.14 awaits functions alone, and not objects with an asynchronous __call__.
+    return bool(getattr(utils, "is_async_callable", inspect.iscoroutinefunction)(function))
+
+
 def metrics(trainer: GRPOTrainer) -> dict[str, list[float]]:
     """The values of each metric since the last log, of training or of evaluation. TRL logs their mean."""
     return trainer._metrics["train" if trainer.model.training else "eval"]
@@ -378,18 +459,25 @@ def metrics(trainer: GRPOTrainer) -> dict[str, list[float]]:
 
 def tokenizer(trainer: GRPOTrainer) -> Any:
     """The tokenizer, also where TRL was given a processor."""
-    return trainer._tokenizer
+    processing = trainer.processing_class
+    return processing.tokenizer if isinstance(processing, ProcessorMixin) else processing
 
 
 def is_vision_model(trainer: GRPOTrainer) -> bool:
     """Whether the policy takes images."""
-    return trainer._is_vlm
+    return isinstance(trainer.processing_class, ProcessorMixin)
 
 
 def environment_types(trainer: GRPOTrainer) -> dict[type, bool]:
     """The types of the trainer's environments, and whether an instance has the attribute of a hint."""
-    pools = trainer._environment_pool.values() if trainer.environment_factories is not None else ()
-    return {type(pool[0]): hasattr(pool[0], HINT) for pool in pools}
+    pools = getattr(trainer, "_environment_pool", None)  # before TRL 1.8 all are of one type
+    found = trainer.environments or [] if pools is None else [pool[0] for pool in pools.values()]
+    return {type(one): hasattr(one, HINT) for one in found}
+
+
+def has_environments(trainer: GRPOTrainer) -> bool:
+    """Whether the trainer was given an environment_factory."""
+    return bool(getattr(trainer, "environment_factories", None) or trainer.environments)
 
 
 def environments(trainer: GRPOTrainer) -> list[Any]:
@@ -471,15 +559,16 @@ def _completion_after(
 def _encode_generated(trainer: GRPOTrainer, text: str) -> list[int]:
     """Token ids of what the model generates after a prompt, with the end of sequence."""
     ids = tokenizer(trainer)(text, add_special_tokens=False)["input_ids"]
-    ends = bool(ids) and ids[-1] in trainer.eos_token_ids
-    return ids if ends else [*ids, tokenizer(trainer).eos_token_id]
+    end: int = tokenizer(trainer).eos_token_id
+    ends = bool(ids) and ids[-1] in getattr(trainer, "eos_token_ids", [end])  # one before TRL 1.16
+    return ids if ends else [*ids, end]
 
 
 def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Rows of token ids, padded on the left to one width, and a mask [B, width] that is 0 on padding."""
     tensors, device = [torch.tensor(row, dtype=torch.long) for row in rows], trainer.accelerator.device
-    ids = pad(tensors, tokenizer(trainer).pad_token_id, padding_side="left")
-    mask = pad([torch.ones_like(row) for row in tensors], 0, padding_side="left")
+    ids = utils.pad(tensors, tokenizer(trainer).pad_token_id, padding_side="left")
+    mask = utils.pad([torch.ones_like(row) for row in tensors], 0, padding_side="left")
     return ids.to(device), mask.to(device)
 
 
@@ -516,9 +605,12 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     """A second model from the path that the policy was loaded from, with the weights that TRL holds now."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     options = dict(trainer.args.model_init_kwargs or {})
-    options.setdefault("trust_remote_code", trainer.args.trust_remote_code)
+    options.setdefault("trust_remote_code", getattr(trainer.args, "trust_remote_code", False))
     options |= {"dtype": policy.dtype, "device_map": None}
     with torch.random.fork_rng():  # loading may initialise weights; the run's random numbers stay TRL's
-        loaded = create_model_from_path(get_config_model_id(policy.config), **options)
+        loaded = utils.create_model_from_path(utils.get_config_model_id(policy.config), **options)
     loaded.load_state_dict(policy.state_dict())
     return loaded
+
+
+require_supported_trl()  # an older TRL may lack what the other modules import

@@ -25,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.forward import completion
 from composer_plugins.adapters.trl_mixin.predictions import Logits
+from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
 
 SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
 MAX_LENGTH = 32
@@ -110,7 +111,7 @@ def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         digest = hashlib.sha256(f"{prompt} {i}".encode()).digest()
         body = [3 + digest[k] % 10 for k in range(1 + digest[20] % 4)]
         completions.append(body if digest[21] % 5 == 0 else [*body, 1])
-    prompt_ids = [trainer._tokenizer(p, add_special_tokens=False)["input_ids"] for p in prompts]
+    prompt_ids = [tokenizer_of(trainer)(p, add_special_tokens=False)["input_ids"] for p in prompts]
     return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
 
 

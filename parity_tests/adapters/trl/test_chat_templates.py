@@ -32,7 +32,7 @@ def with_template(template: str, **options: Any) -> Any:
 
 def text_of(made: Any, completion: Any) -> str:
     """The completion after QUESTION, as the tokens say it."""
-    return made._tokenizer.decode(encode_pair(made, {"prompt": QUESTION}, completion)[1])
+    return made.processing_class.decode(encode_pair(made, {"prompt": QUESTION}, completion)[1])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_pairs_with_reasoning_train(opens: Any) -> None:
     assert losses[-1] < losses[0]
     inputs = tiny.batch(made)
     whole = inputs["replay_chosen_ids"][0][inputs["replay_chosen_attention"][0].bool()]
-    assert made._tokenizer.decode(whole) == "U:a?\nA:<t>\n12</t>3<eos>"
+    assert made.processing_class.decode(whole) == "U:a?\nA:<t>\n12</t>3<eos>"
 
 
 def test_a_completion_without_its_reasoning_is_an_error_that_says_how_to_write_it() -> None:

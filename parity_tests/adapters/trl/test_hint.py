@@ -345,7 +345,7 @@ def test_a_chat_hint_goes_into_the_last_user_message() -> None:
         teacher_prompt_template="{privileged_context}{prompt}",
     )
     inputs = tiny.batch(made)
-    shown = made._tokenizer.decode(inputs["hint_prompt_ids"][0], skip_special_tokens=True)
+    shown = made.processing_class.decode(inputs["hint_prompt_ids"][0], skip_special_tokens=True)
     assert shown == "U:[12]a?\nA:"
 
 

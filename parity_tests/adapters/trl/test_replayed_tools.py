@@ -49,7 +49,7 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("tools", [json.dumps(TOOLS), TOOLS, None])
 def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
     made = trainer(tools=tools)
-    inputs, words = batch(made), made._tokenizer
+    inputs, words = batch(made), made.processing_class
     for side in ("chosen", "rejected"):
         ids = inputs[f"replay_{side}_ids"][0][inputs[f"replay_{side}_attention"][0].bool()]
         shown = {"tools": TOOLS} if tools else {}
@@ -112,14 +112,16 @@ def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
     made = tool_calls.trainer(rows=[ROW] * 2, arguments={"tools": [look]}, **REPLAY)
     texts = {}
     for tools in (None, "[]", ROW["tools"]):
-        texts[tools] = made._tokenizer.decode(encode_pair(made, ROW | {"tools": tools}, ROW["chosen"])[0])
+        texts[tools] = made.processing_class.decode(
+            encode_pair(made, ROW | {"tools": tools}, ROW["chosen"])[0]
+        )
     assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
 
 
 def test_text_beside_a_call_is_in_the_completion() -> None:
     made = trainer()
     said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
-    assert "I look.\n<tool_call>" in made._tokenizer.decode(encode_pair(made, ROW, said)[1])
+    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_pair(made, ROW, said)[1])
 
 
 def test_the_margin_of_tool_calls_rises() -> None:

@@ -58,7 +58,7 @@ def sdpo(made: Any, index: int, everything: dict[str, Any]) -> SimpleNamespace:
         num_generations=made.num_generations,
         processing_class=made.processing_class,
         chat_template_kwargs={},
-        _tokenizer=made._tokenizer,
+        _tokenizer=made.processing_class,
     )
     trainer._tokenize_prompts_untruncated = lambda prompts: SDPOTrainer._tokenize_prompts_untruncated(
         trainer, prompts
@@ -327,8 +327,8 @@ def test_a_rollout_func_may_return_the_feedback() -> None:
     options = {"include_environment_feedback": True, "success_reward_threshold": 2.0}
     made = tiny.trainer(**ROLLOUTS, **SHORT, **FEEDBACK, **options, arguments={"rollout_func": rollout})
     inputs = tiny.batch(made)
-    shown = made._tokenizer.batch_decode(inputs["hint_prompt_ids"], skip_special_tokens=True)
-    prompts = made._tokenizer.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
+    shown = made.processing_class.batch_decode(inputs["hint_prompt_ids"], skip_special_tokens=True)
+    prompts = made.processing_class.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
     # TRL shuffles the rows of a batch after they are made.
     for prompt, text, hinted in zip(prompts, shown, inputs["hint_mask"].any(1), strict=True):
         assert text.removeprefix(prompt)[:2] == ("_f" if hinted else "")
