@@ -1,0 +1,257 @@
+"""The tables of docs/memory.md: memory of a GPU by channel, from the formulas that stand on that page.
+
+`python -m parity_tests.support.memory` writes them into the page.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from composer_plugins.kernels.linear.tiles import GPU_TILE
+from parity_tests.support.paths import ROOT
+
+PAGE, MEASURED = ROOT / "docs" / "memory.md", ROOT / "docs" / "trl.md"
+GIB = 2**30
+ROWS, PROMPT, COMPLETION = 4, 512, 2048  # of a micro-batch
+RANK = 16  # of LoRA
+ADAM = 8  # bytes per trained weight: two moments in float32
+
+
+@dataclass(frozen=True)
+class Model:
+    """The numbers of a model's config."""
+
+    name: str
+    hidden: int
+    layers: int
+    intermediate: int
+    kv: int  # key-value heads * their size
+    vocab: int
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """The shapes of a layer's weights: q, o, k, v, gate, up, down."""
+        h, i = self.hidden, self.intermediate
+        return [(h, h), (h, h), (h, self.kv), (h, self.kv), (h, i), (h, i), (i, h)]
+
+    @property
+    def layer(self) -> int:
+        """The weights of a layer."""
+        return sum(a * b for a, b in self.matrices)
+
+    @property
+    def head(self) -> int:
+        """The weights of the output head, and of the embeddings."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without norms and biases."""
+        return self.layers * self.layer + 2 * self.head
+
+    @property
+    def adapter(self) -> int:
+        """The weights of LoRA on all matrices of the layers."""
+        return self.layers * RANK * sum(a + b for a, b in self.matrices)
+
+
+MODELS = (
+    Model("7B (Qwen2.5-7B)", hidden=3584, layers=28, intermediate=18944, kv=512, vocab=152064),
+    Model("70B (Llama-3.1-70B)", hidden=8192, layers=80, intermediate=28672, kv=1024, vocab=128256),
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Bytes per weight under an engine with bf16, and over how many GPUs the weights are cut."""
+
+    name: str
+    gpus: int
+    weight: int  # of a trained weight
+    gradient: int  # with the buckets of DDP
+    master: int  # the optimizer's own copy of the weight
+    stream: int  # of an activation that gradient checkpointing keeps
+    swapped: int  # of a trained weight that is kept while the ema teacher is in its place
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the weights are cut."""
+        return self.gpus > 1
+
+
+def _fsdp2(gpus: int) -> Engine:
+    return Engine("FSDP2", gpus, weight=4, gradient=4, master=0, stream=2, swapped=4)
+
+
+def _zero3(gpus: int) -> Engine:
+    return Engine("ZeRO-3", gpus, weight=2, gradient=2, master=4, stream=2, swapped=2)
+
+
+ENGINES = (
+    Engine("1 GPU", 1, weight=4, gradient=4, master=0, stream=4, swapped=0),
+    Engine("DDP", 1, weight=4, gradient=8, master=0, stream=4, swapped=0),
+    _fsdp2(8),
+    _fsdp2(64),
+    _zero3(8),
+    _zero3(64),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model on an engine, all of it trained or LoRA alone."""
+
+    model: Model
+    engine: Engine
+    lora: bool
+
+    @property
+    def trained(self) -> float:
+        """The trained weights on one GPU."""
+        whole = self.model.adapter if self.lora else self.model.parameters
+        return whole / self.engine.gpus
+
+    def weights(self) -> float:
+        frozen = 2 * self.model.parameters / self.engine.gpus if self.lora else 0
+        return frozen + self.engine.weight * self.trained
+
+    def updates(self) -> float:
+        return (self.engine.gradient + ADAM + self.engine.master) * self.trained
+
+    def copy(self) -> float:
+        return 0 if self.lora else self.engine.weight * self.model.parameters / self.engine.gpus
+
+    def ema(self) -> float:
+        return (4 + self.engine.swapped) * self.trained
+
+    def in_bfloat16(self) -> float:
+        """What autocast makes of float32 weights, or what is gathered of weights that are cut."""
+        if not self.engine.is_sharded:
+            return 2 * self.trained
+        return 2 * (2 * self.model.layer + 2 * self.model.head)
+
+    def checkpoints(self) -> float:
+        """What gradient checkpointing keeps of one forward pass."""
+        stream = 2 if self.lora else self.engine.stream
+        return stream * self.model.layers * ROWS * (PROMPT + COMPLETION) * self.model.hidden
+
+    def replay_checkpoints(self) -> float:
+        return 2 * self.checkpoints()
+
+    def backward(self) -> float:
+        of_token = 6 * self.model.hidden + 2 * self.model.kv + 3 * self.model.intermediate
+        return 2 * ROWS * (PROMPT + COMPLETION) * of_token + self.head_gradient()
+
+    def head_gradient(self) -> float:
+        return 0 if self.lora else 4 * self.model.head
+
+    def hint(self) -> float:
+        return self._from_logits("hint: `jsd`") if self.engine.is_sharded else self._from_tiles(2)
+
+    def replay(self) -> float:
+        return self._from_logits("replay: `dpo`") if self.engine.is_sharded else self._from_tiles(1)
+
+    def _from_logits(self, row: str) -> float:
+        return measured(row) * 4 * ROWS * COMPLETION * self.model.vocab
+
+    def _from_tiles(self, tiles: int) -> float:
+        return tiles * 4 * GPU_TILE + self.head_gradient()
+
+    def policy_alone(self) -> float:
+        fixed = self.weights() + self.updates() + self.in_bfloat16()
+        return fixed + self.checkpoints() + self.backward()
+
+    def three_channels(self) -> float:
+        hint, replay = self.checkpoints() + self.hint(), self.replay_checkpoints() + self.replay()
+        return self.policy_alone() + self.copy() + hint + replay
+
+
+# The rows of a table; the name of each has the letter of its formula.
+LINES: dict[str, Callable[[Run], float]] = {
+    "weights (a)": Run.weights,
+    "gradients and optimizer (b)": Run.updates,
+    "weights in bfloat16 (c)": Run.in_bfloat16,
+    "policy: activations (d)": Run.checkpoints,
+    "policy: backward pass (e)": Run.backward,
+    "**policy alone**": Run.policy_alone,
+    "teacher `base` and reference (f)": Run.copy,
+    "hint: activations (d)": Run.checkpoints,
+    "hint: `jsd` (g)": Run.hint,
+    "replay: activations (2 d)": Run.replay_checkpoints,
+    "replay: `dpo` (h)": Run.replay,
+    "**the three channels**": Run.three_channels,
+    "teacher `ema`, in addition (i)": Run.ema,
+}
+
+
+def measured(row: str) -> float:
+    """The peak in tensors of logits with fused_linear=False, from the table of docs/trl.md."""
+    found = re.search(rf"^\| {re.escape(row)} \| ([\d.]+) \|", MEASURED.read_text(), re.MULTILINE)
+    assert found is not None, f"{MEASURED} has no row {row!r}"
+    return float(found[1])
+
+
+def table(model: Model) -> str:
+    """GiB on one GPU by channel, for each engine: everything trained / LoRA."""
+    heads = [f"{one.name}, {one.gpus} GPUs" if one.is_sharded else one.name for one in ENGINES]
+    lines = [(f"{model.name}: GiB", *heads), ("---",) * (len(heads) + 1)]
+    for name, amount in LINES.items():
+        cells = []
+        for engine in ENGINES:
+            both = [_number(amount(Run(model, engine, lora)) / GIB) for lora in (False, True)]
+            cells.append(" / ".join(both))
+        lines.append((name, *cells))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def configs() -> str:
+    """The numbers of each model."""
+    head = ("", "hidden", "layers", "intermediate", "key-value width", "vocabulary", "weights", "of LoRA")
+    body = [
+        (
+            one.name,
+            *(f"{n:,}" for n in (one.hidden, one.layers, one.intermediate, one.kv, one.vocab)),
+            f"{one.parameters / 1e9:.2f}e9",
+            f"{one.adapter / 1e6:.0f}e6",
+        )
+        for one in MODELS
+    ]
+    lines = (head, ("---",) * len(head), *body)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def engines() -> str:
+    """The bytes per weight of each engine."""
+    head = ("bytes per trained weight", "weight", "gradient", "optimizer", "activation", "kept for ema")
+    body = []
+    for one in {engine.name: engine for engine in ENGINES}.values():
+        numbers = (one.weight, one.gradient, ADAM + one.master, one.stream, one.swapped)
+        body.append((one.name, *map(str, numbers)))
+    lines = (head, ("---",) * len(head), *body)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _number(amount: float) -> str:
+    return f"{amount:.0f}" if amount >= 10 or amount == 0 else f"{amount:.1f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "configs": configs,
+    "engines": engines,
+    "sizes": lambda: "\n\n".join(map(table, MODELS)),
+}
+
+
+def page() -> str:
+    """The text of docs/memory.md with its tables made anew."""
+    text = PAGE.read_text()
+    for name, make in TABLES.items():
+        start, end = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
+        before, found, after = text.partition(start)
+        assert found, f"{PAGE} has no table {name}"
+        text = before + start + make() + end + after.partition(end)[2]
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
