@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from trl import GRPOTrainer
 import torch
+from trl import GRPOTrainer
 
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
