@@ -122,9 +122,8 @@ def trl_versions(session: nox.Session) -> None:
     `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl.md.
     """
     args = list(session.posargs)
-    newest = next(line.strip() for line in open("constraints.txt") if line.startswith("trl==")).partition(
-        "=="
-    )[2]
+    (pin,) = [one for one in Path("constraints.txt").read_text().splitlines() if one.startswith("trl==")]
+    newest = pin.removeprefix("trl==")
     known, write = [*OLDER_TRLS, newest], "--write" in args
     chosen = [one for one in args if one in known] or (known if write else list(OLDER_TRLS))
     args = [one for one in args if one not in (*known, "--write")]

@@ -1,7 +1,6 @@
 """The table of docs/trl.md: what the tests found on each version of TRL. `nox -s trl_versions -- --write`.
 
-Its arguments are pytest's reports, <version>.xml. A row is made of a report alone, and a report with a failure
-is an error.
+Its arguments are reports of pytest, <version>.xml. A row is made of a report alone.
 """
 
 import sys
