@@ -14,6 +14,7 @@ from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.checks import check_top_k
+from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
@@ -138,9 +139,6 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
-    if trainer.environment_factories is not None and config.replay_weight > 0:
-        problem = "the prompt is known only after reset(), but the data set holds the pairs"
-        raise ConfigError("environment_factory", problem, "set replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
         problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"
@@ -182,6 +180,21 @@ def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
         stacklevel=2,
     )
     return True
+
+
+def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
+    """Warn that an environment's `reset` adds to the prompt of a row with pairs; whether there was one."""
+    added = [
+        row for row, prompt in zip(rows, prompts, strict=True) if row["prompt"] != prompt and pairs_of(row)
+    ]
+    if added:
+        warnings.warn(
+            "environment_factory: reset() adds to the prompt of a row, and its pairs are completions of the "
+            "row's prompt without that; write what they need to know into the prompt",
+            ComposerWarning,
+            stacklevel=3,
+        )
+    return bool(added)
 
 
 def warn_of_processes(processes: int) -> None:

@@ -93,6 +93,7 @@ class ComposerLossMixin(_Trainer):
         )
         if self._hint is not None:
             self._hint.needs_own_student = self._counts_padding
+        self._watches_reset = self._replay is not None and self.environment_factories is not None
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
@@ -165,6 +166,8 @@ class ComposerLossMixin(_Trainer):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
+        if self._watches_reset and guards.warn_of_reset(inputs, self._prompts):
+            self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output

@@ -504,7 +504,7 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
     """Token ids of the row's prompt, and of a replayed completion of it with the end of sequence.
 
     Those of a conversation are what the chat template makes of it, with the tools of the row, or, if it does
-    not say, of the trainer.
+    not say, those that the policy sees.
     """
     prompt = row["prompt"]
     tools = tools_of(row, prompt)
@@ -513,9 +513,20 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
         return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
     messages = template_messages(prompt)
-    tools = (trainer.tools if tools is None else tools) or None
+    tools = (_policys_tools(trainer, row) if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
     return start, _completion_after(trainer, start, messages, completion, tools)
+
+
+def _policys_tools(trainer: GRPOTrainer, row: Row) -> Any:
+    """The tools of the trainer, and of the row's environment."""
+    if trainer.environment_factories is None:
+        return trainer.tools
+    name = row.get("environment") if trainer._multi_environment else None
+    if name not in trainer._env_tools:
+        known = ", ".join(map(repr, trainer._env_tools))
+        raise DataError("environment", f"it is {name!r}", f"set it to one of environment_factory: {known}")
+    return trainer._env_tools[name]
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
