@@ -1,6 +1,9 @@
 """The mixin among the other things a trainer does: evaluation, mixed precision, somebody's subclass."""
 
 import copy
+import sys
+import types
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -221,3 +224,44 @@ def test_the_input_rows_are_left_as_they_were() -> None:
     made.model.train()
     made._generate_and_score_completions(rows)
     assert rows == before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # dynamo makes warnings of its own, and an error of each
+def test_a_compiled_model_gives_the_gradient_of_the_uncompiled_one() -> None:
+    """Of all three channels. `inductor` generates code for minutes; `eager` runs what dynamo captured."""
+    (plain,) = tiny.gradients(tiny.trainer(**ALL))
+    made = tiny.trainer(**ALL, torch_compile=True, torch_compile_backend="eager")
+    (compiled,) = tiny.gradients(made)
+    assert type(made.model_wrapped).__name__ == "OptimizedModule"
+    assert tiny.relative_difference(plain, compiled) <= FLOAT32
+
+
+def liger(model: torch.nn.Module, **config: Any) -> None:
+    """A double of Liger's patch of a model, whose Triton kernels need a GPU: its norms, with the same values.
+
+    Its fused cross entropy would replace the model's forward pass, and so the log-probabilities.
+    """
+    assert config["fused_linear_cross_entropy"] is False
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(_norm, module)
+    model.patched = True
+
+
+def _norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(hidden, module.weight.shape, module.weight, module.variance_epsilon)
+
+
+@pytest.mark.filterwarnings("ignore:`use_liger_kernel=True` is deprecated")
+def test_ligers_layers_leave_the_channels_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    (plain,) = tiny.gradients(tiny.trainer(**ALL))
+    module = types.ModuleType("liger_kernel.transformers")
+    monkeypatch.setattr(module, "_apply_liger_kernel_to_instance", liger, raising=False)
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
+    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
+    made = tiny.trainer(**ALL, use_liger_kernel=True)
+    (patched,) = tiny.gradients(made)
+    assert made.model.patched
+    assert tiny.relative_difference(plain, patched) <= FLOAT32
