@@ -60,6 +60,7 @@ class ComposerLossMixin(_Trainer):
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
         self.losses_computed = 0  # calls of _compute_loss
+        self._scorings = 0  # calls of _calculate_rewards
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
@@ -158,10 +159,10 @@ class ComposerLossMixin(_Trainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
-        self._prompts: Any = None
+        before = self._scorings
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
         if self._data_channels:
-            guards.check_rollouts(self, len(inputs), output, scored=self._prompts is not None)
+            guards.check_rollouts(self, len(inputs), output, scored=self._scorings > before)
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
@@ -175,6 +176,7 @@ class ComposerLossMixin(_Trainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
         check_models(self, rewards, prompts, completions)
+        self._scorings += 1
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 
