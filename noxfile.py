@@ -104,14 +104,14 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
     """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
-    install(session, "-e", ".[test,trl,demo]", "peft")
+    install(session, "-e", ".[test,trl,demo]", "peft", "requests")
     session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Run the tests that need TRL (and peft, which users of TRL install beside it)."""
-    install(session, "-e", ".[test,trl,demo]", "peft")
+    """Run the tests that need TRL, with peft and, for a vLLM server, requests, which TRL's users have."""
+    install(session, "-e", ".[test,trl,demo]", "peft", "requests")
     pytest(session, "adapters/trl", "live/trl")
 
 

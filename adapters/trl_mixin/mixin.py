@@ -37,14 +37,7 @@ class ComposerLossMixin(_Trainer):
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, Trainer):
             return  # a mixin derived from this one
-        bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-        if not issubclass(cls, GRPOTrainer):
-            problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
-            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-        order = cls.__mro__
-        if order.index(ComposerLossMixin) > order.index(GRPOTrainer):
-            problem = "ComposerLossMixin stands after GRPOTrainer in the bases, where it is never called"
-            raise ConfigError(bases, problem, f"write class {cls.__name__}(ComposerLossMixin, ...)")
+        guards.check_class(cls, ComposerLossMixin)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, GRPOTrainer):
@@ -55,6 +48,7 @@ class ComposerLossMixin(_Trainer):
         if not isinstance(options, ComposerGRPOConfig):
             raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
         config = self._composer = options.composer
+        guards.check_own_policy(type(self), options)
         choice = options.policy_choice()
         guards.warn_of_new_trl()
         self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
@@ -65,6 +59,8 @@ class ComposerLossMixin(_Trainer):
             self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
+        self.losses_computed = 0  # calls of _compute_loss
+        self._scorings = 0  # calls of _calculate_rewards
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
@@ -98,6 +94,7 @@ class ComposerLossMixin(_Trainer):
         )
         if self._hint is not None:
             self._hint.needs_own_student = self._counts_padding
+        self._watches_reset = self._replay is not None and upstream.has_environments(self)
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
@@ -129,6 +126,12 @@ class ComposerLossMixin(_Trainer):
         elif self._hint is not None:
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
+    @property
+    def changes_loss(self) -> bool:
+        """Whether the loss is not TRL's own."""
+        own = self._policy is None and self._composer.policy_weight == 1
+        return not own or bool(self._data_channels)
+
     def _describe(self) -> str:
         """The losses of this run, with their weights, parameters and denominators."""
         own = f"policy TRL's own, loss_type={self.loss_type}"
@@ -156,11 +159,16 @@ class ComposerLossMixin(_Trainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
+        before = self._scorings
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
+        if self._data_channels:
+            guards.check_rollouts(self, len(inputs), output, scored=self._scorings > before)
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
+        if self._watches_reset and guards.warn_of_reset(inputs, self._prompts):
+            self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
@@ -168,17 +176,30 @@ class ComposerLossMixin(_Trainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
         check_models(self, rewards, prompts, completions)
+        self._scorings += 1
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._forward is not None:
-            self._forward.record(outputs)
+            self._forward.record(args[0] if args else kwargs["model"], outputs)
         return outputs
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run TRL's step; ConfigError if it does not reach the composer loss."""
+        with guards.reaches_loss(self):
+            return super().training_step(*args, **kwargs)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run TRL's step of an evaluation; ConfigError if it does not reach the composer loss."""
+        with guards.reaches_loss(self):
+            return super().prediction_step(*args, **kwargs)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._forward = forward = upstream.PolicyForward(inputs, without_advantages=self._policy is not None)
+        self.losses_computed += 1
+        zeroed = self._policy is not None
+        self._forward = forward = upstream.PolicyForward(self, model, inputs, without_advantages=zeroed)
         try:
             policy = super()._compute_loss(model, forward.inputs)
         finally:

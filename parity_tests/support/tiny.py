@@ -170,7 +170,7 @@ def trainer(
         train_dataset=Dataset.from_list(rows()) if dataset is None else dataset,
         **{
             "processing_class": tokenizer(),
-            "rollout_func": rollout if scripted else None,
+            **({"rollout_func": rollout} if scripted else {}),
             **(arguments or {}),
         },
     )

@@ -200,10 +200,6 @@ def test_a_hint_that_does_not_fit_is_left_out_with_a_warning() -> None:
             {"arguments": {"environment_factory": Plain}},
             "hint_source: it is 'environment', and Plain has no attribute privileged_context; set the",
         ),
-        (
-            {"replay_weight": 1.0},
-            r"environment_factory: the prompt is known only after reset\(\), .*; set replay_weight=0",
-        ),
     ],
 )
 def test_what_cannot_work_is_an_error_before_training(options: dict[str, Any], message: str) -> None:
