@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.config import TRL_LOSS
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.checks import check_top_k
 from composer_plugins.columns import pairs_of
@@ -62,7 +63,7 @@ def check_own_policy(cls: type, options: Any) -> None:
     Warn if an option is at GRPOConfig's default where that trainer has a default of its own.
     """
     for base, own in upstream.own_policies(cls).items():
-        if options.policy != "trl":
+        if options.policy != TRL_LOSS:
             problem = f"it is {options.policy!r}, and {base.__name__} has a policy loss of its own"
             remedy = (
                 f"set it to 'trl', or derive {cls.__name__} from trl.GRPOTrainer, where {base.__name__}'s "
