@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from composer_plugins import columns
@@ -64,10 +63,9 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-        sharded = "fsdp" if trainer.is_fsdp_enabled else "deepspeed"
-        problem = "it shards the weights, and frozen copies of sharded weights have not been tested"
-        raise ConfigError(sharded, problem, "use DDP or ZeRO-1/2")
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
+        raise ConfigError("fsdp_version", problem, "set it to 2 in the config of accelerate or in fsdp_config")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
@@ -81,9 +79,8 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
 
 
 def counts_padding(trainer: GRPOTrainer) -> bool:
-    """`forward.counts_padding`; False for sharded weights and for a model that takes images."""
-    sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-    return not sharded and not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
+    """`forward.counts_padding`; False for a model that takes images."""
+    return not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
 
 
 def has_linear_head(trainer: GRPOTrainer) -> bool:

@@ -1,13 +1,14 @@
 """`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import guards, upstream
+from composer_plugins.adapters.trl_mixin import guards, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
@@ -93,11 +94,8 @@ class ComposerLossMixin(_Trainer):
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
-        self._counts_padding = (self._policy is not None or bool(self._data_channels)) and (
-            guards.counts_padding(self)
-        )
-        if self._hint is not None:
-            self._hint.needs_own_student = self._counts_padding
+        # Known when the first batch comes: the weights may be sharded, and a sharded model does not run before.
+        self._counts_padding: bool | None = None
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
@@ -111,19 +109,21 @@ class ComposerLossMixin(_Trainer):
         """Give the hint channel its teacher, and the replay channel its reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
-        initial = Teacher(policy, without_adapter=peft)
+        initial = Teacher(policy, partial(sharding.without_adapter, self))
         if needs_base and not peft:
             frozen = upstream.initial_reference(self)
             if frozen is None:
                 model = upstream.load_copy(self) if copied is None else copied
-                frozen = self.accelerator.prepare_model(model, evaluation_mode=True)
-            initial = Teacher(frozen.eval().requires_grad_(False))
+                frozen = upstream.prepare_frozen(self, model.requires_grad_(False))
+            frozen.requires_grad_(False)
+            frozen.eval()
+            initial = Teacher(frozen)
         if needs_base:
-            self.add_callback(InitialWeights(initial.model))
+            self.add_callback(InitialWeights(self, below_adapter=peft))
         if self._replay is not None and self._replay.needs_reference:
             self._replay.reference = initial
         if self._hint is not None and config.hint_teacher == "ema":
-            average = EmaTeacher(policy, config.hint_ema_rate)
+            average = EmaTeacher(self, config.hint_ema_rate)
             self._hint.teacher = average.teacher
             self.add_callback(average)
         elif self._hint is not None:
@@ -157,6 +157,11 @@ class ComposerLossMixin(_Trainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
+        if self._counts_padding is None:
+            forwards = self._policy is not None or bool(self._data_channels)
+            self._counts_padding = forwards and guards.counts_padding(self)
+            if self._hint is not None:
+                self._hint.needs_own_student = self._counts_padding
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
