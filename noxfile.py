@@ -98,8 +98,8 @@ def planted_bugs(session: nox.Session) -> None:
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Run the tests that need TRL (and peft, which users of TRL install beside it)."""
-    install(session, "-e", ".[test,trl,demo]", "peft")
+    """Run the tests that need TRL (and peft and deepspeed, which users of TRL install beside it)."""
+    install(session, "-e", ".[test,trl,demo]", "peft", "deepspeed")
     pytest(session, "adapters/trl", "live/trl")
 
 

@@ -25,9 +25,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
     """Let an output head keep its input, weight and bias, and return one column in the place of the logits.
 
-    They are those of the call: the ema teacher runs the policy with other weights, which `detach` keeps. They
-    are in the dtype of autocast. The column has a gradient of 0 in the weight, so that DDP, which searches the outputs for unused
-    parameters, finds it used.
+    They are those of the call: the ema teacher runs the policy with other weights, which `detach` keeps.
+    They are in the dtype of autocast. The column has a gradient of 0 in the weight, so that DDP, which
+    searches the outputs for unused parameters, finds it used.
     """
     kept: list[list[Any]] = []
 

@@ -1,5 +1,6 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
-        raise ConfigError("fsdp_version", problem, "set it to 2 in the config of accelerate or in fsdp_config")
+        raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
@@ -123,6 +124,16 @@ def warn_of_processes(processes: int) -> None:
             f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
             "torchrun or with accelerate launch --multi_gpu, on CPUs with use_cpu=True too, or change what "
             "is asked for"
+        )
+
+
+def warn_of_fsdp(trainer: GRPOTrainer) -> None:
+    """Warn if FSDP was asked for and accelerate, without a word, does not use it."""
+    asked = bool(trainer.args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if asked and not trainer.is_fsdp_enabled:
+        _warn(
+            "fsdp: accelerate shards a model on GPUs alone, so each process of this run has the whole model; "
+            "to accept that on CPUs, leave fsdp out"
         )
 
 

@@ -1,14 +1,13 @@
 """`ComposerLossMixin`: the composer loss in front of a GRPOTrainer."""
 
 import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import guards, sharding, upstream
+from composer_plugins.adapters.trl_mixin import guards, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
@@ -94,7 +93,7 @@ class ComposerLossMixin(_Trainer):
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
-        # Known when the first batch comes: the weights may be sharded, and a sharded model does not run before.
+        # Known when the first batch comes: a model that is to be sharded may not run before.
         self._counts_padding: bool | None = None
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
@@ -103,13 +102,14 @@ class ComposerLossMixin(_Trainer):
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
+            guards.warn_of_fsdp(self)
             log_info(self._describe())
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
-        initial = Teacher(policy, partial(sharding.without_adapter, self))
+        initial = Teacher(policy, policy.disable_adapter) if peft else Teacher(policy)
         if needs_base and not peft:
             frozen = upstream.initial_reference(self)
             if frozen is None:
@@ -140,7 +140,9 @@ class ComposerLossMixin(_Trainer):
             f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
             for channel in self._data_channels
         ]
-        return f"composer loss = {total}{''.join(how)}"
+        state = self.accelerator.state
+        processes = f"; processes: {state.num_processes} ({state.distributed_type.value})"
+        return f"composer loss = {total}{''.join(how)}{processes}"
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)

@@ -26,7 +26,7 @@ def is_partitioned(model: nn.Module) -> bool:
     return any(map(_is_partitioned, model.parameters()))
 
 
-def _is_partitioned(parameter: nn.Parameter) -> bool:
+def _is_partitioned(parameter: Any) -> bool:
     return hasattr(parameter, "ds_id")
 
 
@@ -34,7 +34,7 @@ def gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
     """A context in which a parameter that ZeRO-3 has cut is whole, to read it. All processes enter it."""
     if not _is_partitioned(parameter):
         return nullcontext()
-    import deepspeed
+    import deepspeed  # a package of its own, which only its users install
 
     context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter])
     return context
@@ -45,7 +45,7 @@ def reshard(trainer: GRPOTrainer) -> None:
     for module in trainer.accelerator.unwrap_model(trainer.model).modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    optimizer = getattr(trainer.model_wrapped, "optimizer", None)  # DeepSpeed's engine has one
+    optimizer: Any = getattr(trainer.model_wrapped, "optimizer", None)  # DeepSpeed's engine has one
     if hasattr(optimizer, "empty_partition_cache"):
         optimizer.empty_partition_cache()
 
@@ -56,13 +56,13 @@ def trained(trainer: GRPOTrainer) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
-def shard(parameter: nn.Parameter) -> Tensor:
+def shard(parameter: Any) -> Tensor:
     """This process's part of a parameter, after `reshard`; the whole where it is not cut."""
-    part = parameter.ds_tensor if _is_partitioned(parameter) else parameter
+    part: Tensor = parameter.ds_tensor if _is_partitioned(parameter) else parameter
     return part.detach()
 
 
-def whole(trainer: GRPOTrainer, part: Tensor, parameter: nn.Parameter) -> Tensor:
+def whole(trainer: GRPOTrainer, part: Tensor, parameter: Any) -> Tensor:
     """The whole tensor of which every process has a part as of `shard(parameter)`."""
     part = part.to(trainer.accelerator.device)  # from the CPU, if shards are kept there
     if isinstance(part, DTensor):
@@ -73,7 +73,7 @@ def whole(trainer: GRPOTrainer, part: Tensor, parameter: nn.Parameter) -> Tensor
     return part
 
 
-def cut(trainer: GRPOTrainer, tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+def cut(trainer: GRPOTrainer, tensor: Tensor, parameter: Any) -> Tensor:
     """This process's part of a whole tensor, as of `shard(parameter)`."""
     if isinstance(parameter, DTensor):
         placed = tensor.to(parameter.device)
@@ -117,11 +117,3 @@ def _put(trainer: GRPOTrainer, parameters: dict[str, nn.Parameter], parts: dict[
                 shard(parameter).copy_(parts[name])
         else:
             parameter.data = parts[name].to(parameter)
-
-
-@contextmanager
-def without_adapter(trainer: GRPOTrainer) -> Iterator[None]:
-    """Switch off the policy's adapter. PEFT freezes its weights meanwhile, so they are those of the shards."""
-    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
-    with policy.disable_adapter():
-        yield

@@ -31,7 +31,7 @@ class Teacher:
     """A model that a channel compares the policy with. It gets no gradient."""
 
     model: Any
-    # With PEFT the initial policy is the model with its adapter switched off; the ema teacher has other weights.
+    # With PEFT the initial policy is the model without its adapter; the ema teacher has other weights.
     as_teacher: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @contextmanager
@@ -110,8 +110,8 @@ class EmaTeacher(TrainerCallback):
 
     The teacher is the policy with an average of each of the weights that are trained. With LoRA these are A
     and B of each layer, averaged one by one as in TRL's SDPO, which is not the average of their products.
-    The averages are saved in every checkpoint and read back on resuming. Until the training starts the teacher
-    is the policy. Where the weights are cut into shards, each process averages its own.
+    The averages are saved in every checkpoint and read back on resuming. Until the training starts the
+    teacher is the policy. Where the weights are cut into shards, each process averages its own.
     """
 
     def __init__(self, trainer: GRPOTrainer, rate: float) -> None:

@@ -509,8 +509,8 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
 def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:
     """Prepare a frozen model as TRL prepares its reference model: sharded if the policy is.
 
-    TRL's `prepare_fsdp` cuts what each process has loaded, but with `cpu_ram_efficient_loading` only the main
-    process has loaded the weights. Accelerate's function, which prepares the policy, sends them to the others.
+    TRL's `prepare_fsdp` cuts what each process has loaded, as one unit. Accelerate's function, which prepares
+    the policy, cuts layer by layer, and with `cpu_ram_efficient_loading` sends the main process's weights.
     """
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)

@@ -1,7 +1,6 @@
 """Run under torchrun on two processes: one launch trains every case with an engine that cuts the weights.
 
-`torchrun --nproc_per_node 2 -m parity_tests.support.sharded ENGINE JOB FOLDER` writes what it found into FOLDER.
-Accelerate wraps a model on a CPU in DDP even where FSDP is asked for: `fsdp_on_a_cpu` changes that, here alone.
+`torchrun --nproc_per_node 2 -m parity_tests.support.sharded ENGINE JOB FOLDER` writes its results there.
 """
 
 import sys
@@ -11,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType
+from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
-from parity_tests.support import tiny
+from parity_tests.support import on_a_cpu, tiny
 
 ONE = "one process"
 # Of the weights of tiny.model, ZeRO-3 cuts those of more than 1,000 elements, and keeps the others whole.
 ZERO3 = {"stage": 3, "stage3_param_persistence_threshold": 1000}
-AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+AUTO = ["train_batch_size", "train_micro_batch_size_per_gpu"]
+AUTO += ["gradient_accumulation_steps", "gradient_clipping"]
 LAYER = {"transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}
 ENGINES: dict[str, dict[str, Any]] = {
     ONE: {},
@@ -52,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all, checkpointing": {**ALL, "gradient_checkpointing": True, "hint_teacher": "ema"},
     "all, lora": {**ALL, "lora": True, **MOVED},
     "all, lora, ema": {**ALL, "lora": True, "hint_teacher": "ema", "hint_ema_rate": 0.3, **MOVED},
-    # The model is a path, so ZeRO-3 cuts it as it is loaded, and TRL has a reference model, which is the copy.
+    # The model is a path: ZeRO-3 cuts it as it is loaded. With beta, TRL's reference model is the copy.
     "all, from a path": {**ALL, "path": True},
     "all, from a path, TRL's reference": {**ALL, "path": True, "beta": 0.1},
     # Another rank has the hint and the pairs of this step.
@@ -64,19 +63,6 @@ SAVED: dict[str, dict[str, Any]] = {
     name: {**ALL, **MOVED, "hint_teacher": "ema", "hint_ema_rate": 0.3, "lora": lora}
     for name, lora in {"resumed": False, "resumed, lora": True}.items()
 }
-
-
-def fsdp_on_a_cpu() -> None:
-    """Let accelerate shard a model on a CPU as it does on a GPU."""
-    constructed = AcceleratorState.__init__
-
-    def construct(self: Any, *args: Any, **options: Any) -> None:
-        constructed(self, *args, **options)
-        if options.get("fsdp_plugin") is not None and self.distributed_type == DistributedType.MULTI_CPU:
-            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, options["fsdp_plugin"]
-            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-    AcceleratorState.__init__ = construct
 
 
 class GradientRecorder(tiny.GradientRecorder):
@@ -123,7 +109,7 @@ def made(engine: str, ranks: int, folder: Path, case: dict[str, Any]) -> Any:
         rows = [row | (empty if i else {}) for i, row in enumerate(rows)]
     arguments: dict[str, Any] = {}
     if special["lora"]:
-        arguments["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=True)
+        arguments["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     if special["evaluated"]:
         arguments["eval_dataset"] = Dataset.from_list(tiny.rows()[2:])
         options |= {"per_device_eval_batch_size": 8 // ranks}
@@ -156,7 +142,7 @@ def trained(trainer: Any, *, evaluated: bool = False, checkpoint: str | None = N
 
 
 def results(engine: str, job: str, ranks: int, folder: Path) -> dict[str, Any]:
-    """The results of every case, or of those that are saved after two steps of three; or of their third step."""
+    """The results of every case; of the job `resume` those of the third step of the saved cases."""
     found = {}
     for name, case in (CASES if job == "cases" else {}).items():
         found[name] = trained(made(engine, ranks, folder, case), evaluated=case.get("evaluated", False))
@@ -172,7 +158,9 @@ def main(engine: str, job: str, folder: Path) -> None:
     """Write the results of a job into a file of its name."""
     torch.set_num_threads(1)
     if engine == "fsdp2":
-        fsdp_on_a_cpu()
+        on_a_cpu.shard_with_fsdp()
+    else:
+        on_a_cpu.compile_nothing()
     ranks = PartialState(cpu=True).num_processes
     found = results(engine, job, ranks, folder)
     if PartialState().is_main_process:
