@@ -110,8 +110,8 @@ def planted_bugs(session: nox.Session) -> None:
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Run the tests that need TRL, with peft and, for a vLLM server, requests, which TRL's users have."""
-    install(session, "-e", ".[test,trl,demo]", "peft", "requests")
+    """Run the tests that need TRL, with packages that its users have: requests is for a vLLM server."""
+    install(session, "-e", ".[test,trl,demo]", "peft", "deepspeed", "requests")
     pytest(session, "adapters/trl", "live/trl")
 
 

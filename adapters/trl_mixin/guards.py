@@ -1,12 +1,12 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from composer_plugins import columns
@@ -143,10 +143,9 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-        sharded = "fsdp" if trainer.is_fsdp_enabled else "deepspeed"
-        problem = "it shards the weights, and frozen copies of sharded weights have not been tested"
-        raise ConfigError(sharded, problem, "use DDP or ZeRO-1/2")
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
+        raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
@@ -157,9 +156,8 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
 
 
 def counts_padding(trainer: GRPOTrainer) -> bool:
-    """`forward.counts_padding`; False for sharded weights and for a model that takes images."""
-    sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-    return not sharded and not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
+    """`forward.counts_padding`; False for a model that takes images."""
+    return not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
 
 
 def has_linear_head(trainer: GRPOTrainer) -> bool:
@@ -217,6 +215,16 @@ def warn_of_processes(processes: int) -> None:
             f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
             "torchrun or with accelerate launch --multi_gpu, on CPUs with use_cpu=True too, or change what "
             "is asked for"
+        )
+
+
+def warn_of_fsdp(trainer: GRPOTrainer) -> None:
+    """Warn if FSDP was asked for and accelerate, without a word, does not use it."""
+    asked = bool(trainer.args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if asked and not trainer.is_fsdp_enabled:
+        _warn(
+            "fsdp: accelerate shards a model on GPUs alone, so each process of this run has the whole model; "
+            "to accept that on CPUs, leave fsdp out"
         )
 
 

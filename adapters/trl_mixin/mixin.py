@@ -89,11 +89,8 @@ class ComposerLossMixin(_Trainer):
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
-        self._counts_padding = (self._policy is not None or bool(self._data_channels)) and (
-            guards.counts_padding(self)
-        )
-        if self._hint is not None:
-            self._hint.needs_own_student = self._counts_padding
+        # Known when the first batch comes: a model that is to be sharded may not run before.
+        self._counts_padding: bool | None = None
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
@@ -102,25 +99,28 @@ class ComposerLossMixin(_Trainer):
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
+            guards.warn_of_fsdp(self)
             log_info(self._describe())
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
-        initial = Teacher(policy, without_adapter=peft)
+        initial = Teacher(policy, policy.disable_adapter) if peft else Teacher(policy)
         if needs_base and not peft:
             frozen = upstream.initial_reference(self)
             if frozen is None:
                 model = upstream.load_copy(self) if copied is None else copied
-                frozen = self.accelerator.prepare_model(model, evaluation_mode=True)
-            initial = Teacher(frozen.eval().requires_grad_(False))
+                frozen = upstream.prepare_frozen(self, model.requires_grad_(False))
+            frozen.requires_grad_(False)
+            frozen.eval()
+            initial = Teacher(frozen)
         if needs_base:
-            self.add_callback(InitialWeights(initial.model))
+            self.add_callback(InitialWeights(self, below_adapter=peft))
         if self._replay is not None and self._replay.needs_reference:
             self._replay.reference = initial
         if self._hint is not None and config.hint_teacher == "ema":
-            average = EmaTeacher(policy, config.hint_ema_rate)
+            average = EmaTeacher(self, config.hint_ema_rate)
             self._hint.teacher = average.teacher
             self.add_callback(average)
         elif self._hint is not None:
@@ -143,7 +143,9 @@ class ComposerLossMixin(_Trainer):
             f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
             for channel in self._data_channels
         ]
-        return f"composer loss = {total}{''.join(how)}"
+        state = self.accelerator.state
+        processes = f"; processes: {state.num_processes} ({state.distributed_type.value})"
+        return f"composer loss = {total}{''.join(how)}{processes}"
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)
@@ -163,6 +165,11 @@ class ComposerLossMixin(_Trainer):
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
         if self._data_channels:
             guards.check_rollouts(self, len(inputs), output, scored=self._scorings > before)
+        if self._counts_padding is None:
+            forwards = self._policy is not None or bool(self._data_channels)
+            self._counts_padding = forwards and guards.counts_padding(self)
+            if self._hint is not None:
+                self._hint.needs_own_student = self._counts_padding
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:

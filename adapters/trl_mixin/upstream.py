@@ -22,10 +22,13 @@ import yaml
 from accelerate.commands.config.config_args import default_config_file
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
+from trl.models import prepare_deepspeed
 from trl.trainer import utils
 
+from composer_plugins.adapters.trl_mixin import sharding
 from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
 from composer_plugins.columns import (
     HINT,
@@ -689,20 +692,40 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
     if trainer.ref_model is None or trainer.args.sync_ref_model:
         return None
     policy, reference = (trainer.accelerator.unwrap_model(m) for m in (trainer.model, trainer.ref_model))
-    mine, theirs = policy.state_dict(), reference.state_dict()
-    same = mine.keys() == theirs.keys() and all(
-        weight.dtype == theirs[name].dtype and torch.equal(weight, theirs[name].to(weight.device))
-        for name, weight in mine.items()
-    )
-    return reference if same else None
+    mine, theirs = dict(policy.named_parameters()), dict(reference.named_parameters())
+    same = mine.keys() == theirs.keys()
+    for name in mine if same else ():  # all processes compare all weights, because comparing may gather them
+        with sharding.gathered(mine[name]), sharding.gathered(theirs[name]):
+            weight = theirs[name].full_tensor() if isinstance(theirs[name], DTensor) else theirs[name]
+            alike = mine[name].dtype == weight.dtype and not mine[name].is_meta
+            same &= alike and torch.equal(mine[name], weight.to(mine[name].device))
+    found = trainer.accelerator.gather(torch.tensor([same], device=trainer.accelerator.device))
+    return trainer.ref_model if bool(found.all()) else None
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model, which an earlier trainer may have had.
+def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:
+    """Prepare a frozen model as TRL prepares its reference model: sharded if the policy is.
+
+    TRL's `prepare_fsdp` cuts what each process has loaded, as one unit. Accelerate's function, which prepares
+    the policy, cuts layer by layer, and with `cpu_ram_efficient_loading` sends the main process's weights.
+    """
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        from accelerate.utils import fsdp2_prepare_model  # an accelerate before 1.6 has no FSDP2
+
+        return fsdp2_prepare_model(trainer.accelerator, model).eval()
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def copied(model: nn.Module) -> nn.Module | None:
+    """A copy of a model, which an earlier trainer may have had; None if ZeRO-3 has cut it already.
 
     TRL replaces a model's forward by `_fused_forward`, which calls the original model: a copy would run its
     weights. The function has the name of the one that it replaces.
     """
+    if sharding.is_partitioned(model):
+        return None
     made = copy.deepcopy(model)
     function = getattr(vars(made).get("forward"), "__func__", None)
     if function is not None and function.__code__.co_name == "_fused_forward":
@@ -718,7 +741,11 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     options |= {"dtype": policy.dtype, "device_map": None}
     with torch.random.fork_rng():  # loading may initialise weights; the run's random numbers stay TRL's
         loaded = utils.create_model_from_path(utils.get_config_model_id(policy.config), **options)
-    loaded.load_state_dict(policy.state_dict())
+    if sharding.is_partitioned(policy):  # both are cut alike
+        for mine, theirs in zip(policy.parameters(), loaded.parameters(), strict=True):
+            sharding.shard(theirs).copy_(sharding.shard(mine))
+    else:
+        loaded.load_state_dict(policy.state_dict())
     return loaded
 
 
