@@ -3,9 +3,10 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-SESSIONS := kernels trl verl
+SESSIONS := kernels trl trl_versions verl
+TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all test-kernels-trl test-verl test-recipes lint bench clean
+.PHONY: demo demo-verl test test-all test-kernels-trl test-trl-versions test-verl test-recipes lint bench clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -20,19 +21,23 @@ recipe-%: .nox/.venv/installed
 	@$(NOX) -s recipes --install-only 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
 
-# `test` leaves out the tests marked slow, and the recipes. Both install first and then run the sessions on two cores, each
+# `test` leaves out the tests marked slow, the recipes, and of the older versions of TRL all but one. Both install first and then run the sessions on two cores, each
 # group's output whole when it ends. Nox's own log goes to a file and is printed if something fails, so that
 # the last lines printed are pytest's summary.
 test-all: ALL := -- --all
 test-all: RECIPES := recipes
+test-all: TRLS :=
 test test-all: .nox/.venv/installed
 	@$(NOX) --install-only -s $(SESSIONS) $(RECIPES) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
 	@echo "running the sessions $(SESSIONS) $(RECIPES); each prints its output when it ends"
-	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" \
-		test-verl test-kernels-trl $(RECIPES:%=test-%)
+	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" TRLS="$(TRLS)" \
+		test-verl test-kernels-trl test-trl-versions $(RECIPES:%=test-%)
 
 test-kernels-trl:
 	@$(NOX) -s kernels trl $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
+
+test-trl-versions:
+	@$(NOX) -s trl_versions -- $(TRLS) 2> .nox/trl_versions.log || { cat .nox/trl_versions.log >&2; exit 1; }
 
 test-verl:
 	@$(NOX) -s verl $(ALL) 2> .nox/verl.log || { cat .nox/verl.log >&2; exit 1; }

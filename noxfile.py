@@ -28,6 +28,18 @@ PRIME_RL = (
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
 
+# The tests of TRL's adapter run with these too: their code alone, beside the packages of the session.
+# Before TRL 1.8 tool calls need a transformers before 5.13.
+BEFORE_5_13 = ("transformers==5.12.1", "tokenizers==0.22.2", "huggingface_hub==1.33.0")
+OLDER_TRLS: dict[str, tuple[str, ...]] = {
+    "1.0.0": BEFORE_5_13,
+    "1.5.1": BEFORE_5_13,
+    "1.9.0": (),
+    "1.14.0": (),
+}
+REFUSED_TRLS = ("0.29.1", "1.15.0")  # a test imports the adapter beside them
+TRL_TESTS = ("versions", "equality", "denominators", "hint", "replay", "peft", "environment_hints")
+
 # The recipes with a command of their own, and its arguments.
 RECIPES = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}
 
@@ -92,15 +104,48 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
     """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
-    install(session, "-e", ".[test,trl,demo]", "peft")
+    install(session, "-e", ".[test,trl,demo]", "peft", "requests")
     session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """Run the tests that need TRL (and peft, which users of TRL install beside it)."""
-    install(session, "-e", ".[test,trl,demo]", "peft")
+    """Run the tests that need TRL, with packages that its users have: requests is for a vLLM server."""
+    install(session, "-e", ".[test,trl,demo]", "peft", "deepspeed", "requests")
     pytest(session, "adapters/trl", "live/trl")
+
+
+@nox.session
+def trl_versions(session: nox.Session) -> None:
+    """Run the tests that concern older versions of TRL on them, or on some: `-- [VERSION ...] [for pytest]`.
+
+    `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl.md.
+    """
+    args = list(session.posargs)
+    (pin,) = [one for one in Path("constraints.txt").read_text().splitlines() if one.startswith("trl==")]
+    newest = pin.removeprefix("trl==")
+    known, write = [*OLDER_TRLS, newest], "--write" in args
+    chosen = [one for one in args if one in known] or (known if write else list(OLDER_TRLS))
+    args = [one for one in args if one not in (*known, "--write")]
+    # TRL before 1.16 and transformers before 5.13 import the last three.
+    install(session, "-e", ".[test,trl]", "peft", "httpx", "jmespath", "requests")
+    folder = Path(session.virtualenv.location).resolve()
+    for version in (*chosen, *REFUSED_TRLS):
+        wheel = folder / "wheels" / version
+        if version != newest and not (wheel / "trl").is_dir():
+            packages = (f"trl=={version}", *OLDER_TRLS.get(version, ()))
+            session.install("--no-deps", "--target", str(wheel), *packages)
+    session.env["TRL_WHEELS"] = str(folder / "wheels")
+    tests = [f"parity_tests/adapters/trl/test_{name}.py" for name in TRL_TESTS]
+    for version in chosen:
+        print(f"TRL {version}", flush=True)
+        env = {} if version == newest else {"PYTHONPATH": str(folder / "wheels" / version)}
+        report = f"--junitxml={folder / version}.xml"
+        session.run("python", "-m", "pytest", *tests, report, *args, env=env)
+    if write:
+        session.run(
+            "python", "-m", "parity_tests.support.trl_versions", *(f"{folder / one}.xml" for one in known)
+        )
 
 
 @nox.session

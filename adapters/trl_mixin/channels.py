@@ -341,12 +341,16 @@ class ReplayChannel(Channel):
         """log pi(completion | prompt) [B], summed or averaged over tokens as the loss needs it.
 
         The model sees each distinct row once, at most `size` rows in one forward pass: generations of one
-        prompt share its pairs.
+        prompt share its pairs. Sharded weights are gathered in each pass, so every rank runs as many passes.
         """
         widths, length = [part.shape[1] for part in parts], parts[-1].shape[1]
         distinct, index = torch.unique(torch.cat(parts, 1), dim=0, return_inverse=True)
-        scores = []
-        for rows in distinct.split(size):
+        scores, batches = [], list(distinct.split(size))
+        if len(index) > size:
+            passes = torch.tensor([len(batches)], device=trainer.accelerator.device)
+            most = int(trainer.accelerator.gather(passes).max())
+            batches += batches[-1:] * (most - len(batches))  # no index of a row points to them
+        for rows in batches:
             ids, attention, mask = rows.split(widths, 1)
             given = ids, attention, length, self.temperature
             predictions = completion(trainer, model, *given, fused_linear=self.fused_linear)

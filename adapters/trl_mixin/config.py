@@ -345,7 +345,7 @@ class ComposerGRPOConfig(GRPOConfig):
             raise ConfigError("loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():
-            if mode == "token-sum" and getattr(self, key, 0):
+            if mode == "token-sum" and getattr(self, key, False):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
                 raise ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
         sequence = (

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Logits, Predictions
-from composer_plugins.adapters.trl_mixin.teachers import Teacher, WithWeights
+from composer_plugins.adapters.trl_mixin.sharding import is_sharded
+from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.linear.tiles import autocast
 
@@ -24,9 +25,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
     """Let an output head keep its input, weight and bias, and return one column in the place of the logits.
 
-    They are those of the call: the ema teacher runs the policy with other weights. They are in the dtype of
-    autocast. The column has a gradient of 0 in the weight, so that DDP, which searches the outputs for unused
-    parameters, finds it used.
+    They are those of the call: the ema teacher runs the policy with other weights, which `detach` keeps.
+    They are in the dtype of autocast. The column has a gradient of 0 in the weight, so that DDP, which
+    searches the outputs for unused parameters, finds it used.
     """
     kept: list[list[Any]] = []
 
@@ -90,8 +91,7 @@ def _call(
 
 
 def _core(trainer: GRPOTrainer, model: Any) -> Any:
-    """The model without the wrappers of Accelerate and PEFT, and without other weights."""
-    model = model.module if isinstance(model, WithWeights) else model
+    """The model without the wrappers of Accelerate and PEFT."""
     core = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
     return core.get_base_model() if hasattr(core, "get_base_model") else core
 
@@ -110,6 +110,8 @@ def why_not_linear(trainer: GRPOTrainer) -> str | None:
     """
     if trainer.args.torch_compile:
         return "torch_compile compiles the model together with its output head"
+    if is_sharded(trainer):
+        return "its weights are sharded, and the head's are gathered during a forward pass only"
     core = _core(trainer, trainer.model)
     head = core.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -146,7 +148,7 @@ def counts_padding(trainer: GRPOTrainer) -> bool:
     TRL passes no position_ids. A model with absolute positions, such as GPT-2, then counts the padding, and
     the log-probabilities of a row depend on the longest prompt of its batch. Rotary positions are relative.
     """
-    policy = trainer.accelerator.unwrap_model(trainer.model)
+    policy: Any = trainer.model
     if any("rotary" in type(module).__name__.lower() for module in policy.modules()):
         return False
     row = _probe_row(trainer)

@@ -1,19 +1,21 @@
 """Checks before training: the model, the trainer's options, and every row that a channel reads."""
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from composer_plugins import columns
 from composer_plugins.adapters.trl_mixin import forward, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
+from composer_plugins.adapters.trl_mixin.config import TRL_LOSS
 from composer_plugins.adapters.trl_mixin.forward import text_config
 from composer_plugins.checks import check_top_k
+from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
@@ -30,6 +32,73 @@ def warn_of_new_trl() -> None:
             f"tested with ({', '.join(upstream.TESTED)}); compare a short run of ComposerGRPOTrainer without "
             f"channels with one of GRPOTrainer, or install {upstream.TESTED[-1]}"
         )
+
+
+def check_class(cls: type, mixin: type) -> None:
+    """Raise ConfigError for a class whose bases the channels cannot be added to."""
+    bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
+    order = cls.__mro__
+    of_trl = [base for base in order if base.__module__.startswith("trl.")]
+    for base in of_trl:
+        if base.__name__ in upstream.NOT_GRPO:
+            reason, remedy = upstream.NOT_GRPO[base.__name__]
+            raise ConfigError(bases, f"{base.__name__} cannot have the channels, because {reason}", remedy)
+        if issubclass(base, GRPOTrainer) and base not in (GRPOTrainer, *upstream.own_policies(cls)):
+            problem = f"{base.__module__}.{base.__name__} has not been tested with the channels"
+            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
+    if GRPOTrainer not in order:
+        problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
+        raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
+    if order.index(mixin) > order.index(GRPOTrainer):
+        problem = f"{mixin.__name__} stands after GRPOTrainer in the bases, where it is never called"
+        raise ConfigError(bases, problem, f"write class {cls.__name__}({mixin.__name__}, ...)")
+    if getattr(cls, "loss_is_scaled_for_ga", None) is False:
+        problem = "it is False, so the Trainer divides the loss for gradient accumulation a second time"
+        raise ConfigError(f"{cls.__name__}.loss_is_scaled_for_ga", problem, "leave it as GRPOTrainer has it")
+
+
+def check_own_policy(cls: type, options: Any) -> None:
+    """Raise ConfigError for a policy loss of ours in a trainer of TRL that has another one.
+
+    Warn if an option is at GRPOConfig's default where that trainer has a default of its own.
+    """
+    for base, own in upstream.own_policies(cls).items():
+        if options.policy != TRL_LOSS:
+            problem = f"it is {options.policy!r}, and {base.__name__} has a policy loss of its own"
+            remedy = (
+                f"set it to 'trl', or derive {cls.__name__} from trl.GRPOTrainer, where {base.__name__}'s "
+            )
+            raise ConfigError("policy", problem, f"{remedy}loss is policy={own.policy!r}")
+        for name, value in own.defaults.items():
+            if getattr(options, name) == upstream.DEFAULTS[name] != value:
+                _warn(
+                    f"{name}: it is {getattr(options, name)}, GRPO's default, and {base.__name__}'s own is "
+                    f"{value}; set it to {value}"
+                )
+
+
+@contextmanager
+def reaches_loss(trainer: Any) -> Iterator[None]:
+    """Raise ConfigError if a step of the trainer does not call the `_compute_loss` of the mixin."""
+    before = trainer.losses_computed
+    yield
+    if trainer.losses_computed == before and trainer.changes_loss:
+        problem = "its loss bypasses ComposerLossMixin._compute_loss, so the channels have no effect"
+        remedy = "call super() in its compute_loss and _compute_loss"
+        raise ConfigError(type(trainer).__name__, problem, remedy)
+
+
+def check_rollouts(trainer: GRPOTrainer, rows: int, output: dict[str, Any], *, scored: bool) -> None:
+    """Raise ConfigError if a subclass makes rollouts that the rows, hints and pairs do not belong to."""
+    name, made = type(trainer).__name__, len(output["prompt_ids"])
+    if made != rows:
+        problem = f"its _generate_and_score_completions returns {made} completions for {rows} rows, so it is "
+        problem += "not known which hint and pair each completion has"
+        raise ConfigError(name, problem, "return one completion for each row, in their order")
+    if not scored:
+        problem = "its _generate_and_score_completions does not call self._calculate_rewards, from which the "
+        problem += "hint channel has the rewards and prompts"
+        raise ConfigError(name, problem, "call super()._generate_and_score_completions(inputs)")
 
 
 def uses_peft(arguments: dict[str, Any]) -> bool:
@@ -85,16 +154,12 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():
-        sharded = "fsdp" if trainer.is_fsdp_enabled else "deepspeed"
-        problem = "it shards the weights, and frozen copies of sharded weights have not been tested"
-        raise ConfigError(sharded, problem, "use DDP or ZeRO-1/2")
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
+        raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
-    if upstream.has_environments(trainer) and config.replay_weight > 0:
-        problem = "the prompt is known only after reset(), but the data set holds the pairs"
-        raise ConfigError("environment_factory", problem, "set replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
         problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"
@@ -102,9 +167,8 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
 
 
 def counts_padding(trainer: GRPOTrainer) -> bool:
-    """`forward.counts_padding`; False for sharded weights and for a model that takes images."""
-    sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
-    return not sharded and not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
+    """`forward.counts_padding`; False for a model that takes images."""
+    return not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
 
 
 def has_linear_head(trainer: GRPOTrainer) -> bool:
@@ -138,6 +202,21 @@ def warn_of_padding(prompt_mask: torch.Tensor) -> bool:
     return True
 
 
+def warn_of_reset(rows: Sequence[columns.Row], prompts: Sequence[Any]) -> bool:
+    """Warn that an environment's `reset` adds to the prompt of a row with pairs; whether there was one."""
+    added = [
+        row for row, prompt in zip(rows, prompts, strict=True) if row["prompt"] != prompt and pairs_of(row)
+    ]
+    if added:
+        warnings.warn(
+            "environment_factory: reset() adds to the prompt of a row, and its pairs are completions of the "
+            "row's prompt without that; write what they need to know into the prompt",
+            ComposerWarning,
+            stacklevel=3,
+        )
+    return bool(added)
+
+
 def warn_of_processes(processes: int) -> None:
     """Warn if another number of processes was asked for than run."""
     asked = upstream.asked_processes()
@@ -147,6 +226,16 @@ def warn_of_processes(processes: int) -> None:
             f"num_processes: this run has {processes}, and {source} asks for {number}; start it with "
             "torchrun or with accelerate launch --multi_gpu, on CPUs with use_cpu=True too, or change what "
             "is asked for"
+        )
+
+
+def warn_of_fsdp(trainer: GRPOTrainer) -> None:
+    """Warn if FSDP was asked for and accelerate, without a word, does not use it."""
+    asked = bool(trainer.args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if asked and not trainer.is_fsdp_enabled:
+        _warn(
+            "fsdp: accelerate shards a model on GPUs alone, so each process of this run has the whole model; "
+            "to accept that on CPUs, leave fsdp out"
         )
 
 

@@ -37,14 +37,7 @@ class ComposerLossMixin(_Trainer):
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, Trainer):
             return  # a mixin derived from this one
-        bases = f"class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-        if not issubclass(cls, GRPOTrainer):
-            problem = "the mixin needs a trl.GRPOTrainer: other trainers compute their loss from other inputs"
-            raise ConfigError(bases, problem, "derive it from trl.GRPOTrainer")
-        order = cls.__mro__
-        if order.index(ComposerLossMixin) > order.index(GRPOTrainer):
-            problem = "ComposerLossMixin stands after GRPOTrainer in the bases, where it is never called"
-            raise ConfigError(bases, problem, f"write class {cls.__name__}(ComposerLossMixin, ...)")
+        guards.check_class(cls, ComposerLossMixin)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, GRPOTrainer):
@@ -55,6 +48,7 @@ class ComposerLossMixin(_Trainer):
         if not isinstance(options, ComposerGRPOConfig):
             raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
         config = self._composer = options.composer
+        guards.check_own_policy(type(self), options)
         choice = options.policy_choice()
         guards.warn_of_new_trl()
         self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
@@ -65,6 +59,8 @@ class ComposerLossMixin(_Trainer):
             self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
+        self.losses_computed = 0  # calls of _compute_loss
+        self._scorings = 0  # calls of _calculate_rewards
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
@@ -93,11 +89,9 @@ class ComposerLossMixin(_Trainer):
             guards.check_trainer(self, config)
             guards.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
-        self._counts_padding = (self._policy is not None or bool(self._data_channels)) and (
-            guards.counts_padding(self)
-        )
-        if self._hint is not None:
-            self._hint.needs_own_student = self._counts_padding
+        # Known when the first batch comes: a model that is to be sharded may not run before.
+        self._counts_padding: bool | None = None
+        self._watches_reset = self._replay is not None and upstream.has_environments(self)
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
@@ -105,29 +99,38 @@ class ComposerLossMixin(_Trainer):
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
+            guards.warn_of_fsdp(self)
             log_info(self._describe())
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
         """Give the hint channel its teacher, and the replay channel its reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
-        initial = Teacher(policy, without_adapter=peft)
+        initial = Teacher(policy, policy.disable_adapter) if peft else Teacher(policy)
         if needs_base and not peft:
             frozen = upstream.initial_reference(self)
             if frozen is None:
                 model = upstream.load_copy(self) if copied is None else copied
-                frozen = self.accelerator.prepare_model(model, evaluation_mode=True)
-            initial = Teacher(frozen.eval().requires_grad_(False))
+                frozen = upstream.prepare_frozen(self, model.requires_grad_(False))
+            frozen.requires_grad_(False)
+            frozen.eval()
+            initial = Teacher(frozen)
         if needs_base:
-            self.add_callback(InitialWeights(initial.model))
+            self.add_callback(InitialWeights(self, below_adapter=peft))
         if self._replay is not None and self._replay.needs_reference:
             self._replay.reference = initial
         if self._hint is not None and config.hint_teacher == "ema":
-            average = EmaTeacher(policy, config.hint_ema_rate)
+            average = EmaTeacher(self, config.hint_ema_rate)
             self._hint.teacher = average.teacher
             self.add_callback(average)
         elif self._hint is not None:
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
+
+    @property
+    def changes_loss(self) -> bool:
+        """Whether the loss is not TRL's own."""
+        own = self._policy is None and self._composer.policy_weight == 1
+        return not own or bool(self._data_channels)
 
     def _describe(self) -> str:
         """The losses of this run, with their weights, parameters and denominators."""
@@ -140,7 +143,9 @@ class ComposerLossMixin(_Trainer):
             f"; {channel.name} {'without' if channel.fused_linear else 'from'} logits"
             for channel in self._data_channels
         ]
-        return f"composer loss = {total}{''.join(how)}"
+        state = self.accelerator.state
+        processes = f"; processes: {state.num_processes} ({state.distributed_type.value})"
+        return f"composer loss = {total}{''.join(how)}{processes}"
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)
@@ -156,11 +161,21 @@ class ComposerLossMixin(_Trainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
+        before = self._scorings
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
+        if self._data_channels:
+            guards.check_rollouts(self, len(inputs), output, scored=self._scorings > before)
+        if self._counts_padding is None:
+            forwards = self._policy is not None or bool(self._data_channels)
+            self._counts_padding = forwards and guards.counts_padding(self)
+            if self._hint is not None:
+                self._hint.needs_own_student = self._counts_padding
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
+        if self._watches_reset and guards.warn_of_reset(inputs, self._prompts):
+            self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
         return output
@@ -168,17 +183,30 @@ class ComposerLossMixin(_Trainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
         check_models(self, rewards, prompts, completions)
+        self._scorings += 1
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._forward is not None:
-            self._forward.record(outputs)
+            self._forward.record(args[0] if args else kwargs["model"], outputs)
         return outputs
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run TRL's step; ConfigError if it does not reach the composer loss."""
+        with guards.reaches_loss(self):
+            return super().training_step(*args, **kwargs)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run TRL's step of an evaluation; ConfigError if it does not reach the composer loss."""
+        with guards.reaches_loss(self):
+            return super().prediction_step(*args, **kwargs)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._forward = forward = upstream.PolicyForward(inputs, without_advantages=self._policy is not None)
+        self.losses_computed += 1
+        zeroed = self._policy is not None
+        self._forward = forward = upstream.PolicyForward(self, model, inputs, without_advantages=zeroed)
         try:
             policy = super()._compute_loss(model, forward.inputs)
         finally:

@@ -4,17 +4,19 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
+from composer_plugins.adapters.trl_mixin import sharding
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.masking import at_least_float32
@@ -25,48 +27,41 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 
 @dataclass
-class WithWeights:
-    """A model that is called with other weights."""
-
-    module: nn.Module
-    weights: dict[str, Tensor]  # by name: used in the place of the model's own
-
-    def __call__(self, **inputs: Any) -> Any:
-        return functional_call(self.module, self.weights, kwargs=inputs)
-
-
-@dataclass
 class Teacher:
     """A model that a channel compares the policy with. It gets no gradient."""
 
     model: Any
-    without_adapter: bool = False  # with PEFT the initial policy is the model with its adapter switched off
-    weights: dict[str, Tensor] = field(default_factory=dict)  # by name: used in the place of the model's own
+    # With PEFT the initial policy is the model without its adapter; the ema teacher has other weights.
+    as_teacher: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @contextmanager
-    def in_eval_mode(self) -> Iterator[Callable[..., Any]]:
+    def in_eval_mode(self) -> Iterator[Any]:
         """The model without gradient and dropout. Afterwards it is back in the mode it was in."""
-        was_training, own = self.model.training, dict(self.model.named_parameters())
-        weights = {name: weight.to(own[name]) for name, weight in self.weights.items()}
+        was_training = self.model.training
         self.model.eval()
         try:
-            with torch.no_grad(), self.model.disable_adapter() if self.without_adapter else nullcontext():
-                yield WithWeights(self.model, weights) if weights else self.model
+            with torch.no_grad(), self.as_teacher():
+                yield self.model
         finally:
             self.model.train(was_training)
 
 
-def fingerprint(model: nn.Module) -> str:
-    """A hash of the frozen weights: of a copy all, and with PEFT those below the adapter.
+def fingerprint(trainer: GRPOTrainer, *, below_adapter: bool) -> str:
+    """A hash of the policy's weights; with an adapter, of those below it, which are not trained.
 
     Each weight is summed as integers, on its own device, so nothing is copied and the order is irrelevant.
+    It is the main process's: FSDP may load the weights there alone, before it cuts them.
     """
     sums = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            bits = parameter.detach().view(INTEGERS[parameter.element_size()])
-            sums.append((name, tuple(parameter.shape), int(bits.sum(dtype=torch.int64))))
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
+    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
+        if not (below_adapter and parameter.requires_grad):
+            with sharding.gathered(parameter):
+                bits = parameter.detach().view(INTEGERS[parameter.element_size()])
+                total = 0 if bits.is_meta else int(bits.sum(dtype=torch.int64))
+                sums.append((name, tuple(parameter.shape), total))
+    found = [hashlib.sha256(repr(sums).encode()).hexdigest()]
+    broadcast_object_list(found)
+    return found[0]
 
 
 class InitialWeights(TrainerCallback):
@@ -75,8 +70,8 @@ class InitialWeights(TrainerCallback):
     A model that is built from a checkpoint would give the run another base teacher and another reference.
     """
 
-    def __init__(self, initial: nn.Module) -> None:
-        self.fingerprint = fingerprint(initial)
+    def __init__(self, trainer: GRPOTrainer, *, below_adapter: bool) -> None:
+        self.fingerprint = fingerprint(trainer, below_adapter=below_adapter)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -115,40 +110,54 @@ class EmaTeacher(TrainerCallback):
 
     The teacher is the policy with an average of each of the weights that are trained. With LoRA these are A
     and B of each layer, averaged one by one as in TRL's SDPO, which is not the average of their products.
-    The averages are saved in every checkpoint and read back on resuming.
+    The averages are saved in every checkpoint and read back on resuming. Until the training starts the
+    teacher is the policy. Where the weights are cut into shards, each process averages its own.
     """
 
-    def __init__(self, policy: nn.Module, rate: float) -> None:
-        trained = {name: p.detach() for name, p in policy.named_parameters() if p.requires_grad}
-        weights = {name: at_least_float32(p).clone() for name, p in trained.items()}
-        self.teacher, self.rate = Teacher(policy, weights=weights), rate
+    def __init__(self, trainer: GRPOTrainer, rate: float) -> None:
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        self.trainer, self.rate, self.averages = trainer, rate, dict[str, Tensor]()
+        self.teacher = Teacher(policy, lambda: sharding.with_weights(trainer, self.averages))
+
+    def _own(self) -> dict[str, nn.Parameter]:
+        sharding.reshard(self.trainer)
+        return sharding.trained(self.trainer)
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        own = dict(self.teacher.model.named_parameters())
-        for name, weight in self.teacher.weights.items():
-            weight = weight.to(own[name].device)  # DeepSpeed moves the policy when training starts
-            self.teacher.weights[name] = weight.lerp_(own[name].to(weight), self.rate)
+        for name, parameter in self._own().items():
+            average = self.averages[name]
+            average.lerp_(sharding.shard(parameter).to(average), self.rate)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        weights = {}
+        for name, parameter in self._own().items():
+            weight = sharding.whole(self.trainer, self.averages[name], parameter)
+            if state.is_world_process_zero:
+                weights[name] = weight.cpu()
         if state.is_world_process_zero:
             path = self._path(args, state)
-            save_file(self.teacher.weights, path.with_suffix(".partial"))
+            save_file(weights, path.with_suffix(".partial"))
             os.replace(path.with_suffix(".partial"), path)
 
+    @torch.no_grad()
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        own = self._own()
         if state.global_step == 0:
+            if not self.averages:
+                wide = {name: at_least_float32(sharding.shard(p)) for name, p in own.items()}
+                self.averages |= {name: weight.clone() for name, weight in wide.items()}
             return
         path = self._path(args, state)
         if not path.exists():
             problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
             raise ConfigError("hint_teacher", problem, "copy the teacher's file into the checkpoint")
         saved = load_file(path)
-        if saved.keys() != self.teacher.weights.keys():
+        if saved.keys() != own.keys():
             problem = f"it is 'ema', and {path} has other weights than those that are trained"
             raise ConfigError("hint_teacher", problem, "train the same weights as the first run")
-        for name, weight in self.teacher.weights.items():
-            weight.copy_(saved[name])
+        for name, parameter in own.items():
+            self.averages[name] = sharding.cut(self.trainer, saved[name], parameter).clone()
 
     @staticmethod
     def _path(args: Any, state: Any) -> Path:

@@ -22,10 +22,13 @@ import yaml
 from accelerate.commands.config.config_args import default_config_file
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
+from trl.models import prepare_deepspeed
 from trl.trainer import utils
 
+from composer_plugins.adapters.trl_mixin import sharding
 from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
 from composer_plugins.columns import (
     HINT,
@@ -242,8 +245,78 @@ LAUNCHED = "ACCELERATE_USE_CPU"  # `accelerate launch` sets it, to True or False
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
 
+# Trainers of TRL that the mixin cannot stand in front of, by name: why, and what to do.
+SAMPLES_NOTHING = "it trains on stored completions and samples none, so it has no rewards, groups or rollouts"
+DISTILLS = "it learns from another model, not from rewards, and makes its batches and its loss in its own way"
+REPLAY_BESIDE = "derive it from trl.GRPOTrainer, and train on the pairs with replay_weight and replay_loss"
+HINT_BESIDE = (
+    "derive it from trl.GRPOTrainer, where the hint channel is a self-distillation beside the rewards"
+)
+OWN_TRAINER = "use it without the mixin"
+NOT_GRPO: dict[str, tuple[str, str]] = {
+    "RLOOTrainer": (
+        "it is not a GRPOTrainer: its options are an RLOOConfig, it has the old policy's log-probability of "
+        "a completion but not of each token, and it leaves gradient accumulation to the Trainer",
+        "derive it from trl.GRPOTrainer with policy='rloo', scale_rewards='none' and "
+        "policy_weight=G / (G - 1), where G is num_generations",
+    ),
+    "AsyncGRPOTrainer": (
+        "it is not a GRPOTrainer: a child process makes rollouts and rewards, and the trainer gets packed "
+        "tokens from a queue, without the rows that hold hints and pairs",
+        "derive it from trl.GRPOTrainer, with vllm_mode='server' to generate on a server",
+    ),
+    "SDPOTrainer": (
+        "its loss is a self-distillation of its own",
+        "derive it from trl.GRPOTrainer with hint_source='successful_rollout', which is SDPO's hint",
+    ),
+    "SDFTTrainer": (
+        "its loss is a self-distillation of its own",
+        "derive it from trl.GRPOTrainer with hint_source='column', which is SDFT's hint",
+    ),
+    "A2POTrainer": (
+        "it is a regression on one completion per prompt, without groups or log-probabilities per token",
+        "derive it from trl.GRPOTrainer",
+    ),
+    "OnlineDPOTrainer": (
+        "it compares two completions that it samples, without advantages",
+        "derive it from trl.GRPOTrainer, and train on stored pairs with replay_weight and replay_loss",
+    ),
+    **dict.fromkeys(
+        ("DPOTrainer", "KTOTrainer", "CPOTrainer", "ORPOTrainer", "TPOTrainer"),
+        (SAMPLES_NOTHING, REPLAY_BESIDE),
+    ),
+    **dict.fromkeys(("SFTTrainer", "RewardTrainer"), (SAMPLES_NOTHING, OWN_TRAINER)),
+    **dict.fromkeys(
+        (
+            "DistillationTrainer",
+            "ServerDistillationTrainer",
+            "AsyncDistillationTrainer",
+            "GKDTrainer",
+            "GOLDTrainer",
+            "IWOPDTrainer",
+        ),
+        (DISTILLS, HINT_BESIDE),
+    ),
+}
+
+
+class OwnPolicy(NamedTuple):
+    """A subclass of GRPOTrainer in TRL whose policy loss is its own."""
+
+    policy: str  # our name of this loss
+    defaults: dict[str, Any]  # the options whose defaults are its own
+
+
+OWN_POLICY = {"GMPOTrainer": OwnPolicy("gmpo", {"epsilon": 0.4})}
+
 # The metrics of TRL's policy term. With zero advantages they are 0, or the KL alone.
 POLICY_METRICS = ("clip_ratio/", "policy_loss")
+
+
+def own_policies(cls: type) -> dict[type, OwnPolicy]:
+    """The bases of a class that are trainers of TRL with a policy loss of their own."""
+    of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
+    return {base: OWN_POLICY[base.__name__] for base in of_trl if base.__name__ in OWN_POLICY}
 
 
 def require_supported_trl() -> None:
@@ -291,21 +364,49 @@ class PolicyForward:
     loss and metrics remain.
     """
 
-    def __init__(self, inputs: dict[str, Any], *, without_advantages: bool) -> None:
+    def __init__(
+        self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any], *, without_advantages: bool
+    ) -> None:
         self.inputs = inputs
+        self._trainer, self._model = type(trainer).__name__, model
+        self._outputs: list[tuple[Tensor, Tensor]] = []
         self._without_advantages = without_advantages
         if without_advantages:
             self.inputs = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
 
-    def record(self, outputs: Any) -> None:
-        """Keep the log-probabilities and entropies. TRL's loss is computed after this call."""
-        self.logprobs, self.entropies = outputs[:2]
+    def record(self, model: Any, outputs: Any) -> None:
+        """Keep the log-probabilities and entropies of the policy. TRL's loss is computed after this call."""
+        if model is not self._model:
+            return  # a subclass may call another model
+        self._outputs.append(outputs[:2])
+        logprobs = outputs[0]
         old = self.inputs.get("old_per_token_logps")
         if self._without_advantages and old is not None:
             # TRL does not clamp log pi - log old before exp, and an infinite ratio times a zero advantage
             # is NaN. So TRL sees a bounded ratio; our loss reads the original.
-            floor = self.logprobs.detach() - MAX_LOG_RATIO
+            floor = logprobs.detach() - MAX_LOG_RATIO
             self.inputs["old_per_token_logps"] = torch.maximum(old, floor)
+
+    @property
+    def logprobs(self) -> Tensor:
+        """The policy's log-probabilities [B, T] of the completions."""
+        return self._only()[0]
+
+    @property
+    def entropies(self) -> Tensor:
+        """The entropy [B, T] of each distribution that a token was sampled from."""
+        return self._only()[1]
+
+    def _only(self) -> tuple[Tensor, Tensor]:
+        """What the one forward pass returned; ConfigError if a subclass made none, or several."""
+        if (calls := len(self._outputs)) != 1:
+            problem = (
+                f"its _compute_loss calls self._get_per_token_logps_and_entropies {calls} times for the "
+            )
+            problem += "policy, and the channels read the log-probabilities of one call"
+            remedy = "let it call super()._compute_loss(model, inputs), or that method, once"
+            raise ConfigError(self._trainer, problem, remedy)
+        return self._outputs[0]
 
 
 def accumulation_steps(trainer: GRPOTrainer) -> int:
@@ -494,7 +595,7 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
     """Token ids of the row's prompt, and of a replayed completion of it with the end of sequence.
 
     Those of a conversation are what the chat template makes of it, with the tools of the row, or, if it does
-    not say, of the trainer.
+    not say, those that the policy sees.
     """
     prompt = row["prompt"]
     tools = tools_of(row, prompt)
@@ -503,9 +604,20 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
         return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
     messages = template_messages(prompt)
-    tools = (trainer.tools if tools is None else tools) or None
+    tools = (_policy_tools(trainer, row) if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
     return start, _completion_after(trainer, start, messages, completion, tools)
+
+
+def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
+    """The tools of the trainer, and of the row's environment."""
+    if getattr(trainer, "environment_factories", None) is None:  # before TRL 1.8 `tools` has all of them
+        return trainer.tools
+    name = row.get("environment") if trainer._multi_environment else None
+    if name not in trainer._env_tools:
+        known = ", ".join(map(repr, trainer._env_tools))
+        raise DataError("environment", f"it is {name!r}", f"set it to one of environment_factory: {known}")
+    return trainer._env_tools[name]
 
 
 def _render(trainer: GRPOTrainer, messages: Prompt, tools: Any, **options: Any) -> list[int]:
@@ -580,20 +692,40 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
     if trainer.ref_model is None or trainer.args.sync_ref_model:
         return None
     policy, reference = (trainer.accelerator.unwrap_model(m) for m in (trainer.model, trainer.ref_model))
-    mine, theirs = policy.state_dict(), reference.state_dict()
-    same = mine.keys() == theirs.keys() and all(
-        weight.dtype == theirs[name].dtype and torch.equal(weight, theirs[name].to(weight.device))
-        for name, weight in mine.items()
-    )
-    return reference if same else None
+    mine, theirs = dict(policy.named_parameters()), dict(reference.named_parameters())
+    same = mine.keys() == theirs.keys()
+    for name in mine if same else ():  # all processes compare all weights, because comparing may gather them
+        with sharding.gathered(mine[name]), sharding.gathered(theirs[name]):
+            weight = theirs[name].full_tensor() if isinstance(theirs[name], DTensor) else theirs[name]
+            alike = mine[name].dtype == weight.dtype and not mine[name].is_meta
+            same &= alike and torch.equal(mine[name], weight.to(mine[name].device))
+    found = trainer.accelerator.gather(torch.tensor([same], device=trainer.accelerator.device))
+    return trainer.ref_model if bool(found.all()) else None
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model, which an earlier trainer may have had.
+def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:
+    """Prepare a frozen model as TRL prepares its reference model: sharded if the policy is.
+
+    TRL's `prepare_fsdp` cuts what each process has loaded, as one unit. Accelerate's function, which prepares
+    the policy, cuts layer by layer, and with `cpu_ram_efficient_loading` sends the main process's weights.
+    """
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        from accelerate.utils import fsdp2_prepare_model  # an accelerate before 1.6 has no FSDP2
+
+        return fsdp2_prepare_model(trainer.accelerator, model).eval()
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def copied(model: nn.Module) -> nn.Module | None:
+    """A copy of a model, which an earlier trainer may have had; None if ZeRO-3 has cut it already.
 
     TRL replaces a model's forward by `_fused_forward`, which calls the original model: a copy would run its
     weights. The function has the name of the one that it replaces.
     """
+    if sharding.is_partitioned(model):
+        return None
     made = copy.deepcopy(model)
     function = getattr(vars(made).get("forward"), "__func__", None)
     if function is not None and function.__code__.co_name == "_fused_forward":
@@ -609,7 +741,11 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     options |= {"dtype": policy.dtype, "device_map": None}
     with torch.random.fork_rng():  # loading may initialise weights; the run's random numbers stay TRL's
         loaded = utils.create_model_from_path(utils.get_config_model_id(policy.config), **options)
-    loaded.load_state_dict(policy.state_dict())
+    if sharding.is_partitioned(policy):  # both are cut alike
+        for mine, theirs in zip(policy.parameters(), loaded.parameters(), strict=True):
+            sharding.shard(theirs).copy_(sharding.shard(mine))
+    else:
+        loaded.load_state_dict(policy.state_dict())
     return loaded
 
 

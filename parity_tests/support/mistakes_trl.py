@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from datasets import Dataset
-from trl import GRPOConfig
+from trl import GRPOConfig, RLOOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from parity_tests.adapters.trl.test_bad_input import GOOD
 from parity_tests.support import tiny
 from parity_tests.support.mistakes import Row, Stage, replaced, said
+from parity_tests.support.trl_composition import Bypassing, mixed
 
 NAME = "trl"
 TITLE = "The config is made by `ComposerGRPOConfig(...)` or by `ComposerParser`."
@@ -165,6 +166,17 @@ CASES: tuple[Case, ...] = (
     data("a question as the completion", {"chosen": [{"role": "user", "content": "1"}]}, all_rows=True),
     Case("an empty hint in the evaluation set", change="eval_dataset=...", make=_evaluated),
     Case("a config of TRL's own", change="args=GRPOConfig(...)", make=_plain),
+    Case(
+        "the mixin in front of RLOOTrainer",
+        change="class Mine(ComposerLossMixin, RLOOTrainer)",
+        make=lambda: mixed(RLOOTrainer),
+    ),
+    Case(
+        "a trainer whose compute_loss does not call _compute_loss",
+        change="class Mine(ComposerLossMixin, MyGRPOTrainer), replay_weight=1.0",
+        make=lambda: tiny.trainer(mixed(Bypassing), replay_weight=1.0).train(),
+        trains=True,
+    ),
     Case("a tokenizer without an end of sequence", change="eos_token=None", make=_no_end),
     Case("an encoder-decoder", change="model=T5ForConditionalGeneration", make=_encoder_decoder),
     Case(

@@ -25,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.forward import completion
 from composer_plugins.adapters.trl_mixin.predictions import Logits
+from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher
 from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
 
 SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
@@ -170,7 +171,7 @@ def trainer(
         train_dataset=Dataset.from_list(rows()) if dataset is None else dataset,
         **{
             "processing_class": tokenizer(),
-            "rollout_func": rollout if scripted else None,
+            **({"rollout_func": rollout} if scripted else {}),
             **(arguments or {}),
         },
     )
@@ -184,6 +185,12 @@ def gradients(made: Any) -> list[torch.Tensor]:
     made.add_callback(recorder)
     made.train()
     return recorder.gradients
+
+
+def averages(made: Any) -> dict[str, torch.Tensor]:
+    """The weights of the ema teacher, by name."""
+    (callback,) = (one for one in made.callback_handler.callbacks if isinstance(one, EmaTeacher))
+    return callback.averages
 
 
 def batch(made: Any) -> dict[str, Any]:

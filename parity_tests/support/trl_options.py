@@ -8,9 +8,10 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
@@ -218,14 +219,19 @@ for _kind in ("policy", "divergence", "preference"):
     TABLES[f"{_kind} parameters"] = partial(parameters_of, _kind)
 
 
-def page() -> str:
-    """The text of docs/trl_options.md with its tables made anew."""
-    text = PAGE.read_text()
-    for name, make in TABLES.items():
+def filled(page: Path, tables: Mapping[str, Callable[[], str]]) -> str:
+    """The text of a page with these tables made anew, each between its two marks."""
+    text = page.read_text()
+    for name, make in tables.items():
         start, end = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
         before, _, after = text.partition(start)
         text = before + start + make() + end + after.partition(end)[2]
     return text
+
+
+def page() -> str:
+    """The text of docs/trl_options.md with its tables made anew."""
+    return filled(PAGE, TABLES)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import (
@@ -194,12 +195,8 @@ def test_the_mixin_behind_the_trainer_is_refused() -> None:
 
 
 def test_a_trainer_of_another_kind_is_refused() -> None:
-    from trl import RLOOTrainer
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
-
-    for other in (RLOOTrainer, AsyncGRPOTrainer):
-        with pytest.raises(ConfigError, match=r"the mixin needs a trl\.GRPOTrainer"):
-            type("Other", (ComposerLossMixin, other), {})
+    with pytest.raises(ConfigError, match=r"the mixin needs a trl\.GRPOTrainer"):
+        type("Other", (ComposerLossMixin, Trainer), {})
     with pytest.raises(ConfigError, match=r"Nothing: it is not a trl\.GRPOTrainer"):
         type("Nothing", (ComposerLossMixin,), {})()
 

@@ -84,7 +84,7 @@ def test_the_ema_teacher_follows_the_policy_at_its_rate() -> None:
 
     made.add_callback(Reference())
     made.train()
-    for mine, theirs in zip(made._hint.teacher.weights.values(), expected, strict=True):
+    for mine, theirs in zip(tiny.averages(made).values(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -93,13 +93,13 @@ def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
     options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}
     first = tiny.trainer(**options, max_steps=2)
     first.train()
-    saved = [p.clone() for p in first._hint.teacher.weights.values()]
+    saved = [p.clone() for p in tiny.averages(first).values()]
     resumed = tiny.trainer(**options, max_steps=3)
     seen: list[torch.Tensor] = []
 
     class AtTheFirstStep(tiny.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seen.extend(p.clone() for p in resumed._hint.teacher.weights.values())
+            seen.extend(p.clone() for p in tiny.averages(resumed).values())
 
     resumed.add_callback(AtTheFirstStep())
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -125,7 +125,7 @@ def test_the_ema_teacher_of_half_precision_weights_moves_in_float32() -> None:
     start = {name: p.detach().float() for name, p in own.items()}
     made.train()
     assert any(not torch.equal(p.float(), start[name]) for name, p in own.items())
-    for name, weight in made._hint.teacher.weights.items():
+    for name, weight in tiny.averages(made).items():
         expected = start[name].lerp(own[name].detach().float(), 1e-4)
         assert_parity(weight, expected, terms=2, dtype=torch.float32)
         assert torch.equal(own[name].float() != start[name], weight != start[name])

@@ -85,10 +85,10 @@ def test_the_ema_teacher_averages_a_and_b_of_the_adapter_and_nothing_else() -> N
 
     made.add_callback(ByHand())
     made.train()
-    teacher = made._hint.teacher
-    assert teacher.weights.keys() == expected.keys()
+    teacher, averages = made._hint.teacher, tiny.averages(made)
+    assert averages.keys() == expected.keys()
     for name, weight in expected.items():
-        assert_parity(teacher.weights[name], weight, terms=6)
+        assert_parity(averages[name], weight, terms=6)
     after = dict(made.model.named_parameters())
     assert all(after[name] is own[name] for name in own), "the teacher's weights were left in the policy"
     assert all(torch.equal(own[name], start[name]) for name in own if name not in expected)
@@ -108,12 +108,13 @@ def test_the_ema_teacher_is_sdpos_but_for_its_start() -> None:
     )
     model = tiny.model(torch.float64)
     made = tiny.trainer(policy_model=model, **EMA, max_steps=3, arguments={"peft_config": lora()})
-    start = {name: weight.clone() for name, weight in made._hint.teacher.weights.items()}
+    own = made.model.named_parameters()
+    start = {name: weight.detach().clone() for name, weight in own if weight.requires_grad}
     sdpo = teacher_sync.PEFTAdapterEMACallback(model=made.model, update_rate=RATE)
     made.add_callback(sdpo)
     made.train()
     assert sdpo.shadow_weights is not None and len(sdpo.shadow_weights) == len(start)
-    for name, weight in made._hint.teacher.weights.items():
+    for name, weight in tiny.averages(made).items():
         theirs = sdpo.shadow_weights[name.replace(".default", "")]
         assert_parity(weight - (1 - RATE) ** 3 * start[name], theirs, terms=6, magnitude=1.0)
 
@@ -122,7 +123,7 @@ def test_the_ema_teacher_is_saved_and_resumed_and_not_in_the_saved_adapter(tmp_p
     options = EMA | {"save_steps": 2, "save_strategy": "steps", "output_dir": str(tmp_path)}
     first = tiny.trainer(**options, max_steps=2, arguments={"peft_config": lora()})
     first.train()
-    checkpoint, saved = tmp_path / "checkpoint-2", first._hint.teacher.weights
+    checkpoint, saved = tmp_path / "checkpoint-2", tiny.averages(first)
     assert not any(path.is_dir() for path in checkpoint.iterdir()), "a second adapter was saved"
     adapter = load_file(checkpoint / "adapter_model.safetensors")
     assert adapter.keys() == get_peft_model_state_dict(first.model).keys()
@@ -132,7 +133,7 @@ def test_the_ema_teacher_is_saved_and_resumed_and_not_in_the_saved_adapter(tmp_p
 
     class AtTheFirstStep(tiny.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seen.update({name: weight.clone() for name, weight in resumed._hint.teacher.weights.items()})
+            seen.update({name: weight.clone() for name, weight in tiny.averages(resumed).items()})
 
     resumed.add_callback(AtTheFirstStep())
     resumed.train(resume_from_checkpoint=str(checkpoint))

@@ -143,7 +143,7 @@ def test_importing_the_adapter_with_such_a_trl_is_one_error(version: str, messag
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(wheel), str(ROOT)])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
