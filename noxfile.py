@@ -119,7 +119,7 @@ def trl(session: nox.Session) -> None:
 def trl_versions(session: nox.Session) -> None:
     """Run the tests that concern older versions of TRL on them, or on some: `-- [VERSION ...] [for pytest]`.
 
-    `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl.md.
+    `-- --write` runs them on all versions, TRL's newest too, and writes the table of docs/trl_support.md.
     """
     args = list(session.posargs)
     (pin,) = [one for one in Path("constraints.txt").read_text().splitlines() if one.startswith("trl==")]

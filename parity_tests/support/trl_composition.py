@@ -1,4 +1,4 @@
-"""Which trainer classes work with which channels: the table of docs/trl.md, and the cases of its tests.
+"""Which trainer classes work with which channels: the table of docs/trl_support.md, and the cases of its tests.
 
 `python -m parity_tests.support.trl_composition` writes the table into that page. "works" stands for a
 gradient that test_composition.py compares; a reason is the text of the error.
@@ -173,7 +173,7 @@ def refusals() -> Iterator[tuple[str, str, str]]:
         yield ", ".join(names), reason, remedy
 
 
-PAGE = ROOT / "docs" / "trl.md"
+PAGE = ROOT / "docs" / "trl_support.md"
 TABLES = {
     "composition": matrix,
     "other trainers": lambda: table(("trainers of TRL", "why no channel works", "what to do"), *refusals()),
@@ -181,7 +181,7 @@ TABLES = {
 
 
 def page() -> str:
-    """The text of docs/trl.md with its tables made anew."""
+    """The text of docs/trl_support.md with its tables made anew."""
     return filled(PAGE, TABLES)
 
 

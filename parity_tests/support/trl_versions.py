@@ -1,17 +1,18 @@
-"""The table of docs/trl.md: what the tests found on each version of TRL. `nox -s trl_versions -- --write`.
+"""The table of docs/trl_support.md: what the tests found on each version of TRL. `nox -s trl_versions -- --write`.
 
 Its arguments are reports of pytest, <version>.xml. A row is made of a report alone.
 """
 
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 from parity_tests.support.paths import ROOT
+from parity_tests.support.trl_options import filled, table
 
-PAGE = ROOT / "docs" / "trl.md"
-START, END = "<!-- table: versions -->\n", "\n<!-- end of table -->"
+PAGE = ROOT / "docs" / "trl_support.md"
+NAME = "versions"  # of the table
 
 # What a column claims, and the tests that prove it, by the beginning of their names.
 CLAIMS = {
@@ -47,20 +48,16 @@ def _cell(cases: list[ElementTree.Element], names: tuple[str, ...]) -> str:
     return "; ".join(["yes", *(f"not tested: {reason}" for reason in reasons)])
 
 
-def table(reports: Iterator[Path]) -> str:
-    """A table of markdown."""
-    head = ("TRL", *CLAIMS)
-    lines = [head, ("---",) * len(head), *map(row, reports)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def versions_table(reports: list[Path]) -> str:
+    """The table of the page."""
+    return table(("TRL", *CLAIMS), *map(row, reports))
 
 
 def versions() -> list[str]:
     """The versions in the table of the page."""
-    rows = PAGE.read_text().partition(START)[2].partition(END)[0].splitlines()[2:]
+    rows = PAGE.read_text().partition(f"<!-- table: {NAME} -->")[2].partition("<!-- end")[0].splitlines()[3:]
     return [one.split("|")[1].strip() for one in rows]
 
 
 if __name__ == "__main__":
-    before, _, after = PAGE.read_text().partition(START)
-    made = table(map(Path, sys.argv[1:]))
-    PAGE.write_text(before + START + made + END + after.partition(END)[2])
+    PAGE.write_text(filled(PAGE, {NAME: partial(versions_table, list(map(Path, sys.argv[1:])))}))
