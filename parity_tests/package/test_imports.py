@@ -43,7 +43,8 @@ PURE = (
 # By adapter, the libraries of its one framework.
 FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
-    "trl_mixin": {"accelerate", "datasets", "deepspeed", "peft", "safetensors", "transformers", "trl"},
+    "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
+    | {"trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
     | {"datasets", "numpy", "pyarrow"},
 }

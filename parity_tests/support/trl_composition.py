@@ -1,4 +1,4 @@
-"""Which trainer classes work with which channels: the table of docs/trl_support.md, and the cases of its tests.
+"""Which trainer classes work with which channels: a table of docs/trl_support.md, and its tests' cases.
 
 `python -m parity_tests.support.trl_composition` writes the table into that page. "works" stands for a
 gradient that test_composition.py compares; a reason is the text of the error.

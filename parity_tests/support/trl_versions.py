@@ -1,4 +1,6 @@
-"""The table of docs/trl_support.md: what the tests found on each version of TRL. `nox -s trl_versions -- --write`.
+"""A table of docs/trl_support.md: what the tests found on each version of TRL.
+
+`nox -s trl_versions -- --write` runs them and writes the table.
 
 Its arguments are reports of pytest, <version>.xml. A row is made of a report alone.
 """
