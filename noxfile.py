@@ -25,6 +25,22 @@ PRIME_RL = (
     "msgspec",
 )
 
+# What Axolotl's GRPO imports on a CPU.
+AXOLOTL = (
+    "torch",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "bitsandbytes",
+    "triton",
+    "numba",
+    "scipy",
+    "kernels",
+)
+AXOLOTL += ("evaluate", "wandb", "fastcore", "pillow", "addict", "fire", "colorama", "einops", "posthog")
+AXOLOTL += ("python-dotenv",)
+
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
 
@@ -177,6 +193,16 @@ def recipes(session: nox.Session) -> None:
             arguments = tuple((session.run("python", "-c", SANDBOX, silent=True) or "").split())
         session.run("python", "-m", f"composer_plugins.recipes.{name}", *arguments)
     session.run("python", "-m", "pytest", *(f"parity_tests/recipes/{name}" for name in chosen), *args)
+
+
+@nox.session
+def axolotl(session: nox.Session) -> None:
+    """Run `axolotl train` on a CPU. Not a part of `make test-all`: the environment has 3 GB."""
+    install(session, "-e", ".[test]", *AXOLOTL, constraints="constraints-axolotl.txt")
+    packages = ("axolotl", "axolotl-contribs-lgpl", "axolotl-contribs-mit")  # without those for GPUs
+    session.install("--no-deps", "-c", "constraints-axolotl.txt", *packages)
+    session.env["AXOLOTL_DO_NOT_TRACK"] = "1"
+    pytest(session, "recipes/axolotl")
 
 
 @nox.session

@@ -25,6 +25,9 @@ torch.set_num_threads(1)
 # No test may reach the Hub. TRL warns of rollout_func, with which the tests script their rollouts.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1")
 
+# Otherwise DeepSpeed, which accelerate imports where it is installed, prints that it found no GPU.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
 # A shell that starts pytest in the background makes it ignore Ctrl-C, and so would the programs of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -50,10 +50,10 @@ def reshard(trainer: GRPOTrainer) -> None:
         optimizer.empty_partition_cache()
 
 
-def trained(trainer: GRPOTrainer) -> dict[str, nn.Parameter]:
-    """The policy's parameters that are trained, by name."""
-    named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-    return {name: parameter for name, parameter in named if parameter.requires_grad}
+def parameters_of(trainer: GRPOTrainer) -> dict[str, nn.Parameter]:
+    """The policy's parameters by name, after `reshard`: FSDP2 exchanges them for the gathered ones."""
+    reshard(trainer)
+    return dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
 
 
 def shard(parameter: Any) -> Tensor:
@@ -96,8 +96,8 @@ def with_weights(trainer: GRPOTrainer, parts: dict[str, Tensor]) -> Iterator[Non
     if not parts:
         yield
         return
-    reshard(trainer)
-    parameters = {name: trained(trainer)[name] for name in parts}
+    named = parameters_of(trainer)
+    parameters = {name: named[name] for name in parts}
     if is_sharded(trainer):
         own = {name: shard(parameter).clone() for name, parameter in parameters.items()}
     else:

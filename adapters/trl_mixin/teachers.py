@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -119,20 +119,16 @@ class EmaTeacher(TrainerCallback):
         self.trainer, self.rate, self.averages = trainer, rate, dict[str, Tensor]()
         self.teacher = Teacher(policy, lambda: sharding.with_weights(trainer, self.averages))
 
-    def _own(self) -> dict[str, nn.Parameter]:
-        sharding.reshard(self.trainer)
-        return sharding.trained(self.trainer)
-
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        for name, parameter in self._own().items():
-            average = self.averages[name]
-            average.lerp_(sharding.shard(parameter).to(average), self.rate)
+        own = sharding.parameters_of(self.trainer)
+        for name, average in self.averages.items():
+            average.lerp_(sharding.shard(own[name]).to(average), self.rate)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        weights = {}
-        for name, parameter in self._own().items():
-            weight = sharding.whole(self.trainer, self.averages[name], parameter)
+        own, weights = sharding.parameters_of(self.trainer), {}
+        for name, average in self.averages.items():
+            weight = sharding.whole(self.trainer, average, own[name])
             if state.is_world_process_zero:
                 weights[name] = weight.cpu()
         if state.is_world_process_zero:
@@ -142,7 +138,7 @@ class EmaTeacher(TrainerCallback):
 
     @torch.no_grad()
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        own = self._own()
+        own = {name: p for name, p in sharding.parameters_of(self.trainer).items() if p.requires_grad}
         if state.global_step == 0:
             if not self.averages:
                 wide = {name: at_least_float32(sharding.shard(p)) for name, p in own.items()}

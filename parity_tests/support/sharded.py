@@ -64,6 +64,9 @@ SAVED: dict[str, dict[str, Any]] = {
     for name, lora in {"resumed": False, "resumed, lora": True}.items()
 }
 
+# ZeRO-2 keeps the weights whole, as DDP does, so these are enough of it.
+OF_ZERO2 = ("hint, base", "hint, ema", "replay, dpo", "all, lora, ema", "all, evaluated")
+
 
 class GradientRecorder(tiny.GradientRecorder):
     """The flat gradient of every optimizer step, gathered from the processes."""
@@ -141,12 +144,18 @@ def trained(trainer: Any, *, evaluated: bool = False, checkpoint: str | None = N
     return found
 
 
+def case_names(engine: str) -> tuple[str, ...]:
+    """The cases that an engine runs."""
+    return OF_ZERO2 if engine == "zero2" else tuple(CASES)
+
+
 def results(engine: str, job: str, ranks: int, folder: Path) -> dict[str, Any]:
     """The results of every case; of the job `resume` those of the third step of the saved cases."""
     found = {}
-    for name, case in (CASES if job == "cases" else {}).items():
+    for name in case_names(engine) if job == "cases" else ():
+        case = CASES[name]
         found[name] = trained(made(engine, ranks, folder, case), evaluated=case.get("evaluated", False))
-    for name, case in SAVED.items():
+    for name, case in (SAVED if engine != "zero2" else {}).items():
         output = folder / f"{engine} {name}"
         options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3, "output_dir": str(output)}
         trainer = made(engine, ranks, folder, {**case, **options})

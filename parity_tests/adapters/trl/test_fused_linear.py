@@ -345,8 +345,8 @@ def test_the_log_says_which_channel_needs_logits(caplog: pytest.LogCaptureFixtur
     first, second = (
         record.getMessage() for record in caplog.records if "composer loss" in record.getMessage()
     )
-    assert first.endswith("; hint without logits; replay without logits")
-    assert second.endswith("; replay from logits")
+    assert first.endswith("; hint without logits; replay without logits; processes: 1 (NO)")
+    assert second.endswith("; replay from logits; processes: 1 (NO)")
 
 
 def test_a_second_trainer_of_one_model_has_a_teacher_of_its_own() -> None:
