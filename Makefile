@@ -6,7 +6,8 @@ NOX := .nox/.venv/bin/python -m nox
 SESSIONS := kernels trl trl_versions verl
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all test-kernels-trl test-trl-versions test-verl test-recipes lint bench clean
+.PHONY: demo demo-verl test test-all test-kernels test-trl test-trl-versions test-verl test-trace_replay \
+    test-other-recipes lint bench clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -21,29 +22,31 @@ recipe-%: .nox/.venv/installed
 	@$(NOX) -s recipes --install-only 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
 
-# `test` leaves out the tests marked slow, the recipes, and of the older versions of TRL all but one. Both install first and then run the sessions on two cores, each
-# group's output whole when it ends. Nox's own log goes to a file and is printed if something fails, so that
-# the last lines printed are pytest's summary.
+# `test` leaves out the tests marked slow, the recipes, and of the older versions of TRL all but one. Both
+# install first and then run the groups on two cores, the longest first, each group's output whole when it ends.
+# Nox's own log goes to a file and is printed if something fails, so that the last lines printed are pytest's
+# summary.
 test-all: ALL := -- --all
 test-all: RECIPES := recipes
+test-all: RECIPE_GROUPS := test-trace_replay test-other-recipes
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
 	@$(NOX) --install-only -s $(SESSIONS) $(RECIPES) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
 	@echo "running the sessions $(SESSIONS) $(RECIPES); each prints its output when it ends"
 	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" TRLS="$(TRLS)" \
-		test-verl test-kernels-trl test-trl-versions $(RECIPES:%=test-%)
+		test-verl test-trl test-kernels $(RECIPE_GROUPS) test-trl-versions
 
-test-kernels-trl:
-	@$(NOX) -s kernels trl $(ALL) 2> .nox/kernels.log || { cat .nox/kernels.log >&2; exit 1; }
+test-kernels test-trl test-verl: test-%:
+	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
 test-trl-versions:
 	@$(NOX) -s trl_versions -- $(TRLS) 2> .nox/trl_versions.log || { cat .nox/trl_versions.log >&2; exit 1; }
 
-test-verl:
-	@$(NOX) -s verl $(ALL) 2> .nox/verl.log || { cat .nox/verl.log >&2; exit 1; }
+test-trace_replay:
+	@$(NOX) -s recipes -- trace_replay --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-test-recipes:
-	@$(NOX) -s recipes $(ALL) 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
+test-other-recipes:
+	@$(NOX) -s recipes -- openenv diloco monarch --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types

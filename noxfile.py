@@ -180,11 +180,13 @@ def verl(session: nox.Session) -> None:
 
 @nox.session
 def recipes(session: nox.Session) -> None:
-    """Run the command and the tests of each recipe, or of one: `nox -s recipes -- [NAME] [for pytest]`."""
-    args = list(session.posargs)
-    chosen = [args.pop(0)] if args and not args[0].startswith("-") else list(RECIPES)
+    """Run the command and the tests of each recipe, or of some: `-- [NAME ...] [for pytest]`."""
+    args, chosen = list(session.posargs), list[str]()
+    while args and not args[0].startswith("-"):
+        chosen.append(args.pop(0))
     if unknown := set(chosen) - set(RECIPES):
         session.error(f"{unknown.pop()!r} is not one of the recipes {', '.join(RECIPES)}")
+    chosen = chosen or list(RECIPES)
     needed = ("-e", ".[test,trace-replay,openenv,diloco,monarch]", "verifiers")
     install(session, *needed, constraints="constraints-recipes.txt")
     for name in chosen:
