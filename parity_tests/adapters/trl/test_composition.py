@@ -16,7 +16,7 @@ from trl.experimental.gmpo import GMPOTrainer
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
-from parity_tests.support import tiny
+from parity_tests.support import tiny, trl_versions
 from parity_tests.support import trl_composition as composition
 
 FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
@@ -147,6 +147,10 @@ def test_a_trainer_that_a_newer_trl_adds_is_refused_until_it_is_in_the_table() -
         ConfigError, match=r"trl\.experimental\.new\.NewTrainer has not been tested with the c"
     ):
         composition.mixed(new)
+
+
+def test_the_versions_of_the_page_are_those_that_the_messages_name() -> None:
+    assert trl_versions.versions() == list(upstream.TESTED)
 
 
 def test_the_tables_of_the_page_are_up_to_date() -> None:

@@ -16,7 +16,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.config import _unknown
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
-from parity_tests.support import tiny, trl_versions
+from parity_tests.support import tiny
 from parity_tests.support.paths import ROOT
 
 INSTALLED = Version(upstream.VERSION)
@@ -34,10 +34,6 @@ def test_the_options_of_a_version_are_those_that_the_adapter_expects() -> None:
         upstream.SINCE
     )
     assert set(upstream.LOSS_OPTIONS) <= names | set(upstream.SINCE)
-
-
-def test_the_versions_of_the_page_are_those_that_the_messages_name() -> None:
-    assert trl_versions.versions() == list(upstream.TESTED)
 
 
 @pytest.mark.parametrize("name", upstream.SINCE)
