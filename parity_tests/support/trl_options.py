@@ -223,9 +223,9 @@ def filled(page: Path, tables: Mapping[str, Callable[[], str]]) -> str:
     """The text of a page with these tables made anew, each between its two marks."""
     text = page.read_text()
     for name, make in tables.items():
-        start, end = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
+        start, end = f"<!-- table: {name} -->\n", "<!-- end of table -->"
         before, _, after = text.partition(start)
-        text = before + start + make() + end + after.partition(end)[2]
+        text = f"{before}{start}{make()}\n{end}{after.partition(end)[2]}"
     return text
 
 

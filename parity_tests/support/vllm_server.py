@@ -1,6 +1,6 @@
-"""A double of a vLLM server for TRL's client: it answers over HTTP, from a model of its own.
+"""A mock of a vLLM server for TRL's client: it answers over HTTP, from a model of its own.
 
-vLLM itself and its NCCL engine need a GPU. So the names that TRL imports from vLLM are doubles too: the
+vLLM itself and its NCCL engine need a GPU. So the names that TRL imports from vLLM are mocks too: the
 weights go from TRL's client to the server in this process. All else is TRL's own client and its requests.
 """
 
@@ -65,7 +65,7 @@ class Engine:
     def choices(self, prompt: list[int], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The completions of one prompt."""
         words = tiny.tokenizer()
-        trainer = SimpleNamespace(accelerator=SimpleNamespace(process_index=0), _tokenizer=words)
+        trainer = SimpleNamespace(accelerator=SimpleNamespace(process_index=0), processing_class=words)
         for ids in tiny.rollout([words.decode(prompt)] * body["n"], trainer)["completion_ids"]:
             with torch.no_grad():
                 logits = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
@@ -107,7 +107,7 @@ def _handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def running() -> Iterator[tuple[Engine, str]]:
-    """A server on a free port, with the doubles of vLLM's names; its engine and its address."""
+    """A server on a free port, with mocks of vLLM's names; its engine and its address."""
     engine = Engine()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(engine))
     server.daemon_threads = True

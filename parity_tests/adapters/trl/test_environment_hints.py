@@ -221,7 +221,7 @@ def test_a_turn_that_is_no_index_is_an_error(turn: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(
     "environment_factories" not in GRPOTrainer.__init__.__code__.co_names,
-    reason="before TRL 1.8 there is one",
+    reason="environments of several classes, which TRL 1.8 brought",
 )
 def test_feedback_comes_from_the_environments_that_have_it() -> None:
     """The row of the other environment has its column."""

@@ -10,9 +10,12 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.upstream import policy_tensors
 from parity_tests.support import tiny
 
-has_entropy_bonus = pytest.mark.skipif("entropy_coef" not in upstream.DEFAULTS, reason="TRL before 1.8")
+has_entropy_bonus = pytest.mark.skipif(
+    "entropy_coef" not in upstream.DEFAULTS, reason="the entropy bonus, which TRL 1.8 brought"
+)
 counts_by_step = pytest.mark.skipif(
-    not upstream.counts_tokens_of_the_step(), reason="before TRL 1.10 its luspo averages over padding, too"
+    not upstream.counts_tokens_of_the_step(),
+    reason="luspo by tokens, which averages over padding before TRL 1.10",
 )
 
 # float32 sums of a few hundred terms in another order; measured 1e-7 to 2e-7.

@@ -381,6 +381,6 @@ def test_prompts_that_trls_sdpo_reads_otherwise() -> None:
 def test_a_demonstration_has_no_padding(made: Any) -> None:
     """Also where the tokenizer does not count its padding as a special token."""
     ids = torch.tensor([[5, 6, 0, 0], [0, 7, 8, 0]])
-    theirs = SimpleNamespace(_tokenizer=SimpleNamespace(pad_token_id=0))
-    theirs.processing_class = SimpleNamespace(decode=lambda ids, **_: str(ids.tolist()))
+    words = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    theirs = SimpleNamespace(processing_class=words)
     assert made.args.hints()._texts(theirs, ids) == ["[5, 6]", "[7, 8]"]
