@@ -278,7 +278,7 @@ class ComposerGRPOConfig(GRPOConfig):
         steps, generated = self.gradient_accumulation_steps, self.steps_per_generation
         if by_tokens and steps != generated:
             problem = f"it is {generated}, gradient_accumulation_steps is {steps}, and TRL {version} divides "
-            problem += f"its {term} by the tokens of all {generated} micro-batches, which weighs it by "
+            problem += f"its {term} by the tokens of all {generated} micro-batches, which scales it by "
             problem += f"{steps}/{generated}"
             remedy = "make them equal, or install trl 1.10 or newer"
             yield Finding("warning", "steps_per_generation", problem, remedy)

@@ -46,7 +46,8 @@ class ComposerLossMixin(_Trainer):
         given = dict(zip(inspect.signature(GRPOTrainer).parameters, args, strict=False)) | kwargs
         options = given.get("args")
         if not isinstance(options, ComposerGRPOConfig):
-            raise ConfigError("args", f"it is of type {type(options).__name__}", "pass a ComposerGRPOConfig")
+            remedy = "pass a ComposerGRPOConfig, or derive your config class from it"
+            raise ConfigError("args", f"it is of type {type(options).__name__}", remedy)
         config = self._composer = options.composer
         guards.check_own_policy(type(self), options)
         choice = options.policy_choice()
@@ -134,7 +135,8 @@ class ComposerLossMixin(_Trainer):
 
     def _describe(self) -> str:
         """The losses of this run, with their weights, parameters and denominators."""
-        own = f"policy TRL's own, loss_type={self.loss_type}"
+        trainers = [base.__name__ for base in upstream.own_policies(type(self))]
+        own = f"policy {trainers[0]}'s" if trainers else f"policy TRL's own, loss_type={self.loss_type}"
         terms = {"policy": self._policy.describe() if self._policy is not None else own}
         terms |= {channel.name: channel.describe() for channel in self._data_channels}
         weights = {name: getattr(self._composer, f"{name}_weight") for name in terms}

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from composer_plugins.kernels.linear.tiles import GPU_TILE
 from parity_tests.support.paths import ROOT
+from parity_tests.support.trl_options import filled, table
 
 PAGE, MEASURED = ROOT / "docs" / "memory.md", ROOT / "docs" / "trl.md"
 GIB = 2**30
+GPU = 80 * GIB
 ROWS, PROMPT, COMPLETION = 4, 512, 2048  # of a micro-batch
 RANK = 16  # of LoRA
 ADAM = 8  # bytes per trained weight: two moments in float32
@@ -63,7 +65,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Engine:
-    """Bytes per weight under an engine with bf16, and over how many GPUs the weights are cut."""
+    """Bytes per weight under an engine with bf16, and over how many GPUs the weights are sharded."""
 
     name: str
     gpus: int
@@ -75,7 +77,7 @@ class Engine:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the weights are cut."""
+        """Whether the weights are sharded."""
         return self.gpus > 1
 
 
@@ -104,6 +106,7 @@ class Run:
     model: Model
     engine: Engine
     lora: bool
+    rows: int = ROWS  # of a micro-batch
 
     @property
     def trained(self) -> float:
@@ -125,7 +128,7 @@ class Run:
         return (4 + self.engine.swapped) * self.trained
 
     def in_bfloat16(self) -> float:
-        """What autocast makes of float32 weights, or what is gathered of weights that are cut."""
+        """What autocast makes of float32 weights, or what is gathered of sharded weights."""
         if not self.engine.is_sharded:
             return 2 * self.trained
         return 2 * (2 * self.model.layer + 2 * self.model.head)
@@ -133,14 +136,14 @@ class Run:
     def checkpoints(self) -> float:
         """What gradient checkpointing keeps of one forward pass."""
         stream = 2 if self.lora else self.engine.stream
-        return stream * self.model.layers * ROWS * (PROMPT + COMPLETION) * self.model.hidden
+        return stream * self.model.layers * self.rows * (PROMPT + COMPLETION) * self.model.hidden
 
     def replay_checkpoints(self) -> float:
         return 2 * self.checkpoints()
 
     def backward(self) -> float:
         of_token = 6 * self.model.hidden + 2 * self.model.kv + 3 * self.model.intermediate
-        return 2 * ROWS * (PROMPT + COMPLETION) * of_token + self.head_gradient()
+        return 2 * self.rows * (PROMPT + COMPLETION) * of_token + self.head_gradient()
 
     def head_gradient(self) -> float:
         return 0 if self.lora else 4 * self.model.head
@@ -152,7 +155,7 @@ class Run:
         return self._from_logits("replay: `dpo`") if self.engine.is_sharded else self._from_tiles(1)
 
     def _from_logits(self, row: str) -> float:
-        return measured(row) * 4 * ROWS * COMPLETION * self.model.vocab
+        return measured(row) * 4 * self.rows * COMPLETION * self.model.vocab
 
     def _from_tiles(self, tiles: int) -> float:
         return tiles * 4 * GPU_TILE + self.head_gradient()
@@ -184,6 +187,14 @@ LINES: dict[str, Callable[[Run], float]] = {
 }
 
 
+def most_rows(model: Model, engine: Engine, lora: bool) -> int:
+    """The largest micro-batch with which the three channels fit into GPU bytes; 0 if none does."""
+    rows = 0
+    while Run(model, engine, lora, rows + 1).three_channels() <= GPU:
+        rows += 1
+    return rows
+
+
 def measured(row: str) -> float:
     """The peak in tensors of logits with fused_linear=False, from the table of docs/trl.md."""
     found = re.search(rf"^\| {re.escape(row)} \| ([\d.]+) \|", MEASURED.read_text(), re.MULTILINE)
@@ -191,22 +202,33 @@ def measured(row: str) -> float:
     return float(found[1])
 
 
-def table(model: Model) -> str:
+def sizes(model: Model) -> str:
     """GiB on one GPU by channel, for each engine: everything trained / LoRA."""
     heads = [f"{one.name}, {one.gpus} GPUs" if one.is_sharded else one.name for one in ENGINES]
-    lines = [(f"{model.name}: GiB", *heads), ("---",) * (len(heads) + 1)]
+    body = []
     for name, amount in LINES.items():
         cells = []
         for engine in ENGINES:
             both = [_number(amount(Run(model, engine, lora)) / GIB) for lora in (False, True)]
             cells.append(" / ".join(both))
-        lines.append((name, *cells))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        body.append((name, *cells))
+    most = [" / ".join(str(most_rows(model, engine, lora)) for lora in (False, True)) for engine in ENGINES]
+    body.append(("the largest B whose three channels fit into 80 GiB", *most))
+    return table((f"{model.name}: GiB", *heads), *body)
 
 
 def configs() -> str:
     """The numbers of each model."""
-    head = ("", "hidden", "layers", "intermediate", "key-value width", "vocabulary", "weights", "of LoRA")
+    head = (
+        "",
+        "hidden",
+        "layers",
+        "intermediate",
+        "key-value width",
+        "vocabulary",
+        "weights (N)",
+        "LoRA's (n)",
+    )
     body = [
         (
             one.name,
@@ -216,8 +238,7 @@ def configs() -> str:
         )
         for one in MODELS
     ]
-    lines = (head, ("---",) * len(head), *body)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return table(head, *body)
 
 
 def engines() -> str:
@@ -227,8 +248,7 @@ def engines() -> str:
     for one in {engine.name: engine for engine in ENGINES}.values():
         numbers = (one.weight, one.gradient, ADAM + one.master, one.stream, one.swapped)
         body.append((one.name, *map(str, numbers)))
-    lines = (head, ("---",) * len(head), *body)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return table(head, *body)
 
 
 def _number(amount: float) -> str:
@@ -238,19 +258,13 @@ def _number(amount: float) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "configs": configs,
     "engines": engines,
-    "sizes": lambda: "\n\n".join(map(table, MODELS)),
+    "sizes": lambda: "\n\n".join(map(sizes, MODELS)),
 }
 
 
 def page() -> str:
     """The text of docs/memory.md with its tables made anew."""
-    text = PAGE.read_text()
-    for name, make in TABLES.items():
-        start, end = f"<!-- table: {name} -->\n", "\n<!-- end of table -->"
-        before, found, after = text.partition(start)
-        assert found, f"{PAGE} has no table {name}"
-        text = before + start + make() + end + after.partition(end)[2]
-    return text
+    return filled(PAGE, TABLES)
 
 
 if __name__ == "__main__":

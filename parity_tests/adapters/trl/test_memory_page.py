@@ -23,7 +23,9 @@ def test_the_page_is_up_to_date() -> None:
         f"B = {memory.ROWS} rows with {memory.PROMPT} tokens of prompt and T = {memory.COMPLETION:,}" in text
     )
     assert f"rank {memory.RANK} " in text and f"L = {memory.PROMPT + memory.COMPLETION:,}" in text
-    assert len(text.splitlines()) < 80
+    for row in ("hint: `jsd`", "replay: `dpo`"):
+        assert f"{memory.measured(row)} tensors of 4 B T V" in text
+    assert len(text.splitlines()) < 90
 
 
 @pytest.mark.parametrize("model", memory.MODELS, ids=str)
