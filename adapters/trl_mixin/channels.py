@@ -151,7 +151,7 @@ class HintChannel(Channel):
         a hint. A `rollout_func` may restrict them: if it returns `hint_mask`, one list per completion with a
         0 or 1 per token, only tokens marked 1 count.
         """
-        if trainer.rollout_func is not None:
+        if upstream.changes_rollouts(trainer) and not upstream.has_environments(trainer):
             _check_prompts(trainer, rows, batch)
         if upstream.has_environments(trainer):
             rows = environment_rows(trainer, rows, prompts, batch, hints=self.from_environment)
@@ -378,4 +378,5 @@ def _check_prompts(trainer: GRPOTrainer, rows: list[dict[str, Any]], batch: dict
     for ids, prompt, mask in zip(ours, batch["prompt_ids"], batch["prompt_mask"], strict=True):
         if prompt[mask.bool()].tolist() != ids:
             problem = "it returned prompt_ids that are not the row's prompt, which the teacher's is made from"
-            raise DataError("rollout_func", problem, "put the change into the prompt column")
+            key = type(trainer).__name__ if trainer.rollout_func is None else "rollout_func"
+            raise DataError(key, problem, "keep the rows' order, and put the change into the prompt column")

@@ -257,7 +257,8 @@ class ComposerGRPOConfig(GRPOConfig):
         """Yield what the installed version of TRL computes otherwise than the later ones."""
         version, policy = upstream.VERSION, self.policy_choice()
         channels = config.hint_weight > 0 or config.replay_weight > 0
-        if upstream.liger_replaces_the_loss(self) and (channels or policy is not None):
+        own = policy is None and config.policy_weight == 1
+        if upstream.liger_replaces_the_loss(self) and (channels or not own):
             problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
             yield Finding(
                 "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"

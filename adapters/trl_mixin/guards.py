@@ -77,28 +77,29 @@ def check_own_policy(cls: type, options: Any) -> None:
                 )
 
 
-@contextmanager
-def reaches_loss(trainer: Any) -> Iterator[None]:
-    """Raise ConfigError if a step of the trainer does not call the `_compute_loss` of the mixin."""
-    before = trainer.losses_computed
-    yield
-    if trainer.losses_computed == before and trainer.changes_loss:
-        problem = "its loss bypasses ComposerLossMixin._compute_loss, so the channels have no effect"
-        remedy = "call super() in its compute_loss and _compute_loss"
-        raise ConfigError(type(trainer).__name__, problem, remedy)
+def bypassed(trainer: Any) -> ConfigError:
+    """The error for a trainer whose steps do not call the `_compute_loss` of the mixin."""
+    problem = "its loss bypasses ComposerLossMixin._compute_loss, so the channels have no effect"
+    remedy = "call super() in its compute_loss and _compute_loss"
+    return ConfigError(type(trainer).__name__, problem, remedy)
 
 
-def check_rollouts(trainer: GRPOTrainer, rows: int, output: dict[str, Any], *, scored: bool) -> None:
+def not_scored(trainer: Any) -> ConfigError:
+    """The error for a trainer whose rollouts do not call the `_calculate_rewards` of the mixin."""
+    problem = "its rollouts bypass ComposerLossMixin._calculate_rewards, from which the channels have the "
+    problem += "rewards and prompts"
+    remedy = "call super() in its _generate_and_score_completions and _calculate_rewards"
+    return ConfigError(type(trainer).__name__, problem, remedy)
+
+
+def check_rollouts(trainer: GRPOTrainer, rows: int, output: dict[str, Any]) -> None:
     """Raise ConfigError if a subclass makes rollouts that the rows, hints and pairs do not belong to."""
-    name, made = type(trainer).__name__, len(output["prompt_ids"])
+    made = len(output["prompt_ids"])
     if made != rows:
         problem = f"its _generate_and_score_completions returns {made} completions for {rows} rows, so it is "
         problem += "not known which hint and pair each completion has"
-        raise ConfigError(name, problem, "return one completion for each row, in their order")
-    if not scored:
-        problem = "its _generate_and_score_completions does not call self._calculate_rewards, from which the "
-        problem += "hint channel has the rewards and prompts"
-        raise ConfigError(name, problem, "call super()._generate_and_score_completions(inputs)")
+        remedy = "return one completion for each row, in their order"
+        raise ConfigError(type(trainer).__name__, problem, remedy)
 
 
 def uses_peft(arguments: dict[str, Any]) -> bool:
@@ -154,7 +155,7 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")
-    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+    if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
         problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
         raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
     if vision:

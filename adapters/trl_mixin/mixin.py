@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import guards, upstream
+from composer_plugins.adapters.trl_mixin import guards, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
@@ -107,7 +107,7 @@ class ComposerLossMixin(_Trainer):
         """Give the hint channel its teacher, and the replay channel its reference."""
 
         policy, config = self.accelerator.unwrap_model(self.model), self._composer
-        initial = Teacher(policy, policy.disable_adapter) if peft else Teacher(policy)
+        initial = Teacher(policy, lambda: sharding.without_adapter(self, policy)) if peft else Teacher(policy)
         if needs_base and not peft:
             frozen = upstream.initial_reference(self)
             if frozen is None:
@@ -164,9 +164,14 @@ class ComposerLossMixin(_Trainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
         before = self._scorings
+        own_prompts = upstream.prompts_before_reset(self, inputs)
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
+        for row, prompt in own_prompts:
+            row["prompt"] = prompt
         if self._data_channels:
-            guards.check_rollouts(self, len(inputs), output, scored=self._scorings > before)
+            guards.check_rollouts(self, len(inputs), output)
+        if self._scorings == before and (self._hint is not None or self._watches_reset):
+            raise guards.not_scored(self)
         if self._counts_padding is None:
             forwards = self._policy is not None or bool(self._data_channels)
             self._counts_padding = forwards and guards.counts_padding(self)
@@ -197,13 +202,10 @@ class ComposerLossMixin(_Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run TRL's step; ConfigError if it does not reach the composer loss."""
-        with guards.reaches_loss(self):
-            return super().training_step(*args, **kwargs)
-
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run TRL's step of an evaluation; ConfigError if it does not reach the composer loss."""
-        with guards.reaches_loss(self):
-            return super().prediction_step(*args, **kwargs)
+        loss = super().training_step(*args, **kwargs)
+        if self.losses_computed == 0 and self.changes_loss:
+            raise guards.bypassed(self)
+        return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self.losses_computed += 1

@@ -110,6 +110,21 @@ def with_weights(trainer: GRPOTrainer, parts: dict[str, Tensor]) -> Iterator[Non
         _put(trainer, parameters, own)
 
 
+@contextmanager
+def without_adapter(trainer: GRPOTrainer, policy: Any) -> Iterator[None]:
+    """Let a PEFT model compute without its adapter.
+
+    PEFT switches `requires_grad` of the adapter off and on again. Both must reach the same parameters, and
+    FSDP2 exchanges those of a module when it gathers it.
+    """
+    reshard(trainer)
+    with policy.disable_adapter():
+        try:
+            yield
+        finally:
+            reshard(trainer)
+
+
 def _put(trainer: GRPOTrainer, parameters: dict[str, nn.Parameter], parts: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         if is_sharded(trainer):

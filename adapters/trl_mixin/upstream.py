@@ -319,10 +319,16 @@ def own_policies(cls: type) -> dict[type, OwnPolicy]:
     return {base: OWN_POLICY[base.__name__] for base in of_trl if base.__name__ in OWN_POLICY}
 
 
+def release() -> tuple[int, ...]:
+    """The numbers of the installed version; those of the newest tested one if it has none, as a fork's."""
+    found = re.match(r"\d+(\.\d+)*", VERSION)
+    return Version(found[0] if found else TESTED[-1]).release
+
+
 def require_supported_trl() -> None:
     """Raise ConfigError unless the installed TRL has what this adapter reads."""
     remedy = f"install 'trl>={OLDEST},<={TESTED[-1]}'"
-    if Version(VERSION) < Version(OLDEST):
+    if release() < Version(OLDEST).release:
         raise ConfigError("trl", f"the installed version {VERSION} is older than {OLDEST}", remedy)
     missing = [name for owner, names in NEEDED.items() for name in names if not hasattr(owner, name)]
     if missing:
@@ -340,7 +346,7 @@ def require_supported_trl() -> None:
 
 def is_newer_than_tested() -> bool:
     """Whether this adapter has not been tested with the installed TRL, because it is newer."""
-    return Version(VERSION).release[:2] > Version(TESTED[-1]).release[:2]
+    return release()[:2] > Version(TESTED[-1]).release[:2]
 
 
 def liger_replaces_the_loss(args: GRPOConfig) -> bool:
@@ -579,6 +585,25 @@ def environment_types(trainer: GRPOTrainer) -> dict[type, bool]:
 def has_environments(trainer: GRPOTrainer) -> bool:
     """Whether the trainer was given an environment_factory."""
     return bool(getattr(trainer, "environment_factories", None) or trainer.environments)
+
+
+def prompts_before_reset(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """The rows whose prompts an environment's `reset` may change in place, each with a copy of its prompt.
+
+    TRL before 1.9 adds what `reset` returns to the row's own prompt.
+    """
+    return [
+        (row, copy.deepcopy(row["prompt"])) for row in rows if has_environments(trainer) and "prompt" in row
+    ]
+
+
+def changes_rollouts(trainer: GRPOTrainer) -> bool:
+    """Whether a rollout_func or a subclass may make rollouts of other prompts than those of the rows."""
+    name = "_generate_and_score_completions"
+    overrides = [base for base in type(trainer).__mro__ if name in vars(base)]
+    return trainer.rollout_func is not None or any(
+        not base.__module__.startswith(("trl.", "composer_plugins.")) for base in overrides
+    )
 
 
 def environments(trainer: GRPOTrainer) -> list[Any]:

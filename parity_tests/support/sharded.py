@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all, checkpointing": {**ALL, "gradient_checkpointing": True, "hint_teacher": "ema"},
     "all, lora": {**ALL, "lora": True, **MOVED},
     "all, lora, ema": {**ALL, "lora": True, "hint_teacher": "ema", "hint_ema_rate": 0.3, **MOVED},
+    "all, lora and a norm": {**ALL, "lora": True, "modules_to_save": ["norm"], **MOVED},
     # The model is a path: ZeRO-3 cuts it as it is loaded. With beta, TRL's reference model is the copy.
     "all, from a path": {**ALL, "path": True},
     "all, from a path, TRL's reference": {**ALL, "path": True, "beta": 0.1},
@@ -59,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all, one rank without, ema": {**ALL, "first_row_only": True, "hint_teacher": "ema"},
     "all, evaluated": {**ALL, "evaluated": True},
 }
+SPECIAL = ("lora", "modules_to_save", "path", "first_row_only", "evaluated")  # not options of TRL
 SAVED: dict[str, dict[str, Any]] = {
     name: {**ALL, **MOVED, "hint_teacher": "ema", "hint_ema_rate": 0.3, "lora": lora}
     for name, lora in {"resumed": False, "resumed, lora": True}.items()
@@ -103,7 +105,7 @@ def record_steps_of(trainer: Any, recorder: GradientRecorder) -> None:
 def made(engine: str, ranks: int, folder: Path, case: dict[str, Any]) -> Any:
     """A trainer of a case, on 16 completions per step shared among `ranks`."""
     options = dict(case)
-    special = {name: options.pop(name, False) for name in ("lora", "path", "first_row_only", "evaluated")}
+    special = {name: options.pop(name, False) for name in SPECIAL}
     size = 16 // ranks // options.get("gradient_accumulation_steps", 1)
     # Three steps are less than an epoch of 16 rows: TRL's order of a second epoch is another after resuming.
     rows = tiny.rows(4 if special["first_row_only"] else 16)
@@ -112,7 +114,8 @@ def made(engine: str, ranks: int, folder: Path, case: dict[str, Any]) -> Any:
         rows = [row | (empty if i else {}) for i, row in enumerate(rows)]
     arguments: dict[str, Any] = {}
     if special["lora"]:
-        arguments["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        saved = special["modules_to_save"] or None
+        arguments["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=saved)
     if special["evaluated"]:
         arguments["eval_dataset"] = Dataset.from_list(tiny.rows()[2:])
         options |= {"per_device_eval_batch_size": 8 // ranks}

@@ -15,7 +15,7 @@ from trl.experimental.gmpo import GMPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.diagnosis import ComposerWarning
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, DataError
 from parity_tests.support import tiny, trl_versions
 from parity_tests.support import trl_composition as composition
 
@@ -118,13 +118,6 @@ def test_what_does_not_work_is_one_error_that_names_the_trainer(row: composition
     assert row.trainer.__name__ in str(composition.refusal(row, channel))
 
 
-def test_a_trainer_that_bypasses_the_loss_is_found_in_evaluation_too() -> None:
-    data = {"eval_dataset": Dataset.from_list(tiny.rows())}
-    made = tiny.trainer(composition.mixed(composition.Bypassing), replay_weight=1.0, arguments=data)
-    with pytest.raises(ConfigError, match="its loss bypasses ComposerLossMixin._compute_loss"):
-        made.evaluate()
-
-
 def test_every_trainer_of_the_installed_trl_is_in_the_table() -> None:
     found = set(composition.trainers_of_trl())
     rows = {row.trainer.__name__ for row in composition.ROWS if row.trainer.__module__.startswith("trl.")}
@@ -199,12 +192,27 @@ class Generating(GRPOTrainer):
     ("trainer", "message"),
     [
         (Filtering, "returns 15 completions for 16 rows, so it is not known which hint and pair"),
-        (Generating, "does not call self._calculate_rewards, from which the hint channel has"),
+        (Generating, "its rollouts bypass ComposerLossMixin._calculate_rewards, from which the channels"),
     ],
 )
 def test_rollouts_that_rows_do_not_belong_to_are_an_error(trainer: type, message: str) -> None:
     error = composition.error_of(trainer, {"hint_weight": 1.0})
     assert error is not None and message in str(error)
+
+
+class Resampling(GRPOTrainer):
+    """Replaces the first group by the second one, as dynamic sampling does."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return super()._generate_and_score_completions([*inputs[4:8], *inputs[4:]])
+
+
+def test_rollouts_of_other_rows_than_those_of_the_batch_are_an_error() -> None:
+    made = tiny.trainer(composition.mixed(Resampling), hint_weight=1.0, scripted=False)
+    with pytest.raises(
+        DataError, match="^MyResampling: it returned prompt_ids that are not the row's prompt"
+    ):
+        made.train()
 
 
 def test_rloo_trainers_gradient_is_that_of_the_options_that_its_error_names() -> None:

@@ -88,6 +88,16 @@ def test_the_ema_teacher_follows_the_policy_at_its_rate() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_the_policy_has_its_own_weights_again_after_an_error_in_the_ema_teacher() -> None:
+    made = tiny.trainer(**HINT_ONLY, hint_teacher="ema", hint_ema_rate=0.25, max_steps=2)
+    made.train()
+    own = [p.detach().clone() for p in made.model.parameters()]
+    with pytest.raises(KeyError, match="out of memory"), made._hint.teacher.in_eval_mode() as teacher:
+        assert not all(map(torch.equal, teacher.parameters(), own))
+        raise KeyError("out of memory")
+    assert all(map(torch.equal, made.model.parameters(), own))
+
+
 def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
     options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
     options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}

@@ -47,7 +47,10 @@ def test_an_option_that_this_trl_lacks_names_the_version_that_has_it(name: str) 
             config(**{name: 0.1})
 
 
-@pytest.mark.parametrize("options", [{"policy": "grpo"}, {"hint_weight": 1.0}, {"replay_weight": 1.0}, {}])
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": "grpo"}, {"policy_weight": 0.5}, {"hint_weight": 1.0}, {"replay_weight": 1.0}, {}],
+)
 def test_liger_is_refused_where_it_replaces_the_loss(options: dict[str, Any]) -> None:
     if options and Version("1.14") > INSTALLED:
         with pytest.raises(
@@ -114,6 +117,13 @@ def test_a_newer_trl_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         ComposerWarning, match=r"^trl: the installed version 1.17.0.dev0 is newer .* 1.14.0, 1.16"
     ):
         tiny.trainer()
+
+
+@pytest.mark.parametrize("version", ["1.16.0-mine", "1.9.0+local", "1.16.1.post1", "unknown"])
+def test_the_version_of_a_fork_is_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(upstream, "VERSION", version)
+    upstream.require_supported_trl()
+    assert not upstream.is_newer_than_tested()
 
 
 def test_a_patch_release_is_not_newer(monkeypatch: pytest.MonkeyPatch) -> None:
