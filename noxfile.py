@@ -55,6 +55,7 @@ OLDER_TRLS: dict[str, tuple[str, ...]] = {
 }
 REFUSED_TRLS = ("0.29.1", "1.15.0")  # a test imports the adapter beside them
 TRL_TESTS = ("versions", "equality", "denominators", "hint", "replay", "peft", "environment_hints")
+TRL_TESTS += ("environments",)
 
 # The recipes with a command of their own, and its arguments.
 RECIPES = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}

@@ -11,6 +11,7 @@ from composer_plugins.errors import ConfigError, DataError
 from parity_tests.support import tool_calls
 from parity_tests.support.tiny import batch, gradients, loss_and_gradient
 
+ONE_CLASS = "environment_factories" not in GRPOTrainer.__init__.__code__.co_names  # before TRL 1.8
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
 HINT = "The number is below 5."
@@ -219,10 +220,7 @@ def test_a_turn_that_is_no_index_is_an_error(turn: Any, monkeypatch: pytest.Monk
         batch(trainer(Hinting))
 
 
-@pytest.mark.skipif(
-    "environment_factories" not in GRPOTrainer.__init__.__code__.co_names,
-    reason="environments of several classes, which TRL 1.8 brought",
-)
+@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 def test_feedback_comes_from_the_environments_that_have_it() -> None:
     """The row of the other environment has its column."""
     rows = [

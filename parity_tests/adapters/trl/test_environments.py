@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.utils import get_json_schema
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
-from parity_tests.adapters.trl.test_environment_hints import Hinting, Plain
+from parity_tests.adapters.trl.test_environment_hints import ONE_CLASS, Hinting, Plain
 from parity_tests.support import tiny, tool_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using '(environment_factory|rollout_func)'")
@@ -63,10 +62,11 @@ def trainer(environment: Any, rows: list[dict[str, Any]] | None = None, **option
 @pytest.mark.parametrize("environment", [Plain, Silent])
 def test_the_gradient_of_pairs_is_that_of_a_run_without_the_environment(environment: type) -> None:
     """Whatever reset adds to the policy's prompt: the pairs' prompt is the row's, with the same tools."""
-    alone = {"policy_weight": 0.0}
-    tools = {"tools": [Plain().guess]}  # TRL may change the chat template of a trainer with tools
-    (expected,) = tiny.gradients(tool_calls.trainer(rows=ROWS, replay_weight=1.0, arguments=tools, **alone))
-    (found,) = tiny.gradients(trainer(environment, **alone))
+    made = trainer(environment, policy_weight=0.0)
+    arguments = {"tools": made.tools}  # TRL before 1.8 also shows get_reward
+    alone = tool_calls.trainer(rows=ROWS, replay_weight=1.0, policy_weight=0.0, arguments=arguments)
+    (expected,) = tiny.gradients(alone)
+    (found,) = tiny.gradients(made)
     assert tiny.relative_difference(expected, found) <= 1e-6
 
 
@@ -116,6 +116,7 @@ def shown(made: Any, inputs: dict[str, Any], row: int) -> str:
     return text
 
 
+@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_own() -> None:
     kinds = {"a": Silent, "b": Reading}
     rows = [{**ROWS[0], "environment": name, "tools": None} for name in ("a", "b")]
@@ -130,6 +131,7 @@ def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_o
     assert texts == [(False, True)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
 
+@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 @pytest.mark.parametrize("name", [None, "c"])
 def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None:
     rows = [{**ROWS[0], "environment": "a"}, {**ROWS[1], "environment": name}]
@@ -137,6 +139,7 @@ def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None
         trainer({"a": Silent, "b": Reading}, rows)
 
 
+@pytest.mark.skipif(ONE_CLASS, reason="a trainer without reward functions, which TRL 1.8 brought")
 def test_pairs_need_a_data_set() -> None:
     """Without one the environment has the prompts, and TRL makes rows of empty ones."""
     made = tool_calls.model()
