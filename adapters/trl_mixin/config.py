@@ -213,6 +213,13 @@ class ComposerGRPOConfig(GRPOConfig):
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
 
+    @property
+    def changes_loss(self) -> bool:
+        """Whether the loss is not TRL's own."""
+        config = self.composer
+        own = config.policy == TRL_LOSS and config.policy_weight == 1
+        return not own or config.hint_weight > 0 or config.replay_weight > 0
+
     def hints(self) -> HintSource:
         """Where hints come from, with its checked options."""
         if self.hint_source not in HINT_SOURCES:
@@ -256,9 +263,7 @@ class ComposerGRPOConfig(GRPOConfig):
     def _of_this_trl(self, config: ComposerConfig) -> Iterator[Finding]:
         """Yield what the installed version of TRL computes otherwise than the later ones."""
         version, policy = upstream.VERSION, self.policy_choice()
-        channels = config.hint_weight > 0 or config.replay_weight > 0
-        own = policy is None and config.policy_weight == 1
-        if upstream.liger_replaces_the_loss(self) and (channels or not own):
+        if upstream.liger_replaces_the_loss(self) and self.changes_loss:
             problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
             yield Finding(
                 "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"
@@ -267,6 +272,7 @@ class ComposerGRPOConfig(GRPOConfig):
             return
         if policy is None:
             term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
+            channels = config.hint_weight > 0 or config.replay_weight > 0
             by_tokens = channels and loss_type in upstream.BY_TOKENS
         else:
             term, (mode, _) = "KL and entropy bonus", self.policy_mode(policy)

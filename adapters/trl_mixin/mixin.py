@@ -60,8 +60,7 @@ class ComposerLossMixin(_Trainer):
             self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
-        self.losses_computed = 0  # calls of _compute_loss
-        self._scorings = 0  # calls of _calculate_rewards
+        self._reaches_loss = False  # whether _compute_loss has been called
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
@@ -127,12 +126,6 @@ class ComposerLossMixin(_Trainer):
         elif self._hint is not None:
             self._hint.teacher = initial if config.hint_teacher == "base" else Teacher(policy)
 
-    @property
-    def changes_loss(self) -> bool:
-        """Whether the loss is not TRL's own."""
-        own = self._policy is None and self._composer.policy_weight == 1
-        return not own or bool(self._data_channels)
-
     def _describe(self) -> str:
         """The losses of this run, with their weights, parameters and denominators."""
         trainers = [base.__name__ for base in upstream.own_policies(type(self))]
@@ -163,14 +156,14 @@ class ComposerLossMixin(_Trainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         guards.check_streamed(self, self._data_channels, inputs)
-        before = self._scorings
+        self._prompts = None
         own_prompts = upstream.prompts_before_reset(self, inputs)
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
         for row, prompt in own_prompts:
             row["prompt"] = prompt
         if self._data_channels:
             guards.check_rollouts(self, len(inputs), output)
-        if self._scorings == before and (self._hint is not None or self._watches_reset):
+        if self._prompts is None and (self._hint is not None or self._watches_reset):
             raise guards.not_scored(self)
         if self._counts_padding is None:
             forwards = self._policy is not None or bool(self._data_channels)
@@ -190,7 +183,6 @@ class ComposerLossMixin(_Trainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
         check_models(self, rewards, prompts, completions)
-        self._scorings += 1
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 
@@ -203,12 +195,12 @@ class ComposerLossMixin(_Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run TRL's step; ConfigError if it does not reach the composer loss."""
         loss = super().training_step(*args, **kwargs)
-        if self.losses_computed == 0 and self.changes_loss:
+        if not self._reaches_loss and self.args.changes_loss:
             raise guards.bypassed(self)
         return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self.losses_computed += 1
+        self._reaches_loss = True
         zeroed = self._policy is not None
         self._forward = forward = upstream.PolicyForward(self, model, inputs, without_advantages=zeroed)
         try:

@@ -592,9 +592,9 @@ def prompts_before_reset(trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> li
 
     TRL before 1.9 adds what `reset` returns to the row's own prompt.
     """
-    return [
-        (row, copy.deepcopy(row["prompt"])) for row in rows if has_environments(trainer) and "prompt" in row
-    ]
+    if not has_environments(trainer):
+        return []
+    return [(row, copy.deepcopy(row["prompt"])) for row in rows if "prompt" in row]
 
 
 def changes_rollouts(trainer: GRPOTrainer) -> bool:
