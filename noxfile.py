@@ -26,22 +26,28 @@ PRIME_RL = (
 )
 
 # What Axolotl's GRPO imports on a CPU.
-AXOLOTL = (
-    *(
-        "torch",
-        "trl",
-        "peft",
-        "accelerate",
-        "datasets",
-        "bitsandbytes",
-        "triton",
-        "numba",
-        "scipy",
-        "kernels",
-    ),
-    *("evaluate", "wandb", "fastcore", "pillow", "addict", "fire", "colorama", "einops", "posthog"),
+AXOLOTL = [
+    "torch",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "bitsandbytes",
+    "triton",
+    "numba",
+    "scipy",
+    "kernels",
+    "evaluate",
+    "wandb",
+    "fastcore",
+    "pillow",
+    "addict",
+    "fire",
+    "colorama",
+    "einops",
+    "posthog",
     "python-dotenv",
-)
+]
 
 # The adapter's contract is tested in these too: their code alone, beside the installed verl's dependencies.
 OLDER_VERLS = ("0.6.1", "0.7.1", "0.8.0")
@@ -56,8 +62,16 @@ OLDER_TRLS: dict[str, tuple[str, ...]] = {
     "1.14.0": (),
 }
 REFUSED_TRLS = ("0.29.1", "1.15.0")  # a test imports the adapter beside them
-TRL_TESTS = ("versions", "equality", "denominators", "hint", "replay", "peft")
-TRL_TESTS += ("environment_hints", "environments")
+TRL_TESTS = [
+    "versions",
+    "equality",
+    "denominators",
+    "hint",
+    "replay",
+    "peft",
+    "environment_hints",
+    "environments",
+]
 
 # The recipes with a command of their own, and its arguments.
 RECIPES = {"trace_replay": ("demo",), "openenv": (), "diloco": (), "monarch": ()}
