@@ -17,9 +17,6 @@ TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
 GOLDEN = "golden/test_advantages.py::"
 TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
-PRIVATE = (
-    "no reference obtainable: the estimator is inside a trainer that cannot be imported without its engine"
-)
 
 advantage = partial(Loss, kind="advantage")
 # Fields that many rows share. A row may override them.
@@ -57,28 +54,32 @@ LOSSES = (
                 proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
             ),
-            r1_zero(params={"ddof": 1, "eps": 1e-8}, note="critic_type grpo; as in oat"),
+            r1_zero(
+                params={"ddof": 1, "eps": 1e-8},
+                note="critic_type grpo; as in oat; a group of one is NaN there, and here 0",
+            ),
             Dialect(
                 upstream="openrlhf",
                 params={"ddof": 1, "eps": 1e-9},
                 source="OpenRLHF/OpenRLHF@3c3be62 openrlhf/trainer/ppo_utils/experience_maker.py",
-                proof=PRIVATE,
-                note="advantage_estimator group_norm",
+                proof=GOLDEN + "test_grpo_equals_openrlhf",
+                note="advantage_estimator group_norm; a group of one is NaN there, and here 0",
             ),
             Dialect(
                 upstream="open-instruct",
                 params={"ddof": 0, "eps": 1e-8},
                 source="allenai/open-instruct@e6c3044 open_instruct/data_loader.py",
-                proof=PRIVATE,
-                note="advantage_normalization_type standard, by numpy's population deviation: for one "
-                "success in four 1.73, elsewhere 1.5",
+                proof=GOLDEN + "test_grpo_equals_open_instruct",
+                note="advantage_normalization_type standard (centered, its default, is dr_grpo), by numpy's "
+                "population deviation: for one success in four 1.73, elsewhere 1.5",
             ),
             Dialect(
                 upstream="slime",
                 params={"ddof": 1, "eps": 1e-6},
                 source="THUDM/slime@624b824 slime/ray/rollout.py _post_process_rewards",
-                proof=PRIVATE,
-                note="a batch whose size is not groups times n becomes one group",
+                proof=GOLDEN + "test_grpo_equals_slime",
+                note="in float32; a group of one is NaN there, and here 0; a batch whose size is not groups "
+                "times n becomes one group",
             ),
         ),
     ),
@@ -98,8 +99,8 @@ LOSSES = (
             r1_zero(note="critic_type drgrpo; as in oat"),
             prime_rl(
                 source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
-                proof=PRIVATE,
-                note="called grpo there; length_penalty is off by default",
+                proof=GOLDEN + "test_advantages_equal_prime_rl",
+                note="called grpo there, in float32; length_penalty is off by default",
             ),
         ),
     ),
@@ -130,8 +131,8 @@ LOSSES = (
         dialects=(
             prime_rl(
                 source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
-                proof=PRIVATE,
-                note="called max_rl there",
+                proof=GOLDEN + "test_advantages_equal_prime_rl",
+                note="called max_rl there, in float32",
             ),
         ),
     ),

@@ -17,7 +17,6 @@ TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
 SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
-NOT_RUN = "no reference obtainable: "
 
 # Fields that many rows share. A row may override them.
 divergence = partial(Loss, kind="divergence", needs=LOGITS)
@@ -130,9 +129,9 @@ LOSSES = (
                 upstream="liger",
                 params={"beta": 0.5, "temperature": 1.0},
                 source="linkedin/Liger-Kernel src/liger_kernel/chunked_loss/jsd_loss.py@ead96b6",
-                proof=NOT_RUN + "no recording of Liger's; its convention of beta was read in its source",
+                proof=f"{GOLDEN}::test_jsd_equals_liger",
                 note="by default half of it (weight_soft_loss) and half of the cross-entropy with the labels "
-                "(weight_hard_loss)",
+                "(weight_hard_loss), which is in float32 and at temperature 1",
             ),
         ),
     ),
@@ -307,8 +306,9 @@ LOSSES = (
             ),
             opsd(
                 source="siyan-zhao/OPSD opsd_trainer.py@590ec26, the thinking machines branch",
-                proof=NOT_RUN + "the branch is inside a trainer and is not recorded; its formula is ours",
-                note="A = sg(log T - log S) and -A log S: temperature divides both logits before",
+                proof=f"{GOLDEN}::test_sampled_token_equals_opsd",
+                note="A = sg(log T - log S) and -A log S: temperature divides both logits before; a mean "
+                "over tokens, NaN where there is none",
             ),
             Dialect(
                 upstream="verl",

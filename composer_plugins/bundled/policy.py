@@ -52,6 +52,7 @@ BOUNDS = CLIPS | {
 
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
 GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"
+TRAINERS = "golden/test_policy_trainers.py::"
 
 policy = partial(Loss, kind="policy")
 # Fields that many rows share. A row may override them. The ratio is to the old policy.
@@ -86,15 +87,17 @@ LOSSES = (
                 upstream="openrlhf",
                 params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_clamp": 20.0},
                 source="OpenRLHF/OpenRLHF openrlhf/models/loss.py@3c3be62 PolicyLoss",
-                proof="no reference obtainable: its package pins flash-attn and deepspeed, which need a GPU",
-                note="eps_clip_low_high is clip_low, clip_high; dual_clip is off unless set",
+                proof=TRAINERS + "test_ppo_equals_openrlhf",
+                note="eps_clip_low_high is clip_low, clip_high; dual_clip is off unless set; a batch without "
+                "an unmasked token is NaN there",
             ),
             Dialect(
                 upstream="slime",
                 params=PPO_CLIPS,
                 source="THUDM/slime slime/utils/ppo_utils.py@624b824 compute_policy_loss",
-                proof="no reference obtainable: it is not on PyPI and runs on Megatron",
-                note="eps_clip, eps_clip_high, eps_clip_c are clip_low, clip_high, dual_clip; no clamp",
+                proof=TRAINERS + "test_ppo_equals_slime",
+                note="eps_clip, eps_clip_high, eps_clip_c are clip_low, clip_high, dual_clip; no clamp; rows "
+                "without an unmasked token count as sequences; calculate_per_token_loss is token-mean",
                 mode="seq-mean-token-mean",
             ),
             Dialect(
@@ -130,7 +133,7 @@ LOSSES = (
                 upstream="areal",
                 params=PPO_CLIPS,
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d ppo_actor_loss_fn",
-                proof="no reference obtainable: 82 dependencies, with a torch older than ours",
+                proof=TRAINERS + "test_grpo_equals_areal",
                 note="eps_clip, eps_clip_higher, c_clip are clip_low, clip_high, dual_clip; no clamp; a "
                 "token mean",
                 mode="token-mean",
@@ -139,9 +142,10 @@ LOSSES = (
                 upstream="nemo-rl",
                 params=PPO_CLIPS,
                 source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a ClippedPGLossFn",
-                proof="no reference obtainable: its package on PyPI is an empty placeholder",
+                proof=TRAINERS + "test_grpo_equals_nemo_rl",
                 note="ratio_clip_min, _max and _c are clip_low, clip_high, dual_clip; no clamp; a token "
-                "mean unless token_level_loss is off",
+                "mean unless token_level_loss is off; every denominator is n + 1e-8; a KL to the reference "
+                "is added (reference_policy_kl_penalty, 0.01 by default)",
                 mode="token-mean",
             ),
         ),
@@ -211,7 +215,7 @@ LOSSES = (
                 upstream="areal",
                 params={"tau_pos": 1.0, "tau_neg": 1.05},
                 source="inclusionAI/AReaL areal/utils/functional/functional.py@4aef98d sapo_loss_fn",
-                proof="no reference obtainable: 82 dependencies, with a torch older than ours",
+                proof=TRAINERS + "test_sapo_equals_areal",
                 note="sapo_tau_pos, sapo_tau_neg; a token mean",
                 mode="token-mean",
             ),

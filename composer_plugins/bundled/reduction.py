@@ -57,8 +57,8 @@ KL = (
                 upstream="slime",
                 params={"value_clamp": 10.0},
                 source="THUDM/slime@624b824 slime/utils/ppo_utils.py compute_approx_kl",
-                proof="no reference obtainable: the loss is inside a trainer that needs GPUs to import",
-                note='kl_loss_type "low_var_kl"; its "k3" has no clamp',
+                proof=KL_TESTS + "test_estimator_equals_slime",
+                note='kl_loss_type "low_var_kl", in float32; its "k3" has no clamp, and "k1" is its default',
             ),
         ),
     ),
@@ -201,6 +201,7 @@ CORRECTIONS = (
 
 NUM_SEQUENCES = Parameter("sequences of the whole batch; by default rows with an unmasked token", low=0)
 AGGREGATION_TESTS = "kernels/test_aggregation.py::"
+PRIME_RL_REDUCTION = "golden/test_prime_rl.py::test_reductions_equal_prime_rl"
 
 aggregation = partial(
     Loss, kind="aggregation", needs=REDUCED, proof=AGGREGATION_TESTS + "test_aggregate_equals_loops"
@@ -224,7 +225,7 @@ AGGREGATIONS = (
             ),
             prime_rl(
                 source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py compute_loss, train.py (rl_scale)",
-                proof="no reference obtainable: the count is of PRIME-RL's distributed training loop",
+                proof=PRIME_RL_REDUCTION,
                 note="losses return a sum, divided by rl_scale: the tokens of all micro-batches and ranks, "
                 "or 1",
             ),
@@ -238,7 +239,7 @@ AGGREGATIONS = (
             verl_mode(note="times dp_size"),
             prime_rl(
                 source="PRIME-RL@559b447 src/prime_rl/trainer/rl/loss.py default_loss_fn",
-                proof="no reference obtainable: the sum is a line of PRIME-RL's distributed training loop",
+                proof=PRIME_RL_REDUCTION,
                 note="what a loss function returns; compute_loss divides it by rl_scale, the global token "
                 "count",
             ),

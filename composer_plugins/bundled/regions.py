@@ -127,8 +127,8 @@ LOSSES = (
             stable_rl(
                 params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
-                proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared with theirs; kernels/test_regions.py tests the mask",
+                proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
+                note="the distance is a float32 there",
             ),
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
@@ -142,8 +142,8 @@ LOSSES = (
             stable_rl(
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
                 source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
-                proof=f"{REGIONS}::test_the_rest_bucket_equals_stable_rl",
-                note="the distance is compared with theirs; kernels/test_regions.py tests the mask",
+                proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
+                note="the distance is a float32 there",
             ),
         ),
         proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
@@ -355,9 +355,10 @@ LOSSES = (
             Dialect(
                 upstream="tinker",
                 params={"kl_coef": 1.0},
-                source="tinker-cookbook distillation/train_on_policy.py incorporate_kl_penalty",
-                proof="no reference obtainable: the loss runs inside Tinker's service",
-                note="kl_penalty_coef is kl_coef; a kl_discount_factor above 0 is not available",
+                source="tinker-cookbook distillation/train_on_policy.py incorporate_kl_penalty@9dfcc3a",
+                proof=f"{REGIONS}::test_opd_equals_tinkers_cookbook",
+                note="kl_penalty_coef is kl_coef; a kl_discount_factor above 0 is not available; the "
+                "advantages are the cookbook's, the loss on them (importance_sampling) is the service's",
             ),
         ),
         proof=f"{DISTILLATION}::test_opd_is_what_a_loop_over_tokens_makes_of_it",

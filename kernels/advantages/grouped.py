@@ -39,8 +39,9 @@ def grpo(
 
     `scale="batch"` divides by the standard deviation of the whole batch's rewards, "none" by nothing.
     `ddof=1` is torch's sample deviation, as in verl, TRL and OpenRLHF; open-instruct uses 0.
-    eps: verl 1e-6, TRL 1e-4, r1-zero 1e-8. A group of one row has no baseline: 0, or with
-    `singleton="raw"` R / (1 + eps), which is what verl's loop does (R without a scale).
+    eps: verl and slime 1e-6, TRL 1e-4, r1-zero 1e-8, OpenRLHF 1e-9. A group of one row has no baseline: 0,
+    or with `singleton="raw"` R / (1 + eps), which is what verl's loop does (R without a scale). OpenRLHF,
+    slime and r1-zero give NaN there, because the sample deviation of one reward is 0 / 0.
     Source: arXiv 2402.03300 section 4.1.2; verl 0.9.1 compute_grpo_outcome_advantage; TRL 1.16
     grpo_trainer.py _generate_and_score_completions.
     """

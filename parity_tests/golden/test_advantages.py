@@ -1,4 +1,4 @@
-"""Advantages against verl, TRL and understand-r1-zero as recorded.
+"""Advantages against verl, TRL, understand-r1-zero, OpenRLHF, slime, open-instruct and PRIME-RL as recorded.
 
 Where an upstream rounds a count or pads it, its way is spelt out here, so that the rest is compared in
 float64; each such way has a test that fails once it is gone.
@@ -299,3 +299,83 @@ def test_advantages_equal_understand_r1_zero(case: Case) -> None:
     ours = kernel("grpo@r1-zero" if scaled else "dr_grpo@r1-zero")(rewards, ids)
     theirs = golden.tensor(case["advantages"])
     assert_parity(ours, theirs, terms=len(rewards), magnitude=largest_term(rewards, ids, divided=scaled))
+
+
+def rows_of(case: Case) -> tuple[Tensor, Tensor]:
+    """Rewards in the precision of the recording, and the group of each: `num_samples` rows in a sequence."""
+    rewards = golden.tensor(case["rewards"], golden.dtype(case))
+    return rewards, torch.arange(len(rewards)) // case.get("num_samples", len(rewards))
+
+
+def is_flat(case: Case) -> bool:
+    """Whether all rewards are equal, and their mean in float32 is not."""
+    return case["edge"] == "tenths" and case.get("dtype") == "torch.float32"
+
+
+def is_alone(case: Case) -> bool:
+    return case["edge"] == "groups_of_one"
+
+
+def assert_rewards_equal(name: str, case: Case, ids: Tensor | None = None, *, divided: bool) -> None:
+    """The advantages of a catalogue row are those recorded."""
+    __tracebackhide__ = True
+    rewards, groups = rows_of(case)
+    ids = groups if ids is None else ids
+    largest = largest_term(rewards, ids, divided=divided)
+    if is_flat(case):
+        assert not kernel(name)(rewards, ids).any()
+        assert golden.tensor(case["advantages"]).abs().min() > 0, "upstream's mean has become exact"
+        return
+    theirs = golden.tensor(case["advantages"])
+    assert_parity(
+        kernel(name)(rewards, ids), theirs, terms=len(ids), magnitude=largest, dtype=golden.dtype(case)
+    )
+
+
+@claim("openrlhf_advantages", lambda case: not is_alone(case))
+def test_grpo_equals_openrlhf(case: Case) -> None:
+    assert_rewards_equal("grpo@openrlhf", case, divided=True)
+
+
+def one_group_if_incomplete(case: Case) -> Tensor:
+    """slime's groups: all rows are one where the batch has not the size that its options say."""
+    rewards, ids = rows_of(case)
+    whole = len(rewards) == case["num_samples"] * case["rollout_batch_size"]
+    return ids if whole else torch.zeros_like(ids)
+
+
+@claim("slime_advantages", lambda case: not is_alone(case))
+def test_grpo_equals_slime(case: Case) -> None:
+    divided = case["grpo_std_normalization"]
+    name = "grpo@slime" if divided else "dr_grpo"
+    assert_rewards_equal(name, case, one_group_if_incomplete(case), divided=divided)
+
+
+def assert_alone(name: str, case: Case) -> None:
+    """A group of one: NaN upstream, whose deviation with ddof=1 divides by 0, and 0 here."""
+    rewards, ids = rows_of(case)
+    assert golden.tensor(case["advantages"]).isnan().all()
+    assert torch.equal(kernel(name)(rewards, ids), torch.zeros_like(rewards))
+
+
+@claim("openrlhf_advantages", is_alone)
+def test_a_group_of_one_is_nan_in_openrlhf_and_zero_here(case: Case) -> None:
+    assert_alone("grpo@openrlhf", case)
+
+
+@claim("slime_advantages", is_alone)
+def test_a_group_of_one_is_nan_in_slime_and_zero_here(case: Case) -> None:
+    assert_alone("grpo@slime", case)
+
+
+@claim("open_instruct_advantages")
+def test_grpo_equals_open_instruct(case: Case) -> None:
+    """Its default is "centered", without a deviation."""
+    divided = case["advantage_normalization_type"] == "standard"
+    assert_rewards_equal("grpo@open-instruct" if divided else "dr_grpo", case, divided=divided)
+
+
+@claim("prime_rl_advantages")
+def test_advantages_equal_prime_rl(case: Case) -> None:
+    name = {"grpo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}[case["algorithm"]]
+    assert_rewards_equal(name, case, divided=case["algorithm"] == "max_rl")

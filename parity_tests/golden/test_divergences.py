@@ -1,4 +1,4 @@
-"""Divergences against six upstream repositories as recorded: value and gradient, through catalogue rows."""
+"""Divergences against seven upstream repositories as recorded: value and gradient, through catalogue rows."""
 
 import math
 from collections.abc import Callable
@@ -272,3 +272,50 @@ def test_sampled_token_equals_verl(case: Case) -> None:
     scale = {"terms": 2, "magnitude": float(torch.maximum(d.exp(), d.square()).max().clamp(min=1))}
     assert_parity(loss, golden.tensor(case["kl"]), **scale)
     assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
+
+
+@claim("liger_jsd")
+def test_jsd_equals_liger(case: Case) -> None:
+    """`jsd@liger`: from hidden states; with hard labels, half of the loss is their cross-entropy.
+
+    Their log-softmax is in float32, so the sum of the two is compared at float32's tolerance.
+    """
+    leaves = [golden.tensor(case[f"student_{key}"]).requires_grad_() for key in ("input", "weight")]
+    given, labels = case["kwargs"], torch.tensor(case["true_labels"])
+    mask, student = labels != -100, leaves[0] @ leaves[1].T
+    teacher = golden.tensor(case["teacher_input"]) @ golden.tensor(case["teacher_weight"]).T
+    settings = {key: given[key] for key in ("beta", "temperature") if key in given}
+    token_loss = kernel("jsd@liger")(student, teacher, mask, **settings).loss
+    nll = -token_logprobs(student, labels.clamp(min=0).tolist())
+    soft, hard = (given.get(f"weight_{part}_loss", 0.5) for part in ("soft", "hard"))
+    loss = aggregate(soft * token_loss + hard * nll, mask, "token-mean")
+    gradients = torch.autograd.grad(loss, leaves)
+    factors = [float(golden.tensor(case[f"student_{key}"]).abs().max()) for key in ("weight", "input")]
+    scale = {"terms": student.numel(), "magnitude": largest_term(student, teacher)}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale, dtype=golden.dtype(case))
+    for gradient, factor, key in zip(gradients, factors, ("input", "weight"), strict=True):
+        recorded = golden.tensor(case[f"grad_student_{key}"])
+        scale["magnitude"] = factor * largest_term(student, teacher)
+        assert_parity(gradient, recorded, **scale, dtype=golden.dtype(case), what=f"gradient of {key}")
+
+
+def sampled_loss(case: Case) -> tuple[Tensor, Tensor]:
+    """`sampled_token@opsd`, whose temperature divides the logits before."""
+    student, teacher = logits(case)
+    mask = torch.tensor(case["response_mask"]).bool()
+    s, t = (token_logprobs(x / case["temperature"], case["sampled_ids"]) for x in (student, teacher))
+    return aggregate(kernel("sampled_token@opsd")(s, t, mask).loss, mask, "token-mean"), student
+
+
+@claim("opsd_thinking_machines", where=lambda case: not is_nan(case))
+def test_sampled_token_equals_opsd(case: Case) -> None:
+    assert_recorded(*sampled_loss(case), case, gradient_key="grad_student_logits")
+
+
+@claim("opsd_thinking_machines", where=is_nan)
+def test_sampled_token_of_no_token_is_nan_in_opsd_and_zero_here(case: Case) -> None:
+    loss, student = sampled_loss(case)
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert not loss and not gradient.any() and 1 not in sum(case["response_mask"], [])
+    # It takes a mean over no token, whose gradient reaches none of them.
+    assert not golden.tensor(case["grad_student_logits"]).any()

@@ -310,3 +310,49 @@ def test_prime_rl_overflows_where_ours_saturates() -> None:
         records = [c for c in golden.load(f"prime_rl/{version}") if c.get("fn") == "default_loss_fn"]
         stale = [c for c in records if INPUTS[c["case"]]["noise_kind"] == "overflow"]
         assert stale and not any(golden.tensor(c["loss"]).isfinite() for c in stale)
+
+
+REDUCED = {"default_loss_fn": "dppo_tv@prime-rl", "ipo_loss_fn": "ipo@prime-rl"}
+
+
+def trains(sequence: Case) -> Tensor:
+    """The tokens of a sequence that count: a weight of 0 masks one."""
+    mask = torch.tensor(sequence["loss_mask"])
+    return mask & (golden.tensor(sequence["rl_weights"]) != 0) if "rl_weights" in sequence else mask
+
+
+@claim("prime_rl_reduction")
+def test_reductions_equal_prime_rl(case: Case) -> None:
+    """`token-sum@prime-rl` of a sequence, and of a micro-batch `token-mean@prime-rl`.
+
+    The denominator is the number of tokens of every micro-batch and rank.
+    """
+    name, hp = REDUCED[case["loss_fn"]], options(case["kwargs"])
+    token_sum, token_mean = (
+        dialects.kernel("aggregation", f"{mode}@prime-rl") for mode in ("token-sum", "token-mean")
+    )
+    tokens = sum(int(trains(s).sum()) for part in case["micro_batches"] for s in part["sequences"])
+    assert case["rl_scale"] == max(tokens, 1)
+    for part in case["micro_batches"]:
+        masks, per_token, leaves = [], [], []
+        for sequence in part["sequences"]:
+            logprobs, rollout, advantages = (golden.tensor(sequence[key]) for key in TRAINED[:3])
+            mask = trains(sequence)
+            token = dialects.kernel("policy", name)(
+                logprobs.requires_grad_(), rollout, advantages, mask, **hp
+            )
+            token = weighted(token, sequence.get("rl_weights"))
+            largest = float(token.loss.detach().abs().max())
+            recorded = golden.tensor(sequence["sum"])
+            assert_parity(token_sum(token.loss, mask), recorded, terms=len(mask), magnitude=largest)
+            masks.append(mask), per_token.append(token.loss), leaves.append(logprobs)
+        loss = token_mean(torch.cat(per_token), torch.cat(masks), num_tokens=tokens)
+        scale = {
+            "terms": len(torch.cat(masks)),
+            "magnitude": float(torch.cat(per_token).detach().abs().max()),
+        }
+        assert_parity(loss, golden.tensor(part["loss"]), **scale, what="loss")
+        gradients = torch.autograd.grad(loss, leaves)
+        for gradient, sequence in zip(gradients, part["sequences"], strict=True):
+            recorded = golden.tensor(sequence["grad_trainer_logprobs"])
+            assert_parity(gradient, recorded, terms=1, what="gradient")

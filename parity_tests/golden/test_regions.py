@@ -1,4 +1,7 @@
-"""Policy losses that hold tokens back against verl, Stable-RL and TRL as recorded: value and gradient."""
+"""Policy losses that mask tokens out, and on-policy distillation: value and gradient against recordings.
+
+Of verl, Stable-RL, TRL and Tinker's cookbook.
+"""
 
 from typing import Any
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.trust_regions import rest_bucket_kl, rest_bucket_tv
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
@@ -128,6 +132,70 @@ def test_the_rest_bucket_equals_stable_rl(case: Case) -> None:
         assert_parity(
             distance(logprobs, rollout), recorded, terms=terms, dtype=dtype, magnitude=magnitude, what=name
         )
+
+
+def topk_inputs(case: Case) -> tuple[Tensor, ...]:
+    """What dppo_topk_tv and dppo_topk_kl take; the policy's k log-probabilities are those of its logits."""
+    ids = torch.tensor(case["rollout_topk_ids"])
+    topk = golden.tensor(case["logits"]).log_softmax(-1).gather(-1, ids)
+    return *batch(case, "rollout_log_prob"), topk, golden.tensor(case["rollout_topk_logprobs"])
+
+
+@claim("dppo_topk_stable_rl")
+def test_topk_losses_equal_stable_rl(case: Case) -> None:
+    """`dppo_topk_tv@stable-rl` and `dppo_topk_kl@stable-rl`, with what is logged of the masked tokens.
+
+    The distance is a float32 upstream; no recorded one is within 1e-4 of a bound.
+    """
+    inputs, region = topk_inputs(case), case["loss_mode"].removeprefix("dppo_topk_")
+    bounds = {f"{region}_low": case["clip_low"], f"{region}_high": case["clip_high"]}
+    name = f"dppo_topk_{region}@stable-rl"
+    token = dialects.kernel("policy", name)(*inputs, **bounds, ratio_cap=case["clip_ratio_c"])
+    loss = dialects.stable_rl(token.loss, inputs[3], case["loss_agg_mode"])
+    assert_equals(case, loss, token.loss, inputs[0])
+    counted = inputs[3] & (inputs[2] != 0)
+    low, high = (token.metrics[name].value.bool() for name in ("mask_frac_low", "mask_frac_high"))
+    for key, where in (("pg_clipfrac", low | high), ("pg_clipfrac_lower", low)):
+        fraction, recorded = aggregate(where.double(), counted, "token-mean"), case["metrics"][key]
+        # Upstream counts in float32.
+        scale = {"terms": counted.numel(), "dtype": torch.float32, "magnitude": 1.0}
+        assert_parity(fraction, golden.tensor(recorded), **scale, what=key)
+
+
+def test_a_topk_row_alone_reproduces_the_recordings_made_with_stable_rls_numbers() -> None:
+    recorded = {"clip_low": 0.2, "clip_high": 0.2, "clip_ratio_c": 3.0, "loss_agg_mode": "token-mean"}
+    cases = [case for case in golden.load("dppo_topk_stable_rl") if recorded.items() <= case.items()]
+    assert len(cases) >= 6 or golden.directory != golden.GOLDEN
+    for case in cases:
+        inputs = topk_inputs(case)
+        token_loss = dialects.kernel("policy", f"{case['loss_mode']}@stable-rl")(*inputs).loss
+        loss = aggregate(token_loss, inputs[3], "token-mean")
+        assert_equals(case, loss, token_loss, inputs[0])
+
+
+@claim("tinker_opd")
+def test_opd_equals_tinkers_cookbook(case: Case) -> None:
+    """`opd@tinker`: the advantages that the cookbook sends, under the loss that Tinker's service has.
+
+    That loss, importance_sampling, is not recorded; a policy that has moved gives each token another ratio.
+    """
+    rollout, teacher = (golden.tensor(case[key]) for key in ("sampled_logprobs", "teacher_logprobs"))
+    mask, task = torch.tensor(case["mask"]).bool(), golden.tensor(case["task_advantages"])
+    logprobs = (rollout - 0.3 * torch.linspace(-1, 1, rollout.shape[1])).requires_grad_()
+    options = {} if case["kl_penalty_coef"] == 1 else {"kl_coef": case["kl_penalty_coef"]}
+    token = dialects.kernel("policy", "opd@tinker")(
+        logprobs, rollout, teacher, mask, advantages=task, **options
+    )
+    (gradient,) = torch.autograd.grad(token.loss.sum(), logprobs)
+    ratio = (logprobs.detach() - rollout).exp()
+    recorded = golden.tensor(case["advantages"])
+    largest = float(teacher.abs().max() + rollout.abs().max()) * max(1.0, case["kl_penalty_coef"])
+    scale = {"terms": 3, "magnitude": largest}
+    assert_parity(-token.loss / ratio, recorded, **scale)
+    assert_parity(-gradient / ratio, recorded, **scale, what="gradient")
+    gap = aggregate(token.metrics["teacher_gap"].value, mask, "token-mean")
+    theirs = golden.tensor(case["teacher_kl"])
+    assert_parity(-gap, theirs, terms=mask.numel(), dtype=torch.float32, magnitude=8.0, what="teacher_kl")
 
 
 def masks_sequences(case: Case) -> bool:

@@ -46,6 +46,25 @@ def test_estimator_equals_verl(case: Case) -> None:
     assert_parity(gradient, golden.tensor(case["grad_of_sum"]), terms=2, magnitude=largest)
 
 
+# slime clamps its low_var_kl, and not its k3.
+SLIME_ROWS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3@slime"}
+
+
+@claim("slime_kl")
+def test_estimator_equals_slime(case: Case) -> None:
+    """In float32, to which slime casts its inputs."""
+    logprobs, ref = (golden.tensor(case[key], golden.dtype(case)) for key in ("log_prob", "ref_log_prob"))
+    logprobs.requires_grad_()
+    name = SLIME_ROWS[case["kl_loss_type"]]
+    ours = dialects.kernel("kl", name)(logprobs, ref, torch.ones_like(ref, dtype=torch.bool))
+    (gradient,) = torch.autograd.grad(ours.sum(), logprobs)
+    # The terms of k3 are exp(-d), d and 1, and exp(-d) has the rounding of d.
+    log_r = (logprobs.detach() - ref).abs()
+    scale = {"terms": 3, "dtype": golden.dtype(case), "magnitude": float((log_r.exp() * (1 + log_r)).max())}
+    assert_parity(ours, golden.tensor(case["kl"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad_of_sum"]), **scale, what="gradient")
+
+
 @given(batch=token_batches())
 def test_k3_equals_trl_as_written(batch: dict[str, Tensor]) -> None:
     logprobs, ref = batch["logprobs"].requires_grad_(), batch["old_logprobs"]

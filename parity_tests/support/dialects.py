@@ -1,4 +1,4 @@
-"""The reductions of verl, Stable-RL and TRL, by our `aggregate`.
+"""The reductions of verl, NeMo-RL, Stable-RL and TRL, by our `aggregate`.
 
 An upstream's own rounding or padding of a denominator is reproduced here, so that a comparison can be as
 strict as float64. Each one is a row of `divergences.md`.
@@ -16,6 +16,7 @@ from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.plugins import losses
 
 VERL_LENGTH_EPS = 1e-8
+NEMO_RL_EPS = 1e-8
 
 
 def verl(
@@ -40,6 +41,18 @@ def verl(
         num_sequences=global_batch_size,
         max_length=loss_scale_factor or mask.shape[-1],
     )
+
+
+def nemo_rl(token_loss: Tensor, mask: Tensor, *, num_sequences: float | None = None) -> Tensor:
+    """Reduce as NeMo-RL's masked_mean, which adds 1e-8 to every denominator: over tokens, or over rows.
+
+    `num_sequences` counts the rows that its sample_mask keeps, with or without an unmasked token.
+    """
+    if num_sequences is None:
+        return aggregate(token_loss, mask, "token-mean", num_tokens=float(mask.sum()) + NEMO_RL_EPS)
+    lengths = mask.sum(-1, keepdim=True).to(torch.float64)
+    token_loss = token_loss * (lengths / (lengths + NEMO_RL_EPS))
+    return aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=num_sequences + NEMO_RL_EPS)
 
 
 def stable_rl(token_loss: Tensor, mask: Tensor, mode: Mode) -> Tensor:
