@@ -3,11 +3,11 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-SESSIONS := kernels trl trl_versions verl
+GROUPS := test-verl test-trl test-trl_versions test-kernels
+RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all test-kernels test-trl test-trl-versions test-verl test-trace_replay \
-    test-other-recipes lint bench clean
+.PHONY: demo demo-verl test test-all install-trl install-recipes $(GROUPS) $(RECIPES) lint bench clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -18,35 +18,34 @@ demo-verl: .nox/.venv/installed
 	@.nox/verl/bin/python -m parity_tests.support.verl_cpu.demo
 
 # One of recipes/ that has a command of its own: make recipe-diloco, recipe-monarch, recipe-openenv, recipe-trace_replay.
-recipe-%: .nox/.venv/installed
-	@$(NOX) -s recipes --install-only 2> .nox/recipes.log || { cat .nox/recipes.log >&2; exit 1; }
+recipe-%: install-recipes
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
 
 # `test` leaves out the tests marked slow, the recipes, and of the older versions of TRL all but one. Both
-# install first and then run the groups on two cores, the longest first, each group's output whole when it ends.
-# Nox's own log goes to a file and is printed if something fails, so that the last lines printed are pytest's
-# summary.
+# run the groups on two cores, the longest first; each installs what it needs and prints its output when it
+# ends. Nox's own log goes to a file and is printed if something fails, so that the last lines printed are
+# pytest's summary.
 test-all: ALL := -- --all
-test-all: RECIPES := recipes
-test-all: RECIPE_GROUPS := test-trace_replay test-other-recipes
+test-all: GROUPS := test-verl test-trl test-trl_versions $(RECIPES) test-kernels
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
-	@$(NOX) --install-only -s $(SESSIONS) $(RECIPES) 2> .nox/install.log || { cat .nox/install.log >&2; exit 1; }
-	@echo "running the sessions $(SESSIONS) $(RECIPES); each prints its output when it ends"
-	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" TRLS="$(TRLS)" \
-		test-verl test-trl test-kernels $(RECIPE_GROUPS) test-trl-versions
+	@echo "installing and running $(GROUPS:test-%=%); each prints its output when it ends"
+	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
 
 test-kernels test-trl test-verl: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
-test-trl-versions:
+test-trl_versions:
 	@$(NOX) -s trl_versions -- $(TRLS) 2> .nox/trl_versions.log || { cat .nox/trl_versions.log >&2; exit 1; }
 
-test-trace_replay:
-	@$(NOX) -s recipes -- trace_replay --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
+$(RECIPES): test-%:
+	@$(NOX) -s recipes -- $* --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-test-other-recipes:
-	@$(NOX) -s recipes -- openenv diloco monarch --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
+# Two groups at a time may have one environment: it is made before them.
+test-trl test-trl_versions: install-trl
+$(RECIPES): install-recipes
+install-trl install-recipes: install-%: .nox/.venv/installed
+	@$(NOX) -s $* --install-only 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
 	@$(NOX) -s lint types

@@ -76,11 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check the annotations of tensors in every test with --all, and otherwise in those of the kernels.
+    """Check the annotations of tensors in the tests of the kernels, and with --all in the golden ones too.
 
     The checks of each call of a kernel are two thirds of the time of a property test.
     """
-    checked = item.config.getoption("--all") or TESTS / "kernels" in item.path.parents
+    folders = ("kernels", "golden") if item.config.getoption("--all") else ("kernels",)
+    checked = any(TESTS / folder in item.path.parents for folder in folders)
     jaxtyping.config.update("jaxtyping_disable", not checked)
 
 

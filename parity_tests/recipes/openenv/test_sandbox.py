@@ -15,6 +15,7 @@ from composer_plugins.recipes.openenv import sandbox as module
 from composer_plugins.recipes.openenv.sandbox import Limits, Sandbox, bubblewrap
 from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, make_task
 from composer_plugins.recipes.openenv.verifier import LONGEST_PROBLEM, verify
+from parity_tests.support.paths import ROOT
 
 TASK: Task = make_task("stock", {"blend": "a + b"}, "gauge", "a - b")
 SANDBOX = Sandbox(limits=Limits(cpu_seconds=1, seconds=30))
@@ -56,7 +57,7 @@ HOSTILE = {
     ),
     "a file elsewhere": ("open('/x', 'w')", "OSError.*Read-only file system"),
     "a file of the machine": ("open('/etc/passwd')", "FileNotFoundError"),
-    "this repository": (f"os.listdir({os.getcwd()!r})", "FileNotFoundError"),
+    "this repository": (f"open({str(ROOT / 'pyproject.toml')!r})", "FileNotFoundError"),
     "the parent's environment": ("open(f'/proc/{os.getppid()}/environ')", "FileNotFoundError"),
     "its own environment": (
         "raise ValueError(sorted(set(os.environ) - {'PWD', 'LC_CTYPE'}))",
