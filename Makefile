@@ -3,11 +3,12 @@
 # Programs are started by `python -m`, because the first line of a script cannot name a long path.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 NOX := .nox/.venv/bin/python -m nox
-GROUPS := test-verl test-trl test-trl_versions test-kernels
+INSTALLS := install-verl install-trl install-kernels
+GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all install-trl install-recipes $(GROUPS) $(RECIPES) lint bench clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes $(GROUPS) $(RECIPES) test-docs lint bench docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -21,16 +22,19 @@ demo-verl: .nox/.venv/installed
 recipe-%: install-recipes
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
 
-# `test` leaves out the tests marked slow, the recipes, and of the older versions of TRL all but one. Both
-# run the groups on two cores, the longest first; each installs what it needs and prints its output when it
-# ends. Nox's own log goes to a file and is printed if something fails, so that the last lines printed are
-# pytest's summary.
+# `test` leaves out the tests marked slow, the recipes, the site, and of the older versions of TRL all but
+# one. Both use two cores: first the environments are made, because some groups share one, and then the groups
+# run, the longest first. Each prints its output when it ends. Nox's own log goes to a file and is printed if
+# something fails, so that the last lines printed are pytest's summary.
+PARALLEL = $(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O))
 test-all: ALL := -- --all
-test-all: GROUPS := test-verl test-trl test-trl_versions $(RECIPES) test-kernels
+test-all: INSTALLS += install-recipes
+test-all: GROUPS += $(RECIPES) test-docs
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
-	@echo "installing and running $(GROUPS:test-%=%); each prints its output when it ends"
-	@$(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O)) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
+	@$(PARALLEL) $(INSTALLS)
+	@echo "running $(GROUPS:test-%=%); each prints its output when it ends"
+	@$(PARALLEL) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
 
 test-kernels test-trl test-verl: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
@@ -41,10 +45,10 @@ test-trl_versions:
 $(RECIPES): test-%:
 	@$(NOX) -s recipes -- $* --all 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-# Two groups at a time may have one environment: it is made before them.
-test-trl test-trl_versions: install-trl
-$(RECIPES): install-recipes
-install-trl install-recipes: install-%: .nox/.venv/installed
+test-docs:
+	@$(NOX) -s docs $(ALL) 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
+
+$(INSTALLS) install-recipes: install-%: .nox/.venv/installed
 	@$(NOX) -s $* --install-only 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed
@@ -53,8 +57,12 @@ lint: .nox/.venv/installed
 bench: .nox/.venv/installed
 	@$(NOX) -s bench
 
+# The site, in site/: open site/index.html. Its tests need Chromium (apt-get install chromium).
+docs: .nox/.venv/installed
+	@$(NOX) -s docs
+
 clean:
-	rm -rf .nox .venv build demo_out dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .nox .venv build demo_out dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The version is checked first because pip would say it late and in other words.

@@ -50,6 +50,9 @@ AXOLOTL = [
     "python-dotenv",
 ]
 
+# What builds the site and opens its pages.
+SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
+
 # TRL with packages that its users have: requests is for a vLLM server. TRL before 1.16 and transformers
 # before 5.13 import httpx, jmespath and requests.
 TRL = ["-e", ".[test,trl,demo]", "peft", "deepspeed", "requests", "httpx", "jmespath"]
@@ -140,7 +143,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
-    install(session, "-e", ".[test]")
+    install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config")
     pytest(session, *names)
 
@@ -148,7 +151,7 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
     """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
-    install(session, "-e", ".[test,trl,demo]", "peft", "requests")
+    install(session, *TRL)
     session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
 
 
@@ -254,8 +257,21 @@ def prime_rl(session: nox.Session) -> None:
     install(session, "-e", ".[test]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
     session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl", *args)
-    session.run("python", "-m", "parity_tests.support.prime_rl_table")
+    session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the site in site/, with its links checked, and look at its pages in a browser.
+
+    The environment is that of the session kernels.
+    """
+    session.run(sys.executable, "-m", "nox", "-s", "kernels", "--install-only")
+    python = str(Path(".nox/kernels/bin/python").absolute())  # resolve() leaves the environment
+    env = {"NO_MKDOCS_2_WARNING": "1", "SITE": "site"}
+    session.run(python, "-m", "mkdocs", "build", "--strict", "--quiet", env=env)
+    session.run(python, "-m", "pytest", "parity_tests/site", *session.posargs, env=env)
 
 
 @nox.session

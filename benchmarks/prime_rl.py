@@ -13,10 +13,10 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.timing import best_seconds, load
-from parity_tests.support import prime_rl_live
-from parity_tests.support.prime_rl_claims import OURS
-from parity_tests.support.prime_rl_doubles import Pack
-from parity_tests.support.prime_rl_live import Upstream
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.claims import OURS
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
+from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 
 SEQUENCES, TOKENS, ROUNDS = 64, 2048, 15
 

@@ -164,7 +164,7 @@ def measure_loss(rows: int, tokens: int, vocabulary: int, k: int) -> None:
         nested,
     )
     from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
-    from parity_tests.support.verl_facts import actor
+    from composer_plugins.conformance.verl_claims.upstream import actor
     from parity_tests.support.verl_logits import overwriting
 
     g, length = torch.Generator().manual_seed(0), tokens - tokens // 16

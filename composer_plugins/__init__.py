@@ -2,12 +2,16 @@
 
 `kernels`, `adapters` and `recipes` beside this file are links to the folders at the top of the
 repository, where the code lives; an installed wheel holds them here. Importing this package loads
-neither torch nor a framework: import `composer_plugins.kernels.policy` or
-`composer_plugins.adapters.trl_mixin` for that.
+neither torch nor a framework: `from composer_plugins.kernels import dapo` loads torch, and importing
+`composer_plugins.adapters.trl_mixin` TRL.
 """
 
+from composer_plugins import flat_kernels, kernels
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 
 __all__ = ["ComposerError", "ConfigError", "DataError", "__version__"]
 
 __version__ = "0.1.0"
+
+# The folder has no __init__.py that could define them (`flat_kernels` says why).
+vars(kernels).update(__getattr__=flat_kernels.find, __dir__=flat_kernels.names)

@@ -65,18 +65,19 @@ class Parameter:
     choices: tuple[str | bool, ...] = ()
     integer: bool = False
     example: Any = None  # a value for `explain`, where the kernel has no default
-    unchecked: bool = False  # of a loss named by import path: its range is not known
+    unchecked: bool = False  # of a loss named by import path: only its type is known
     # What frameworks call it: "epsilon_high", or where their value differs, ours by theirs: "ratio_high - 1".
     also: tuple[str, ...] = ()
     unlikely: tuple[Unlikely, ...] = ()
     # It acts only beside this parameter, with one of these values; without a value, where that one is set.
-    only_with: tuple[str, ...] = ()
+    only_with: tuple[Any, ...] = ()
 
     def check(self, key: str, value: Any, default: Any) -> None:
         """Raise ConfigError unless the kernel can take `value`."""
-        if self.unchecked and isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(key, f"it is {value!r}", "set a finite number")
-        if self.unchecked or (value is None and default is None):
+        if self.unchecked:
+            _check_type(key, value, default)
+            return
+        if value is None and default is None:
             return
         if self.choices:
             if not any(
@@ -104,6 +105,22 @@ class Parameter:
             return "not checked"
         low = "(0" if self.low_open else "(-inf" if self.low == -math.inf else f"[{self.low:g}"
         return f"{low}, inf)" if self.high == math.inf else f"{low}, {self.high:g}]"
+
+
+def _check_type(key: str, value: Any, default: Any) -> None:
+    """Raise ConfigError for a number that is not finite, and for another type than that of the default."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(key, f"it is {value!r}", "set a finite number")
+    types: tuple[tuple[Any, str], ...] = (
+        (bool, "True or False"),
+        (str, "a string"),
+        (int | float, "a number"),
+    )
+    wanted = next(((one, noun) for one, noun in types if isinstance(default, one)), None)
+    if value is None or wanted is None:  # None may switch something off
+        return
+    if not isinstance(value, wanted[0]) or isinstance(value, bool) != isinstance(default, bool):
+        raise ConfigError(key, f"it is {value!r}", f"set {wanted[1]}, as the default {default!r} is")
 
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
@@ -141,19 +158,27 @@ class Loss:
     kind: Kind
     summary: str
     paper: str
-    proof: str  # "folder/test_file.py::test_name", or "no reference obtainable: the reason"
+    # "folder/test_file.py::test_name", or "no reference obtainable: the reason"; a plugin may leave it out.
+    proof: str = ""
     needs: tuple[str, ...]  # the inputs it is called with, in order (`inputs.INPUTS` describes each)
+    tex: str = ""  # the formula in TeX, a display to a line, for the site
     path: str = ""  # "module:function"; "" is the function of this name in the kind's module of kernels
     optional: tuple[str, ...] = ()  # inputs it takes by keyword
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     dialects: tuple[Dialect, ...] = ()
     average: bool = False  # preference: scores are length-averaged log-probabilities
     mode: str = ""  # policy: the paper's aggregation mode
+    advantage: str = ""  # policy: the advantage of its paper, where that does not divide by the deviation
     over_batch: bool = False  # a statistic of the whole batch, which changes when the batch is cut
     per_sequence: bool = False  # policy: one advantage per sequence; it averages those that differ by token
     # Whether the gradient is the derivative of the value, or that of a detached weight times log pi(y_t)
     # ("score"), or another one that is put in its place ("surrogate").
     gradient: Literal["derivative", "score", "surrogate"] = "derivative"
+    detached: tuple[str, ...] = ()  # inputs of the policy which this loss uses without a gradient
+    # Laws (`composer_plugins.testing.laws`) that the loss need not obey, and the reason: "law", or for one
+    # setting "law(parameter=value)".
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+    function: Callable[..., Any] | None = None  # the kernel itself, where no path leads to it
 
     def __post_init__(self) -> None:
         if self.path == "" and self.kind in KINDS and isinstance(self.name, str):
@@ -162,6 +187,8 @@ class Loss:
 
     def kernel(self) -> Callable[..., Any]:
         """The function itself."""
+        if self.function is not None:
+            return self.function
         module, _, function = self.path.partition(":")
         kernel: Callable[..., Any] = getattr(import_module(module), function)
         return kernel
@@ -260,6 +287,11 @@ class Choice:
         return ":" in self.loss.name
 
     @property
+    def is_third_party(self) -> bool:
+        """Whether the kernel is not one of this package, whose tests have not seen it."""
+        return not self.loss.path.startswith("composer_plugins.kernels.")
+
+    @property
     def params_option(self) -> str:
         """The option that holds the parameters: "hint_params" beside "hint_divergence"."""
         return f"{self.option.removesuffix('_divergence').removesuffix('_loss')}_params"
@@ -290,23 +322,27 @@ class Choice:
         added = [name for name in names if name in self.loss.optional and name not in self.optional]
         return replace(self, optional=(*self.optional, *added))
 
+    def call_unchecked(self, tensors: Mapping[str, Any], **params: Any) -> Any:
+        """Call the kernel as `call` does, and check neither what it takes nor what it returns."""
+        needed = [tensors[name] for name in self.loss.needs]
+        taken = {name: tensors[name] for name in self.optional if name in tensors}
+        return self.loss.kernel()(*needed, **taken, **{**self.params, **params})
+
     def call(self, tensors: Mapping[str, Any], *, check: bool = False, **params: Any) -> Any:
         """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
 
         Every needed input goes in by position, and every taken one that `tensors` has by keyword.
         `params` replace the chosen ones. With `check` the tensors are checked first (`check_inputs`), which
         waits for the device: an adapter does so on its first batch. The result is then checked too. The
-        result of a function named by import path is always checked.
+        result of a kernel that is not of this package is always checked.
         """
         from composer_plugins import checks  # loads torch, as the kernel does
 
         if check:
             checks.check_inputs(self, tensors)
-        versions = checks.versions(tensors) if self.is_import_path else {}
-        needed = [tensors[name] for name in self.loss.needs]
-        taken = {name: tensors[name] for name in self.optional if name in tensors}
-        result = self.loss.kernel()(*needed, **taken, **{**self.params, **params})
-        if check or self.is_import_path:
+        versions = checks.versions(tensors) if self.is_third_party else {}
+        result = self.call_unchecked(tensors, **params)
+        if check or self.is_third_party:
             checks.check_result(self, tensors, result)
             checks.check_not_written(self, tensors, versions)
         return result
@@ -372,6 +408,11 @@ def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigErro
             yield ConfigError(f"{choice.params_option}.{name}", problem, remedy)
 
 
+def is_dotted(name: str) -> bool:
+    """Whether a name is written like a function in a module, with dots only: package.module.function."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
+
+
 def unknown_loss(
     losses: Iterable[Loss], name: str, kind: str, *, option: str = "", also_accepted: Iterable[str] = ()
 ) -> ConfigError:
@@ -383,7 +424,7 @@ def unknown_loss(
         problem = f"{name!r} is {' and '.join(others)}, not {wanted}"
         return ConfigError(option or kind, problem, f"choose another ({listed})")
     names = [loss.name for loss in losses if loss.kind == kind]
-    if "." in name:
+    if is_dotted(name):
         module, _, function = name.rpartition(".")
         problem = f"{name!r} is not {wanted}, and an import path has a colon before the function"
         return ConfigError(option or kind, problem, f"write '{module}:{function}'")

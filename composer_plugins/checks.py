@@ -13,6 +13,7 @@ from torch import Tensor
 from composer_plugins.catalogue import Choice, Loss
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.inputs import INPUTS, ROUNDINGS, ROWS, TOKENS, largest_logprob
+from composer_plugins.lookup import find_one
 
 BOOLEANS = {"mask", "desirable", "component_mask"}
 INTEGERS = {"group_ids", "teacher_topk_ids"}
@@ -20,14 +21,19 @@ INTEGERS_OR_FLOATS = {"lengths"}  # a count, or a sum of weights
 NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
 
 
-def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = True) -> None:
+def check_inputs(
+    choice: Choice | str, inputs: Mapping[str, Any], *, kind: str | None = None, values: bool = True
+) -> None:
     """Raise DataError unless these tensors, by their names in the catalogue, are what the loss takes.
 
+    The loss may be given by its name ("dapo", "dapo@trl"), with its `kind` where two kinds share the name.
     Checked are presence, dtype, shape, a top-k no larger than the vocabulary (`top_k`: ConfigError); and
     of values, at unmasked tokens, that log-probabilities are not positive, that ids are within the
     vocabulary, and that a loss per sequence gets one advantage per sequence. The values wait for the
     device; `values=False` leaves them out. NaN passes: the loss shows it.
     """
+    if isinstance(choice, str):
+        choice = find_one(choice, kind)
     loss = choice.loss
     name = f"{loss.kind} {loss.name!r}"
     if absent := [need for need in loss.needs if inputs.get(need) is None]:

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_plugins.catalogue import Choice, choose, of_kind
+from composer_plugins.catalogue import Choice, of_kind
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
+from composer_plugins.lookup import choose
 from composer_plugins.plugins import losses
 
 
@@ -97,7 +98,7 @@ class ComposerConfig(BaseModel):
         if self.policy != framework_loss:
             chosen = self.choose_policy(framework_loss)
             is_nothing = chosen.value("adv_tau") == chosen.value("kl_tau") == 0
-            if is_nothing and self.policy_weight and not chosen.is_import_path:
+            if is_nothing and self.policy_weight and not chosen.is_third_party:
                 problem = f"it is 0, and so is kl_tau: {self.policy!r} trains nothing"
                 raise ConfigError("policy_params.adv_tau", problem, "set one of them, or policy_weight to 0")
         elif self.policy_params:
@@ -109,17 +110,16 @@ class ComposerConfig(BaseModel):
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
         others = (framework_loss,) if framework_loss else ()
         params = self.policy_params
-        return choose(losses(), "policy", self.policy, params, option="policy", also_accepted=others)
+        return choose("policy", self.policy, params, option="policy", also_accepted=others)
 
     def choose_advantage(self) -> Choice:
         """The advantage estimator, which may be a dialect ("grpo@verl")."""
-        return choose(losses(), "advantage", self.advantage, self.advantage_params, option="advantage")
+        return choose("advantage", self.advantage, self.advantage_params, option="advantage")
 
     def choose_rollout_correction(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
         if self.rollout_correction is not None:
             chosen = choose(
-                losses(),
                 "correction",
                 self.rollout_correction,
                 self.rollout_correction_params,
@@ -144,7 +144,7 @@ class ComposerConfig(BaseModel):
         if self.hint_estimator not in (None, "advantage"):
             params["estimator"] = self.hint_estimator
         try:
-            return choose(losses(), "divergence", self.hint_divergence, params, option="hint_divergence")
+            return choose("divergence", self.hint_divergence, params, option="hint_divergence")
         except ConfigError as error:
             if self.hint_estimator is None or error.key != "hint_params.estimator":
                 raise
@@ -154,7 +154,7 @@ class ComposerConfig(BaseModel):
 
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""
-        return choose(losses(), "preference", self.replay_loss, self.replay_params, option="replay_loss")
+        return choose("preference", self.replay_loss, self.replay_params, option="replay_loss")
 
     def without_effect(self, given: Collection[str], severity: Severity = "error") -> Iterator[Finding]:
         """Yield a finding for each channel with options that are `given` and have no effect.
@@ -172,7 +172,7 @@ class ComposerConfig(BaseModel):
             weight = f"{channel}_weight"
             options = [name for name in given if name.startswith(f"{channel}_") or name == more]
             if options and weight not in given:
-                problem = f"it has no effect, because {weight} is not set"
+                problem = f"it has no effect, because {weight} is 0"
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
@@ -231,7 +231,7 @@ def scaled_hint(config: ComposerConfig, policy: Choice) -> Iterator[Finding]:
     """Yield a finding where the policy multiplies the advantages, and with them a hint that is in them."""
     scale, weight = policy.value("adv_tau"), config.hint_weight
     is_in_advantages = config.hint_estimator == "advantage" and weight
-    if not is_in_advantages or scale in (None, 1) or policy.is_import_path:
+    if not is_in_advantages or scale in (None, 1) or policy.is_third_party:
         return
     if scale == 0:
         problem = "it is 0 and multiplies the advantages, to which 'advantage' adds the hint: no hint trains"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.errors import ComposerError, ConfigError, raise_all
 
 Severity = Literal["error", "warning", "info"]
 
@@ -49,12 +49,17 @@ class Finding(NamedTuple):
 
 
 def enforce(findings: Iterable[Finding]) -> None:
-    """Raise the first error as a ConfigError, and warn of each warning; remarks are for the doctor only."""
+    """Warn of each warning up to the first error, and raise one ConfigError with all errors.
+
+    Remarks are for the doctor only.
+    """
+    wrong = list[ConfigError]()
     for finding in findings:
         if finding.severity == "error":
-            raise ConfigError(finding.key, finding.problem, finding.remedy)
-        if finding.severity == "warning":
+            wrong.append(ConfigError(finding.key, finding.problem, finding.remedy))
+        if finding.severity == "warning" and not wrong:
             warnings.warn(str(finding), ComposerWarning, stacklevel=3)
+    raise_all(wrong)
 
 
 def log_info(line: str) -> None:

@@ -1,6 +1,9 @@
 """The two errors that a user can cause, and the search for the name that a user meant."""
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Self
 
@@ -12,7 +15,8 @@ MAX_COMPLETIONS = 4  # of the names that begin with what was typed
 class ComposerError(Exception):
     """An error with three parts: the key that is wrong, the problem, and the remedy.
 
-    `str(error)` is "key: problem; remedy". The command line prints it without a traceback.
+    `str(error)` is "key: problem; remedy", and a line like it for each error that was found at the same time.
+    The command line prints it without a traceback.
     """
 
     others: "tuple[ComposerError, ...]" = ()  # what else was found at the same time, for a doctor
@@ -22,7 +26,7 @@ class ComposerError(Exception):
         self.key, self.problem, self.remedy = key, problem, remedy
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.problem}; {self.remedy}"
+        return "\n".join(f"{one.key}: {one.problem}; {one.remedy}" for one in (self, *self.others))
 
     def under(self, prefix: str, separator: str = ".") -> Self:
         """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
@@ -44,7 +48,7 @@ class DataError(ComposerError, ValueError):
 
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
-    """Raise the first of these errors, with the others of the other keys; do nothing if there is none."""
+    """Raise one error that has all of these, the first of each key; do nothing if there is none."""
     every = dict[str, ComposerError]()
     for error in errors:
         for one in (error, *error.others):
@@ -93,8 +97,9 @@ def not_available(option: str, reason: str) -> ConfigError:
 
 
 def spelling(name: str) -> str:
-    """A name as it is compared: REINFORCE++-baseline is reinforce_pp_baseline."""
-    return name.strip().lower().replace("++", "_pp").replace("-", "_").replace(" ", "_")
+    """A name as it is compared: REINFORCE++-baseline is reinforce_pp_baseline, and Dr. GRPO is dr_grpo."""
+    name = name.strip().lower().replace("++", "_pp").replace(". ", "_")
+    return name.replace("-", "_").replace(" ", "_")
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
@@ -115,9 +120,30 @@ def did_you_mean(nearest: list[str], stem: str = "") -> str:
     return f"did you mean {' or '.join([', '.join(others), last] if others else [last])}?"
 
 
-def in_a_line(error: BaseException) -> str:
-    """An exception of somebody else's code, whose text may have several lines, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def in_a_line(error: BaseException, *, most: int | None = None) -> str:
+    """An exception of somebody else's code, whose text may have several lines, in one line.
+
+    With `most` only so many characters of its text are kept.
+    """
+    text = " ".join(str(error).split())
+    cut = text if most is None or len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} ..."
+    return f"{type(error).__name__}: {cut}"
+
+
+def with_place(error: BaseException, *, most: int | None = None) -> str:
+    """`in_a_line`, with the place in the user's code."""
+    return in_a_line(error, most=most) + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of a user's code that an exception went through: " (at my_losses.py:12)", or ""."""
+    installed = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    known = tuple(f"{path}{os.sep}" for path in (os.path.dirname(__file__), *installed))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if os.path.isfile(frame.filename) and not frame.filename.startswith(known):
+            near_by = os.path.relpath(frame.filename)
+            return f" (at {frame.filename if near_by.startswith('..') else near_by}:{frame.lineno})"
+    return ""
 
 
 def _listed(name: str, known: list[str], stem: str, more: str) -> str:

@@ -159,7 +159,8 @@ EFFECTS: dict[str, Effect] = {
     ),
     "ddof": Effect("All advantages change by a constant factor, sqrt(n / (n - 1)) for n completions."),
     "denominator": Effect(
-        "The sum is divided by another number, so each token weighs otherwise in its completion or batch.",
+        "The sum is divided by another number, so the weight of each token in its completion or batch "
+        "changes.",
         CONSTANT,
     ),
     "max_length": Effect("The whole policy loss changes by a constant factor.", CONSTANT),

@@ -25,13 +25,14 @@ OURS = "composer-plugins"
 
 
 class Problem(NamedTuple):
-    """A fault of a plugin, and the distribution that brought it."""
+    """A fault of a plugin, and the distribution that brought it; "" for a function by import path."""
 
     distribution: str
     message: str
+    loss: str | None = None  # the loss that is missing for it; "" for none, None where it may be any
 
     def __str__(self) -> str:
-        return f"plugin of {self.distribution}: {self.message}"
+        return f"plugin of {self.distribution}: {self.message}" if self.distribution else self.message
 
 
 class PluginWarning(UserWarning):
@@ -113,11 +114,10 @@ def collect(manager: PluginManager) -> Registry:
                     check_row(loss)
                 _refuse_a_duplicate(loss, losses, origins)
             except ConfigError as error:
-                problems.append(Problem(distribution, str(error)))
+                problems.append(Problem(distribution, str(error), _name(loss)))
             except Exception as error:  # a row that holds anything at all
-                problems.append(
-                    Problem(distribution, f"the check of its row {_name(loss)} fails: {in_a_line(error)}")
-                )
+                message = f"the check of its row {_name(loss)!r} fails: {in_a_line(error)}"
+                problems.append(Problem(distribution, message, _name(loss)))
             else:
                 losses[loss.kind, loss.name], origins[loss.kind, loss.name] = loss, distribution
         for adapter in found_adapters:
@@ -130,7 +130,7 @@ def collect(manager: PluginManager) -> Registry:
             else:
                 adapters[name] = adapter
                 continue
-            problems.append(Problem(distribution, str(wrong)))
+            problems.append(Problem(distribution, str(wrong), ""))
     return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
 
 
@@ -168,7 +168,7 @@ def _refuse_a_duplicate(
 
 
 def _name(loss: object) -> str:
-    return repr(getattr(loss, "name", loss))
+    return str(getattr(loss, "name", loss))
 
 
 def _installed() -> Iterator[tuple[str, EntryPoint]]:

@@ -6,8 +6,9 @@ bundled rows with the same function.
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from composer_plugins.bundled import reduction
 from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Kind, Loss, Parameter, Unlikely, check_kind
@@ -16,9 +17,10 @@ from composer_plugins.inputs import INPUTS
 
 MODES = [loss.name for loss in reduction.LOSSES if loss.kind == "aggregation"]
 STRINGS = {
-    Loss: ("path", "summary", "paper", "proof", "mode", "gradient"),
+    Loss: ("path", "summary", "paper", "proof", "tex", "mode", "advantage", "gradient"),
     Dialect: ("source", "proof", "note", "mode"),
 }
+GRADIENTS = get_args(get_type_hints(Loss)["gradient"])
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MEND = "correct the row, a composer_plugins.catalogue.Loss"
 
@@ -47,14 +49,43 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
     """The row of a function that a user names by import path, derived from its signature.
 
     Positional parameters are inputs. Keyword-only ones are optional inputs if they have the name of one, and
-    parameters otherwise. The function may declare `mode`, its aggregation mode, and
-    `average`, whether a preference loss takes length-averaged scores, as attributes.
+    parameters otherwise. The function may declare as attributes what a row declares: `mode`, its
+    aggregation mode, `average`, whether a preference loss takes length-averaged scores, `gradient`,
+    `over_batch` and `exceptions`.
     Raises ConfigError at `option` for a path that cannot be imported, and for what is not such a signature.
     """
+    return _derived(function_of_import_path(path, option), path, kind, option, losses)
+
+
+def function_of_import_path(path: str, option: str) -> Callable[..., Any]:
+    """The function at an import path that `option` holds; ConfigError at `option` if there is none."""
     try:
-        signature = inspect.signature(function := _kernel(path)).parameters
+        return _kernel(path)
     except ConfigError as error:
         raise ConfigError(option, error.problem, error.remedy) from None
+
+
+def row_of_function(
+    function: Callable[..., Any], kind: Kind | None, option: str, losses: Iterable[Loss]
+) -> Loss:
+    """The row of a function itself, derived as `row_of_import_path` derives it."""
+    losses = tuple(losses)
+    if not callable(function):
+        raise ConfigError(option, f"it is {function!r}", "pass a function, a name or an import path")
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except ValueError:
+        first = ""
+    derived = _derived(function, name, kind or kind_of_input(first, losses, "policy"), option, losses)
+    return replace(derived, function=function)
+
+
+def _derived(
+    function: Callable[..., Any], path: str, kind: Kind, option: str, losses: Iterable[Loss]
+) -> Loss:
+    try:
+        signature = inspect.signature(function).parameters
     except ValueError:  # of some functions that are written in C
         raise ConfigError(option, f"{path!r} has no signature", "name a function written in Python") from None
     takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
@@ -89,6 +120,15 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
         raise ConfigError(option, f"the attribute average of {path!r} is {average!r}", "set True or False")
     if mode and mode not in MODES:
         raise unknown(option, str(mode), MODES, noun=f"mode of {path}")
+    gradient: Any = getattr(function, "gradient", "derivative")
+    over_batch = getattr(function, "over_batch", False)
+    if gradient not in GRADIENTS:
+        raise unknown(option, str(gradient), GRADIENTS, noun=f"gradient of {path}")
+    if not isinstance(over_batch, bool):
+        problem = f"the attribute over_batch of {path!r} is {over_batch!r}"
+        raise ConfigError(option, problem, "set True or False")
+    exceptions = getattr(function, "exceptions", {})
+    _check_exceptions(exceptions, option)
     return Loss(
         name=path,
         kind=kind,
@@ -101,7 +141,19 @@ def row_of_import_path(path: str, kind: Kind, option: str, losses: Iterable[Loss
         parameters=unranged,
         average=average,
         mode=mode,
+        over_batch=over_batch,
+        gradient=gradient,
+        exceptions=exceptions,
     )
+
+
+def _check_exceptions(exceptions: object, option: str) -> None:
+    """Raise ConfigError unless these are names of laws with reasons."""
+    sound = isinstance(exceptions, Mapping) and all(
+        isinstance(text, str) and text for pair in exceptions.items() for text in pair
+    )
+    if not sound:
+        raise ConfigError(option, f"its exceptions are {exceptions!r}", "set a mapping of laws to reasons")
 
 
 def kind_of_import_path(path: str, losses: Iterable[Loss]) -> Kind:
@@ -120,6 +172,7 @@ def _check_data(loss: Loss) -> None:
     _check_strings(loss)
     _check_tuple("needs", loss.needs, str)
     _check_tuple("optional", loss.optional, str)
+    _check_tuple("detached", loss.detached, str)
     _check_tuple("dialects", loss.dialects, Dialect)
     for name in (*loss.needs, *loss.optional):
         if name not in INPUTS:
@@ -128,11 +181,12 @@ def _check_data(loss: Loss) -> None:
         raise ConfigError(
             "parameters", f"it is {loss.parameters!r}", "set a mapping of names to Parameter(...)"
         )
+    _check_exceptions(loss.exceptions, "exceptions")
     for name, parameter in loss.parameters.items():
         if not isinstance(parameter, Parameter):
             raise ConfigError(f"parameter {name!r}", f"it is {parameter!r}", "set a Parameter(help, ...)")
         _check_tuple(f"also of parameter {name!r}", parameter.also, str)
-        _check_tuple(f"only_with of parameter {name!r}", parameter.only_with, str)
+        _check_tuple(f"only_with of parameter {name!r}", parameter.only_with[:1], str)
         _check_tuple(f"unlikely of parameter {name!r}", parameter.unlikely, Unlikely)
     listed = [*loss.needs, *loss.optional, *loss.parameters]
     if twice := [name for name in dict.fromkeys(listed) if listed.count(name) > 1]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_plugins.kernels.groups import grouped
 from composer_plugins.kernels.masking import at_least_float32, keep, masked_mean, masked_sum
-from composer_plugins.kernels.types import GroupIds, Lengths, Mask, Scalar, Tokens
+from composer_plugins.kernels.types import GroupIds, Lengths, Mask, Scalar, TokenLoss, Tokens
 
 Mode = Literal[
     "token-mean",
@@ -58,7 +58,8 @@ def aggregate(
     A denominator below 1 counts as 1, so an empty batch gives 0, still attached to the graph. A
     1-dimensional input is one sequence.
 
-    Raises ValueError for an unknown mode and for a missing `max_length` or `group_ids`.
+    Raises ValueError for an unknown mode and for a missing `max_length` or `group_ids`, and TypeError for a
+    TokenLoss: pass its field `loss`.
 
     Departs from verl 0.9.1 `agg_loss`: (1) verl gives NaN for an empty batch, (2) verl divides a row by
     |y_i| + 1e-8 (rounded away unless its mask is float64), (3) verl's default `max_length` is the padded
@@ -66,6 +67,8 @@ def aggregate(
     Source: verl 0.9.1 trainer/ppo/core_algos.py agg_loss; TRL 1.16 trainer/grpo_trainer.py _compute_loss;
     NovaSky-AI/SkyRL skyrl/backends/skyrl_train/utils/ppo_utils.py@a956457.
     """
+    if isinstance(token_loss, TokenLoss):
+        raise TypeError("aggregate reduces a tensor, and got a TokenLoss: pass its field loss, result.loss")
     if mode == "token-mean":
         return token_mean(token_loss, mask, num_tokens=num_tokens)
     if mode == "token-sum":

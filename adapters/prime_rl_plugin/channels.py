@@ -145,7 +145,7 @@ class ChannelsLoss:
             none = s.logprobs.new_zeros(*s.mask.shape, 0)
             given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
         token: TokenLoss = self.channels.policy.call(given)
-        if self.channels.policy.is_import_path:  # PRIME-RL adds up every token; ours are 0 at masked ones
+        if self.channels.policy.is_third_party:  # PRIME-RL adds up every token; ours are 0 at masked ones
             token = TokenLoss(keep(token.loss, given["mask"]), token.metrics)
         if self.channels.rollout_correction is not None:
             pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}

@@ -1,6 +1,7 @@
 """`[trainer.loss.kwargs]` parsed and checked, and what of it this PRIME-RL cannot run."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
@@ -10,7 +11,7 @@ from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import Choice, Loss, choose, of_kind
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, raise_all
+from composer_plugins.errors import ConfigError, caught, raise_all
 from composer_plugins.plugins import losses
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
@@ -139,30 +140,35 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     except ConfigError as error:
         wrong.append(error)
     raise_all(wrong)
-    enforce(config.without_effect(kwargs))
     policy, rollout_correction = config.choose_policy(), config.choose_rollout_correction()
     hint = config.choose_hint() if config.hint_weight else None
-    for choice in (policy, rollout_correction, hint):
-        if choice is not None:
-            PRIME_RL.require(choice)
     channels = Channels(config, policy, rollout_correction, hint)
+    inert = caught(lambda: enforce(config.without_effect(kwargs)))
+    chosen = [choice for choice in (policy, rollout_correction, hint) if choice is not None]
+    refused = [one for choice in chosen for one in caught(partial(PRIME_RL.require, choice))]
+    raise_all([*inert, *refused, *_contradictions(channels)])
+    return channels
+
+
+def _contradictions(channels: Channels) -> Iterator[ConfigError]:
+    """Yield an error for each option that does not fit the policy."""
+    config, policy, rollout_correction, _ = channels
     needs_old = "old_logprobs" in policy.loss.needs
     if needs_old and config.old_policy is None:
         problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
         remedy = "set old_policy = 'rollout' for a ratio to those, or old_policy = 'current' for a ratio of 1"
-        raise ConfigError("policy", problem, remedy)
+        yield ConfigError("policy", problem, remedy)
     if config.old_policy is not None and not needs_old:
-        raise ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
+        yield ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
     if rollout_correction is not None and (
         "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
     ):
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
         remedy = "remove it, or use policy = 'reinforce'"
-        raise ConfigError("rollout_correction", problem, remedy)
+        yield ConfigError("rollout_correction", problem, remedy)
     if config.hint_estimator == "advantage" and channels.learns_from_reference:
         problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
-        raise ConfigError("hint_estimator", problem, "remove it, or choose another policy")
-    return channels
+        yield ConfigError("hint_estimator", problem, "remove it, or choose another policy")
 
 
 def _chosen_already(

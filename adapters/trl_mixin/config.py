@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from composer_plugins.bundled.adapters import TRL as ADAPTER
 from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
 from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
@@ -182,29 +183,39 @@ class ComposerGRPOConfig(GRPOConfig):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in PARAMS:
-            if isinstance(value := getattr(self, name), str):
-                try:
-                    setattr(self, name, json.loads(value))
-                except json.JSONDecodeError as error:
-                    problem = f"{value!r} is not JSON: {error}"
-                    raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
+        raise_all(one for name in PARAMS for one in caught(partial(self._parse_json, name)))
         super().__post_init__()
+        checks = (lambda: self.composer, self.policy_choice, self.hints, self._check_fused_linear)
+        raise_all(one for check in checks for one in caught(check))  # the next checks need what these return
         config, policy = self.composer, self.policy_choice()
-        for choice in (policy, config.choose_hint(), config.choose_replay()):
-            if choice is not None:
-                ADAPTER.require(choice)
-        self.hints()
-        if not isinstance(self.fused_linear, bool):
-            raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
-        enforce(self._without_effect(config))
-        enforce(self._of_this_trl(config))
+        chosen = (policy, config.choose_hint(), config.choose_replay())
+        wrong = [
+            one for choice in chosen if choice is not None for one in caught(partial(ADAPTER.require, choice))
+        ]
+        findings = list(self._without_effect(config))
         if policy is not None:
-            enforce(unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()}))
-            self._check_options_beside(policy)
+            wrong += self._wrong_options_beside(policy)
+            if config.policy_weight != 0:
+                findings += self._advantage_of_the_paper(policy)
+                findings += unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()})
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
-            raise ConfigError("remove_unused_columns", problem, "leave it False, TRL's default for GRPO")
+            remedy = "leave it False, TRL's default for GRPO"
+            wrong.append(ConfigError("remove_unused_columns", problem, remedy))
+        findings += [] if wrong else self._of_this_trl(config)
+        raise_all([*wrong, *caught(lambda: enforce(findings))])
+
+    def _parse_json(self, name: str) -> None:
+        if isinstance(value := getattr(self, name), str):
+            try:
+                setattr(self, name, json.loads(value))
+            except json.JSONDecodeError as error:
+                problem = f"{value!r} is not JSON: {error}"
+                raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
+
+    def _check_fused_linear(self) -> None:
+        if not isinstance(self.fused_linear, bool):
+            raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
 
     @property
     def composer(self) -> ComposerConfig:
@@ -256,9 +267,27 @@ class ComposerGRPOConfig(GRPOConfig):
                 key, value = inert[name]
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
+        if config.policy_weight == 0:
+            of_policy: list[str] = [name for name in ("policy", "policy_params") if name in given]
+            for name, one in upstream.LOSS_OPTIONS.items():
+                if one.is_of_the_policy_loss and getattr(self, name, None) not in (
+                    None,
+                    upstream.DEFAULTS.get(name),
+                ):
+                    of_policy.append(name)
+            for name in of_policy:
+                problem = "it has no effect, because policy_weight is 0"
+                yield Finding("warning", name, problem, "set policy_weight above 0, or remove it")
         if not self.fused_linear and not (config.hint_weight or config.replay_weight):
             problem = "it has no effect, because hint_weight and replay_weight are 0"
             yield Finding("warning", "fused_linear", problem, "set one of them above 0, or remove it")
+        rollouts = config.hint_weight > 0 and self.hint_source == "successful_rollout"
+        alone = self.num_generations_eval == 1 and self.dont_reprompt_on_self_success
+        if rollouts and alone and not self.include_environment_feedback:
+            problem = "it is 1, and dont_reprompt_on_self_success is True, "
+            problem += "so no rollout of an evaluation has a hint"
+            remedy = "set it to 2 or more, or dont_reprompt_on_self_success to False"
+            yield Finding("warning", "num_generations_eval", problem, remedy)
 
     def _of_this_trl(self, config: ComposerConfig) -> Iterator[Finding]:
         """Yield what the installed version of TRL computes otherwise than the later ones."""
@@ -298,12 +327,14 @@ class ComposerGRPOConfig(GRPOConfig):
         chosen = config.choose_policy(TRL_LOSS)
         if upstream.corrects_rollouts(self):
             chosen = chosen.with_optional("log_weights")
-        set_by = self._set_by(chosen)
+        set_by, wrong = self._set_by(chosen), list[ConfigError]()
         for name, (key, value) in set_by.items():
             if name in config.policy_params and config.policy_params[name] != value:
                 problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
-                raise ConfigError(key, problem, "set one of them")
-            chosen.loss.parameters[name].check(key, value, chosen.loss.defaults[name])
+                wrong.append(ConfigError(key, problem, "set one of them"))
+            default = chosen.loss.defaults[name]
+            wrong += caught(partial(chosen.loss.parameters[name].check, key, value, default))
+        raise_all(wrong)
         return replace(
             chosen, params={**chosen.params, **{name: value for name, (_, value) in set_by.items()}}
         )
@@ -314,7 +345,7 @@ class ComposerGRPOConfig(GRPOConfig):
         With a loss that has no such parameter, setting one of these options is an error. A value at TRL's
         default counts as not set, so that gspo keeps its own clip range.
         """
-        loss, set_by = chosen.loss, dict[str, tuple[str, Any]]()
+        loss, set_by, wrong = chosen.loss, dict[str, tuple[str, Any]](), list[ConfigError]()
         for key, option in upstream.LOSS_OPTIONS.items():
             if not option.sets or (value := getattr(self, key)) == upstream.DEFAULTS[key]:
                 continue
@@ -323,8 +354,9 @@ class ComposerGRPOConfig(GRPOConfig):
                 own = ", ".join(loss.parameters) or "none"
                 problem = f"it is not a parameter of policy={self.policy!r}"
                 remedy = f"leave it at TRL's default, and set policy_params (parameters: {own})"
-                raise ConfigError(key, problem, remedy)
+                wrong.append(ConfigError(key, problem, remedy))
             set_by |= {name: (key, ours) for name, ours in values.items()}
+        raise_all(wrong)
         return set_by
 
     def policy_mode(self, choice: Choice) -> tuple[str, str]:
@@ -337,40 +369,48 @@ class ComposerGRPOConfig(GRPOConfig):
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
 
-    def _check_options_beside(self, policy: Choice) -> None:
-        """Raise ConfigError for options of TRL that do not work beside a policy of ours."""
-        denominators = ", ".join(upstream.MODES)
+    def _advantage_of_the_paper(self, policy: Choice) -> Iterator[Finding]:
+        """Yield a warning where TRL divides rewards by their deviation, and the loss's paper does not."""
+        if policy.loss.advantage and not policy.upstream and self.scale_rewards != "none":
+            problem = (
+                f"it is {self.scale_rewards!r}, and in the paper of {policy.name!r} rewards are not divided "
+            )
+            problem += "by their standard deviation"
+            yield Finding("warning", "scale_rewards", problem, "set scale_rewards='none'")
+
+    def _wrong_options_beside(self, policy: Choice) -> Iterator[ConfigError]:
+        """Yield an error for each option of TRL that does not work beside a policy of ours."""
+        denominators, mode = ", ".join(upstream.MODES), ""
         if self.loss_type not in (None, *upstream.MODES, *upstream.OTHER_LOSSES):
-            raise unknown("loss_type", str(self.loss_type), upstream.MODES)
-        if self.loss_type in upstream.OTHER_LOSSES:
+            yield unknown("loss_type", str(self.loss_type), upstream.MODES)
+        elif self.loss_type in upstream.OTHER_LOSSES:
             problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
             remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
-            raise ConfigError("loss_type", problem, remedy)
-        mode, _ = self.policy_mode(policy)
-        if mode not in upstream.DENOMINATORS:
+            yield ConfigError("loss_type", problem, remedy)
+        elif (mode := self.policy_mode(policy)[0]) not in upstream.DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
-            raise ConfigError("loss_type", problem, f"set one of {denominators}")
+            yield ConfigError("loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():
             if mode == "token-sum" and getattr(self, key, False):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
-                raise ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
+                yield ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
         sequence = (
             self.importance_sampling_level == "sequence" and policy.loss.name in upstream.SEQUENCE_LEVEL
         )
         if self.importance_sampling_level != "token" and not sequence:
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"
-            raise ConfigError("importance_sampling_level", problem, remedy)
+            yield ConfigError("importance_sampling_level", problem, remedy)
         corrected = upstream.corrects_rollouts(self)
         if corrected and "log_weights" in policy.optional:
             weights = self.vllm_importance_sampling_mode
             if weights not in upstream.TOKEN_WEIGHTS:
                 problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
-                raise ConfigError("vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
+                yield ConfigError("vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
         if corrected and "rollout_logprobs" in policy.loss.needs:
             problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
-            raise ConfigError("vllm_importance_sampling_correction", problem, "set it to False")
+            yield ConfigError("vllm_importance_sampling_correction", problem, "set it to False")
 
 
 class ComposerParser(TrlParser):

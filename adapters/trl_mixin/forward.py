@@ -26,8 +26,8 @@ def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
     """Let an output head keep its input, weight and bias, and return one column in the place of the logits.
 
     They are those of the call: the ema teacher runs the policy with other weights, which `detach` keeps.
-    They are in the dtype of autocast. The column has a gradient of 0 in the weight, so that DDP, which
-    searches the outputs for unused parameters, finds it used.
+    They are in the dtype of autocast. The column has a gradient of 0 in the weight and the bias, so that
+    DDP, which searches the outputs for unused parameters, finds them used.
     """
     kept: list[list[Any]] = []
 
@@ -37,7 +37,10 @@ def head_keeps_input(head: Any) -> Iterator[list[list[Any]]]:
             weights = [x if x is None else x.detach() for x in weights]
         kept.append(autocast(hidden, *weights))
         column = hidden[..., :1]
-        return column + 0 * weights[0][0, 0] if weights[0].requires_grad else column
+        for x in weights:
+            if x is not None and x.requires_grad:
+                column = column + 0 * x[(0,) * x.dim()]
+        return column
 
     head.forward = keep  # the instance's attribute stands before the method of the class
     try:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch
 from trl import GRPOTrainer
 
 from composer_plugins import columns
-from composer_plugins.adapters.trl_mixin import forward, upstream
+from composer_plugins.adapters.trl_mixin import forward, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS
 from composer_plugins.adapters.trl_mixin.forward import text_config
+from composer_plugins.catalogue import Choice
 from composer_plugins.checks import check_top_k
 from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
@@ -22,6 +23,11 @@ from composer_plugins.errors import ConfigError, DataError
 
 DataChannel = HintChannel | ReplayChannel
 NOT_INITIAL = "the model without its adapter is not the initial policy"
+
+# Parts of the names of LoRA's weights. It adds B A, of an embedding with A = 0. DoRA's magnitude is that of
+# the weight below it, as long as this product is 0.
+FREE_AT_THE_START = (".lora_A.", ".lora_embedding_B.", ".lora_magnitude_vector.")
+ZERO_AT_THE_START = (".lora_B.", ".lora_embedding_A.")
 
 
 def warn_of_new_trl() -> None:
@@ -109,25 +115,67 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
 
 def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
     """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
-    adapter = arguments.get("peft_config")
+    if not needs_base:
+        return
+    if arguments.get("peft_config") is not None:
+        _check_start("peft_config", arguments["peft_config"])
+    model: Any = arguments.get("model")
+    if hasattr(model, "peft_config"):
+        for adapter in model.peft_config.values():
+            _check_tokens("model", adapter)
+        if not _is_new(model):
+            remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
+            raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
+
+
+def _check_start(key: str, adapter: Any) -> None:
+    """Raise ConfigError for the config of an adapter that changes the model before it has been trained."""
+    _check_tokens(key, adapter)
     init, bias = getattr(adapter, "init_lora_weights", True), getattr(adapter, "bias", "none")
-    if needs_base and (init not in (True, "gaussian") or bias != "none"):
+    if init not in (True, "gaussian") or bias != "none":
         problem = f"with init_lora_weights={init!r} and bias={bias!r}, {NOT_INITIAL}"
-        raise ConfigError("peft_config", problem, "set init_lora_weights=True or 'gaussian', and bias='none'")
-    if needs_base and hasattr(arguments.get("model"), "peft_config") and not _is_new(arguments["model"]):
-        remedy = "pass the base model and a peft_config, or call merge_and_unload() first"
-        raise ConfigError("model", f"it has a trained adapter, so {NOT_INITIAL}", remedy)
+        raise ConfigError(key, problem, "set init_lora_weights=True or 'gaussian', and bias='none'")
+    for name, value in vars(adapter).items():  # init_weights, and init_ia3_weights of IA3Config
+        if name.startswith("init_") and name.endswith("weights") and value is False:
+            problem = f"with {name}=False, {NOT_INITIAL}"
+            raise ConfigError(
+                key, problem, f"set {name}=True, with which the adapter changes nothing at first"
+            )
+
+
+def _check_tokens(key: str, adapter: Any) -> None:
+    """Raise ConfigError for the config of a learned prompt or prefix."""
+    if getattr(adapter, "is_prompt_learning", False):
+        problem = f"{type(adapter).__name__} adds learned tokens, which change the model from the start, so "
+        remedy = "use an adapter that changes nothing before it is trained, LoraConfig for example"
+        raise ConfigError(key, problem + NOT_INITIAL, remedy)
 
 
 def _is_new(model: Any) -> bool:
-    """Whether a PEFT model computes the same as its base: only LoRA is trained, and each of its B is 0."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad or "lora_" in name}
-    # FSDP may have the values on the first rank alone. ZeRO-3 has emptied the weights, whose values are not
-    # known then.
+    """Whether a PEFT model computes the same as its base, in which its modules_to_save are as they were.
+
+    Only these and LoRA may be trained. FSDP may have the values on the first rank alone. ZeRO-3 has emptied
+    the weights, whose values are not known then.
+    """
+    everything = dict(model.named_parameters(remove_duplicate=False))
     return all(
-        ".lora_A." in name or (".lora_B." in name and (p.is_meta or (p.numel() and not p.any())))
-        for name, p in trained.items()
+        _changes_nothing(name, weight, everything)
+        for name, weight in everything.items()
+        if weight.requires_grad or "lora_" in name
     )
+
+
+def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool:
+    """Whether a weight of an adapter is such that the model computes the same as without it."""
+    if any(part in name for part in FREE_AT_THE_START):
+        return True
+    if any(part in name for part in ZERO_AT_THE_START):
+        return bool(weight.is_meta or (weight.numel() and not weight.any()))
+    module, _, trained = name.partition(".modules_to_save.")  # trained: "default.weight"
+    before = everything.get(f"{module}.original_module.{trained.partition('.')[2]}")
+    if before is None:
+        return False
+    return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))
 
 
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
@@ -163,6 +211,10 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if args.gradient_checkpointing and reentrant and trainer.accelerator.num_processes > 1:
+        if sharding.is_zero3() and hasattr(trainer.model, "peft_config"):  # TRL sets use_reentrant itself
+            problem = "with ZeRO-3 and PEFT it allows one forward pass per step, not several"
+            remedy = "set it to False, or use FSDP2 or ZeRO-2"
+            raise ConfigError("gradient_checkpointing", problem, remedy)
         problem = "reentrant checkpointing allows one forward pass per step under DDP, not several"
         raise ConfigError("gradient_checkpointing_kwargs", problem, "set {'use_reentrant': False}")
 
@@ -172,16 +224,25 @@ def counts_padding(trainer: GRPOTrainer) -> bool:
     return not upstream.is_vision_model(trainer) and forward.counts_padding(trainer)
 
 
+def check_ratio(hint: Choice, output: Mapping[str, Any], counts_padding: bool) -> None:
+    """Raise ConfigError if the hint's ratio to the old policy would be that of TRL's wrong positions."""
+    if counts_padding and hint.value("ratio_cap") is not None and "old_per_token_logps" in output:
+        problem = f"it is {hint.value('ratio_cap')}, and the model has absolute positions, for which TRL's "
+        problem += "old log-probabilities count the padding of shorter prompts"
+        raise ConfigError("hint_params.ratio_cap", problem, "set it to None")
+
+
 def has_linear_head(trainer: GRPOTrainer) -> bool:
     """Whether the hint and replay channels can do without logits; if not, a warning says what that costs."""
     reason = forward.why_not_linear(trainer)
     if reason is not None:
         args, vocab = trainer.args, text_config(trainer).vocab_size
         rows, length = args.per_device_train_batch_size, args.max_completion_length
+        size, shape = rows * (length or 1) * vocab * 4 / 2**20, f"{rows} x {length or 1} x {vocab} in float32"
+        per_token = "" if length else " for each token of the longest completion"
         _warn(
             f"model: {reason}, so the hint and replay channels compute from logits, with 2 to 6 tensors of "
-            f"{rows * length * vocab * 4 / 2**20:,.0f} MiB ({rows} x {length} x {vocab} in float32); "
-            "to accept that, set fused_linear=False"
+            f"{size:,.0f} MiB ({shape}){per_token}; to accept that, set fused_linear=False"
         )
     return reason is None
 
@@ -242,11 +303,9 @@ def warn_of_fsdp(trainer: GRPOTrainer) -> None:
 
 def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> None:
     """Check every row that a channel reads; of a streamed data set the first."""
-    evaluation = trainer.eval_dataset
-    named = evaluation if isinstance(evaluation, dict) else {"": evaluation}
     datasets = {"train_dataset": trainer.train_dataset}
     special = columns.special_tokens(upstream.tokenizer(trainer))
-    datasets |= {f"eval_dataset {name}".strip(): data for name, data in named.items()}
+    datasets |= {f"eval_dataset {name}".strip(): data for name, data in _evaluated(trainer).items()}
     for name, dataset in datasets.items():
         if dataset is None:
             continue
@@ -265,13 +324,20 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
 def check_streamed(
     trainer: GRPOTrainer, channels: Sequence[DataChannel], rows: Sequence[columns.Row]
 ) -> None:
-    """Check the rows of one batch, if they come from a streamed data set."""
+    """Check the rows of one batch, if they come from a streamed data set, or may come from one."""
     training = trainer.model.training
-    if columns.is_streamed(trainer.train_dataset if training else trainer.eval_dataset):
+    datasets = [trainer.train_dataset] if training else _evaluated(trainer).values()
+    if any(map(columns.is_streamed, datasets)):
         for channel in channels:
             for row in rows:
                 with _errors_of("streamed row"):
                     channel.check_row(trainer, row, training)
+
+
+def _evaluated(trainer: GRPOTrainer) -> dict[str, Any]:
+    """The evaluation data sets by name; a single one, and None, has the name ""."""
+    datasets = trainer.eval_dataset
+    return datasets if isinstance(datasets, dict) else {"": datasets}
 
 
 @contextmanager

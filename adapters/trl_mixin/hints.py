@@ -63,26 +63,12 @@ class HintColumn:
         hints = [hint_of(row) for row in rows]
         prompts = [hinted_prompt(row["prompt"], h, self.template) for row, h in zip(rows, hints, strict=True)]
         encoded = upstream.encode_prompts(trainer, prompts)
-        limit, length = longest_input(trainer), batch["completion_ids"].shape[1]
-        is_complete = True
-        for i, (row, hint, ids) in enumerate(zip(rows, hints, encoded, strict=True)):
-            if hint is not None and limit is not None and len(ids) + length > limit:
-                self._warn_of_length(len(ids), length, limit)
-                hints[i], prompts[i], is_complete = None, row["prompt"], False
-        if not is_complete:
-            encoded = upstream.encode_prompts(trainer, prompts)
-        return encoded, [hint is not None for hint in hints]
-
-    def _warn_of_length(self, prompt: int, completion: int, limit: int) -> None:
-        if not self._warned:
+        has_hint = [hint is not None for hint in hints]
+        if (problem := _leave_out_too_long(trainer, rows, batch, encoded, has_hint)) and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"{HINT}: with the prompt it has {prompt} tokens, and with the {completion} tokens of the "
-                f"completions it exceeds the {limit} that the model takes, so this rollout has no hint; "
-                "shorten the hint",
-                ComposerWarning,
-                stacklevel=3,
-            )
+            message = f"{HINT}: with the prompt it has {problem}; shorten the hint"
+            warnings.warn(message, ComposerWarning, stacklevel=2)
+        return encoded, has_hint
 
 
 @dataclass
@@ -139,8 +125,18 @@ class SuccessfulRollouts:
 
     def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
         """Raise DataError unless a demonstration of the greatest length fits the model."""
+        self._check_longest(trainer, row)
+        if row.get(HINT) is not None and not self.options.include_environment_feedback:
+            self._warn(
+                f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
+                "True to show the teacher this feedback, or remove the column"
+            )
+
+    def _check_longest(self, trainer: GRPOTrainer, row: Row) -> None:
         options, prompt, longest = self.options, prompt_of(row), trainer.max_completion_length
         (ids,) = upstream.encode_prompts(trainer, [self._reprompt(prompt, "", self._feedback(row))])
+        if longest is None:
+            return  # `teacher_prompts` measures the demonstrations
         length = min(len(ids) + longest, options.max_reprompt_len)
         limit = longest_input(trainer)
         remedy = "lower max_completion_length"
@@ -148,18 +144,14 @@ class SuccessfulRollouts:
             remedy += f", or set max_reprompt_len to {limit - longest}"
         problem = f"the teacher's, with the longest demonstration, has {length} tokens"
         _check_length(trainer, "prompt", length, problem, remedy)
-        if row.get(HINT) is not None and not options.include_environment_feedback:
-            self._warn(
-                f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
-                "True to show the teacher this feedback, or remove the column"
-            )
 
     def teacher_prompts(
         self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
     ) -> TeacherPrompts:
         """The teacher's prompts of this process's rows. `rewards` are those of all processes' rows, in order.
 
-        The rows of a group are neighbours in this order, and may be on two processes.
+        The rows of a group are neighbours in this order, and may be on two processes. A hint that is too long
+        for the model, which feedback that is known after the rollout may be, is left out with a warning.
         """
         options, group = self.options, upstream.generations(trainer, trainer.model.training)
         demonstrations = self._demonstrations(trainer, rewards.tolist(), group)
@@ -179,7 +171,11 @@ class SuccessfulRollouts:
                 f"max_reprompt_len: a teacher's prompt has {longest} tokens, and only "
                 f"the last {options.max_reprompt_len} are kept, so its beginning is lost; raise it"
             )
-        return [one[-options.max_reprompt_len :] for one in ids], has_hint
+        ids = [one[-options.max_reprompt_len :] for one in ids]
+        if problem := _leave_out_too_long(trainer, rows, batch, ids, has_hint):
+            remedy = "shorten the feedback, or lower max_reprompt_len"
+            self._warn(f"prompt: the teacher's has {problem}; {remedy}")
+        return ids, has_hint
 
     def _demonstrations(self, trainer: GRPOTrainer, rewards: list[float], group: int) -> list[int | None]:
         """For each row of all processes the first successful row of its group; None where there is none."""
@@ -311,7 +307,34 @@ def _turn_mask(turn: Any, batch: dict[str, Any], row: int) -> list[int]:
 
 
 def _check_length(trainer: GRPOTrainer, key: str, length: int, problem: str, remedy: str) -> None:
+    """Raise DataError unless `length` tokens and the longest completion, if it is known, fit the model."""
     limit, longest = longest_input(trainer), trainer.max_completion_length
-    if limit is not None and length + longest > limit:
+    if limit is not None and longest is not None and length + longest > limit:
         problem += f", and with max_completion_length={longest} it exceeds the {limit} that the model takes"
         raise DataError(key, problem, remedy)
+
+
+def _leave_out_too_long(
+    trainer: GRPOTrainer,
+    rows: Sequence[Row],
+    batch: dict[str, Any],
+    encoded: list[list[int]],
+    has_hint: list[bool],
+) -> str:
+    """Replace each teacher's prompt that does not fit the model by the row's own, which has no hint.
+
+    Returns the problem of the longest of them; "" where all fit.
+    """
+    limit, completion = longest_input(trainer), int(batch["completion_mask"].sum(1).max())
+    if limit is None:
+        return ""
+    lengths = {i: len(ids) for i, ids in enumerate(encoded) if has_hint[i] and len(ids) + completion > limit}
+    if not lengths:
+        return ""
+    own = upstream.encode_prompts(trainer, [row["prompt"] for row in rows])  # TRL needs all rows of a batch
+    for i in lengths:
+        encoded[i], has_hint[i] = own[i], False
+    return (
+        f"{max(lengths.values())} tokens, and with the {completion} tokens of the completions it exceeds the "
+        f"{limit} that the model takes, so this rollout has no hint"
+    )

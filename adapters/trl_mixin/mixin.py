@@ -61,6 +61,7 @@ class ComposerLossMixin(_Trainer):
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
         self._reaches_loss = False  # whether _compute_loss has been called
+        self._resumed_from: str | None = None  # the checkpoint with which train() has begun
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
@@ -95,7 +96,7 @@ class ComposerLossMixin(_Trainer):
         fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
-        if self._hint is not None and self._hint.choice.is_import_path:
+        if self._hint is not None and self._hint.choice.is_third_party:
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
             guards.warn_of_processes(self.accelerator.num_processes)
@@ -170,6 +171,7 @@ class ComposerLossMixin(_Trainer):
             self._counts_padding = forwards and guards.counts_padding(self)
             if self._hint is not None:
                 self._hint.needs_own_student = self._counts_padding
+                guards.check_ratio(self._hint.choice, output, self._counts_padding)
         if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
@@ -191,6 +193,10 @@ class ComposerLossMixin(_Trainer):
         if self._forward is not None:
             self._forward.record(args[0] if args else kwargs["model"], outputs)
         return outputs
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._resumed_from = kwargs.get("resume_from_checkpoint")  # a folder, where train() was given True
+        return super()._inner_training_loop(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run TRL's step; ConfigError if it does not reach the composer loss."""

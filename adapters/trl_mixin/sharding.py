@@ -18,7 +18,12 @@ from trl import GRPOTrainer
 
 def is_sharded(trainer: GRPOTrainer) -> bool:
     """Whether the policy's weights are cut into shards when it trains."""
-    return bool(trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled())
+    return bool(trainer.is_fsdp_enabled or is_zero3())
+
+
+def is_zero3() -> bool:
+    """Whether DeepSpeed shards the weights."""
+    return bool(is_deepspeed_zero3_enabled())
 
 
 def is_partitioned(model: nn.Module) -> bool:
@@ -114,15 +119,20 @@ def with_weights(trainer: GRPOTrainer, parts: dict[str, Tensor]) -> Iterator[Non
 def without_adapter(trainer: GRPOTrainer, policy: Any) -> Iterator[None]:
     """Let a PEFT model compute without its adapter.
 
-    PEFT switches `requires_grad` of the adapter off and on again. Both must reach the same parameters, and
-    FSDP2 exchanges those of a module when it gathers it.
+    PEFT switches `requires_grad` of the adapter off, and afterwards on, of frozen weights too, so each
+    weight gets its own back. Both must reach the same parameters, and FSDP2 exchanges those of a module when
+    it gathers it.
     """
-    reshard(trainer)
-    with policy.disable_adapter():
-        try:
-            yield
-        finally:
-            reshard(trainer)
+    is_trained = {name: parameter.requires_grad for name, parameter in parameters_of(trainer).items()}
+    try:
+        with policy.disable_adapter():
+            try:
+                yield
+            finally:
+                reshard(trainer)
+    finally:
+        for name, parameter in parameters_of(trainer).items():
+            parameter.requires_grad_(is_trained[name])
 
 
 def _put(trainer: GRPOTrainer, parameters: dict[str, nn.Parameter], parts: dict[str, Tensor]) -> None:

@@ -71,18 +71,18 @@ class InitialWeights(TrainerCallback):
     """
 
     def __init__(self, trainer: GRPOTrainer, *, below_adapter: bool) -> None:
-        self.fingerprint = fingerprint(trainer, below_adapter=below_adapter)
+        self.trainer, self.fingerprint = trainer, fingerprint(trainer, below_adapter=below_adapter)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            path = checkpoint(args, state) / FINGERPRINT_FILE
+            path = saved_checkpoint(args, state) / FINGERPRINT_FILE
             path.with_suffix(".partial").write_text(self.fingerprint)
             os.replace(path.with_suffix(".partial"), path)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
             return
-        path = checkpoint(args, state) / FINGERPRINT_FILE
+        path = resumed_checkpoint(self.trainer) / FINGERPRINT_FILE
         if not path.exists():
             warnings.warn(
                 f"model: training resumes at step {state.global_step}, and {path} does not exist, so it is "
@@ -100,9 +100,14 @@ class InitialWeights(TrainerCallback):
             raise ConfigError("model", problem, remedy + "to train(resume_from_checkpoint=...)")
 
 
-def checkpoint(args: Any, state: Any) -> Path:
-    """The folder of the checkpoint that is being saved or resumed."""
+def saved_checkpoint(args: Any, state: Any) -> Path:
+    """The folder of the checkpoint that is being saved."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def resumed_checkpoint(trainer: Any) -> Path:
+    """The folder that training resumes from, which need not be one of `output_dir`."""
+    return Path(trainer._resumed_from)
 
 
 class EmaTeacher(TrainerCallback):
@@ -132,7 +137,7 @@ class EmaTeacher(TrainerCallback):
             if state.is_world_process_zero:
                 weights[name] = weight.cpu()
         if state.is_world_process_zero:
-            path = self._path(args, state)
+            path = saved_checkpoint(args, state) / STATE_FILE
             save_file(weights, path.with_suffix(".partial"))
             os.replace(path.with_suffix(".partial"), path)
 
@@ -144,7 +149,7 @@ class EmaTeacher(TrainerCallback):
                 wide = {name: at_least_float32(sharding.shard(p)) for name, p in own.items()}
                 self.averages |= {name: weight.clone() for name, weight in wide.items()}
             return
-        path = self._path(args, state)
+        path = resumed_checkpoint(self.trainer) / STATE_FILE
         if not path.exists():
             problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
             raise ConfigError("hint_teacher", problem, "copy the teacher's file into the checkpoint")
@@ -154,7 +159,3 @@ class EmaTeacher(TrainerCallback):
             raise ConfigError("hint_teacher", problem, "train the same weights as the first run")
         for name, parameter in own.items():
             self.averages[name] = sharding.cut(self.trainer, saved[name], parameter).clone()
-
-    @staticmethod
-    def _path(args: Any, state: Any) -> Path:
-        return checkpoint(args, state) / STATE_FILE

@@ -12,7 +12,9 @@ import inspect
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -63,6 +65,7 @@ NEEDED = {
         "_calculate_rewards",
         "_get_per_token_logps_and_entropies",
         "_compute_loss",
+        "_inner_training_loop",
         "get_off_policy_mask",
         "get_high_entropy_mask",
     ),
@@ -130,6 +133,11 @@ class LossOption:
     effect: str = ""
     sets: tuple[Sets, ...] = ()
 
+    @property
+    def is_of_the_policy_loss(self) -> bool:
+        """Whether policy_weight scales it: an option of the policy loss, or of a term beside that."""
+        return bool(self.sets) or self.effect in (OWN_TERM, CHOOSES)
+
     def parameters(self, loss: str, value: Any) -> dict[str, Any]:
         """The parameters of `loss` that the option sets at `value`; empty if `loss` has no such parameter."""
         found = {one: row for row in self.sets if loss in row.losses for one in row.parameters}
@@ -148,6 +156,7 @@ CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "ops
 CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")
 SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
 
+CHOOSES = "it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"
 OWN_TERM = "as in TRL, which adds this term to the policy loss"
 FACTOR = "as in TRL: it multiplies the policy loss of each token"
 WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
@@ -170,7 +179,7 @@ LOSS_OPTIONS: dict[str, LossOption] = {
     "vespo_lambda_pos": _sets("lambda_pos", "vespo"),
     "vespo_k_neg": _sets("k_neg", "vespo"),
     "vespo_lambda_neg": _sets("lambda_neg", "vespo"),
-    "loss_type": LossOption("it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"),
+    "loss_type": LossOption(CHOOSES),
     "importance_sampling_level": LossOption(
         "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
     ),
@@ -772,6 +781,36 @@ def load_copy(trainer: GRPOTrainer) -> nn.Module:
     else:
         loaded.load_state_dict(policy.state_dict())
     return loaded
+
+
+def replace_rollouts(
+    trainer: GRPOTrainer, replace: Callable[[Callable[..., Any], Any], dict[str, Any]]
+) -> None:
+    """Let `replace(own, prompts)` make the rows of a generation batch; `own(prompts)` is TRL's way."""
+    own = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = partial(replace, own)
+
+
+def watch_logprobs(trainer: GRPOTrainer, seen: Callable[[Tensor], None]) -> None:
+    """Call `seen` with the log-probabilities of every forward pass of the policy that is trained."""
+    own = trainer._get_per_token_logps_and_entropies
+
+    def watched(*given: Any, **more: Any) -> Any:
+        found = own(*given, **more)
+        if found[0].requires_grad:
+            seen(found[0])
+        return found
+
+    trainer._get_per_token_logps_and_entropies = watched
+
+
+def loss_of_logprobs(trainer: GRPOTrainer, inputs: dict[str, Any], logprobs: Tensor) -> Any:
+    """What the trainer's `_compute_loss` gives for these log-probabilities of the policy."""
+    takes = inspect.signature(type(trainer)._get_per_token_logps_and_entropies).parameters
+    values = 3 if "compute_aux_loss" in takes else 2
+    found = (logprobs, torch.ones_like(logprobs), None)[:values]
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
+    return trainer._compute_loss(trainer.model, inputs)
 
 
 require_supported_trl()  # an older TRL may lack what the other modules import

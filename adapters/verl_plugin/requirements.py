@@ -27,7 +27,8 @@ from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
-from composer_plugins.plugins import losses
+from composer_plugins.lookup import with_plugin_problems
+from composer_plugins.plugins import losses, registry
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
@@ -187,6 +188,7 @@ def _findings(
     if advantage is not None and (config is None or config.policy_weight):
         yield from rules.group_of_one(advantage, run.at(Key.GROUP_SIZE))
     yield from _advantages_by_token(run, advantage, policy, channels)
+    yield from _advantage_of_the_paper(run, advantage, policy)
     yield from _old_policy(run, policy)
     yield from _rollout_correction(run)
     yield from _only_with(run)
@@ -241,7 +243,8 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
             remedy = f"set {key}=composer, and {NODE}.{option}={bare}"
             yield Finding("error", key, problem, remedy)
         elif name != TRAINER:
-            yield Finding.from_error(unknown(key, name, known, noun=noun, more=LISTED))
+            error = unknown(key, name, known, noun=noun, more=LISTED)
+            yield Finding.from_error(with_plugin_problems(error, bare, registry()))
         elif any(map(is_ours, registered["estimators"])):
             problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
             remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
@@ -324,6 +327,24 @@ def _advantages_by_token(
         problem = f"{policy.name!r} takes one advantage per response, and {run.estimator!r} computes another "
         problem += "one for each token"
         yield Finding("error", Key.LOSS_MODE, problem, "choose another policy loss, gspo_token for example")
+
+
+def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice | None) -> Iterator[Finding]:
+    """Yield a warning for a policy loss whose paper has an advantage of its own, beside another one."""
+    if policy is None or policy.upstream or not (wanted := policy.loss.advantage):
+        return
+    if advantage is None:
+        name = upstream.NAMES_HERE["advantage"].get(run.estimator, run.estimator).partition("@")[0]
+        without_deviation = run.at("algorithm.norm_adv_by_std_in_grpo") is False
+    else:
+        name, without_deviation = advantage.loss.name, advantage.value("scale") == "none"
+    if name == "grpo" and without_deviation:
+        name = "dr_grpo"
+    if name and name != wanted and ":" not in name:
+        in_node = run.estimator == "composer"
+        key, value = (f"{NODE}.advantage", wanted) if in_node else (Key.ESTIMATOR, f"composer/{wanted}")
+        problem = f"it is {name!r}, and the advantage in the paper of {policy.name!r} is {wanted!r}"
+        yield Finding("warning", key, problem, f"set {key}={value}")
 
 
 def _only_with(run: Run) -> Iterator[Finding]:

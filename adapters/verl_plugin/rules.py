@@ -119,7 +119,7 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     wrong = [not_available(option, reason) for option, reason in NOT_AVAILABLE.items() if option in node]
     for kind in NAMES_HERE:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
-            raise ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here")
+            wrong.append(ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here"))
     missing = _parameters_of_the_workers(node) if in_driver else {}
     params = dict(node.get("policy_params") or {}) if missing else {}
     options = {**node, "policy_params": {**params, **missing}} if missing else node
@@ -239,11 +239,17 @@ def parse_with_options(
     node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any], table: str = NODE
 ) -> tuple[ComposerConfig, Choice]:
     """Do what `parse_choice` does, with verl's own options. The keys of errors begin at the config's root."""
-    node = with_options(node, kind, name, given)
+    wrong = list[ConfigError]()
     try:
-        return parse_choice(node, kind, name)
+        node = with_options(node, kind, name, given)
     except ConfigError as error:
-        raise error.under(table) from None
+        wrong.append(error)
+    try:
+        chosen = parse_choice(node, kind, name)
+    except ConfigError as error:
+        wrong.append(error.under(table))
+    raise_all(wrong)
+    return chosen
 
 
 def parse_registered(
@@ -262,21 +268,18 @@ def parse_registered(
     reduced = f", {FORCED_MODES.get(choice.name, mode)}" if mode else ""
     log_once(f"{kind} {choice.described}{reduced}")
     if not _delivered.get():
-        enforce(undelivered(config, delivers=False))
-        enforce(one.under(NODE) for one in config.without_effect(config.model_fields_set))
-        enforce(reduction(choice, mode))
-        enforce(unlikely_value(choice, kind, given or {}))
-        enforce(without_effect(kind, given or {}))
+        inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
+        findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
+        enforce([*findings, *unlikely_value(choice, kind, given or {}), *without_effect(kind, given or {})])
     return config, choice
 
 
 def parse_channels(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
     found = channels_of(parse(node))
-    for choice in (found.hint, found.replay):
-        if choice is not None:
-            VERL.require(choice)
-    _check_hint(found)
+    chosen = [choice for choice in (found.hint, found.replay) if choice is not None]
+    wrong = [one for choice in chosen for one in caught(partial(VERL.require, choice))]
+    raise_all([*wrong, *caught(partial(_check_hint, found))])
     return found
 
 

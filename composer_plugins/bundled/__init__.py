@@ -1,7 +1,10 @@
 """The losses and adapters that this distribution brings, through the hooks that a third party uses."""
 
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from composer_plugins.adapter import Adapter
 from composer_plugins.bundled import adapters, advantages, divergences, policy, preference, reduction, regions
@@ -14,8 +17,9 @@ FAMILIES = (policy, regions, advantages, divergences, preference, reduction)
 @hookimpl(tryfirst=True)
 def register_losses(register: Callable[[Loss], None]) -> None:
     """Register every bundled loss."""
+    formulas = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text())
     for loss in chain.from_iterable(family.LOSSES for family in FAMILIES):
-        register(loss)
+        register(replace(loss, tex=formulas[loss.kind].get(loss.name, "")))
 
 
 @hookimpl(tryfirst=True)

@@ -1,5 +1,6 @@
 """Advantages: what a rollout's reward, or a token's return, is compared with."""
 
+from dataclasses import replace
 from functools import partial
 
 from composer_plugins.bundled.shared import prime_rl, trl, verl
@@ -28,16 +29,19 @@ r1_zero = partial(
     proof=GOLDEN + "test_advantages_equal_understand_r1_zero",
 )
 
+OVER_GROUPS, WHITENED = "groups_have_no_influence_on_each_other", "normalised over the batch"
+
 
 LOSSES = (
     within_groups(
         name="grpo",
         summary="the reward's deviation from its group's mean, in standard deviations",
         paper="arXiv 2402.03300",
+        exceptions={f"{OVER_GROUPS}(scale='batch')": WHITENED},
         parameters={
             "scale": Parameter("whose standard deviation", choices=("group", "batch", "none")),
-            "ddof": DDOF,
-            "eps": EPS,
+            "ddof": replace(DDOF, only_with=("scale", "group", "batch")),
+            "eps": replace(EPS, only_with=("scale", "group", "batch")),
             "singleton": SINGLETON,
         },
         dialects=(
@@ -154,6 +158,7 @@ LOSSES = (
         name="gpg",
         summary="the reward's deviation, scaled up by the batch's share of rewards without a signal",
         paper="arXiv 2504.02546",
+        exceptions={OVER_GROUPS: "divided by the share of the rows that have an advantage"},
         parameters={"f_norm": Parameter("divides the advantage", low=1e-6), "singleton": SINGLETON},
         dialects=(
             verl(
@@ -170,8 +175,8 @@ LOSSES = (
         paper="arXiv 2503.19595",
         parameters={
             "scale": Parameter("what divides the lead", choices=("group", "none")),
-            "ddof": DDOF,
-            "eps": EPS,
+            "ddof": replace(DDOF, only_with=("scale", "group")),
+            "eps": replace(EPS, only_with=("scale", "group")),
         },
         dialects=(
             verl(
@@ -187,6 +192,7 @@ LOSSES = (
         summary="the discounted return of each token, whitened over the batch",
         paper="arXiv 2501.03262",
         needs=("token_rewards", "mask"),
+        exceptions={OVER_GROUPS: WHITENED},
         parameters={"gamma": GAMMA, "variance_eps": VARIANCE_EPS},
         dialects=(
             verl(
@@ -202,6 +208,7 @@ LOSSES = (
         summary="the reward's deviation from its group's mean, whitened over the batch",
         paper="arXiv 2501.03262",
         optional=("lengths", "mask", "num_groups"),
+        exceptions={OVER_GROUPS: WHITENED},
         parameters={"variance_eps": VARIANCE_EPS, "singleton": SINGLETON},
         dialects=(
             verl(
@@ -218,6 +225,7 @@ LOSSES = (
         paper="arXiv 2601.05242",
         needs=("reward_components", "group_ids"),
         optional=("mask", "lengths", "component_weights", "component_mask", "num_groups"),
+        exceptions={OVER_GROUPS: WHITENED},
         parameters={
             "ddof": DDOF,
             "eps": Parameter("added to a group's standard deviation", low=0),
@@ -261,11 +269,12 @@ LOSSES = (
         summary="generalized advantage estimation with a critic",
         paper="arXiv 1506.02438",
         needs=("token_rewards", "values", "mask"),
+        exceptions={OVER_GROUPS: WHITENED},
         parameters={
             "gamma": GAMMA,
             "lam": Parameter("decay of later temporal differences", low=0, high=1),
             "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
-            "variance_eps": VARIANCE_EPS,
+            "variance_eps": replace(VARIANCE_EPS, only_with=("whiten", True)),
         },
         dialects=(
             verl(

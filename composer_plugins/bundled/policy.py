@@ -60,6 +60,9 @@ with_ratio = partial(policy, needs=OLD, proof=ORACLE)
 without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"), proof=ORACLE)
 
 
+CAPPED = {"gradient_is_that_of_the_value(weight_cap=1.5)": "a capped ratio keeps its gradient"}
+
+
 def vanilla(
     note: str, *, clip_high: float = 0.2, dual_clip: float = 3.0, mode: str = "token-mean"
 ) -> Dialect:
@@ -80,6 +83,7 @@ LOSSES = (
         summary="the larger of the losses with the clipped and with the unclipped ratio",
         paper="arXiv 1707.06347",
         parameters=BOUNDS,
+        exceptions=CAPPED,
         mode="token-mean",
         dialects=(
             vanilla("loss_mode vanilla; clip_ratio_c is dual_clip"),
@@ -115,6 +119,7 @@ LOSSES = (
         summary="PPO's clip with group-relative advantages",
         paper="arXiv 2402.03300",
         parameters=BOUNDS,
+        exceptions=CAPPED,
         mode="seq-mean-token-mean",
         dialects=(
             vanilla("loss_mode vanilla; loss_agg_mode is token-mean unless set"),
@@ -155,6 +160,7 @@ LOSSES = (
         summary="GRPO with clip-higher and a token mean",
         paper="arXiv 2503.14476",
         parameters=BOUNDS,
+        exceptions=CAPPED,
         mode="token-mean",
         dialects=(
             vanilla("loss_mode vanilla, as its recipe for DAPO sets it", clip_high=0.28, dual_clip=10.0),
@@ -170,7 +176,9 @@ LOSSES = (
         summary="GRPO without std and with a constant length",
         paper="arXiv 2503.20783",
         parameters=BOUNDS,
+        exceptions=CAPPED,
         mode="seq-mean-token-sum-norm",
+        advantage="dr_grpo",
         dialects=(
             vanilla(
                 "loss_mode vanilla, with loss_agg_mode seq-mean-token-sum-norm as its documentation sets it; "
@@ -309,7 +317,7 @@ LOSSES = (
             ),
             trl(
                 params={"clip_low": 0.4, "clip_high": 0.4},
-                source="TRL 1.16 experimental/gmpo/gmpo_trainer.py _compute_loss",
+                source="TRL 1.16 experimental/gmpo/gmpo_trainer.py GMPOTrainer._compute_loss",
                 proof=GOLDEN_TRL + "test_gmpo_equals_trl",
                 note="epsilon, epsilon_high; a row without an unmasked token counts as a sequence of ratio 1",
             ),
@@ -399,12 +407,14 @@ LOSSES = (
         summary="REINFORCE on whole completions, with leave-one-out advantages",
         paper="arXiv 2402.14740",
         mode="seq-mean-token-sum",
+        advantage="rloo",
     ),
     without_ratio(
         name="gpg",
         summary="REINFORCE with advantages corrected for prompts without a signal",
         paper="arXiv 2504.02546",
         mode="token-mean",
+        advantage="gpg",
         dialects=(
             verl("compute_policy_loss_gpg", proof=GOLDEN + "test_gpg_equals_verl", note="loss_mode gpg"),
         ),

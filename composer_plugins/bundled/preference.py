@@ -1,6 +1,7 @@
 """Preference losses, of pairs and of single completions."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from composer_plugins.bundled.shared import TINY, trl
@@ -34,9 +35,12 @@ KTO_PARAMETERS = {
     "desirable_weight": Parameter("weight of good completions", low=0),
     "undesirable_weight": Parameter("weight of bad completions", low=0),
 }
+SMOOTHED_LINK = replace(LABEL_SMOOTHING, only_with=("link", "sigmoid"))
 F_DIVERGENCE = {
     "divergence": Parameter("which f-divergence holds", choices=("reverse_kl", "forward_kl", "js", "alpha")),
-    "alpha": Parameter("of the alpha divergence: 1 is reverse_kl, 0 forward_kl"),
+    "alpha": Parameter(
+        "of the alpha divergence: 1 is reverse_kl, 0 forward_kl", only_with=("divergence", "alpha")
+    ),
 }
 
 # Fields that many rows share. A row may override them.
@@ -159,6 +163,10 @@ MARGIN_LOSSES = (
             "tau": Parameter("temperature of the gate between the two losses", low=TINY),
         }
         | F_DIVERGENCE,
+        exceptions={
+            "descent_raises_the_chosen_over_the_rejected": "the published function rises with the margin "
+            "around 0"
+        },
         dialects=(dpo_trainer("discopop", f"discopop_tau is `tau`; {F_NOTE}", tau=0.05),),
     ),
     *(
@@ -202,7 +210,10 @@ REFERENCE_FREE_LOSSES = (
         paper="arXiv 2405.14734",
         needs=("chosen", "rejected"),
         parameters=SIMPO_PARAMETERS
-        | {"link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge"))},
+        | {
+            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge")),
+            "label_smoothing": SMOOTHED_LINK,
+        },
         average=True,
         dialects=(
             Dialect(
@@ -261,7 +272,10 @@ REFERENCE_FREE_LOSSES = (
         paper="arXiv 2401.08417",
         needs=("chosen", "rejected", "chosen_nll"),
         parameters=CPO_PARAMETERS
-        | {"link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge", "square"))},
+        | {
+            "link": Parameter("how the margin becomes a loss", choices=("sigmoid", "hinge", "square")),
+            "label_smoothing": SMOOTHED_LINK,
+        },
         dialects=(
             trl(
                 params={"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0, "link": "sigmoid"},

@@ -118,6 +118,7 @@ WEIGHT_PARAMETERS = {
     "log_ratio_clamp": Parameter("clamp on the log weight, in nats; verl: 20.0", low=TINY),
     "normalise": Parameter("divide by the batch's mean weight", choices=(False, True)),
 }
+NORMALISED = {"nan_is_seen_in_its_row_and_in_no_other(normalise=True)": "divided by the batch's mean"}
 VERL_WEIGHTS = "verl 0.9.1 trainer/ppo/rollout_corr_helper.py compute_rollout_correction_weights"
 CORRECTION_TESTS = "kernels/test_corrections.py::"
 
@@ -147,6 +148,7 @@ CORRECTIONS = (
             "level": Parameter(LEVEL_HELP, choices=LEVELS),
             **WEIGHT_PARAMETERS,
         },
+        exceptions=NORMALISED,
         dialects=(
             verl_weights(
                 params={"cap": 2.0, "log_ratio_clamp": 20.0},
@@ -170,6 +172,7 @@ CORRECTIONS = (
             "level": Parameter(LEVEL_HELP, choices=LEVELS),
             **WEIGHT_PARAMETERS,
         },
+        exceptions=NORMALISED,
         dialects=(
             trl_weights(
                 params={"high": 3.0, "level": "sequence"},
@@ -187,6 +190,7 @@ CORRECTIONS = (
             "high": Parameter("a larger weight becomes 0", low=TINY),
             **WEIGHT_PARAMETERS,
         },
+        exceptions=NORMALISED,
         dialects=(
             verl_weights(
                 params={"low": 0.5, "high": 5.0, "log_ratio_clamp": 20.0},

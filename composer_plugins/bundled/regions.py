@@ -305,6 +305,10 @@ LOSSES = (
         name="clip_cov",
         summary="GRPO without a few random tokens of high covariance",
         optional=("generator", "uniform"),
+        exceptions={
+            f"{law}+generator": "what is drawn depends on where a token stands"
+            for law in ("rows_may_come_in_any_order", "more_padding_changes_nothing")
+        },
         parameters=CLIPS
         | {
             "cov_ratio": Parameter(
@@ -365,6 +369,9 @@ LOSSES = (
     ),
     distillation(
         name="ref_kl",
+        exceptions={
+            "descent_raises_the_tokens_with_positive_advantages": "advantages only bound which tokens count"
+        },
         gradient="surrogate",
         summary="as opd, in a one-sided trust region and with a squared drift",
         paper=f"PRIME-RL {PRIME_RL}",

@@ -3,9 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,40 +11,48 @@ from rich.console import Console
 from rich.text import Text
 
 from composer_plugins import __version__
+from composer_plugins.cli.check import check
+from composer_plugins.cli.completion import (
+    KindOption,
+    complete_framework,
+    complete_input,
+    complete_kind,
+    complete_loss,
+    complete_upstream,
+    join_at_signs,
+)
+from composer_plugins.cli.conform import conform
+from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
+from composer_plugins.cli.demo import demo
+from composer_plugins.cli.diff import diff
 from composer_plugins.cli.doctor import doctor
 from composer_plugins.cli.migrate import migrate
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.cli.new_plugin import new_plugin
+from composer_plugins.cli.plot import plot
+from composer_plugins.errors import ComposerError
 
 if TYPE_CHECKING:
-    from composer_plugins.plugins import Problem, Registry
+    from composer_plugins.plugins import Problem
 
 app = typer.Typer(
     name="composer-plugins",
     help="RL losses, written once as a loss per token, for TRL, verl and PRIME-RL.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # every command inherits it
-)
-
-DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl,rl+hint,rl+replay,rl+hint+replay"], ["0"]
-
-DEMO_NEEDS = ("trl", "transformers", "datasets", "matplotlib")
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
-
-LIVE_TEACHER = (
-    "--teacher live: a teacher that moves with its student collapsed to reward 0 in 3 of 3 measured seeds, "
-    "with and without RL"
 )
 
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr and status 2."""
     sys.path.insert(0, os.getcwd())  # import paths are then found as by `python -m composer_plugins`
+    join_at_signs(os.environ)
     try:
         app()
     except ComposerError as error:
-        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        Console(stderr=True).print(
+            Text(f"error: {error}".replace("\n", "\nerror: "), style="red"), soft_wrap=True
+        )
         sys.exit(2)
 
 
@@ -69,30 +74,67 @@ def options_before_the_command(
 
 @app.command("list")
 def list_losses(
-    kind: Annotated[
-        str | None, typer.Option(help="Only this kind: policy, advantage, divergence ...")
+    search: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Only losses with these words in the name, paper or summary, or in what frameworks call "
+            "them: gspo, 2402.03300, vanilla, epsilon_high ..."
+        ),
     ] = None,
-    needs: Annotated[str | None, typer.Option(help="Only losses with this input: ref_logprobs ...")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only these kinds: policy, advantage, divergence ...", autocompletion=complete_kind
+        ),
+    ] = None,
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only losses with all these inputs: ref_logprobs ...", autocompletion=complete_input
+        ),
+    ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="Only losses that this framework's adapter can run: trl ...")
+        list[str] | None,
+        typer.Option(
+            help="Only losses that the adapters of all these frameworks can run: trl ...",
+            autocompletion=complete_framework,
+        ),
     ] = None,
     dialects_of: Annotated[
-        str | None, typer.Option(help="Only the dialects of this upstream: trl, verl, verl<0.9 ...")
+        list[str] | None,
+        typer.Option(
+            help="Only the dialects of these upstreams: trl, verl, verl<0.7.1 ...",
+            autocompletion=complete_upstream,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every parameter.")] = False,
 ) -> None:
     """List every loss and dialect, with its source and the test that proves it.
 
+    Each option may be repeated. The kernels of plugins are called once, on six tokens, to see what they
+    return.
+
     A fault of an installed plugin is printed to stderr, and the exit status is then 1.
     """
-    from composer_plugins.cli import listing
+    from composer_plugins.cli import filters, listing
 
-    registry = _registry()
-    rows = listing.select(registry, kind, needs, framework, dialects_of)
+    registry = installed()
+    with foreign_code():
+        wrong = listing.wrong_results(registry)
+    if wrong:
+        complain(wrong)
+        registry = registry._replace(problems=(*registry.problems, *wrong))
+    chosen = filters.filters(
+        registry, search or (), kind or (), needs or (), framework or (), dialects_of or ()
+    )
+    rows = filters.select(registry, chosen)
+    if not rows:
+        for line in filters.why_none(registry, chosen):
+            typer.echo(line, err=as_json)
     if as_json:
-        typer.echo(json.dumps(listing.as_data(registry, rows), indent=2))
-    else:
-        with _page() as console:
+        answer(json.dumps(listing.as_data(registry, rows), indent=2))
+    elif rows:
+        with page() as console:
             listing.print_tables(console, registry, rows)
     if registry.problems:
         raise typer.Exit(1)
@@ -103,11 +145,15 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="A loss (cispo), a dialect (cispo@trl), or an import path (my_package.losses:my_loss)."
+            help="A loss (cispo), a dialect (cispo@trl), or an import path (my_package.losses:my_loss).",
+            autocompletion=complete_loss,
         ),
     ],
-    kind: Annotated[
-        str | None, typer.Option(help="The kind, where two kinds share the name: policy, advantage ...")
+    kind: KindOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: everything that the page shows.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the loss, as `plot` does: a PNG or SVG file, by its suffix."),
     ] = None,
 ) -> None:
     """Show a loss: formula, paper, parameters, and its dialects with the numbers they give.
@@ -115,87 +161,40 @@ def explain(
     A kernel that fails on the example is reported on stderr, and the exit status is then 1.
     """
     from composer_plugins.cli import explaining
+    from composer_plugins.lookup import find
 
-    registry = _registry()
-    problems = []
-    with _page() as console:
-        for i, (loss, dialect) in enumerate(explaining.find(registry, name, kind)):
-            if i:
-                console.rule()
-            problems.append(explaining.print_page(console, registry, loss, dialect))
+    registry = installed()
+    problems = list["Problem | None"]()
+    with foreign_code():
+        found = find(registry, name, kind)
+    if plot is not None:
+        from composer_plugins import plotting
+
+        with foreign_code():
+            plotting.save(name, plot, kind=kind, key="--plot")
+        typer.echo(f"wrote {plot}", err=True)
+    if as_json:
+        with foreign_code():
+            pages = [explaining.as_data(registry, loss, dialect) for loss, dialect in found]
+        problems = [problem for _, problem in pages]
+        faults = [problem._asdict() for problem in (*registry.problems, *problems) if problem]
+        answer(json.dumps({"losses": [data for data, _ in pages], "problems": faults}, indent=2))
+    else:
+        with page() as console:
+            for i, (loss, dialect) in enumerate(found):
+                if i:
+                    console.rule()
+                problems.append(explaining.print_page(console, registry, loss, dialect))
     if failed := [problem for problem in problems if problem]:
-        _complain(failed)
+        complain(failed)
         raise typer.Exit(1)
 
 
-def _registry() -> "Registry":
-    """Everything installed; the faults of plugins are printed to stderr."""
-    from composer_plugins.plugins import collect, get_plugin_manager
-
-    registry = collect(get_plugin_manager())
-    _complain(registry.problems)
-    return registry
-
-
-def _complain(problems: "Iterable[Problem]") -> None:
-    for problem in problems:
-        Console(stderr=True).print(Text(f"error: {problem}", style="red"), soft_wrap=True)
-
-
-@contextmanager
-def _page() -> Iterator[Console]:
-    """A console for tables, as wide as the terminal, or 200 columns where there is none.
-
-    Trailing blanks, which fill the last column of a table, are removed.
-    """
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
-    console = Console(highlight=False, markup=False, emoji=False, width=wide)
-    with console.capture() as capture:
-        yield console
-    typer.echo("\n".join(line.rstrip(" ") for line in capture.get().split("\n")), nl=False)
-
-
+app.command()(diff)
+app.command()(check)
+app.command()(conform)
 app.command()(doctor)
 app.command()(migrate)
-
-
-@app.command()
-def demo(
-    channels: Annotated[
-        list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
-    ] = DEFAULT_CHANNELS,
-    seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = DEFAULT_SEEDS,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 250,
-    teacher: Annotated[str, typer.Option(help="The hint's teacher: base (frozen), ema or live.")] = "base",
-    policy: Annotated[
-        str, typer.Option(help="Policy loss: trl (TRL's own), or one of ours: grpo, gspo, cispo ...")
-    ] = "trl",
-    out: Annotated[Path, typer.Option(help="Folder for results.json and curves.png.")] = Path("demo_out"),
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; this model is fastest with one.")] = 1,
-) -> None:
-    """Train a tiny model with verifiable reward, hints and replayed preferences, each on and off.
-
-    Runs the codebook task through TRL's GRPOTrainer on the CPU; nothing is downloaded.
-    --channels and --seeds take a list with commas, or may be repeated.
-    """
-    from composer_plugins.recipes.codebook import options
-
-    channel_sets, seed_list = options.parse_runs(channels), options.parse_seeds(seeds)
-    settings = options.Settings(steps=steps, teacher=teacher, policy=policy, threads=threads)
-    options.make_folder(out)
-    missing = [name for name in DEMO_NEEDS if find_spec(name) is None]
-    if missing:
-        problem = f"it needs {', '.join(missing)}, which is not installed here"
-        raise ConfigError("demo", problem, "run pip install -e '.[demo]' in a clone")
-
-    console = Console(highlight=False, markup=False, emoji=False)  # a folder may be named [x] or :x:
-    if teacher == "live" and any("hint" in one for one in channel_sets):
-        console.print(Text(f"warning: {LIVE_TEACHER}", style="yellow"), soft_wrap=True)
-    # Read when the Hugging Face libraries are imported. The model is made here, so no hub is needed.
-    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
-    try:
-        with console.status("loading PyTorch and TRL"):
-            from composer_plugins.recipes.codebook.demo import run_demo
-        run_demo(channel_sets, seed_list, settings, out, console)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+app.command("new-plugin")(new_plugin)
+app.command()(plot)
+app.command()(demo)

@@ -1,67 +1,94 @@
-"""The worked example of a loss as tables: what it was given, and what each dialect makes of it."""
+"""The worked example of a loss: what it was given, and what each dialect makes of it, as tables or data."""
 
-from rich.console import Group
-from rich.table import Table
+import math
+from collections.abc import Sequence
+from typing import Any
+
 from rich.text import Text
 from torch import Tensor
 
 from composer_plugins.catalogue import Dialect, Loss
+from composer_plugins.cli.layout import Column, facts, tables, wrapped
 from composer_plugins.cli.worked_example import examples, run, tensors
 
 # Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
 SHOWN_TOKENS: list[tuple[int, ...]] = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
+Results = dict[str, dict[str, Tensor]]  # by the name of a column ("default", "@trl"), then "loss", "gradient"
 
-def tables(loss: Loss, dialects: list[Dialect]) -> Group:
+
+def results_of(loss: Loss, dialects: Sequence[Dialect]) -> Results:
+    """What the loss gives with its defaults and in each dialect."""
+    return {f"@{d.upstream}" if d else "default": run(loss, d) for d in (None, *dialects)}
+
+
+def lines(loss: Loss, results: Results, width: int) -> list[Text]:
     """A table to a quantity (the loss, its gradient), a column to a dialect; the inputs beside the first.
 
     An input that has more axes than the result stands above, whole.
     """
-    columns: list[Dialect | None] = [None, *dialects]
-    given, results = tensors(loss), [run(loss, d) for d in columns]
-    axes = next(iter(results[0].values())).dim()
-    flat = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.dim() <= 2}
+    first = next(iter(results.values()))
+    axes = next(iter(first.values())).dim()
+    flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
     above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
     beside = {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
-    shown: list[Group | Table] = [_given(loss, above)]
-    for kind in results[0]:
-        table = Table(box=None, pad_edge=False)
-        table.add_column(kind, no_wrap=True, style="dim")
-        for name in beside:
-            table.add_column(name, justify="right", style="dim", overflow="fold")
-        for d in columns:
-            table.add_column(f"@{d.upstream}" if d else "default", justify="right", no_wrap=True)
-        for position in _positions(results[0][kind].shape):
-            label = ("", "row {}", "rollout {} token {}")[len(position)].format(*position)
-            inputs = [_at(x, position) for x in beside.values()]
-            table.add_row(label, *inputs, *(_at(result[kind], position) for result in results))
-        shown.append(table)
+    shown = _examples(loss, width) + facts([(name, written(x)) for name, x in above.items()], width)
+    for kind, x in first.items():
+        positions = positions_of(x.shape)
+        given = [
+            Column(name, [written(at(one, p)) for p in positions], "dim") for name, one in beside.items()
+        ]
+        columns = [
+            Column(name, [written(at(result[kind], p)) for p in positions])
+            for name, result in results.items()
+        ]
+        label = Column(kind, [label_of(p) for p in positions], "dim")
+        for table in tables(label, [given, columns], width, "given"):
+            shown += ([Text()] if shown else []) + table
         beside = {}
-    return Group(*shown)
+    return shown
 
 
-def _given(loss: Loss, inputs: dict[str, Tensor]) -> Group:
-    grid = Table.grid(padding=(0, 2))
-    for name, x in inputs.items():
-        grid.add_row(Text(name, style="dim"), Text(_written(x), style="dim"))
+def _examples(loss: Loss, width: int) -> list[Text]:
     values = ", ".join(f"{name}={value}" for name, value in examples(loss).items())
-    examples_line = [Text(f"with {values} (no default: an example)", style="dim")] if values else []
-    return Group(*examples_line, *([grid] if inputs else []))
+    line = f"with {values} (no default: an example)"
+    return [Text(one, style="dim") for one in wrapped(line, width)] if values else []
 
 
-def _positions(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def as_data(loss: Loss, results: Results) -> dict[str, Any]:
+    """The example as JSON can hold it: every input and result whole."""
+    given = {name: number(x) for name, x in tensors(loss).items() if isinstance(x, Tensor)}
+    shown = {name: {kind: number(x) for kind, x in result.items()} for name, result in results.items()}
+    return {"parameters": examples(loss), "inputs": given, "results": shown}
+
+
+def number(x: Tensor) -> Any:
+    """A tensor as JSON can hold it: a number, or lists of them; "inf" and "nan" are strings."""
+    if x.dim():
+        return [number(one) for one in x]
+    value = x.item() + 0.0 if x.is_floating_point() else x.item()  # -0.0 + 0.0 is 0.0
+    return value if math.isfinite(value) else str(value)
+
+
+def positions_of(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The positions of a result that are shown."""
     if not shape:
         return [()]
     return [(i,) for i in range(shape[0])] if len(shape) == 1 else SHOWN_TOKENS
 
 
-def _at(x: Tensor, position: tuple[int, ...]) -> str:
+def label_of(position: tuple[int, ...]) -> str:
+    """A position in words."""
+    return ("", "row {}", "rollout {} token {}")[len(position)].format(*position)
+
+
+def at(x: Tensor, position: tuple[int, ...]) -> Tensor:
     """One number of a tensor that broadcasts against the positions."""
-    index = tuple(min(i, n - 1) for i, n in zip(position[len(position) - x.dim() :], x.shape, strict=True))
-    return _written(x[index])
+    return x[tuple(min(i, n - 1) for i, n in zip(position[len(position) - x.dim() :], x.shape, strict=True))]
 
 
-def _written(x: Tensor) -> str:
+def written(x: Tensor) -> str:
+    """A tensor's numbers, as the page writes them."""
     if x.dim():
-        return f"[{', '.join(map(_written, x))}]"
-    return f"{x.item():.4g}"
+        return f"[{', '.join(map(written, x))}]"
+    return f"{x.item() + 0.0:.4g}"  # -0.0 + 0.0 is 0.0

@@ -1,129 +1,119 @@
 """`composer-plugins list`: the catalogue as tables, or as JSON."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Loss, Parameter, check_kind
-from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.inputs import INPUTS
-from composer_plugins.plugins import OURS, Registry
+from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Loss, Parameter
+from composer_plugins.cli.filters import Shown
+from composer_plugins.cli.layout import GAP, facts, indented, wrapped
+from composer_plugins.plugins import OURS, Problem, Registry
 
-Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
+Cells = tuple[str, str, str, str]  # a name, what it is, its source, its proof
 
-
-def select(
-    registry: Registry,
-    kind: str | None = None,
-    need: str | None = None,
-    framework: str | None = None,
-    upstream: str | None = None,
-) -> list[Shown]:
-    """The rows of one kind, with one input, that a framework can run, with a dialect of one upstream."""
-    if kind is not None:
-        check_kind(kind, "--kind")
-    if need is not None and need not in INPUTS:
-        raise unknown("--needs", need, INPUTS, noun="input", more="composer_plugins/inputs.py lists all")
-    adapter = _adapter(registry, framework) if framework is not None else None
-    if upstream is not None and upstream not in (known := upstreams(registry)):
-        raise unknown("--dialects-of", upstream, known, noun="upstream")
-    rows = [
-        (loss, [d for d in loss.dialects if _asked(loss, d, adapter, upstream)])
-        for loss in registry.losses
-        if kind in (None, loss.kind)
-        and (need is None or need in (*loss.needs, *loss.optional))
-        and (adapter is None or adapter.runs(loss))
-    ]
-    return [(loss, dialects) for loss, dialects in rows if dialects or upstream is None]
+IMPORT_PATH = "an import path"  # where a loss is from that no distribution has registered
+BESIDE = 110  # from this width on, the four columns stand beside each other
 
 
-def upstreams(registry: Registry) -> set[str]:
-    """Every upstream that a dialect names, with its version and without."""
-    named = [dialect for loss in registry.losses for dialect in loss.dialects]
-    return {dialect.upstream for dialect in named} | {dialect.framework for dialect in named}
+def wrong_results(registry: Registry) -> list[Problem]:
+    """A problem for each loss of a plugin that returns something wrong. The tests check our own losses."""
+    found = []
+    for loss in registry.losses:
+        if (origin := registry.origins[loss.kind, loss.name]) != OURS:
+            from composer_plugins.cli.worked_example import wrong_result  # loads torch, as the plugin does
 
-
-def _adapter(registry: Registry, framework: str) -> Adapter:
-    adapters = {adapter.framework: adapter for adapter in registry.adapters}
-    if framework in adapters:
-        return adapters[framework]
-    if framework not in (known := upstreams(registry)):
-        raise unknown("--framework", framework, {*known, *adapters}, noun="framework")
-    problem = f"there is no adapter for {framework!r} yet (there is one for {', '.join(adapters)})"
-    remedy = f"list its dialects: composer-plugins list --dialects-of {framework}"
-    raise ConfigError("--framework", problem, remedy)
-
-
-def _asked(loss: Loss, dialect: Dialect, adapter: Adapter | None, upstream: str | None) -> bool:
-    provided = adapter is None or {*dialect.optional} <= adapter.provides.get(loss.kind, frozenset())
-    return provided and upstream in (None, dialect.upstream, dialect.framework)
+            if message := wrong_result(loss):
+                found.append(Problem(origin, message, ""))
+    return found
 
 
 def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
     """The rows as JSON can hold them."""
     return {
-        "losses": [
-            {
-                "name": loss.name,
-                "kind": loss.kind,
-                "summary": loss.summary,
-                "paper": loss.paper,
-                "proof": loss.proof,
-                "kernel": loss.path,
-                "needs": list(loss.needs),
-                "optional": list(loss.optional),
-                "mode": loss.mode,
-                "gradient": loss.gradient,
-                "over_batch": loss.over_batch,
-                "per_sequence": loss.per_sequence,
-                "distribution": registry.origins[loss.kind, loss.name],
-                "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],
-                "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},
-                "dialects": [
-                    {
-                        "name": f"{loss.name}@{d.upstream}",
-                        "params": dict(d.params),
-                        "mode": d.mode,
-                        "denominators": dict(d.denominators),
-                        "optional": list(d.optional),
-                        "source": d.source,
-                        "proof": d.proof,
-                        "note": d.note,
-                    }
-                    for d in dialects
-                ],
-            }
-            for loss, dialects in rows
-        ],
+        "losses": [row_as_data(registry, loss, dialects) for loss, dialects in rows],
         "problems": [problem._asdict() for problem in registry.problems],
     }
 
 
+def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict[str, Any]:
+    """A row and some of its dialects as JSON can hold them."""
+    return {
+        "name": loss.name,
+        "kind": loss.kind,
+        "summary": loss.summary,
+        "paper": loss.paper,
+        "proof": loss.proof,
+        "kernel": loss.path,
+        "needs": list(loss.needs),
+        "optional": list(loss.optional),
+        "mode": loss.mode,
+        "average": loss.average,
+        "gradient": loss.gradient,
+        "over_batch": loss.over_batch,
+        "per_sequence": loss.per_sequence,
+        "distribution": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
+        "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],
+        "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},
+        "dialects": [
+            {
+                "name": f"{loss.name}@{d.upstream}",
+                "params": dict(d.params),
+                "mode": d.mode,
+                "average": d.average,
+                "denominators": dict(d.denominators),
+                "optional": list(d.optional),
+                "source": d.source,
+                "proof": d.proof,
+                "note": d.note,
+            }
+            for d in dialects
+        ],
+    }
+
+
 def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> None:
-    """One table to a kind: each loss with its source and its proof, its dialects below it."""
+    """A table to each kind: each loss with its source and its proof, its dialects below it."""
     for kind, names in KINDS.items():
         of_kind = [(loss, dialects) for loss, dialects in rows if loss.kind == kind]
         if not of_kind:
             continue
-        table = Table(title=names.plural, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        table.add_column("name", no_wrap=True, style="cyan")
-        for heading in ("what it is", "source", "proof"):
-            table.add_column(heading, ratio=3, overflow="fold")
-        for loss, dialects in of_kind:
-            origin = registry.origins[loss.kind, loss.name]
-            what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
-            table.add_row(loss.name, Text(what), Text(loss.paper), Text(loss.proof))
-            for d in dialects:
-                label, changes = f"  @{d.upstream}", Text(_changes(d) or "as the paper")
-                table.add_row(label, changes, Text(d.source), Text(d.proof), style="dim")
-        console.print(table)
+        console.print(Text(names.plural, style="bold"))
+        cells = [cell for row in of_kind for cell in _cells(registry, *row)]
+        layout = _table if console.width >= BESIDE else _stacked
+        for line in layout(cells, console.width):
+            console.print(line, overflow="fold")
         console.print()
     console.print(Text(count(rows)))
+
+
+def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[Cells]:
+    origin = registry.origins[loss.kind, loss.name]
+    what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
+    yield loss.name, what, loss.paper, loss.proof
+    for d in dialects:
+        yield f"  @{d.upstream}", _changes(d) or "as the paper", d.source, d.proof
+
+
+def _table(cells: list[Cells], width: int) -> Iterator[Text]:
+    names = max(len(name) for name, *_ in cells) + GAP
+    each = (width - names) // 3
+    for name, *texts in [("name", "what it is", "source", "proof"), *cells]:
+        columns = [wrapped(text, each - GAP) for text in texts]
+        for lines in zip_longest([name], *columns, fillvalue=""):
+            style = "dim" if name.startswith(" ") else "bold" if name == "name" else ""
+            line = Text(lines[0].ljust(names), style=style or "cyan")
+            yield line + Text("".join(part.ljust(each) for part in lines[1:]), style=style)
+
+
+def _stacked(cells: list[Cells], width: int) -> Iterator[Text]:
+    for name, what, source, proof in cells:
+        yield Text(name, style="dim" if name.startswith(" ") else "cyan")
+        yield from indented(map(Text, wrapped(what, width - 4)), 4)
+        yield from indented(facts([("source", source), ("proof", proof)], width - 4), 4)
 
 
 def count(rows: list[Shown]) -> str:

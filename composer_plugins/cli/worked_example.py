@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import REQUIRED, Choice, Dialect, Loss
-from composer_plugins.checks import check_result
+from composer_plugins.checks import check_not_written, check_result, versions
+from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 
 LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
@@ -92,17 +93,41 @@ def examples(loss: Loss) -> dict[str, Any]:
     return required
 
 
+def fault(loss: Loss, error: BaseException) -> str:
+    """What an exception of `run` says of the kernel; a wrong result in the words of `check_result`."""
+    if isinstance(error, ConfigError):
+        return f"{loss.kind} {loss.name!r}: {error.problem}; {error.remedy}"
+    what = f"{loss.kind} {loss.name!r}: its kernel {loss.path} fails on the worked example"
+    return f"{what}: {in_a_line(error)}"
+
+
+def wrong_result(loss: Loss) -> str | None:
+    """What is wrong with what a kernel returns; None if nothing is, or if it cannot be called here."""
+    try:
+        run(loss, None)
+    except ConfigError as error:
+        return fault(loss, error)
+    except SystemExit as error:  # it would end every `list`
+        return fault(loss, error)
+    except Exception:  # it may need a GPU, or an input that has no example: `explain` and `check` say so
+        return None
+    return None
+
+
 def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     """The loss (or value) on the example, and the gradient of its sum with respect to its first input.
 
     Over a vocabulary the gradient's norm is given. A top_k beyond the example's vocabulary is cut to it.
+    Raises ConfigError for a result of the wrong type or shape, and for a kernel that writes to its inputs.
     """
     given = tensors(loss)
     first = given[loss.needs[0]]
     if first.dtype.is_floating_point:
         first.requires_grad_()
+    before, choice = versions(given), Choice(loss, {}, loss.name)
     result = loss.kernel()(*given.values(), **_keywords(loss, dialect))
-    check_result(Choice(loss, {}, loss.name), given, result)
+    check_result(choice, given, result)
+    check_not_written(choice, given, before)
     value = getattr(result, "loss", result)
     if not isinstance(value, Tensor):
         raise TypeError(f"it returned {value!r}; it should return a tensor or a TokenLoss")

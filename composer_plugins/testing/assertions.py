@@ -57,3 +57,15 @@ def assert_loss_parity(
     largest = float((share * token_loss.detach()).abs().max())
     assert_parity(loss, theirs, terms=token_loss.numel(), magnitude=largest, what="loss")
     assert_parity(gradient, their_gradient, terms=token_loss.shape[-1], what="gradient")
+
+
+def largest_term(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> float:
+    """A bound on |P log Q| over a vocabulary, P and Q being student or teacher; at least 1.
+
+    A divergence is a difference of such terms: near 0 its rounding is theirs and not its own. And a
+    log-probability near 0 is itself a difference, a logit less the log of a sum.
+    """
+    s = torch.log_softmax(student_logits.detach().double() / temperature, -1)
+    t = torch.log_softmax(teacher_logits.detach().double() / temperature, -1)
+    terms = torch.maximum(s, t).exp() * -torch.minimum(s, t)
+    return float(torch.where(terms.isfinite(), terms, 0.0).max().clamp(min=1))

@@ -25,7 +25,7 @@ def value_and_gradients(
     result = setting.result(batch)
     total = (result if weight is None else torch.where(result == 0, 0.0, weight) * result).sum()
     wanted = {name: batch[name] for name in setting.trained}
-    if not wanted or not total.requires_grad:
-        return result, {}
+    if not total.requires_grad:
+        return result, {name: torch.zeros_like(x) for name, x in wanted.items()}
     found = torch.autograd.grad(total, list(wanted.values()), materialize_grads=True)
     return result.detach(), dict(zip(wanted, found, strict=True))

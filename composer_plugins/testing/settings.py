@@ -17,8 +17,6 @@ TRAINED = {
     *("logprobs", "support_logprobs", "logits", "student_logits", "student_logprobs", "token_loss"),
     *("chosen", "rejected", "chosen_nll", "gold_nll", "scores"),
 }
-# By loss: trained inputs which that loss uses without a gradient, as one side of a detached ratio.
-DETACHED = {("divergence", "sdpo"): {"student_logprobs"}}
 # Optional inputs that replace another input, or that need group ids of a certain form.
 GENERATOR, UNIFORM, NUM_GROUPS = "generator", "uniform", "num_groups"
 
@@ -48,13 +46,23 @@ class Setting:
     @property
     def trained(self) -> tuple[str, ...]:
         """The inputs that get a gradient."""
-        trained = TRAINED - DETACHED.get((self.loss.kind, self.loss.name), set())
-        return tuple(name for name in self.inputs if name in trained)
+        return tuple(name for name in self.inputs if name in TRAINED and name not in self.loss.detached)
+
+    def with_values_of(self, name: str) -> Iterator["Setting"]:
+        """Yield this setting with several values of a parameter, where it acts."""
+        parameter = self.loss.parameters[name]
+        other, *values = parameter.only_with or (name,)
+        acts: dict[str, Any] = {}
+        if other != name and self.choice.value(other) not in values:
+            acts = {other: values[0] if values else sample(self.loss.parameters[other])}
+        for value in several(parameter, self.choice.value(name)):
+            choice = replace(self.choice, params={**self.params, **acts, name: value})
+            yield replace(self, choice=choice, label=f"{self.label}({name}={value!r})").within(VOCABULARY)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        """Call the kernel; a seed stands for a new generator, so that two calls draw the same numbers."""
+        """Call the kernel unchecked; a seed stands for a new generator: two calls draw the same numbers."""
         seeds = {name: batch[name] for name in batch if name == GENERATOR}
-        return self.choice.call(
+        return self.choice.call_unchecked(
             {**batch, **{name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}}
         )
 
@@ -92,7 +100,9 @@ def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
     least = (UNIFORM,) if UNIFORM in optional else ()
 
     def setting(
-        label: str, passed: tuple[str, ...] = optional, params: Mapping[str, Value] | None = None
+        label: str,
+        passed: tuple[str, ...] = optional,
+        params: Mapping[str, Value] | None = None,
     ) -> Setting:
         return Setting(Choice(loss, base | dict(params or {}), optional=passed), f"{loss.name}{label}")
 
@@ -110,11 +120,28 @@ def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
             yield setting(f"@{dialect.upstream}", params=dialect.params)
     for name, parameter in loss.parameters.items():
         default = loss.defaults.get(name)
-        others = [choice for choice in parameter.choices if choice != default]
+        others: list[Any] = [choice for choice in parameter.choices if choice != default]
         if not parameter.choices and default is None:
             others = [sample(parameter)]
         for other in others:
             yield setting(f"({name}={other!r})", params={name: other})
+
+
+def several(parameter: Parameter, value: Any) -> list[Any]:
+    """`value` and others in the range of its parameter; `value` alone where no other is known."""
+    if parameter.choices:
+        return list(parameter.choices)
+    if isinstance(value, bool):
+        return [value, not value]
+    if value is None and not parameter.unchecked:
+        others = [sample(parameter)]
+    elif isinstance(value, int) and (parameter.integer or parameter.unchecked):
+        others = [value + 1, value - 1]
+    elif isinstance(value, float | int):
+        others = [1.5 * value + 0.1, 0.7 * value, 0.9]
+    else:
+        return [value]
+    return [value, *(one for one in others if parameter.low <= one <= parameter.high)]
 
 
 def sample(parameter: Parameter) -> Any:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.dialects import VERL_LENGTH_EPS
 from parity_tests.support.golden import Case, claim
 
@@ -25,7 +26,7 @@ def estimator(*names: str) -> Callable[[Case], bool]:
 
 
 def kernel(name: str) -> Callable[..., Tensor]:
-    return dialects.kernel("advantage", name)
+    return reductions.kernel("advantage", name)
 
 
 def verl_rewards(case: Case) -> tuple[Tensor, Tensor]:

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.divergences import summands
-from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity, largest_term
 from parity_tests.support import dialects, golden
 from parity_tests.support.golden import Case, claim
-from parity_tests.support.oracles import largest_term
 
 LEAST_PROBABILITY = 1e-8  # what OPSD takes the logarithm of where it is given probabilities
 
 
 def kernel(name: str) -> Callable[..., Any]:
-    return dialects.kernel("divergence", name)
+    return reductions.kernel("divergence", name)
 
 
 def logits(case: Case) -> tuple[Tensor, Tensor]:

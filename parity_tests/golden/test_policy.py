@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.ratios import log_ratio
@@ -22,7 +23,7 @@ from parity_tests.support.recorded import assert_equals, assert_equals_verl, ass
 
 
 def loss_of(name: str) -> Callable[..., Any]:
-    return dialects.kernel("policy", name)
+    return reductions.kernel("policy", name)
 
 
 def clips(case: Case) -> dict[str, float]:

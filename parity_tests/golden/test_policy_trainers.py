@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import choose
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.plugins import losses
@@ -29,7 +30,7 @@ NEMO_RL = {"ratio_clip_min": "clip_low", "ratio_clip_max": "clip_high", "ratio_c
 def token_loss(name: str, case: Case, names: dict[str, str]) -> tuple[TokenLoss, Tensor, Tensor]:
     """Our loss per token with the options of the case, what it is a function of, and the mask."""
     inputs = batch(case)
-    return dialects.kernel("policy", name)(*inputs, **ours(case, names)), inputs[0], inputs[3]
+    return reductions.kernel("policy", name)(*inputs, **ours(case, names)), inputs[0], inputs[3]
 
 
 def ours(case: Case, names: dict[str, str]) -> dict[str, float]:

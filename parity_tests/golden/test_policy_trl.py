@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels import kl, policy
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
@@ -66,25 +67,25 @@ def surrogate(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
     loss_type, level = given["loss_type"], given["importance_sampling_level"]
     if loss_type == "cispo":
         assert level == "token"
-        loss = dialects.kernel("policy", "cispo@trl")
+        loss = reductions.kernel("policy", "cispo@trl")
         return loss(*inputs, clip_high=given["epsilon_high"] - 1).loss
     if loss_type == "sapo":
         assert level == "token"
         taus = {f"tau_{sign}": float32(given[f"sapo_temperature_{sign}"]) for sign in ("pos", "neg")}
-        return dialects.kernel("policy", "sapo@trl")(*inputs, **taus).loss
+        return reductions.kernel("policy", "sapo@trl")(*inputs, **taus).loss
     if loss_type == "vespo":
         # Rounded as above; its smallest w, e^-18.4 for ours of e^-20, is beyond float64 here.
         shape = {
             name: float32(given[f"vespo_{name}"]) for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")
         }
         weights = vespo_log_weights(case, inputs[3])
-        return dialects.kernel("policy", "vespo@trl")(*inputs, **shape, log_weights=weights).loss
+        return reductions.kernel("policy", "vespo@trl")(*inputs, **shape, log_weights=weights).loss
     clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
     if level == "sequence":
-        loss = dialects.kernel("policy", "luspo@trl" if loss_type == "luspo" else "gspo@trl")
+        loss = reductions.kernel("policy", "luspo@trl" if loss_type == "luspo" else "gspo@trl")
         return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
     # With a ratio per token, TRL's luspo is its grpo summed.
-    loss = dialects.kernel("policy", CLIPPED.get(loss_type, "grpo@trl"))
+    loss = reductions.kernel("policy", CLIPPED.get(loss_type, "grpo@trl"))
     return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
 
 
@@ -150,11 +151,11 @@ def test_gmpo_equals_trl(case: Case) -> None:
     given, inputs = case["kwargs"], trl_batch(case)
     logprobs, _, advantages, mask = inputs
     clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
-    per_token = dialects.kernel("policy", "gmpo@trl")(*inputs, **clips).loss
+    per_token = reductions.kernel("policy", "gmpo@trl")(*inputs, **clips).loss
     if given["beta"]:
         ref = golden.tensor(case["ref_per_token_logps"])
         per_token = per_token + given["beta"] * kl.k3(logprobs, ref, mask)
-    assert_equals_trl(case, dialects.trl_gmpo(per_token, mask, advantages), per_token, logprobs)
+    assert_equals_trl(case, reductions.trl_gmpo(per_token, mask, advantages), per_token, logprobs)
 
 
 def test_trl_gmpo_counts_a_row_without_an_unmasked_token_as_the_ratio_1() -> None:
@@ -185,7 +186,7 @@ def test_a_dialect_alone_reproduces_the_recordings_made_by_default(name: str) ->
     assert cases or golden.directory != golden.GOLDEN
     for case in cases:
         inputs = trl_batch(case)
-        per_token = dialects.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
+        per_token = reductions.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
         assert_equals_trl(case, dialects.trl(per_token, inputs[3], case), per_token, inputs[0])
 
 
@@ -203,7 +204,7 @@ def test_trl_rounds_the_temperature_of_sapo_to_float32_and_we_do_not() -> None:
     assert cases or golden.directory != golden.GOLDEN
     for case in cases:
         inputs = trl_batch(case)
-        exact = dialects.trl(dialects.kernel("policy", "sapo@trl")(*inputs).loss, inputs[3], case)
+        exact = dialects.trl(reductions.kernel("policy", "sapo@trl")(*inputs).loss, inputs[3], case)
         assert float(exact.detach()) == pytest.approx(case["loss"], rel=1e-6)
         with pytest.raises(AssertionError, match="value"):
             assert_parity(exact, golden.tensor(case["loss"]), terms=inputs[3].numel())

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import choose
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighted, wpo_weights
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import assert_parity, tolerance
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
 
 SIDES = ("chosen", "rejected")
@@ -59,7 +60,7 @@ def test_dpo_equals_its_authors(case: Case) -> None:
     """Without a reference its scores are 0: but upstream's rewards subtract the reference even then."""
     settings = {name: x for name, x in case["kwargs"].items() if name in {"beta", "label_smoothing"}}
     policy, used, left_out = with_reference(case)
-    ours = dialects.kernel("preference", "dpo@eric-mitchell")(*policy, *used, **settings)
+    ours = reductions.kernel("preference", "dpo@eric-mitchell")(*policy, *used, **settings)
     assert_recorded(ours, policy, case)
     rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
     assert_rewards(ours, *(reward + settings["beta"] * x for reward, x in rewards))
@@ -79,7 +80,7 @@ def test_ipo_equals_eric_mitchell_on_sums(case: Case) -> None:
     """Its label_smoothing is of no effect here."""
     policy, used, left_out = with_reference(case)
     beta = case["kwargs"]["beta"]
-    ours = dialects.kernel("preference", "ipo@eric-mitchell")(*policy, *used, beta=beta)
+    ours = reductions.kernel("preference", "ipo@eric-mitchell")(*policy, *used, beta=beta)
     assert_recorded(ours, policy, case)
     rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
     assert_rewards(ours, *(reward + beta * x for reward, x in rewards))
@@ -99,7 +100,7 @@ def with_reference(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor]
 def test_simpo_equals_its_authors(case: Case) -> None:
     settings = dict(case["kwargs"])
     policy = scores(case, "policy_{}_logps_avg")
-    simpo = dialects.kernel("preference", "simpo@official")
+    simpo = reductions.kernel("preference", "simpo@official")
     ours = simpo(*policy, link=settings.pop("loss_type"), **settings)
     assert_recorded(ours, policy, case)
     assert_rewards(ours, *scores(case, "{}_rewards"))
@@ -119,7 +120,7 @@ def of_trl_cpo(case: Case) -> dict[str, float]:
 @claim("trl_cpo_simpo", where=lambda case: case["kwargs"]["alpha"] == 0)
 def test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio(case: Case) -> None:
     policy = scores(case, "policy_{}_logps_avg")
-    ours = dialects.kernel("preference", "simpo@trl")(*policy, **of_trl_cpo(case))
+    ours = reductions.kernel("preference", "simpo@trl")(*policy, **of_trl_cpo(case))
     assert_recorded(ours, policy, case, mean=False)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
@@ -129,7 +130,7 @@ def test_alpha_po_equals_trl_cpo(case: Case) -> None:
     """Of which `alpha` = 0 is SimPO."""
     policy = scores(case, "policy_{}_logps_avg")
     settings = of_trl_cpo(case) | {"alpha": case["kwargs"]["alpha"]}
-    ours = dialects.kernel("preference", "alpha_po@trl")(*policy, **settings)
+    ours = reductions.kernel("preference", "alpha_po@trl")(*policy, **settings)
     assert_recorded(ours, policy, case, mean=False)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 
@@ -209,7 +210,7 @@ def test_sft_equals_trl_once_pairs_weigh_their_lengths(case: Case) -> None:
     logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
     mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
     chosen, chosen_mask = logprobs.chunk(2)[0], mask.chunk(2)[0]
-    pair = dialects.kernel("preference", "sft@trl")(-sequence_logprobs(chosen, chosen_mask, average=True))
+    pair = reductions.kernel("preference", "sft@trl")(-sequence_logprobs(chosen, chosen_mask, average=True))
     lengths = chosen_mask.sum(-1).double()
     loss = weighted(pair, lengths / lengths.mean()).loss.mean()
     (slope,) = torch.autograd.grad(loss, logprobs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import of_kind
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.masking import keep
@@ -17,7 +18,7 @@ from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
 
 INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
@@ -76,7 +77,7 @@ def run(version: str, function: str, hp: dict[str, Any], inputs: Case) -> tuple[
     teacher = None if inputs["ref_logprobs"] is None else golden.tensor(inputs["ref_logprobs"], dtype)
     if function in {"ce", "sft"}:  # REINFORCE with an advantage of 1
         return policy.reinforce(logprobs, torch.ones_like(logprobs), mask), logprobs
-    kernel = dialects.kernel("policy", DIALECTS[version][function])
+    kernel = reductions.kernel("policy", DIALECTS[version][function])
     if function == "opd":  # its task advantages choose a side of the region
         return kernel(logprobs, rollout, teacher, mask, advantages=advantages), logprobs
     if function == "ref_kl":
@@ -178,7 +179,7 @@ def assert_nll(inputs: Case, metrics: dict[str, Any]) -> None:
 
 def assert_logs_of_v0_4(inputs: Case, hp: dict[str, Any], metrics: dict[str, Any]) -> None:
     """Which of its three bounds a token or a sequence is beyond; at a masked token too."""
-    bounds = dialects.kernel("policy", DIALECTS["v0.4.0"]["default"]).keywords | options(hp)
+    bounds = reductions.kernel("policy", DIALECTS["v0.4.0"]["default"]).keywords | options(hp)
     mask = torch.tensor(inputs["loss_mask"], dtype=torch.bool)
     log_r = drift(inputs, torch.ones_like(mask))
     unmasked = log_r[mask].exp()
@@ -329,7 +330,7 @@ def test_reductions_equal_prime_rl(case: Case) -> None:
     """
     name, hp = REDUCED[case["loss_fn"]], options(case["kwargs"])
     token_sum, token_mean = (
-        dialects.kernel("aggregation", f"{mode}@prime-rl") for mode in ("token-sum", "token-mean")
+        reductions.kernel("aggregation", f"{mode}@prime-rl") for mode in ("token-sum", "token-mean")
     )
     tokens = sum(int(trains(s).sum()) for part in case["micro_batches"] for s in part["sequences"])
     assert case["rl_scale"] == max(tokens, 1)
@@ -338,7 +339,7 @@ def test_reductions_equal_prime_rl(case: Case) -> None:
         for sequence in part["sequences"]:
             logprobs, rollout, advantages = (golden.tensor(sequence[key]) for key in TRAINED[:3])
             mask = trains(sequence)
-            token = dialects.kernel("policy", name)(
+            token = reductions.kernel("policy", name)(
                 logprobs.requires_grad_(), rollout, advantages, mask, **hp
             )
             token = weighted(token, sequence.get("rl_weights"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.trust_regions import rest_bucket_kl, rest_bucket_tv
 from composer_plugins.kernels.types import TokenLoss
@@ -36,14 +37,14 @@ def capped(case: Case, ours: TokenLoss) -> Tensor:
 @claim("verl_policy_dppo_tv")
 def test_dppo_tv_equals_verl(case: Case) -> None:
     inputs = batch(case)
-    ours = dialects.kernel("policy", "dppo_tv@verl")(*inputs, **from_verl(case, "tv"))
+    ours = reductions.kernel("policy", "dppo_tv@verl")(*inputs, **from_verl(case, "tv"))
     assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
 
 
 @claim("verl_policy_dppo_kl")
 def test_dppo_kl_equals_verl(case: Case) -> None:
     inputs = batch(case)
-    ours = dialects.kernel("policy", "dppo_kl@verl")(*inputs, **from_verl(case, "kl"))
+    ours = reductions.kernel("policy", "dppo_kl@verl")(*inputs, **from_verl(case, "kl"))
     assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
 
 
@@ -60,14 +61,14 @@ def stable_rl(case: Case, *, region: Tensor | None = None) -> tuple[Tensor, Tens
     if region is None:
         region = golden.tensor(case["old_log_prob"]) if recomputes else rollout
     if mode == "pg_no_mask":
-        return dialects.kernel("policy", "cispo")(*inputs, clip_high=cap - 1).loss, logprobs, mask
+        return reductions.kernel("policy", "cispo")(*inputs, clip_high=cap - 1).loss, logprobs, mask
     if mode == "ppo":
-        kernel = dialects.kernel("policy", "minirl@stable-rl")
+        kernel = reductions.kernel("policy", "minirl@stable-rl")
         ours = {"clip_low": low, "clip_high": high, "ratio_cap": cap}
         return kernel(logprobs, region, rollout, advantages, mask, **ours).loss, logprobs, mask
     name = {"dppo_binary_tv": "tv", "dppo_binary_kl": "kl"}[mode]
     ours = {f"{name}_low": low, f"{name}_high": high, "ratio_cap": cap, "region_logprobs": region}
-    return dialects.kernel("policy", f"dppo_{name}@stable-rl")(*inputs, **ours).loss, logprobs, mask
+    return reductions.kernel("policy", f"dppo_{name}@stable-rl")(*inputs, **ours).loss, logprobs, mask
 
 
 @claim("dppo_stable_rl")
@@ -79,7 +80,7 @@ def test_losses_equal_stable_rl(case: Case) -> None:
 
 def test_a_row_reproduces_the_recordings_made_with_stable_rls_numbers() -> None:
     """Recorded with the cap of its function; that of the row is its ActorConfig's."""
-    row = dialects.kernel("policy", "dppo_tv@stable-rl")
+    row = reductions.kernel("policy", "dppo_tv@stable-rl")
     recorded = {"loss_mode": "dppo_binary_tv", "clip_low": 0.2, "clip_high": 0.2, "clip_ratio_c": 10.0}
     cases = [case for case in golden.load("dppo_stable_rl") if recorded.items() <= case.items()]
     assert cases or golden.directory != golden.GOLDEN
@@ -150,7 +151,7 @@ def test_topk_losses_equal_stable_rl(case: Case) -> None:
     inputs, region = topk_inputs(case), case["loss_mode"].removeprefix("dppo_topk_")
     bounds = {f"{region}_low": case["clip_low"], f"{region}_high": case["clip_high"]}
     name = f"dppo_topk_{region}@stable-rl"
-    token = dialects.kernel("policy", name)(*inputs, **bounds, ratio_cap=case["clip_ratio_c"])
+    token = reductions.kernel("policy", name)(*inputs, **bounds, ratio_cap=case["clip_ratio_c"])
     loss = dialects.stable_rl(token.loss, inputs[3], case["loss_agg_mode"])
     assert_equals(case, loss, token.loss, inputs[0])
     counted = inputs[3] & (inputs[2] != 0)
@@ -168,7 +169,7 @@ def test_a_topk_row_alone_reproduces_the_recordings_made_with_stable_rls_numbers
     assert len(cases) >= 6 or golden.directory != golden.GOLDEN
     for case in cases:
         inputs = topk_inputs(case)
-        token_loss = dialects.kernel("policy", f"{case['loss_mode']}@stable-rl")(*inputs).loss
+        token_loss = reductions.kernel("policy", f"{case['loss_mode']}@stable-rl")(*inputs).loss
         loss = aggregate(token_loss, inputs[3], "token-mean")
         assert_equals(case, loss, token_loss, inputs[0])
 
@@ -183,7 +184,7 @@ def test_opd_equals_tinkers_cookbook(case: Case) -> None:
     mask, task = torch.tensor(case["mask"]).bool(), golden.tensor(case["task_advantages"])
     logprobs = (rollout - 0.3 * torch.linspace(-1, 1, rollout.shape[1])).requires_grad_()
     options = {} if case["kl_penalty_coef"] == 1 else {"kl_coef": case["kl_penalty_coef"]}
-    token = dialects.kernel("policy", "opd@tinker")(
+    token = reductions.kernel("policy", "opd@tinker")(
         logprobs, rollout, teacher, mask, advantages=task, **options
     )
     (gradient,) = torch.autograd.grad(token.loss.sum(), logprobs)
@@ -218,7 +219,7 @@ def test_opsm_equals_trl(case: Case) -> None:
     old = logprobs.detach() if old is None else golden.tensor(old)
     advantages = golden.tensor(case["advantages"]).unsqueeze(-1)
     mask = golden.tensor(case["completion_mask"]).bool()
-    token_loss = dialects.kernel("policy", "opsm@trl")(
+    token_loss = reductions.kernel("policy", "opsm@trl")(
         logprobs,
         old,
         golden.tensor(case["sampling_per_token_logps"]),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,15 @@ def test_gae_equals_loops(batch: Batch, gamma: float, lam: float) -> None:
     assert_parity(gae(*inputs, gamma=gamma, lam=lam, whiten=False), expected, **scale(batch))
     ours = gae(*inputs, gamma=gamma, lam=lam, variance_eps=VARIANCE_EPS)
     assert_parity(ours, whitened(expected, mask), **scale(batch))
+
+
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_a_row_of_40_tokens_equals_loops(gamma: float) -> None:
+    """A scan doubles its step: 16 tokens tell nothing of the step after 8."""
+    g = torch.Generator().manual_seed(0)
+    rewards, mask = torch.randn(3, 40, generator=g, dtype=torch.float64), torch.rand(3, 40, generator=g) < 0.8
+    wanted = returns(rewards, mask, gamma)
+    assert_parity(discounted_returns(rewards, mask, gamma=gamma), wanted, terms=40, magnitude=40.0)
 
 
 def test_a_long_sequence_is_discounted_without_underflow() -> None:

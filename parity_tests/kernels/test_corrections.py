@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.corrections import corrected, icepop, mis, tis
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import dialects
 
 LEVELS = ("token", "sequence", "geometric")
 Batch = dict[str, Tensor]
 
 
 def kernel(name: str) -> Callable[..., Tensor]:
-    return dialects.kernel("correction", name)
+    return reductions.kernel("correction", name)
 
 
 def inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

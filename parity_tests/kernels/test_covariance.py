@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.policy import clip_cov, kl_cov
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import dialects
 
 Batch = dict[str, Tensor]
 few = settings(max_examples=40)
@@ -64,7 +64,7 @@ def test_clip_cov_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, share: fl
     batch = spread(batch)
     uniform = torch.rand(batch["mask"].shape, generator=torch.Generator().manual_seed(seed))
     uniform = uniform.to(torch.float64)
-    kernel = dialects.kernel("policy", "clip_cov@verl")
+    kernel = reductions.kernel("policy", "clip_cov@verl")
     bounds = {"clip": 0.2, "share": share, "low": 0.1, "high": 2.0}
     wanted = clip_cov_loop(batch, uniform, **bounds)
     ours = kernel(**batch, uniform=uniform, cov_ratio=share, cov_low=0.1, cov_high=2.0)
@@ -80,7 +80,7 @@ def test_kl_cov_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, share: floa
     held = {t[1][0] for t in by_covariance[: max(int(share * len(unmasked)), 1)]}
     for i, _, lr, a in unmasked:
         wanted[i] = -a * math.exp(lr) + (0.1 * abs(lr) if i in held else 0.0)
-    ours = dialects.kernel("policy", "kl_cov@verl")(**batch, cov_ratio=share)
+    ours = reductions.kernel("policy", "kl_cov@verl")(**batch, cov_ratio=share)
     assert_parity(ours.loss, wanted, terms=batch["mask"].numel())
 
 
@@ -180,7 +180,7 @@ def test_a_share_below_one_token_is_one_token() -> None:
 
 
 def test_a_generator_cannot_be_compiled() -> None:
-    """Why clip_cov takes numbers too (properties/test_traced.py compiles it with them)."""
+    """Why clip_cov takes numbers too (properties/test_laws.py compiles it with them)."""
 
     def rolled(mask: Tensor, generator: torch.Generator) -> Tensor:
         return torch.rand(mask.shape, generator=generator)

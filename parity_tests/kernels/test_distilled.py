@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels import policy
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import dialects
 
 Batch = dict[str, Tensor]
 few = settings(max_examples=30)
@@ -34,7 +34,7 @@ def test_opd_is_what_a_loop_over_tokens_makes_of_it(batch: Batch, task: bool) ->
         lp, lq, lt = float(logprobs[i].detach()), float(rollout[i]), float(teacher[i])
         credit = 0.5 * (lt - lq) + (float(batch["advantages"][i[0], 0]) if task else 0.0)
         wanted[i] = gradient[i] = -math.exp(lp - lq) * credit
-    ours = dialects.kernel("policy", "opd@tinker")(*inputs, advantages=advantages, kl_coef=0.5).loss
+    ours = reductions.kernel("policy", "opd@tinker")(*inputs, advantages=advantages, kl_coef=0.5).loss
     assert_parity(ours, wanted, terms=2)
     assert_parity(torch.autograd.grad(ours.sum(), logprobs)[0], gradient, terms=2)
 

@@ -27,9 +27,9 @@ from composer_plugins.kernels.divergences import (
     tv,
 )
 from composer_plugins.kernels.taid import interpolated_logits
-from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import logit_pairs
-from parity_tests.support.oracles import cross_entropy, generalized_jsd, kl, largest_term, per_token
+from parity_tests.support.oracles import cross_entropy, generalized_jsd, kl, per_token
 
 Pair = dict[str, Tensor]
 Probs = Sequence[float]
@@ -130,6 +130,18 @@ def test_taids_port_of_akl_weighs_by_other_entries_and_differentiates_the_weight
         straight = adaptive_kl(student, teacher, mask, weights=weights).loss
         flipped = adaptive_kl(student.flip(-1), teacher.flip(-1), mask, weights=weights).loss
         assert torch.allclose(straight, flipped) == keeps
+
+
+@pytest.mark.parametrize(("left", "counted"), [(2e-7, 2e-7), (1e-8, 1e-7)])
+def test_a_small_tail_counts_in_full_down_to_1e_7(left: float, counted: float) -> None:
+    """Beyond it, the logarithm of a difference from 1 has lost its digits."""
+    teacher = torch.tensor([math.log1p(-left), math.log(left)], dtype=torch.float64)
+    student = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    mask = torch.ones(1, dtype=torch.bool)
+    loss = forward_kl(student[None], teacher[None], mask, top_k=1, rest="tail").loss
+    tail = -math.expm1(-counted) if left < counted else counted
+    wanted = (1 - left) * math.log((1 - left) / 0.5) + tail * math.log(tail / 0.5)
+    assert abs(float(loss) - wanted) < 1e-13
 
 
 def supported(s: Probs, t: Probs, k: int, of: str, rest: str) -> tuple[Probs, Probs]:

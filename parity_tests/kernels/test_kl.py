@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.kl import absolute, k1, k1_plus, k2, k3, k3_plus, subtract_kl
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
 
 ROWS = {
@@ -30,7 +31,7 @@ VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 def of_verl(name: str) -> Callable[..., Tensor]:
     """The estimator that verl's kl_penalty of that name is."""
     row = ROWS[name]
-    return dialects.kernel("kl", f"{row}@verl")
+    return reductions.kernel("kl", f"{row}@verl")
 
 
 @claim("verl_kl_penalty")
@@ -56,7 +57,7 @@ def test_estimator_equals_slime(case: Case) -> None:
     logprobs, ref = (golden.tensor(case[key], golden.dtype(case)) for key in ("log_prob", "ref_log_prob"))
     logprobs.requires_grad_()
     name = SLIME_ROWS[case["kl_loss_type"]]
-    ours = dialects.kernel("kl", name)(logprobs, ref, torch.ones_like(ref, dtype=torch.bool))
+    ours = reductions.kernel("kl", name)(logprobs, ref, torch.ones_like(ref, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(ours.sum(), logprobs)
     # The terms of k3 are exp(-d), d and 1, and exp(-d) has the rounding of d.
     log_r = (logprobs.detach() - ref).abs()
@@ -69,7 +70,7 @@ def test_estimator_equals_slime(case: Case) -> None:
 def test_k3_equals_trl_as_written(batch: dict[str, Tensor]) -> None:
     logprobs, ref = batch["logprobs"].requires_grad_(), batch["old_logprobs"]
     theirs = torch.exp(ref - logprobs) - (ref - logprobs) - 1
-    ours = dialects.kernel("kl", "k3@trl")(logprobs, ref, torch.ones_like(batch["mask"]))
+    ours = reductions.kernel("kl", "k3@trl")(logprobs, ref, torch.ones_like(batch["mask"]))
     assert_same(ours, theirs, logprobs)
 
 
@@ -82,7 +83,7 @@ def test_k3_corrected_equals_trl_as_written(level: str, batch: dict[str, Tensor]
     if level == "sequence":
         log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
     theirs = (torch.exp(ref - logprobs) - (ref - logprobs) - 1) * log_ratio.exp()
-    kernel = dialects.kernel("kl", "k3_corrected@trl")
+    kernel = reductions.kernel("kl", "k3_corrected@trl")
     inputs = (with_junk(x, mask) for x in (old, ref))
     assert_same(kernel(logprobs, *inputs, mask, level=level), torch.where(mask, theirs, 0.0), logprobs)
 
@@ -126,7 +127,7 @@ def test_estimators_equal_the_definition(batch: dict[str, Tensor]) -> None:
         (k2, lambda d: d * d / 2, lambda d: d),
         (k3, lambda d: math.expm1(-d) + d, lambda d: -math.expm1(-d)),
         (absolute, abs, lambda d: (d > 0) - (d < 0)),
-        (dialects.kernel("kl", "squared@prime-rl"), lambda d: d * d, lambda d: 2 * d),
+        (reductions.kernel("kl", "squared@prime-rl"), lambda d: d * d, lambda d: 2 * d),
     ):
         x = with_junk(logprobs, mask).requires_grad_()
         ours = estimator(x, with_junk(ref, mask), mask)

@@ -189,6 +189,7 @@ ORACLES: dict[str, Any] = {
 CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {}),
     ("grpo", {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5}),
+    ("grpo", {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.1}),
     ("grpo", {"clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 1.5}),
     ("grpo", {"clip_low": 0.2, "clip_high": 0.3, "ratio_cap": 1.1}),
     ("grpo", {"clip_low": 0.3, "clip_high": 0.1, "dual_clip": 3.0, "log_ratio_clamp": 1.0}),

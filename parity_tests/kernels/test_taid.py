@@ -8,13 +8,14 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.taid import taid
-from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import logit_pairs
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
-from parity_tests.support.oracles import cross_entropy, kl, largest_term, per_token
+from parity_tests.support.oracles import cross_entropy, kl, per_token
 
 Pair = dict[str, Tensor]
 ts = st.sampled_from([0.0, 0.3, 0.75, 1.0])
@@ -25,7 +26,7 @@ def recorded(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     dtype = golden.dtype(case)
     student = golden.tensor(case["student_logits"], dtype).requires_grad_()
     teacher, mask = golden.tensor(case["teacher_logits"], dtype), torch.tensor(case["mask"]).bool()
-    upstreams = dialects.kernel("divergence", "taid@taid")
+    upstreams = reductions.kernel("divergence", "taid@taid")
     loss = aggregate(upstreams(student, teacher, mask, t=case["t"]).loss, mask, "token-mean")
     return student, loss, torch.autograd.grad(loss, student)[0]
 

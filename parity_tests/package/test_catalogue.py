@@ -144,7 +144,7 @@ def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_gi
     (found,) = config.without_effect(options)
     assert (
         str(found)
-        == "replay_loss: it has no effect, because replay_weight is not set; set replay_weight, or remove it"
+        == "replay_loss: it has no effect, because replay_weight is 0; set replay_weight, or remove it"
     )
     assert not list(config.without_effect({"replay_weight", *options}))
     options = {"hint_weight": 1.0, "hint_estimator": "advantage", "hint_divergence": "sampled_token"}

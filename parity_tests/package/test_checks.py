@@ -11,6 +11,7 @@ from composer_plugins.checks import check_inputs, check_result
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.inputs import INPUTS
+from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import Metric, PairLoss, TokenLoss
 from composer_plugins.plugins import losses
 from composer_plugins.testing.gradients import value_and_gradients
@@ -217,3 +218,25 @@ def test_a_positive_log_probability_is_rejected_only_where_it_is_unmasked() -> N
         x[1, 1] = 3.0
         with pytest.raises(ComposerError, match=f"{name}: it holds 3 at an unmasked token"):
             check(choice, **{name: x})
+
+
+def test_a_loss_may_be_given_by_its_name() -> None:
+    check_inputs("dapo", tensors(GRPO.loss))
+    check_inputs("dro", tensors(GRPO.loss) | {"ref_logprobs": ZEROS})  # a required parameter may be missing
+    with pytest.raises(DataError, match="policy 'dapo', mask: it is torch.float32"):
+        check_inputs("dapo@trl", tensors(GRPO.loss) | {"mask": ZEROS})
+    check_inputs("grpo", tensors(ADVANTAGE.loss), kind="advantage")
+    with pytest.raises(
+        ConfigError, match="'grpo' is of several kinds; set kind .--kind. to policy or advantage"
+    ):
+        check_inputs("grpo", tensors(GRPO.loss))
+    with pytest.raises(ConfigError, match="unknown loss 'dapoo'; did you mean 'dapo'"):
+        check_inputs("dapoo", tensors(GRPO.loss))
+
+
+def test_a_token_loss_is_not_reduced_and_the_error_says_what_to_pass() -> None:
+    given = tensors(GRPO.loss)
+    result = GRPO.call(given)
+    with pytest.raises(TypeError, match="pass its field loss, result.loss"):
+        aggregate(result, given["mask"], "token-mean")
+    assert aggregate(result.loss, given["mask"], "token-mean").dim() == 0

@@ -1,14 +1,18 @@
 """What `list` and `explain` print, and their errors."""
 
+import inspect
 import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from composer_plugins import cli
 from composer_plugins.catalogue import Loss
-from composer_plugins.cli import app, listing
+from composer_plugins.cli import app, filters, listing
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels import preference
 from composer_plugins.plugins import collect, get_plugin_manager, losses
@@ -21,7 +25,7 @@ LOSSES = losses()
 def output(*words: str, columns: int = 200) -> str:
     done = RUN.invoke(app, words, catch_exceptions=False, env={"COLUMNS": str(columns)})
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def error(*words: str) -> str:
@@ -93,21 +97,92 @@ def test_dialects_of_keeps_the_dialects_of_one_upstream_whichever_framework_runs
     assert upstreams(both) == {"verl"} and all("trl" in row["frameworks"] for row in both)
 
 
+def test_a_repeated_filter_keeps_any_of_the_kinds_and_upstreams_and_what_has_all_the_inputs() -> None:
+    def names(*words: str) -> set[tuple[str, str]]:
+        return {(row["kind"], row["name"]) for row in listed(*words)}
+
+    def each(option: str, *values: str) -> list[set[tuple[str, str]]]:
+        return [names(option, value) for value in values]
+
+    kl, corrections = each("--kind", "kl", "correction")
+    assert names("--kind", "kl", "--kind", "correction") == kl | corrections
+    trl, verl = each("--dialects-of", "trl", "verl")
+    assert names("--dialects-of", "trl", "--dialects-of", "verl") == trl | verl
+    one, other = each("--needs", "ref_logprobs", "old_logprobs")
+    assert names("--needs", "ref_logprobs", "--needs", "old_logprobs") == one & other
+    one, other = each("--framework", "trl", "verl")
+    assert names("--framework", "trl", "--framework", "verl") == one & other
+    assert "unknown kind 'x'" in error("list", "--kind", "kl", "--kind", "x")
+
+
+def test_every_example_in_the_help_of_a_filter_is_accepted() -> None:
+    annotations = inspect.signature(cli.list_losses).parameters
+    for name in ("kind", "needs", "framework", "dialects_of"):
+        (option,) = annotations[name].annotation.__metadata__
+        examples = option.help.partition(": ")[2].removesuffix(" ...").split(", ")
+        assert examples and all(listed(f"--{name.replace('_', '-')}", one) for one in examples)
+
+
 def test_a_dialect_that_takes_an_input_which_its_framework_lacks_is_left_out() -> None:
     found = collect(get_plugin_manager(entry_points=False))
     (row,) = [loss for loss in found.losses if loss.kind == "policy" and loss.name == "grpo"]
     taking, plain = (replace(row.dialects[0], upstream=name, optional=()) for name in "ab")
     dialects = (replace(taking, optional=("values",)), plain)
     registry = found._replace(losses=(replace(row, optional=("values",), dialects=dialects),))
-    ((_, shown),) = listing.select(registry, framework="trl")
+    ((_, shown),) = filters.select(registry, filters.filters(registry, frameworks=["trl"]))
     assert [dialect.upstream for dialect in shown] == ["b"]
 
 
 def test_one_loss_is_counted_in_the_singular() -> None:
-    assert output("list", "--kind", "policy", "--dialects-of", "sdpo").splitlines() == ["no loss matches"]
     (row,) = [loss for loss in LOSSES if loss.kind == "policy" and loss.name == "cispo"]
     assert listing.count([(row, list(row.dialects[:1]))]) == "1 policy loss, 1 dialect"
     assert listing.count([(row, []), (row, [])]) == "2 policy losses, 0 dialects"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("gspo", {"gspo", "gspo_token", "luspo"}),  # the summary of luspo has it
+        ("2402.03300", {"grpo", "seq-mean-token-mean"}),
+        ("https://arxiv.org/abs/2402.03300", {"grpo", "seq-mean-token-mean"}),
+        ("GEO_MEAN", {"gmpo"}),  # verl's name
+        ("geo-mean", {"gmpo"}),
+        ("reinforce++", {"reinforce_pp", "reinforce_pp_baseline"}),
+        ("low_var_kl", {"k3", "k3_plus"}),
+        ("ipo_threshold", {"dppo_tv", "dppo_topk_tv", "ipo", "ipo_centered", "ref_kl"}),  # a parameter there
+        ("ipo_threshold centered", {"ipo_centered"}),
+        ("ipo_threshold --framework trl", {"dppo_tv", "ipo"}),
+        ("ipo_threshold grpo@trl", set()),
+    ],
+)
+def test_a_search_finds_names_papers_summaries_and_the_names_of_frameworks(
+    words: str, expected: set[str]
+) -> None:
+    assert {row["name"] for row in listed(*words.split())} == expected
+
+
+def test_an_empty_list_says_which_filter_removed_everything() -> None:
+    policies = f"{len(listed('--kind', 'policy'))} losses"
+    assert output("list", "--kind", "policy", "--dialects-of", "sdpo").splitlines() == [
+        "no loss matches",
+        f"  --kind policy alone matches {policies}; without it 2 losses would match",
+        f"  --dialects-of sdpo alone matches 2 losses; without it {policies} would match",
+    ]
+    assert output("list", "dapoo").splitlines()[1] == "  'dapoo' alone matches no loss; did you mean 'dapo'?"
+    assert "it is not a loss of its own: weigh the pairs" in output("list", "wpo")
+    done = RUN.invoke(app, ["list", "--json", "dapoo"])
+    assert json.loads(done.stdout)["losses"] == [] and done.stderr.startswith("no loss matches\n  'dapoo'")
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_a_list_of_any_width_has_every_word(columns: int) -> None:
+    wide, narrow = (output("list", columns=n) for n in (500, columns))
+    assert [x for x in narrow.splitlines() if len(x) > columns or x != x.rstrip()] == []
+    words = {*narrow.split()}
+    missing = {word for word in wide.split() if word not in words}
+    headings = {"name", "what", "is"} if columns < 110 else set()
+    assert all(len(word) > columns // 5 for word in missing - headings), missing
+    assert columns == 120 or not {word for word in missing - headings if word not in "".join(narrow.split())}
 
 
 # explain
@@ -122,6 +197,81 @@ def test_every_loss_can_be_explained(row: Loss) -> None:
     example = text.partition("on the worked example")[2].splitlines()
     assert "nan" not in "".join(example)
     assert any(line.split()[-1][-1].isdigit() for line in example if line)
+
+
+def numbers(words: list[str]) -> Counter[str]:
+    """The words that are numbers, without the brackets and commas around them."""
+    bare = [word.strip("[](),;:") for word in words]
+    return Counter(word for word in bare if word.replace(".", "").lstrip("-").isdigit())
+
+
+@each()
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_a_page_of_any_width_has_every_word_and_number_whole(row: Loss, columns: int) -> None:
+    wide, narrow = (output("explain", row.name, "--kind", row.kind, columns=n) for n in (400, columns))
+    lines, words = narrow.splitlines(), narrow.split()
+    assert [line for line in lines if len(line) > columns or line != line.rstrip()] == []
+    tables = lines[lines.index("on the worked example") + 1 :]
+    assert all(line.startswith("  ") for line in tables if line)  # a row that were too long would go on at 0
+    longer = {word for word in wide.split() if word not in words and set(word) != {"─"}}
+    assert all(len(word) > columns // 3 and word in "".join(words) for word in longer), longer
+    assert not numbers(wide.split()) - numbers(words)
+
+
+def test_json_has_everything_that_the_page_shows() -> None:
+    (row,) = explained("gdpo")
+    shown = json.dumps(row, ensure_ascii=False).replace('\\"', '"')
+    page = output("explain", "gdpo", columns=400)
+    facts, _, example = page.partition("on the worked example")
+    labels = "values (in parentheses: the dialect keeps the default) inputs source runs in from denominator"
+    words = {word.strip("()[];,.@") for word in facts.split()} - {*labels.replace("(", " ").split()}
+    assert {word for word in words if word not in shown} == {"inf", "|"}  # no upper bound, and a list there
+    results = row["example"]["results"]
+    assert [*results] == ["default", *(f"@{one['name'].partition('@')[2]}" for one in row["dialects"])]
+    for value in (x for result in results.values() for x in result["value"]):
+        assert f"{value:.4g}" in example
+    assert row["example"]["inputs"]["group_ids"] == [0, 0, 0, 1, 1, 2]
+
+
+def explained(*words: str) -> list[dict[str, Any]]:
+    found = json.loads(output("explain", "--json", *words))
+    assert found["problems"] == []
+    return found["losses"]
+
+
+def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() -> None:
+    assert [row["kind"] for row in explained("grpo")] == ["policy", "advantage"]
+    (row,) = explained("cispo@trl")
+    assert [one["name"] for one in row["dialects"]] == ["cispo@trl"]
+    assert row["example"]["results"]["@trl"]["gradient"][0] == pytest.approx([-0.2, -0.2, -0.2])
+    assert row["inputs"][0]["shape"] == "[*batch, tokens]"
+
+
+def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
+    for module in ("composer_plugins.plotting", "matplotlib"):
+        pytest.importorskip(module)
+    done = RUN.invoke(
+        app, ["explain", "cispo@trl", "--plot", str(tmp_path / "a.svg")], catch_exceptions=False
+    )
+    assert done.exit_code == 0 and "<svg" in (tmp_path / "a.svg").read_text()
+    assert "cispo  (policy)" in done.stdout and done.stderr == f"wrote {tmp_path / 'a.svg'}\n"
+
+
+def test_an_error_about_the_picture_names_the_option_that_holds_its_path() -> None:
+    for module in ("composer_plugins.plotting", "matplotlib"):
+        pytest.importorskip(module)
+    assert error("explain", "cispo", "--plot", "x.jpg").startswith("--plot: 'x.jpg' has another suffix")
+    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: the folder 'no' does not exist")
+
+
+def test_every_loss_can_be_explained_as_json() -> None:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    for row in LOSSES:
+        text = output("explain", "--json", row.name, "--kind", row.kind)
+        (data,) = json.loads(text, parse_constant=no_constant)["losses"]
+        assert data["example"]["results"]["default"]
 
 
 def example(*words: str) -> list[str]:
@@ -140,7 +290,7 @@ def test_a_default_that_a_dialect_keeps_is_in_parentheses() -> None:
 
     assert row("gdpo", "ddof")[:3] == ["1", "(1)", "(1)"]
     assert row("seq-mean-token-sum-norm", "max_length")[:5] == ["required", "width", "width", "512", "512"]
-    assert "parameters (in parentheses: the dialect keeps the default)\n" in output("explain", "gdpo")
+    assert "values\n  (in parentheses: the dialect keeps the default)\n" in output("explain", "gdpo")
 
 
 def test_the_page_says_which_frameworks_run_a_loss() -> None:
@@ -151,7 +301,7 @@ def test_the_page_says_which_frameworks_run_a_loss() -> None:
 
 
 def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() -> None:
-    token_loss, mask, heading, *_ = example("token-mean")
+    token_loss, mask, _, heading, *_ = example("token-mean")
     assert token_loss.split(maxsplit=1) == ["token_loss", "[[0.4, -0.2, 0.3], [0.5, 0.1, 0]]"]
     assert mask.split(maxsplit=1) == ["mask", "[[1, 1, 1], [1, 1, 0]]"]
     assert heading.split()[:2] == ["value", "default"]
@@ -166,12 +316,31 @@ def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("list --kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
+        (
+            "list --kind polcy",
+            "--kind: unknown kind 'polcy'; did you mean 'policy'? --kind accepts policy, adv",
+        ),
+        ("list --kind foo", "--kind: unknown kind 'foo'; --kind accepts policy, advantage, divergence, pr"),
+        ("list --needs foo", "--needs: unknown input 'foo'; --needs accepts advantages, baselines, chosen,"),
+        ("list --needs", "--needs: no input is given; --needs accepts advantages, "),
+        (
+            "list --framework foo",
+            "--framework: unknown framework 'foo'; --framework accepts trl, prime-rl, verl",
+        ),
+        ("list --dialects-of foo", "--dialects-of: unknown upstream 'foo'; --dialects-of accepts areal, "),
         ("list --needs old_logprob", "--needs: unknown input 'old_logprob'; did you mean 'old_logprobs'?"),
         ("list --framework TRL", "--framework: unknown framework 'TRL'; did you mean 'trl'?"),
         ("list --framework oat", "--framework: there is no adapter for 'oat' yet (there is one for trl, "),
         ("list --dialects-of vrel", "--dialects-of: unknown upstream 'vrel'; did you mean 'verl'?"),
         ("explain cipso", "NAME: unknown loss 'cipso'; did you mean 'cispo'?"),
+        (
+            "explain geo_mean",
+            "NAME: unknown loss 'geo_mean'; composer-plugins list geo_mean shows the losses ",
+        ),
+        (
+            "explain 2507.20673",
+            "NAME: unknown loss '2507.20673'; composer-plugins list 2507.20673 shows the ",
+        ),
         ("explain @trl", "NAME: no loss is given; known: "),
         ("explain cispo --kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
         (
@@ -186,10 +355,13 @@ def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() ->
     ],
 )
 def test_an_unknown_word_is_answered_with_the_known_ones(words: str, message: str) -> None:
-    assert error(*words.split()).startswith(message)
+    given = words.split()
+    assert error(*given, *([""] if given[-1] == "--needs" else [])).startswith(message)
 
 
 def test_the_remedies_name_what_exists() -> None:
     assert all(hasattr(preference, name) for name in ("wpo_weights", "weighted", "ld_logprobs"))
     assert ", or advantage grpo@" in error("explain", "grpo@nope")
+    assert error("explain", "Dr. GRPO") == "NAME: unknown loss 'Dr. GRPO'; did you mean 'dr_grpo'?"
+    assert output("list", "geo_mean").splitlines()[2].startswith("gmpo ")
     assert error("list", "--framework", "oat").endswith("composer-plugins list --dialects-of oat")

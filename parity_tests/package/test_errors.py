@@ -25,13 +25,14 @@ def test_an_error_survives_pickling_and_can_be_put_under_a_prefix(kind: type[Con
     assert error.under("algorithm.composer").key == "algorithm.composer.row 3"
 
 
-def test_enforce_raises_the_first_error_and_warns_of_each_warning_before_it() -> None:
+def test_enforce_raises_every_error_at_once_and_warns_of_each_warning_before() -> None:
     first = Finding.from_error(ERROR)
     remark, warning = (first._replace(severity=severity) for severity in ("info", "warning"))
     later = first._replace(key="hint_weight")
     with pytest.warns(ComposerWarning) as warned, pytest.raises(ConfigError) as refused:
         enforce([remark, warning, first, warning, later])
-    assert [str(one.message) for one in warned] == [str(refused.value)] == [str(ERROR)]
+    assert [str(one.message) for one in warned] == [str(ERROR)]
+    assert str(refused.value).splitlines() == [str(ERROR), str(later)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         enforce([remark])

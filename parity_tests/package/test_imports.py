@@ -23,8 +23,10 @@ from parity_tests.support.paths import ROOT
 
 PACKAGE, KERNELS = "composer_plugins", "composer_plugins.kernels"
 ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
-TESTING = "composer_plugins.testing"
+TESTING, CONFORMANCE = "composer_plugins.testing", "composer_plugins.conformance"
+PLOTTING = "composer_plugins.plotting"
 
+TEMPLATE = ROOT / PACKAGE / "template"
 FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_tests")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,9 +46,23 @@ PURE = (
 FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
-    | {"trl"},
+    | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
     | {"datasets", "numpy", "pyarrow"},
+}
+
+# By sub-package of conformance, the libraries of the framework that its claims are about.
+CLAIMED = {
+    "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
+    "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
+    "prime_rl_claims": {"pydantic_core"},
+}
+
+# What a function may import, when it is called: `demo` runs a recipe, `check` the laws, `conform` the claims,
+# `plot` draws.
+LAZILY = {
+    f"{PACKAGE}.cli": (RECIPES, TESTING, CONFORMANCE, PLOTTING),
+    f"{TESTING}.checking": ("pytest",),
 }
 
 
@@ -57,7 +73,13 @@ def part_of(name: str) -> str:
         return names[0]
     if names[1:2] == ["adapters"]:
         return ".".join(names[:3])
-    return ".".join(names[:2]) if names[1:2] in (["kernels"], ["recipes"], ["testing"]) else PACKAGE
+    if names[1:2] == ["conformance"]:
+        return ".".join(names[: 3 if names[2:] and names[2] in CLAIMED else 2])
+    return (
+        ".".join(names[:2])
+        if names[1:2] in (["kernels"], ["recipes"], ["testing"], ["plotting"])
+        else PACKAGE
+    )
 
 
 def may_import(part: str, imported: str) -> bool:
@@ -70,8 +92,14 @@ def may_import(part: str, imported: str) -> bool:
         return True
     if part == KERNELS:
         return imported in {KERNELS, "torch", "jaxtyping", *PURE}
+    if part.startswith(CONFORMANCE):
+        own = CLAIMED.get(part.removeprefix(f"{CONFORMANCE}."), set())
+        known = LIBRARIES | own | {PACKAGE, KERNELS, TESTING, CONFORMANCE, part}
+        return imported in known or imported.startswith(ADAPTERS)
     if part == TESTING:
         return imported in LIBRARIES | {PACKAGE, KERNELS, TESTING, "hypothesis"}
+    if part == PLOTTING:
+        return imported in LIBRARIES | {PACKAGE, KERNELS, TESTING, PLOTTING, "matplotlib"}
     own = FRAMEWORKS.get(part.removeprefix(f"{ADAPTERS}."), set())
     return imported in LIBRARIES | own | {PACKAGE, KERNELS, part}
 
@@ -81,16 +109,19 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
     package = module if is_package else module.rpartition(".")[0]
     tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lazy = {node for function in functions for node in ast.walk(function)}
+    type_only = [
+        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    lazy = {node for part in (*functions, *type_only) for node in ast.walk(part)}
     for node in ast.walk(tree):
         origin = ""
         if isinstance(node, ast.ImportFrom):
             origin = resolve_name("." * node.level + (node.module or ""), package) + "."
         for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
             part = part_of(origin + name.name)
-            # The one exception: `composer-plugins demo` runs a recipe, when it is called.
-            is_demo = part == RECIPES and module.startswith(f"{PACKAGE}.cli") and node in lazy
-            if not is_demo and not may_import(part_of(module), part):
+            if node in lazy and part in next((p for m, p in LAZILY.items() if module.startswith(m)), ()):
+                continue
+            if not may_import(part_of(module), part):
                 yield f"{module}, line {node.lineno}: may not import {origin}{name.name}"
 
 
@@ -98,6 +129,8 @@ def modules() -> Iterator[tuple[str, Path]]:
     """The name and file of every module here; rglob does not follow the package's links."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.is_relative_to(TEMPLATE):  # a third party's, when `new-plugin` has copied it
+                continue
             names = [*path.relative_to(ROOT).parent.parts, path.stem]
             if folder in {"kernels", "adapters", "recipes"}:
                 names.insert(0, PACKAGE)
@@ -130,11 +163,17 @@ FORBIDDEN = {
         "import trl",
         "import numpy",
         "from composer_plugins.testing import inputs",
+        "from composer_plugins.conformance import claims",
     ],
     f"{PACKAGE}.cli": ["def f():\n    from composer_plugins.adapters import trl_mixin"],
+    f"{PACKAGE}.cli.plot": ["from composer_plugins.plotting import drawing", "import matplotlib"],
+    f"{PACKAGE}.catalogue.rows": ["def f():\n    from composer_plugins.plotting import picture"],
+    f"{PLOTTING}.drawing": ["import trl", "from composer_plugins.recipes import codebook"],
     f"{PACKAGE}.cli.doctor": ["from composer_plugins.recipes import codebook"],
     f"{PACKAGE}.diagnosis": ["def f():\n    from composer_plugins.recipes import codebook"],
+    f"{PACKAGE}.cli.check": ["from composer_plugins.testing import laws"],
     f"{TESTING}.inputs": ["import pytest"],
+    f"{TESTING}.checking": ["import pytest"],
     f"{ADAPTERS}.trl_mixin.trainer": [
         "import verl",
         "from ..verl_plugin import estimator",
@@ -143,6 +182,12 @@ FORBIDDEN = {
         "from parity_tests import assertions",
     ],
     f"{ADAPTERS}.new_framework": ["import new_framework"],
+    f"{CONFORMANCE}.claims": ["import trl", "import hypothesis"],
+    f"{CONFORMANCE}.trl_claims.policy": [
+        "import verl",
+        "from composer_plugins.conformance.verl_claims import upstream",
+        "from composer_plugins.recipes import codebook",
+    ],
     f"{RECIPES}.codebook.demo": ["from kernels import policy", "from parity_tests import assertions"],
     "parity_tests.kernels.test_ppo": ["import kernels.policy"],
 }
@@ -150,9 +195,16 @@ ALLOWED = {
     f"{KERNELS}.ppo": ["import math, torch.nn.functional as F\nfrom .masking import keep"],
     f"{PACKAGE}.catalogue": ["import pluggy, json\nfrom composer_plugins.kernels import kl"],
     f"{PACKAGE}.cli": ["def f():\n    from composer_plugins.recipes.codebook import demo"],
+    f"{PACKAGE}.cli.conform": ["def f():\n    from composer_plugins.conformance import running"],
+    f"{PACKAGE}.cli.plot": ["def f():\n    from composer_plugins import plotting"],
+    f"{PLOTTING}.drawing": ["import matplotlib, torch\nfrom composer_plugins.testing import settings"],
     f"{TESTING}.strategies": ["import hypothesis, torch\nfrom composer_plugins import catalogue"],
     f"{ADAPTERS}.trl_mixin.trainer": ["from .config import Config\nimport trl, peft, torch, pydantic"],
     f"{ADAPTERS}.verl_plugin.sync_trainer.loss": ["import verl\nfrom ..upstream import gate"],
+    f"{CONFORMANCE}.trl_claims.policy": [
+        "import trl\nfrom composer_plugins.conformance.claims import Claim",
+        "from composer_plugins.adapters import trl_mixin\nfrom composer_plugins.testing import draws",
+    ],
     f"{RECIPES}.trl.grpo": ["import tokenizers\nfrom composer_plugins.adapters import trl_mixin"],
     "parity_tests.kernels.test_ppo": ["import numpy\nfrom parity_tests.support import strategies"],
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from parity_tests.support.installed import built
 from parity_tests.support.paths import ROOT
 
 FOLDERS = ("kernels", "adapters", "recipes")
@@ -16,12 +17,7 @@ FOLDERS = ("kernels", "adapters", "recipes")
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Paths inside a wheel built from this checkout by way of its sdist, as a release is."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
-    build = subprocess.run(command, cwd=out, capture_output=True, text=True)
-    assert build.returncode == 0, build.stderr[-2000:]
-    (wheel,) = out.glob("*.whl")
-    return set(zipfile.ZipFile(wheel).namelist())
+    return set(zipfile.ZipFile(built(tmp_path_factory.mktemp("dist"))).namelist())
 
 
 def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
@@ -31,7 +27,7 @@ def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
 
 @pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
 def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> None:
-    suffixes = {".py", ".toml", ".yaml", ".md"}
+    suffixes = {".py", ".pyi", ".toml", ".yaml", ".md"}
     sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
     expected = {f"composer_plugins/{name}" for name in inside}

@@ -1,7 +1,8 @@
 """Plugins: a third party's loss is registered beside ours, and a broken plugin does not stop the others."""
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from composer_plugins import plugins
 from composer_plugins.adapter import Adapter
 from composer_plugins.catalogue import choose, of_kind
 from composer_plugins.cli import app
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError
 from composer_plugins.hookspecs import hookimpl
 from composer_plugins.plugins import add_plugin, collect, get_plugin_manager
 
@@ -135,6 +138,12 @@ def scaled(logprobs, mask, *, scale=1.0): return TokenLoss((scale * logprobs).wh
 def raises(logprobs, mask, *, scale=1.0): raise ValueError("no\\nGPU")
 def nothing(logprobs, mask, *, scale=1.0): return None
 def required(logprobs, mask, *, scale): return logprobs * scale
+def scalar(logprobs, mask, *, scale=1.0): return TokenLoss(logprobs.mean(), {})
+def bare(logprobs, mask, *, scale=1.0): return logprobs * mask
+def metric(logprobs, mask, *, scale=1.0): return TokenLoss(logprobs * mask, {"m": logprobs.detach()})
+def writes(logprobs, mask, *, scale=1.0):
+    mask.logical_not_()
+    return TokenLoss(logprobs * ~mask, {})
 
 def row(name, kernel):
     return Loss(
@@ -146,9 +155,10 @@ def row(name, kernel):
 
 @hookimpl
 def register_losses(register):
-    for name in ("scaled", "raises", "nothing", "required"):
+    for name in ("scaled", "raises", "nothing", "required", "scalar", "bare", "metric", "writes"):
         register(row(name, name))
     register(row("grpo", "scaled"))
+    register(row("absent", "absent"))
 """
 
 
@@ -169,13 +179,26 @@ FAULTS = [
     "plugin of acme-losses 2.5: acme_losses_broken fails on import: OSError: no GPU",
     "plugin of acme-losses 2.5: policy 'grpo': acme_losses:scaled has the name of "
     "composer_plugins.kernels.policy:grpo, which composer-plugins registered; rename the loss",
+    "plugin of acme-losses 2.5: policy 'absent', path: 'acme_losses:absent' does not exist: acme_losses has "
+    "no function 'absent'; correct the path",
 ]
+RETURN = "return TokenLoss(loss, metrics), with one value per token"
+WRONG = {  # the words of check_result and check_not_written
+    "nothing": f"'nothing' returned NoneType; {RETURN}",
+    "scalar": f"'scalar' returned the shape [], and not [2, 3]; {RETURN}",
+    "bare": f"'bare' returned Tensor; {RETURN}",
+    "metric": "'metric' returned the metric 'm' as Tensor; return Metric(value, where), two tensors",
+    "writes": "'writes' writes to its input 'mask', which the framework goes on to use; compute on a copy: "
+    "mask.clone()",
+}
+WRONG_RESULTS = [f"plugin of acme-losses 2.5: policy '{name}': {words}" for name, words in WRONG.items()]
 
 
 @pytest.mark.usefixtures("acme_is_installed")
 def test_an_installed_plugin_is_listed_and_its_faults_are_printed() -> None:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["list", "--kind", "policy"])
-    assert done.exit_code == 1 and done.stderr == "".join(f"error: {fault}\n" for fault in FAULTS)
+    assert done.exit_code == 1
+    assert done.stderr == "".join(f"error: {fault}\n" for fault in (*FAULTS, *WRONG_RESULTS))
     assert "a loss of mine [plugin: acme-losses 2.5]" in done.stdout and "@acme" in done.stdout
 
 
@@ -197,19 +220,78 @@ def test_an_installed_plugin_is_chosen_by_name_and_its_faults_are_warned_of() ->
     ("name", "message"),
     [
         ("scaled", ""),
-        ("raises", "ValueError: no GPU"),
+        ("raises", "its kernel acme_losses:raises fails on the worked example: ValueError: no GPU"),
+        *WRONG.items(),
         (
-            "nothing",
-            "ConfigError: nothing: 'nothing' returned NoneType; return TokenLoss(loss, metrics), with one "
-            "value per token",
+            "required",
+            "its kernel acme_losses:required fails on the worked example: ValueError: scale has neither a "
+            "default nor an example: Parameter(..., example=1)",
         ),
-        ("required", "ValueError: scale has neither a default nor an example: Parameter(..., example=1)"),
     ],
 )
 def test_the_kernel_of_a_plugin_is_explained_and_its_fault_is_named(name: str, message: str) -> None:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["explain", name])
     assert done.exit_code == bool(message)
     assert "a loss of mine" in done.stdout and ("on the worked example" in done.stdout) == (not message)
-    fault = f"policy '{name}': its kernel acme_losses:{name} fails on the worked example: {message}"
-    faults = [*FAULTS, *([f"plugin of acme-losses 2.5: {fault}"] if message else [])]
+    faults = [*FAULTS, *([f"plugin of acme-losses 2.5: policy '{name}': {message}"] if message else [])]
     assert done.stderr == "".join(f"error: {fault}\n" for fault in faults)
+
+
+@pytest.mark.usefixtures("acme_is_installed")
+def test_a_wrong_result_is_in_the_json_of_list_and_explain() -> None:
+    listed = CliRunner().invoke(app, ["list", "--json"])
+    found = json.loads(listed.stdout)["problems"]
+    assert [one["message"] for one in found][-len(WRONG) :] == [
+        f"policy '{name}': {words}" for name, words in WRONG.items()
+    ]
+    explained = CliRunner().invoke(app, ["explain", "bare", "--json"])
+    data = json.loads(explained.stdout)
+    assert explained.exit_code == 1 and data["losses"][0]["example"] is None
+    assert data["problems"][-1]["message"] == f"policy 'bare': {WRONG['bare']}"
+
+
+@pytest.mark.usefixtures("acme_is_installed")
+@pytest.mark.parametrize("name", ["bare", "raises", "required"])
+def test_a_kernel_that_fails_is_compared_without_numbers_and_its_fault_is_named(name: str) -> None:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["diff", name, "scaled@acme"])
+    assert done.exit_code == 1 and f"policy '{name}': " in done.stderr.splitlines()[-1]
+    assert "Nothing differs" not in done.stdout and "-0.4" not in done.stdout
+
+
+@pytest.fixture
+def acme_is_registered(acme_is_installed: None) -> Iterator[None]:
+    plugins.registry.cache_clear()
+    with pytest.warns(plugins.PluginWarning):
+        plugins.registry()
+    yield
+    plugins.registry.cache_clear()
+
+
+ABSENT = f"'absent' cannot be used. {FAULTS[2]}; correct or update acme-losses 2.5"
+BROKEN = f"(not everything is loaded: {FAULTS[0]})"
+
+
+@pytest.mark.usefixtures("acme_is_registered")
+@pytest.mark.parametrize("words", [["explain", "absent"], ["check", "absent"], ["diff", "absent", "grpo"]])
+def test_a_command_that_names_a_loss_of_a_broken_row_says_what_is_wrong_with_it(words: list[str]) -> None:
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ConfigError) and str(error).endswith(f": {ABSENT}")
+
+
+@pytest.mark.usefixtures("acme_is_registered")
+def test_a_config_that_names_a_loss_of_a_broken_row_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse({"policy": "absent@trl"})
+    assert str(refused.value) == f"policy: {ABSENT}"
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse({"policy": "grpoo", "replay_weight": 1.0, "replay_loss": "grpo"})
+    first, second = str(refused.value).splitlines()
+    assert first == f"policy: unknown policy loss 'grpoo'; did you mean 'grpo'? {BROKEN}"
+    assert second.startswith("replay_loss: 'grpo' is a policy loss and an advantage, not a preference loss; ")
+    assert second.endswith(BROKEN)
+
+
+def test_a_working_registry_adds_nothing_to_an_error() -> None:
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse({"policy": "grpoo"})
+    assert str(refused.value) == "policy: unknown policy loss 'grpoo'; did you mean 'grpo'?"

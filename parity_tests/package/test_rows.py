@@ -179,6 +179,9 @@ def test_the_import_path_of_one_of_ours_is_its_row() -> None:
         ("bare", {}, "policy: 'foreign_kernels:bare' has no signature; name a function written in Python"),
         ("", {}, "policy: 'foreign_kernels:' is not an import path; write module:function"),
         ("loss", {"scale": float("nan")}, "policy_params.scale: it is nan; set a finite number"),
+        ("mine", {"scale": "x"}, "policy_params.scale: it is 'x'; set a number, as the default 0.5 is"),
+        ("mine", {"scale": True}, "policy_params.scale: it is True; set a number, as the default 0.5 is"),
+        ("loss", {"scale": 1, "bonus": 2}, "policy_params.bonus: it is 2; set a string, as the default "),
     ],
 )  # fmt: skip
 def test_a_function_that_is_not_a_loss_is_rejected(function: str, params: Any, error: str) -> None:
@@ -193,6 +196,16 @@ def test_a_loss_that_writes_to_an_input_is_an_error() -> None:
         chosen("writes").call(batch)
     with torch.inference_mode():
         chosen("writes").call({name: x.clone() for name, x in batch.items()})  # no versions are counted
+
+
+def test_a_loss_of_a_plugin_is_checked_as_one_by_import_path_is() -> None:
+    """At every call, in every framework: only our own kernels are not."""
+    batch = {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
+    choice = chosen("writes")
+    named = replace(choice, loss=replace(choice.loss, name="of_a_plugin"))
+    with pytest.raises(ConfigError, match="'of_a_plugin' writes to its input 'advantages'"):
+        named.call(batch)
+    assert not choose(losses(), "policy", "grpo").is_third_party
 
 
 def test_a_module_that_exits_on_import_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

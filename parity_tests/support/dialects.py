@@ -4,16 +4,12 @@ An upstream's own rounding or padding of a denominator is reproduced here, so th
 strict as float64. Each one is a row of `divergences.md`.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Kind, choose
 from composer_plugins.kernels.aggregation import Mode, aggregate
-from composer_plugins.plugins import losses
 
 VERL_LENGTH_EPS = 1e-8
 NEMO_RL_EPS = 1e-8
@@ -78,15 +74,3 @@ def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
         mode = "seq-mean-token-sum-norm"
         return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length)
     raise ValueError(f"unknown loss_type {loss_type!r}")
-
-
-def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
-    """TRL 1.16's GMPO: a mean over all rows, where a row without unmasked tokens has the ratio 1."""
-    loss = aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
-    return loss - torch.where(mask.any(-1), 0.0, advantages.squeeze(-1)).mean()
-
-
-def kernel(kind: Kind, name: str) -> Callable[..., Any]:
-    """The kernel of a catalogue row, or of a dialect ("cispo@trl") with that dialect's parameters."""
-    choice = choose(losses(), kind, name)
-    return partial(choice.loss.kernel(), **choice.params)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from composer_plugins.kernels.linear.tiles import GPU_TILE
+from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
-from parity_tests.support.trl_options import filled, table
+from parity_tests.support.trl_options import table
 
 PAGE, MEASURED = ROOT / "docs" / "memory.md", ROOT / "docs" / "trl.md"
 GIB = 2**30

@@ -32,9 +32,10 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.bundled.adapters import ADAPTERS
 from composer_plugins.catalogue import REQUIRED, Loss, choose
+from composer_plugins.conformance.prime_rl_claims.packs import packed
+from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.plugins import losses
-from parity_tests.support import trl_live
-from parity_tests.support.prime_rl_doubles import GENERATIONS, packed, scale
+from parity_tests.support.prime_rl_doubles import GENERATIONS, scale
 from parity_tests.support.prime_rl_doubles import compute_loss as called_by_prime_rl
 
 LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
@@ -90,8 +91,8 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         options = cls(**size, **{"num_generations": 2} | dict(table))
-    read = {name: getattr(options, name) for name in trl_live.GRPO_ARGS}
-    trainer = trl_live.grpo_trainer(
+    read = {name: getattr(options, name) for name in upstream.GRPO_ARGS}
+    trainer = upstream.grpo_trainer(
         **read,
         loss_type=options.loss_type or "grpo",
         importance_sampling_level=options.importance_sampling_level,
@@ -106,10 +107,10 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
         "ref_per_token_logps": batch.reference,
         "sampling_per_token_logps": batch.rollout,
     }
-    inputs = trl_live.grpo_inputs(batch.mask, batch.advantages[:, 0], **more)
+    inputs = upstream.grpo_inputs(batch.mask, batch.advantages[:, 0], **more)
     logprobs = batch.logprobs.clone().requires_grad_()
     if not ours:
-        loss = trl_live.policy_loss(trainer, logprobs, torch.zeros_like(logprobs), inputs)
+        loss = upstream.policy_loss(trainer, logprobs, torch.zeros_like(logprobs), inputs)
         return torch.autograd.grad(loss, logprobs)[0]
     assert isinstance(options, ComposerGRPOConfig)
     choice = options.policy_choice()
@@ -122,7 +123,7 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
     own = GRPOTrainer._get_per_token_logps_and_entropies
     GRPOTrainer._get_per_token_logps_and_entropies = lambda *_, **__: forward
     try:
-        with trl_live.in_float64():
+        with upstream.in_float64():
             loss = instance._compute_loss(None, inputs)
     finally:
         GRPOTrainer._get_per_token_logps_and_entropies = own

@@ -27,6 +27,7 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
     stamp_replay_pair,
 )
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
+from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import Target
 from parity_tests.adapters.prime_rl.test_contract import sample
 from parity_tests.adapters.prime_rl.test_doctor import (
@@ -364,7 +365,7 @@ def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
     version = {"559b447": "0.8.0"}.get(case.version, case.version)
     generation = double.AFTER_559B447 if version == "HEAD" else double.GENERATIONS[f"v{version}"]
     samples = [sample(0, 4, reference=case.called_with == "references")]
-    inputs = double.inputs_of(generation, double.packed(samples), 0)
+    inputs = double.inputs_of(generation, packed(samples), 0)
     if case.called_with == "advantages by token":
         inputs.advantages = torch.linspace(-1, 1, len(inputs.advantages))
 

@@ -58,7 +58,7 @@ def _no_end() -> None:
 
 
 def _plain() -> None:
-    args = GRPOConfig(output_dir=tiny.SCRATCH.name, use_cpu=True, bf16=False)
+    args = GRPOConfig(output_dir=SCRATCH.name, use_cpu=True, bf16=False)
     ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
 
 

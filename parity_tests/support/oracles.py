@@ -1,4 +1,4 @@
-"""Divergences in plain Python loops, and a bound on the terms of their sums."""
+"""Divergences in plain Python loops."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,15 +39,3 @@ def per_token(function: Callable[..., float], *logits: Tensor) -> Tensor:
     positions = zip(*(x.flatten(0, -2).tolist() for x in logits), strict=True)
     values = [function(*map(softmax, rows)) for rows in positions]
     return torch.tensor(values, dtype=torch.float64).view(logits[0].shape[:-1])
-
-
-def largest_term(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> float:
-    """A bound on |P log Q| over a vocabulary, P and Q being student or teacher; at least 1.
-
-    A divergence is a difference of such terms: near 0 its rounding is theirs and not its own. And a
-    log-probability near 0 is itself a difference, a logit less the log of a sum.
-    """
-    s = torch.log_softmax(student_logits.detach().double() / temperature, -1)
-    t = torch.log_softmax(teacher_logits.detach().double() / temperature, -1)
-    terms = torch.maximum(s, t).exp() * -torch.minimum(s, t)
-    return float(torch.where(terms.isfinite(), terms, 0.0).max().clamp(min=1))

@@ -1,8 +1,8 @@
 """Mutation tests: plant one bug at a time in a copy of this repository; its tests must then fail.
 
-`nox -s planted_bugs`, or `python -m parity_tests.support.planted_bugs [--only WORD] [--write]`. A bug is
+`nox -s planted_bugs`, or `python -m parity_tests.support.planted_bugs [--only WORD]`. A bug is
 killed if the named tests fail with it and pass without it. A bug that crashes or hangs proves nothing and
-counts as survived. `--write` puts the table of bugs into README.md.
+counts as survived.
 """
 
 import argparse
@@ -23,10 +23,8 @@ import jaxtyping  # noqa: F401
 import pytest
 import torch
 
-from parity_tests.support.paths import ROOT, TESTS
+from parity_tests.support.paths import ROOT
 
-README = TESTS / "README.md"
-START, END = "<!-- planted bugs -->", "<!-- end of planted bugs -->"
 LEFT_OUT = (".*", "build", "demo_out", "*.egg-info", "__pycache__")
 CRASHES = ("AttributeError", "ImportError", "IndexError", "ModuleNotFoundError", "NameError", "RuntimeError")
 CRASHES += ("SyntaxError", "TypeError", "jaxtyping.TypeCheckError")
@@ -111,7 +109,8 @@ def start(where: Path, tests: str, log: Path, limit: int = LIMIT_S) -> int:
     signal.alarm(limit)  # 0 is none
     os.chdir(where)
     os.environ.update(CI="1", COLUMNS="300")  # the same examples each time; a reason is not cut short
-    sys.modules.pop("parity_tests", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "parity_tests"]:
+        del sys.modules[name]  # otherwise ROOT is not the copy's, and a program that a test starts has no bug
     sys.path[:] = [str(where), *(path for path in sys.path if path and Path(path) != ROOT)]
     sys.dont_write_bytecode = True  # two edits within a second could not be told apart
     quiet = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
@@ -165,11 +164,10 @@ def hunt(chosen: list[Bug], copies: list[Path]) -> list[Verdict]:
 
 
 def main() -> int:
-    """Print the table; status 1 unless every bug is killed."""
+    """Print what kills each bug; status 1 unless every bug is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name, place or tests contain this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--write", action="store_true", help="put the table into parity_tests/README.md")
     options = parser.parse_args()
     began = monotonic()
     torch.set_num_threads(1)  # before the first fork
@@ -191,8 +189,6 @@ def main() -> int:
         verdicts = hunt(chosen, copies)
     killed = sum(verdict.killer is not None for verdict in verdicts)
     print(f"{killed} of {len(verdicts)} planted bugs killed in {monotonic() - began:.0f} s")
-    if options.write and not options.only and killed == len(verdicts):
-        write(verdicts)
     return 0 if killed == len(verdicts) else 1
 
 
@@ -205,14 +201,6 @@ def not_plantable(chosen: list[Bug]) -> list[str]:
         except (OSError, ValueError) as error:
             gone.append(f"{bug.name}: {error}")
     return gone
-
-
-def write(verdicts: list[Verdict]) -> None:
-    """Replace the table in README.md."""
-    rows = [f"| {v.bug.name} | `{v.bug.place}` | `{v.killer}` |" for v in verdicts]
-    table = "\n".join(["| bug | planted in | killed by |", "|---|---|---|", *rows])
-    before, rest = README.read_text().split(START)
-    README.write_text(f"{before}{START}\n{table}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
+
 Loss = Callable[[Any], Any]
 Tensors = Sequence[Tensor]
 
@@ -54,18 +56,6 @@ class CustomLoss:
 
     def loss(self, inputs: Any) -> Any:
         return self.function(inputs)
-
-
-@dataclass
-class Pack:
-    """A micro-batch: sequences one after the other, the padding in the last one's tail."""
-
-    trainer_logprobs: list[Tensor]
-    inference_logprobs: list[Tensor]
-    reference: list[Tensor] | None
-    advantages: list[Tensor]
-    loss_mask: list[Tensor]
-    weights: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,28 +136,3 @@ def members(generation: Generation, pack: Pack) -> list[Tensor]:
     if not generation.weighs or pack.weights is None:
         return pack.loss_mask
     return [m & (w != 0) for m, w in zip(pack.loss_mask, pack.weights, strict=True)]
-
-
-def packed(samples: Sequence[dict[str, Tensor]], padding: int = 0) -> Pack:
-    """Samples as one micro-batch: absent streams filled as upstream does, padding at the end of the last."""
-
-    def stream(name: str, fill: float) -> list[Tensor] | None:
-        if all(name not in sample for sample in samples):
-            return None
-        return [
-            sample.get(name, torch.full_like(sample["trainer_logprobs"], fill).detach()) for sample in samples
-        ]
-
-    streams = {
-        "trainer_logprobs": [s["trainer_logprobs"] for s in samples],
-        "inference_logprobs": [s["inference_logprobs"] for s in samples],
-        "reference": stream("reference", 0.0),
-        "advantages": [s["advantages"] for s in samples],
-        "loss_mask": [s["loss_mask"] for s in samples],
-        "weights": stream("weights", 1.0),
-    }
-    if padding:
-        for values in streams.values():
-            if values is not None:
-                values[-1] = torch.cat([values[-1], values[-1].new_zeros(padding)])
-    return Pack(**streams)  # type: ignore[arg-type]

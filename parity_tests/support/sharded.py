@@ -41,7 +41,7 @@ ALL = {"policy": "grpo", "hint_weight": 0.7, "replay_weight": 0.3}
 MOVED = {"max_steps": 2, "gradient_accumulation_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.05}
 CASES: dict[str, dict[str, Any]] = {
     "TRL's own": {},
-    "hint, base": {"policy_weight": 0.0, "hint_weight": 1.0},
+    "hint, base": {"hint_weight": 1.0, **MOVED},
     "hint, ema": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, **MOVED},
     "hint, live": {"hint_weight": 1.0, "hint_teacher": "live", **MOVED},
     "hint, sampled token": {"hint_weight": 1.0, "hint_divergence": "sampled_token"},

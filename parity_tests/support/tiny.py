@@ -5,21 +5,12 @@ rows come out whatever the micro-batch, the accumulation or the number of proces
 """
 
 import hashlib
-import tempfile
 from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TrainerCallback,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
@@ -27,54 +18,7 @@ from composer_plugins.adapters.trl_mixin.forward import completion
 from composer_plugins.adapters.trl_mixin.predictions import Logits
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher
 from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
-
-SYMBOLS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdef?[]_ \n:UA"]
-MAX_LENGTH = 32
-SCRATCH = tempfile.TemporaryDirectory()  # removed with the process
-
-# Every message is one line "U:..." or "A:...", and an answer ends with <eos>, so that a prompt's
-# rendering is a prefix of its conversation's.
-CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}U:{{ m['content'] }}\n"
-    "{% else %}A:{{ m['content'] }}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-)
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character."""
-    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(SYMBOLS)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(""), "isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        chat_template=CHAT_TEMPLATE,
-        model_input_names=["input_ids", "attention_mask"],
-    )
-
-
-def model(dtype: torch.dtype = torch.float32, seed: int = 0) -> Qwen3ForCausalLM:
-    """Random weights, wide enough apart that no distribution is near uniform."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=MAX_LENGTH,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config).to(dtype)
+from composer_plugins.conformance.trl_claims.tiny import MAX_LENGTH, OPTIONS, SYMBOLS, model, tokenizer
 
 
 def absolute_model() -> GPT2LMHeadModel:
@@ -147,7 +91,7 @@ def trainer(
 ) -> Any:
     """A trainer on `rows()`; `options` go to its config, `arguments` to its constructor."""
     defaults = {
-        "output_dir": SCRATCH.name,
+        **OPTIONS,
         "max_steps": 1,
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
@@ -155,14 +99,7 @@ def trainer(
         "num_generations": 4,
         "max_completion_length": 5,
         "max_grad_norm": 0.0,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
         "logging_steps": 1,
-        "seed": 0,
     }
     made = cls(
         model=model(dtype) if policy_model is None else policy_model,

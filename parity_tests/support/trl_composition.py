@@ -19,8 +19,9 @@ from trl.experimental.gmpo import GMPOTrainer
 from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
 from composer_plugins.errors import ConfigError
 from parity_tests.support import tiny
+from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
-from parity_tests.support.trl_options import filled, table
+from parity_tests.support.trl_options import table
 
 CHANNELS: dict[str, dict[str, Any]] = {
     '`policy="trl"`': {},

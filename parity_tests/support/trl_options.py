@@ -8,10 +8,9 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
@@ -20,6 +19,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.bundled.adapters import TRL
 from composer_plugins.catalogue import Choice, Loss, Parameter
 from composer_plugins.plugins import losses
+from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
 
 FIELDS = {field.name for field in fields(GRPOConfig)}
@@ -217,16 +217,6 @@ TABLES = {
 for _kind in ("policy", "divergence", "preference"):
     TABLES[f"{_kind} losses"] = partial(losses_of, _kind)
     TABLES[f"{_kind} parameters"] = partial(parameters_of, _kind)
-
-
-def filled(page: Path, tables: Mapping[str, Callable[[], str]]) -> str:
-    """The text of a page with these tables made anew, each between its two marks."""
-    text = page.read_text()
-    for name, make in tables.items():
-        start, end = f"<!-- table: {name} -->\n", "<!-- end of table -->"
-        before, _, after = text.partition(start)
-        text = f"{before}{start}{make()}\n{end}{after.partition(end)[2]}"
-    return text
 
 
 def page() -> str:

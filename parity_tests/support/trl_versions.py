@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
-from parity_tests.support.trl_options import filled, table
+from parity_tests.support.trl_options import table
 
 PAGE = ROOT / "docs" / "trl_support.md"
 NAME = "versions"  # of the table

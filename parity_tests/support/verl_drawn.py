@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
-from parity_tests.support.verl_facts import Batch, reduced
+from composer_plugins.conformance.reductions import verl as reduced
+from composer_plugins.conformance.verl_claims.batches import Batch
 
 T = TypeVar("T")
 

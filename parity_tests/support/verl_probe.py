@@ -75,8 +75,9 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
+    from composer_plugins.conformance.verl_claims.upstream import names
     from parity_tests.support.verl_drawn import drawn
-    from parity_tests.support.verl_facts import names, rollouts
+    from parity_tests.support.verl_facts import rollouts
 
     found = []
     for batch in drawn(rollouts(min_group=2), 20):
@@ -96,8 +97,9 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
 
 def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[dict[str, Any]]:
     """Drawn batches in every mode by the keywords of this verl's workers: ours, and its own vanilla."""
+    from composer_plugins.conformance.verl_claims.batches import MODES
     from parity_tests.support.verl_drawn import drawn
-    from parity_tests.support.verl_facts import MODES, global_batches, policy_batches
+    from parity_tests.support.verl_facts import global_batches, policy_batches
 
     found = []
     for batch in drawn(policy_batches(), 12):
@@ -114,7 +116,7 @@ def by_mode(own: Any, keywords: tuple[str, ...]) -> dict[str, list[torch.Tensor]
     """GSPO of one batch, this verl's and ours, as two modes reduce it."""
     from copy import copy
 
-    from parity_tests.support.verl_facts import Batch
+    from composer_plugins.conformance.verl_claims.batches import Batch
 
     own = copy(own)  # GSPO has no dual clip, so clip_ratio_c at another value than verl's default is an error
     object.__setattr__(own, "clip_ratio_c", 3.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
+from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.assertions import assert_parity
@@ -22,7 +23,6 @@ from parity_tests.support.prime_rl_doubles import (
     CustomLoss,
     WithWeights,
     compute_loss,
-    packed,
     per_prompt,
     scale,
 )

@@ -10,6 +10,7 @@ import torch
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE, Flags
+from composer_plugins.adapters.prime_rl_plugin.config import parse
 from composer_plugins.bundled.adapters import PRIME_RL
 from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.diagnosis import ComposerWarning
@@ -85,8 +86,8 @@ HINT, ICEPOP = {"hint_weight": 1.0}, {"policy": "reinforce", "rollout_correction
         (HINT | {"hint_divergence": "jsd"}, "hint_divergence", "needs student_logits, teacher_logits"),
         (HINT | {"hint_estimator": "k4"}, "hint_estimator", "'k4'"),
         (HINT | {"hint_estimator": "k2", "hint_params": {"estimator": "k3"}}, "hint_estimator", "set one"),
-        ({"hint_estimator": "k2"}, "hint_estimator", "it has no effect, because hint_weight is not set"),
-        ({"hint_params": {}}, "hint_params", "it has no effect, because hint_weight is not set"),
+        ({"hint_estimator": "k2"}, "hint_estimator", "it has no effect, because hint_weight is 0"),
+        ({"hint_params": {}}, "hint_params", "it has no effect, because hint_weight is 0"),
         (
             HINT | {"hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}},
             "hint_params",
@@ -439,3 +440,20 @@ def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
     out = loss_fn(given, **kwargs)
     assert out.loss.isfinite()
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][0] == 0
+
+
+def test_every_error_of_the_options_is_named_at_once() -> None:
+    def errors(**kwargs: Any) -> list[str]:
+        with pytest.raises(ConfigError) as refused:
+            parse(kwargs, key="kwargs")
+        return [line.partition(":")[0] for line in str(refused.value).splitlines()]
+
+    assert errors(policy="grpoo", hint_params={"x": 1}, hint_weight=1.0, replay_loss="dpo") == [
+        "kwargs.replay_loss",
+        "kwargs.policy",
+        "kwargs.hint_params.x",
+    ]
+    found = errors(policy="dppo_tv", old_policy="rollout", rollout_correction="tis", hint_top_k=3)
+    assert found == ["kwargs.hint_top_k"]
+    found = errors(policy="dppo_tv", old_policy="rollout", rollout_correction="tis")
+    assert found == ["kwargs.old_policy", "kwargs.rollout_correction"]

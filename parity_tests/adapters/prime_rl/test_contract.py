@@ -16,12 +16,13 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
 from composer_plugins.adapters.prime_rl_plugin.config import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
+from composer_plugins.conformance.prime_rl_claims.packs import Pack, packed
 from composer_plugins.kernels.divergences import sampled_token
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
-from parity_tests.support import prime_rl_claims, prime_rl_doubles
-from parity_tests.support.prime_rl_doubles import GENERATIONS, Generation, Pack, compute_loss, packed, scale
+from parity_tests.support import prime_rl_doubles, prime_rl_users
+from parity_tests.support.prime_rl_doubles import GENERATIONS, Generation, compute_loss, scale
 
 Sample = dict[str, Tensor]
 pytestmark = pytest.mark.filterwarnings(
@@ -35,7 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hint": {"hint_weight": 0.3},
     "hint k3": {"hint_weight": 0.3, "hint_estimator": "k3"},
     "hint as advantage": {"hint_weight": 0.3, "hint_estimator": "advantage"},
-    "import path": prime_rl_claims.USERS,
+    "import path": prime_rl_users.USERS,
 }
 configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
 

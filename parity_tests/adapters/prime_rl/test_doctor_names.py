@@ -16,6 +16,8 @@ from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import misspelt
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.diagnosis import Finding, Target
 from parity_tests.adapters.prime_rl import test_doctor
 from parity_tests.adapters.prime_rl.test_doctor import (
@@ -27,8 +29,6 @@ from parity_tests.adapters.prime_rl.test_doctor import (
     edited,
     facts,
 )
-from parity_tests.support import prime_rl_live
-from parity_tests.support.prime_rl_live import SOURCE
 
 find, modules = test_doctor.find, test_doctor.modules  # fixtures
 LOSS = f'type = "custom"\n{FUNCTION}\n'

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from composer_plugins.adapters.prime_rl_plugin import LossOutputs, loss_fn
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
-from parity_tests.support.prime_rl_doubles import GENERATIONS, Pack, compute_loss
+from parity_tests.support.prime_rl_doubles import GENERATIONS, compute_loss
 from parity_tests.support.prime_rl_words import SCORED, kwargs_of, loss_inputs
 
 INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}

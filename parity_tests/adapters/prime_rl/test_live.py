@@ -6,17 +6,13 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from composer_plugins.conformance.prime_rl_claims import claims
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.claims import OURS, drawn
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import prime_rl_live
-from parity_tests.support.prime_rl_claims import (
-    OURS,
-    USERS,
-    claims,
-    compared,
-    drawn,
-    users_loss,
-)
-from parity_tests.support.prime_rl_live import SOURCE, Upstream
+from parity_tests.support.claims import check
+from parity_tests.support.prime_rl_users import USERS, users_loss
 
 pytestmark = pytest.mark.skipif(
     prime_rl_live.source() is None,
@@ -33,21 +29,16 @@ def upstream() -> Upstream:
 
 @pytest.mark.filterwarnings("ignore:.*adv_tau=0.5 multiplies the advantages with the hint")
 def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
-    found = [*claims(upstream)]
+    found = claims.claims(upstream)
     assert found
 
     @settings(max_examples=60)
-    @given(seed=st.integers(0, 2**20), scale=st.integers(1, 500))
-    def check(seed: int, scale: int) -> None:
-        pack = drawn(upstream, seed)
+    @given(data=st.data())
+    def prove(data: st.DataObject) -> None:
         for claim in found:
-            theirs, ours = compared(upstream, claim, pack, scale)
-            largest = max(float(gradient.abs().max()) for gradient in theirs[1:])
-            assert_parity(ours[0], theirs[0], terms=60, magnitude=max(60 * largest, 1e-3), what=claim.name)
-            for i, (a, b) in enumerate(zip(ours[1:], theirs[1:], strict=True)):
-                assert_parity(a, b, terms=60, what=f"{claim.name}, gradient {i}")
+            check(claim, data)
 
-    check()
+    prove()
 
 
 def test_a_loss_by_import_path_runs_through_its_compute_loss(upstream: Upstream) -> None:

@@ -20,12 +20,13 @@ import torch
 
 from composer_plugins.adapters.prime_rl_plugin.config import parse
 from composer_plugins.adapters.prime_rl_plugin.stamps import dpo_coefficient
+from composer_plugins.conformance import reductions
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.recipes.prime_rl import scoring
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import dialects, golden
+from parity_tests.support import golden
 from parity_tests.support.paths import ROOT
 from parity_tests.support.prime_rl_doubles import WithWeights
-from parity_tests.support.prime_rl_live import SOURCE
 from parity_tests.support.prime_rl_nodes import Branch, MessageNode
 from parity_tests.support.prime_rl_words import loss_inputs
 
@@ -107,7 +108,7 @@ def test_the_default_of_v0_8_was_recorded_as_it_is() -> None:
 
 
 def test_dppo_toml_writes_out_the_numbers_of_its_dialect() -> None:
-    chosen = dialects.kernel("policy", "dppo_tv@prime-rl").keywords
+    chosen = reductions.kernel("policy", "dppo_tv@prime-rl").keywords
     assert RECIPES["dppo"]["trainer"]["loss"]["kwargs"]["policy_params"].items() <= chosen.items()
 
 

@@ -13,10 +13,10 @@ import pytest
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import native
 from composer_plugins.adapters.prime_rl_plugin.upstream import generation_of
-from parity_tests.support import prime_rl_live
-from parity_tests.support.prime_rl_claims import OURS
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.claims import OURS
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
 from parity_tests.support.prime_rl_cpu.device import OnCpu
-from parity_tests.support.prime_rl_live import SOURCE, Upstream
 
 FILE = "tests/unit/train/rl/test_loss.py"
 SETUPS = ("setup_rl_loss_fn", "setup_loss_fns", "setup_loss_fn")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generation_of
-from parity_tests.support import prime_rl_cpu, prime_rl_live
-from parity_tests.support.prime_rl_claims import OURS, Claim, claims
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.claims import OURS, Configured, configured
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
+from parity_tests.support import prime_rl_cpu
 from parity_tests.support.prime_rl_cpu.compare import Run, distance, largest, read
-from parity_tests.support.prime_rl_live import SOURCE
 
 STEPS = 3
 DPPO = OURS.replace("loss_fn", "dppo")
@@ -62,21 +63,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Claim]:
+def found() -> list[Configured]:
     checkout = prime_rl_live.source()
     assert checkout is not None
     upstream = prime_rl_live.load(checkout)
     if upstream.version == "v0.4.0":
         pytest.skip("the trainer of v0.4 is configured in another way and was not made to run here")
-    return list(claims(upstream))
+    return list(configured(upstream))
 
 
-def own(trained: Trained, claim: Claim, *flags: str) -> Run:
+def own(trained: Trained, claim: Configured, *flags: str) -> Run:
     table = {"type": "default"} | claim.theirs
     return trained(table.pop("type"), *flags, **table)
 
 
-def test_three_steps_with_a_loss_of_ours_end_where_its_own_end(trained: Trained, found: list[Claim]) -> None:
+def test_three_steps_with_a_loss_of_ours_end_where_its_own_end(
+    trained: Trained, found: list[Configured]
+) -> None:
     ends = []
     for claim in found:
         theirs, ours = own(trained, claim), trained(OURS, **claim.ours)
@@ -92,7 +95,7 @@ def test_three_steps_with_a_loss_of_ours_end_where_its_own_end(trained: Trained,
 
 
 def test_our_metrics_reach_its_metrics_file_and_agree_with_its_own(
-    trained: Trained, found: list[Claim]
+    trained: Trained, found: list[Configured]
 ) -> None:
     for step, own_step in zip(
         trained(OURS, **found[0].ours).metrics, own(trained, found[0]).metrics, strict=True
@@ -106,14 +109,14 @@ def test_our_metrics_reach_its_metrics_file_and_agree_with_its_own(
         assert 0 < step["is_masked/mean"] < 1
 
 
-def test_dppo_in_one_line_is_the_default_that_was_deleted(trained: Trained, found: list[Claim]) -> None:
+def test_dppo_in_one_line_is_the_default_that_was_deleted(trained: Trained, found: list[Configured]) -> None:
     if found[0].name != "default (DPPO)":
         pytest.skip("DPPO is no loss of this checkout")
     assert largest(trained(DPPO).after, own(trained, found[0]).after) <= 1e-6
 
 
 def test_without_bfloat16_only_float32s_rounding_is_between_them(
-    trained: Trained, found: list[Claim]
+    trained: Trained, found: list[Configured]
 ) -> None:
     # AdamW divides a gradient by its own size, and so blows up the rounding of an entry near 0.
     theirs = own(trained, found[0], "--float32")
@@ -122,7 +125,7 @@ def test_without_bfloat16_only_float32s_rounding_is_between_them(
     assert distance(theirs.before, theirs.after) > 1e-3
 
 
-def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Claim]) -> None:
+def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Configured]) -> None:
     checkout = prime_rl_live.source()
     assert checkout is not None
     version = prime_rl_live.load(checkout).version

@@ -1,6 +1,7 @@
 """Each mistake gets one clear error, before training starts."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,7 +327,7 @@ def test_an_option_of_a_channel_without_a_weight_is_a_warning() -> None:
         {"teacher_prompt_template": "{privileged_context}"},
     ):
         (name, weight), *_ = [(o, "replay_weight" if "replay" in o else "hint_weight") for o in options]
-        with pytest.warns(ComposerWarning, match=f"{name}: it has no effect, because {weight} is not set"):
+        with pytest.warns(ComposerWarning, match=f"{name}: it has no effect, because {weight} is 0"):
             config(**options)
         config(**options, **{weight: 0.1})
 
@@ -347,6 +348,20 @@ def test_a_streamed_data_set_is_checked_as_it_arrives() -> None:
     made = tiny.trainer(hint_weight=1.0, dataset=data, per_device_train_batch_size=8)
     with pytest.raises(DataError, match="streamed row, privileged_context: .* exceeds the 32"):
         made.train()
+
+
+def test_each_streamed_data_set_of_a_dict_is_checked_in_evaluation() -> None:
+    """Also beside one that is not streamed."""
+    many = GOOD | {"chosen": ["1"] * 7, "rejected": ["2"] * 7}
+    one = GOOD | {"chosen": ["1"], "rejected": ["2"]}
+    streamed = Dataset.from_list([one, many]).to_iterable_dataset()
+    made = tiny.trainer(
+        replay_weight=1.0,
+        per_device_eval_batch_size=8,
+        arguments={"eval_dataset": {"a": Dataset.from_list([one] * 2), "b": streamed}},
+    )
+    with pytest.raises(DataError, match="streamed row, chosen: the row has 7 pairs, and its 4 generations"):
+        made.evaluate()
 
 
 @pytest.mark.parametrize(
@@ -373,3 +388,28 @@ def test_an_encoder_decoder_is_refused() -> None:
         ConfigError, match="model: it is an encoder-decoder, and the hint and replay channels"
     ):
         tiny.trainer(hint_weight=1.0, policy_model=model)
+
+
+def test_every_error_of_a_config_is_named_at_once(tmp_path: Path) -> None:
+    def errors(**options: Any) -> list[str]:
+        with pytest.raises(ConfigError) as refused:
+            ComposerGRPOConfig(output_dir=str(tmp_path), use_cpu=True, **options)
+        return [line.partition(":")[0] for line in str(refused.value).splitlines()]
+
+    named = {"policy": "grpoo", "hint_weight": 1.0, "hint_divergence": "jsdd", "replay_params": {"bta": 1}}
+    assert errors(**named, replay_weight=1.0, hint_source="colum", fused_linear=1) == [
+        "policy",
+        "hint_divergence",
+        "replay_params.bta",
+        "hint_source",
+        "fused_linear",
+    ]
+    assert errors(policy_params="{", hint_params="[") == ["policy_params", "hint_params"]
+    beside = {"loss_type": "cispo", "importance_sampling_level": "sequence", "remove_unused_columns": True}
+    assert errors(policy="grpo", replay_weight=1.0, replay_loss="orpo", **beside) == [
+        "replay_loss",
+        "loss_type",
+        "importance_sampling_level",
+        "remove_unused_columns",
+    ]
+    assert errors(policy="cispo@trl", epsilon=0.1, delta=3.0) == ["epsilon", "delta"]

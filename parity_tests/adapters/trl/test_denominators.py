@@ -17,10 +17,14 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.diagnosis import ComposerWarning
 from parity_tests.support import tiny
-from parity_tests.support.dialects import kernel
 from parity_tests.support.paths import ROOT
 from parity_tests.support.two_ranks import CASES, POLICIES, first_gradients
+
+# The advantages are TRL's here, whichever the paper of the loss has.
+pytestmark = pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 
 FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
 LENGTH = 5  # tiny.trainer's max_completion_length
@@ -191,3 +195,41 @@ def test_the_log_says_which_loss_runs(
     tiny.trainer(**options)
     (record,) = [record for record in caplog.records if record.name == "composer_plugins"]
     assert record.getMessage().startswith(f"composer loss = {line}")
+
+
+@pytest.mark.parametrize("policy", ["dr_grpo", "rloo", "gpg"])
+def test_rewards_that_the_paper_does_not_divide_are_a_warning(
+    policy: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def warned(**options: Any) -> list[str]:
+        recwarn.clear()
+        ComposerGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
+        return [str(one.message) for one in recwarn if "scale_rewards" in str(one.message)]
+
+    (message,) = warned(policy=policy)
+    assert message.startswith(
+        f"scale_rewards: it is 'group', and in the paper of '{policy}' rewards are not "
+    )
+    assert message.endswith("set scale_rewards='none'")
+    assert warned(policy=policy, scale_rewards="batch")
+    assert not warned(policy=policy, scale_rewards="none")
+    assert not warned(policy=policy, scale_rewards=False)
+    assert not warned(policy="dr_grpo@trl") and not warned(policy="grpo")
+
+
+def test_options_of_a_policy_loss_whose_weight_is_0_are_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    options = {"policy": "gspo", "policy_params": {"clip_high": 0.3}, "beta": 0.5, "loss_type": "grpo"}
+
+    def warned(**more: Any) -> list[str]:
+        recwarn.clear()
+        given: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, **more}
+        ComposerGRPOConfig(hint_weight=1.0, **given)
+        return [str(one.message) for one in recwarn if isinstance(one.message, ComposerWarning)]
+
+    ending = ": it has no effect, because policy_weight is 0; set policy_weight above 0, or remove it"
+    found = warned(policy_weight=0.0, **options)
+    assert found == [f"{name}{ending}" for name in ("policy", "policy_params", "loss_type", "beta")]
+    assert not warned(policy_weight=0.0)
+    assert not any("policy_weight is 0" in one for one in warned(**options))

@@ -56,9 +56,12 @@ def test_a_loss_that_trl_cannot_run_is_refused() -> None:
             {"policy": "dppo_topk_tv"},
             "policy: 'dppo_topk_tv' needs topk_logprobs, .*, which trl does not provide",
         ),
-        ({"replay_loss": "kto"}, "replay_loss: 'kto' needs "),
+        ({"replay_loss": "kto", "replay_weight": 1.0}, "replay_loss: 'kto' needs "),
         ({"policy": "kl_cov"}, "policy: 'kl_cov' is a statistic of the whole batch, and TRL cuts"),
-        ({"replay_loss": "aot"}, "replay_loss: 'aot' is a statistic of the whole batch, and TRL cuts"),
+        (
+            {"replay_loss": "aot", "replay_weight": 1.0},
+            "replay_loss: 'aot' is a statistic of the whole batch, and TRL cuts",
+        ),
     ):
         with pytest.raises(ConfigError, match=key):
             config(**options)

@@ -1,6 +1,7 @@
 """The channels beside environments and custom rollouts: replayed pairs, multi-turn completions, masks."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,10 +141,10 @@ def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None
 
 
 @pytest.mark.skipif(ONE_CLASS, reason="a trainer without reward functions, which TRL 1.8 brought")
-def test_pairs_need_a_data_set() -> None:
+def test_pairs_need_a_data_set(tmp_path: Path) -> None:
     """Without one the environment has the prompts, and TRL makes rows of empty ones."""
     made = tool_calls.model()
-    args = ComposerGRPOConfig(tiny.SCRATCH.name, max_steps=1, replay_weight=1.0, use_cpu=True, bf16=False)
+    args = ComposerGRPOConfig(str(tmp_path), max_steps=1, replay_weight=1.0, use_cpu=True, bf16=False)
     with pytest.raises(ConfigError, match="replay_weight: it needs the column 'chosen', and train_da"):
         ComposerGRPOTrainer(made, args=args, processing_class=made.tokenizer, environment_factory=Silent)
 

@@ -96,6 +96,7 @@ def test_vllm_importance_ratio_multiplies_our_term_as_trls() -> None:
     assert tiny.relative_difference(expected, gradient) <= FLOAT32
 
 
+@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 @pytest.mark.parametrize(
     "policy", ["grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "cispo", "dppo_tv", "dppo_kl"]
 )
@@ -117,10 +118,8 @@ def test_a_token_that_vllm_could_not_score_falls_back_to_the_old_policy() -> Non
 
 def test_the_last_window_divides_by_the_micro_batches_it_has() -> None:
     """Three micro-batches in windows of two: the second window holds one, and is not halved."""
-    for channel in ({}, {"policy_weight": 0.0, "hint_weight": 1.0}):
-        made = tiny.trainer(
-            **channel, loss_type="grpo", per_device_train_batch_size=8, gradient_accumulation_steps=2
-        )
+    for channel in ({"loss_type": "grpo"}, {"policy_weight": 0.0, "hint_weight": 1.0}):
+        made = tiny.trainer(**channel, per_device_train_batch_size=8, gradient_accumulation_steps=2)
         inputs = tiny.batch(made)
         made.current_gradient_accumulation_steps = 2
         _, half = tiny.loss_and_gradient(made, inputs)

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from composer_plugins.adapters.trl_mixin import forward
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from parity_tests.support import tiny
@@ -129,6 +130,17 @@ def test_absolute_positions(divergence: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "model: it has absolute positions")
         assert_equal(hint(policy_model=tiny.absolute_model(), hint_divergence=divergence, replay_weight=1.0))
+
+
+def test_the_weight_and_the_bias_of_the_head_are_used_in_every_output() -> None:
+    """DDP looks for parameters that an output does not use, and fails where they get a gradient later."""
+    head, hidden = torch.nn.Linear(4, 6), torch.randn(2, 3, 4, requires_grad=True)
+    with forward.head_keeps_input(head):
+        column = head(hidden)
+    column.sum().backward()
+    assert column.shape == (2, 3, 1) and torch.equal(column, hidden[..., :1])
+    for parameter in head.parameters():
+        assert parameter.grad is not None and not parameter.grad.any()
 
 
 @pytest.mark.parametrize("teacher", ["base", "ema"])

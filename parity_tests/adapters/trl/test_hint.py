@@ -116,6 +116,44 @@ def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(saved, seen, strict=True))
 
 
+def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_path: Any) -> None:
+    """`output_dir` has a checkpoint of the same step by another run, or none."""
+    options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
+    options |= {"replay_weight": 1.0, "save_strategy": "steps", "dataset": Dataset.from_list(tiny.rows(16))}
+    runs = {"own": 0, "other": 5}
+
+    def made(folder: str, seed: int, steps: int) -> Any:
+        given = {"policy_model": tiny.model(seed=seed), "max_steps": steps}
+        return tiny.trainer(**options, **given, output_dir=str(tmp_path / folder))
+
+    def train(trainer: Any, resumed: Any = None) -> dict[str, torch.Tensor]:
+        seen: dict[str, torch.Tensor] = {}
+
+        class AtTheLatestStep(tiny.TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                seen.update({name: weight.clone() for name, weight in tiny.averages(trainer).items()})
+
+        trainer.add_callback(AtTheLatestStep())
+        trainer.train(resume_from_checkpoint=resumed)
+        return seen
+
+    saved = {}
+    for folder, seed in runs.items():
+        trainer = made(folder, seed, 2)
+        trainer.train()
+        saved[folder] = {name: weight.clone() for name, weight in tiny.averages(trainer).items()}
+
+    def is_from(seen: dict[str, torch.Tensor], folder: str) -> bool:
+        return all(torch.equal(seen[name], weight) for name, weight in saved[folder].items())
+
+    checkpoint = str(tmp_path / "other" / "checkpoint-2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)  # the other run's sha256 file is found, and fits
+        assert is_from(train(made("own", runs["own"], 3), True), "own")
+        for output in ("own", "new"):
+            assert is_from(train(made(output, runs["other"], 3), checkpoint), "other")
+
+
 def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> None:
     options = {"hint_weight": 1.0, "hint_teacher": "ema", "save_steps": 1, "save_strategy": "steps"}
     options["output_dir"] = str(tmp_path)
@@ -236,6 +274,32 @@ def test_rows_without_a_hint_push_nothing() -> None:
     assert loss == 0 and not gradient.any()
 
 
+def test_padding_of_the_completions_takes_no_hint_away() -> None:
+    """With pad_to_multiple_of the completions are as wide as the context, and have 5 tokens at most."""
+    plain = tiny.gradients(tiny.trainer(**HINT_ONLY))[0]
+    made = tiny.trainer(**HINT_ONLY, pad_to_multiple_of=tiny.MAX_LENGTH)
+    assert tiny.relative_difference(plain, tiny.gradients(made)[0]) <= ROTARY
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.75  # row 1 of 4 has no hint
+
+
+def test_without_a_bound_of_the_completions_a_hint_is_measured_with_each_batch() -> None:
+    """TRL trains with max_completion_length=None."""
+    data = tiny.rows()
+    data[0]["privileged_context"] = "1" * tiny.MAX_LENGTH
+    options = HINT_ONLY | {"max_completion_length": None, "replay_weight": 1.0}
+    made = tiny.trainer(**options, dataset=Dataset.from_list(data))
+    with pytest.warns(ComposerWarning, match=r"privileged_context: with the prompt it has .* exceeds the 32"):
+        made.train()
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5  # row 1 of 4 has no hint either
+
+
+def test_without_a_bound_of_the_completions_the_memory_of_logits_is_that_of_a_token() -> None:
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "max_completion_length": None}
+    message = r"MiB \(16 x 1 x \d+ in float32\) for each token of the longest completion; to accept"
+    with pytest.warns(ComposerWarning, match=message):
+        tiny.trainer(hint_weight=1.0, **options)
+
+
 def with_rollout(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """A trainer whose rollout_func returns what `change` makes of the scripted rollout."""
 
@@ -339,6 +403,17 @@ def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> N
         same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
         tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", dataset=same_length).train()
         tiny.trainer(policy="grpo@trl").train()  # rotary positions
+
+
+@pytest.mark.filterwarnings("ignore:model. it has absolute positions")
+def test_absolute_positions_and_a_ratio_to_the_old_policy_are_an_error() -> None:
+    """TRL's old log-probabilities are those of padded positions."""
+    options: dict[str, Any] = {"hint_divergence": "sampled_token", "hint_params": {"ratio_cap": 2.0}}
+    on_policy = {"policy_model": tiny.absolute_model(), **HINT_ONLY, **options}
+    tiny.trainer(**on_policy).train()
+    message = "hint_params.ratio_cap: it is 2.0, and the model has absolute positions, .*; set it to None"
+    with pytest.raises(ConfigError, match=message):
+        tiny.trainer(**on_policy, num_iterations=2).train()
 
 
 def test_a_chat_hint_goes_into_the_last_user_message() -> None:

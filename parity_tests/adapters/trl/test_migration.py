@@ -234,6 +234,7 @@ def test_the_example_of_the_page_is_what_the_command_prints() -> None:
     assert shown == "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
+@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 def test_a_bare_loss_has_no_constant_length() -> None:
     found = migration.migrate(migration.of_choice(choose(losses(), "policy", "dr_grpo")), "trl")
     assert found.differences == ()

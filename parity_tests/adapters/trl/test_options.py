@@ -103,6 +103,7 @@ def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
                 assert all(theirs in known[loss].parameters[one].also for one in row.parameters), (name, loss)
 
 
+@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")  # of losses whose paper does not divide
 @pytest.mark.parametrize("loss", POLICIES, ids=lambda loss: loss.name)
 def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> None:
     params = REQUIRED.get(loss.name)

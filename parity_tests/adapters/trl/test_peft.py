@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft import (
+    IA3Config,
+    LoKrConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
 from safetensors.torch import load_file
 
 from composer_plugins.diagnosis import ComposerWarning
@@ -49,11 +57,62 @@ def test_only_the_adapter_learns_and_it_stays_on() -> None:
     assert not torch.allclose(made.model(ids).logits, without)
 
 
+def test_adapter_weights_that_a_user_froze_stay_frozen() -> None:
+    """PEFT's disable_adapter() makes every weight of an adapter trainable when it ends."""
+    model = get_peft_model(tiny.model(), lora())
+    for name, weight in model.named_parameters():
+        if ".layers.0." in name:
+            weight.requires_grad_(False)
+    made = tiny.trainer(policy_model=model, hint_weight=1.0, replay_weight=1.0, max_steps=2)
+    own = dict(made.model.named_parameters())
+    before = {name: (weight.requires_grad, weight.detach().clone()) for name, weight in own.items()}
+    (gradient, _) = tiny.gradients(made)
+    assert len(gradient) == sum(w.numel() for w in own.values() if w.requires_grad) > 0
+    for name, (is_trained, start) in before.items():
+        assert own[name].requires_grad == is_trained == (".layers.1." in name and "lora_" in name)
+        assert is_trained or torch.equal(own[name], start)
+
+
 @pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"bias": "all"}], ids=str)
 def test_an_adapter_whose_absence_is_not_the_initial_policy_is_refused(options: dict[str, str]) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj"], **options)
     with pytest.raises(ConfigError, match="the model without its adapter is not the initial policy"):
         tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
+
+
+QV = {"target_modules": ["q_proj", "v_proj"]}
+TOKENS = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+CHANGED_FROM_THE_START = {
+    "PromptTuningConfig adds learned tokens": PromptTuningConfig(**TOKENS),
+    "PrefixTuningConfig adds learned tokens": PrefixTuningConfig(**TOKENS),
+    "with init_ia3_weights=False": IA3Config(**QV, feedforward_modules=[], init_ia3_weights=False),
+    "with init_weights=False": LoKrConfig(**QV, r=4, init_weights=False),
+}
+
+
+@pytest.mark.parametrize("options", [{"hint_weight": 1.0}, {"replay_weight": 1.0}], ids=str)
+@pytest.mark.parametrize("problem", CHANGED_FROM_THE_START)
+def test_an_adapter_that_changes_the_model_from_the_start_is_refused(
+    problem: str, options: dict[str, float]
+) -> None:
+    adapter = CHANGED_FROM_THE_START[problem]
+    with pytest.raises(ConfigError, match=f"peft_config: {problem}.* is not the initial policy; "):
+        tiny.trainer(**options, arguments={"peft_config": adapter})
+
+
+def test_a_model_that_comes_with_a_learned_prompt_is_refused() -> None:
+    model = get_peft_model(tiny.model(), PromptTuningConfig(**TOKENS))
+    with pytest.raises(ConfigError, match="model: PromptTuningConfig adds learned tokens"):
+        tiny.trainer(policy_model=model, replay_weight=1.0)
+
+
+@pytest.mark.parametrize(
+    "adapter", [IA3Config(**QV, feedforward_modules=[]), LoKrConfig(**QV, r=4)], ids=["ia3", "lokr"]
+)
+def test_other_adapters_than_lora_start_at_their_reference(adapter: Any) -> None:
+    made = tiny.trainer(replay_weight=1.0, arguments={"peft_config": adapter})
+    made.train()
+    assert made.state.log_history[0]["composer/replay/rewards/margins"] == 0.0
 
 
 def test_a_teacher_without_its_adapter_sees_no_dropout() -> None:
@@ -169,13 +228,32 @@ def test_a_model_that_comes_with_a_new_adapter_trains_as_with_a_peft_config() ->
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("part", ["lora_B", "modules_to_save", "bias"])
+NEW = {
+    "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj", "norm"]},
+    "dora": {"target_modules": ["q_proj"], "use_dora": True},
+    "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
+@pytest.mark.filterwarnings("ignore:model. its output head is a")
+@pytest.mark.parametrize("kind", NEW)
+def test_a_model_that_comes_with_a_new_adapter_of_another_kind_starts_at_its_reference(kind: str) -> None:
+    model = get_peft_model(tiny.model(), LoraConfig(r=4, **NEW[kind]))
+    made = tiny.trainer(policy_model=model, replay_weight=1.0)
+    made.train()
+    assert made.state.log_history[0]["composer/replay/rewards/margins"] == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
+@pytest.mark.parametrize("part", [".lora_B.", ".lora_embedding_A.", ".modules_to_save.", "norm"])
 def test_a_model_that_comes_with_a_trained_adapter_is_refused(part: str) -> None:
-    also = {"modules_to_save": ["k_proj"]} if part == "modules_to_save" else {}
-    model = get_peft_model(tiny.model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **also))
-    if part == "lora_B":
-        next(p for name, p in model.named_parameters() if ".lora_B." in name).data[0, 0] = 1e-6
-    if part == "bias":
-        next(p for name, p in model.named_parameters() if "norm" in name).requires_grad_(True)
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], modules_to_save=["k_proj"])
+    model = get_peft_model(tiny.model(), adapter)
+    weight = next(weight for name, weight in model.named_parameters() if part in name)
+    if part == "norm":
+        weight.requires_grad_(True)
+    else:
+        weight.data[0, 0] += 1e-6
     with pytest.raises(ConfigError, match="it has a trained adapter"):
         tiny.trainer(policy_model=model, replay_weight=1.0)

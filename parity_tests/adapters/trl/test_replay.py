@@ -142,6 +142,7 @@ def test_scoring_each_completion_once_changes_no_value_gradient_or_metric() -> N
     assert logged == pytest.approx({f"composer/replay/{name}": x for name, x in means.items()}, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:loss_type. it has no effect")
 def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL shuffles 8 generations of each of 4 prompts over 8 micro-batches, which are two optimizer steps."""
     data = [{"prompt": f"{key}?", "chosen": f"{i}2", "rejected": "3"} for i, key in enumerate("abcd")]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, hints
 from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.columns import filled_prompt
+from composer_plugins.conformance.trl_claims.upstream import metrics
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny
-from parity_tests.support.trl_live import metrics
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -142,6 +142,7 @@ def both(made: Any, index: int, mine: slice, everything: dict[str, Any]) -> tupl
             lambda ids, **how: f"<think>a{decode(ids[:1], **how)}\n</think> {decode(ids, **how)}\n",
         )
         patched.setattr(hints, "gather_object", lambda _: own._texts(made, ids))
+        patched.setattr(hints, "longest_input", lambda _: None)  # TRL's builder does not know it
         gathered = {"prompts": [row["prompt"] for row in rows]}
         feedbacks = [row["privileged_context"] for row in rows]
         patched.setattr(
@@ -285,7 +286,7 @@ def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], messag
         ),
         (
             {"hint_weight": 0.0, "hint_source": "successful_rollout"},
-            "hint_source: .* because hint_weight is not",
+            "hint_source: .* because hint_weight is 0",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -295,11 +296,34 @@ def test_an_option_without_effect_beside_another_is_a_warning(options: dict[str,
         config(**{"hint_weight": 1.0} | options)
 
 
+def test_an_evaluation_whose_rollouts_are_alone_in_their_group_has_no_hint() -> None:
+    with pytest.warns(ComposerWarning, match="num_generations_eval: it is 1, .* no rollout of an evaluation"):
+        config(**ROLLOUTS, num_generations_eval=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)
+        config(**ROLLOUTS, num_generations_eval=2)
+        config(**ROLLOUTS, num_generations_eval=1, dont_reprompt_on_self_success=False)
+        config(**ROLLOUTS, num_generations_eval=1, include_environment_feedback=True)
+        config(hint_weight=1.0, num_generations_eval=1)
+
+
 def test_a_demonstration_that_may_not_fit_the_model_is_refused() -> None:
     options = ROLLOUTS | {"dataset": prompts_only()}
     with pytest.raises(DataError, match="row 0, prompt: the teacher's, .* or set max_reprompt_len to 27"):
         tiny.trainer(**options)
     tiny.trainer(**options, max_reprompt_len=27)
+
+
+def test_without_a_bound_of_the_completions_a_demonstration_is_measured_with_each_batch() -> None:
+    """TRL trains with max_completion_length=None. The default template alone has more than 32 tokens."""
+    options = ROLLOUTS | {"success_reward_threshold": 0.5, "max_completion_length": None}
+    made = tiny.trainer(**options, dataset=prompts_only())
+    with pytest.warns(ComposerWarning, match="prompt: the teacher's has .* exceeds the 32"):
+        made.train()
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0
+    short = tiny.trainer(**options, **SHORT, dataset=prompts_only())
+    short.train()
+    assert short.state.log_history[0]["composer/hint/row_frac"] > 0
 
 
 def test_feedback_needs_its_column_and_a_column_that_is_not_used_is_a_warning() -> None:
@@ -333,6 +357,26 @@ def test_a_rollout_func_may_return_the_feedback() -> None:
     for prompt, text, hinted in zip(prompts, shown, inputs["hint_mask"].any(1), strict=True):
         assert text.removeprefix(prompt)[:2] == ("_f" if hinted else "")
     assert inputs["hint_mask"].any(1).sum() == 8
+
+
+@pytest.mark.filterwarnings("ignore:model. it has absolute positions")
+@pytest.mark.parametrize("make", [tiny.model, tiny.absolute_model])
+def test_feedback_that_does_not_fit_the_model_is_left_out_with_a_warning(make: Any) -> None:
+    """A rollout_func returns it, so it is not known before training; other rollouts keep theirs."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        said = ["9" * (100 if i % 2 else 3) for i in range(len(prompts))]
+        return tiny.rollout(prompts, trainer) | {"privileged_context": said}
+
+    options = {"include_environment_feedback": True, "success_reward_threshold": 2.0, "policy_model": make()}
+    made = tiny.trainer(**ROLLOUTS, **SHORT, **FEEDBACK, **options, arguments={"rollout_func": rollout})
+    message = (
+        r"prompt: the teacher's has 10\d tokens, and with the 5 .* exceeds the 32 .* or lower max_reprom"
+    )
+    with pytest.warns(ComposerWarning, match=message) as seen:
+        made.train()
+    assert sum("so this rollout has no hint" in str(one.message) for one in seen) == 1
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5
 
 
 def test_rewards_that_are_never_successful_are_a_warning_with_the_largest() -> None:

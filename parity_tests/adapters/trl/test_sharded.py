@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from composer_plugins.adapters.trl_mixin import guards
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from parity_tests.support import sharded, tiny
 from parity_tests.support.paths import ROOT
@@ -99,9 +102,9 @@ def test_an_engine_gives_the_gradients_of_one_process_and_resumes(
 @pytest.mark.slow
 def test_the_cases_tell_the_teachers_apart(one_process: Results) -> None:
     """Otherwise an ema teacher that never moves, or one that is the policy, would pass."""
-    ema, live, base = (one_process[f"hint, {kind}"]["gradients"][-1] for kind in ("ema", "live", "base"))
-    assert tiny.relative_difference(ema, live) > 1e-4
-    assert tiny.relative_difference(ema, base) > 1e-4
+    last = {kind: one_process[f"hint, {kind}"]["gradients"][-1] for kind in ("base", "ema", "live")}
+    for one, other in combinations(last, 2):
+        assert tiny.relative_difference(last[one], last[other]) > 1e-4, f"{one} and {other}"
     without, everything = (one_process[name]["gradients"][0] for name in ("TRL's own", "all, evaluated"))
     assert tiny.relative_difference(without, everything) > 1e-2
 
@@ -140,3 +143,19 @@ def test_fsdp1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "is_fsdp_enabled", True)
     with pytest.raises(ConfigError, match="fsdp_version: it is 1"):
         guards.check_trainer(made, made._composer)
+
+
+def test_fsdp_that_is_not_used_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs accelerate takes DDP in its place, or with one process no wrapper."""
+    warns = partial(pytest.warns, ComposerWarning, match="^fsdp: accelerate shards a model on GPUs alone")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch` does
+    with warns() as seen:
+        made = tiny.trainer()
+    assert seen[-1].filename == tiny.__file__
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    guards.warn_of_fsdp(made)
+    monkeypatch.setattr(made.args, "fsdp", True)
+    with warns():
+        guards.warn_of_fsdp(made)
+    monkeypatch.setattr(made, "is_fsdp_enabled", True)
+    guards.warn_of_fsdp(made)

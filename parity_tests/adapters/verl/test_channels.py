@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from composer_plugins.conformance.verl_claims.batches import MODES
+from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.kernels import divergences, preference
 from composer_plugins.kernels.taid import taid
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import verl_cpu
-from parity_tests.support.verl_facts import MODES, actor
 
 if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)

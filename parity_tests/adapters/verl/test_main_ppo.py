@@ -53,14 +53,6 @@ def test_composer_trains_in_the_legacy_trainer(trained: Trained) -> None:
 
 
 @pytest.mark.slow
-def test_an_unknown_key_ends_the_run_with_our_message(trained: Trained) -> None:
-    done = trained(*OURS, "+algorithm.composer.advantge=grpo")
-    assert done.code not in (0, None) and not done.metrics
-    message = "ConfigError: algorithm.composer.advantge: unknown option 'advantge'; did you mean 'advantage'?"
-    assert message in done.log, done.log[-6000:]
-
-
-@pytest.mark.slow
 def test_no_process_survives_a_run_that_is_cut_off(tmp_path: Path) -> None:
     cut = run(tmp_path, *THEIRS, until="Started a local Ray instance")
     assert cut.code is None and "Started a local Ray instance" in cut.log

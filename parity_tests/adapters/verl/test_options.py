@@ -27,23 +27,16 @@ from composer_plugins.adapters.verl_plugin.upstream import (
     OPTIONS,
     given_options,
 )
+from composer_plugins.conformance.reductions import kernel as row_kernel
+from composer_plugins.conformance.verl_claims.batches import MODES, Batch, Rollouts
+from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, in_our_words
+from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.live.verl.test_advantages import assert_rows_equal
-from parity_tests.live.verl.test_policy import CLIP, ROWS, Row, in_our_words
 from parity_tests.support.verl_drawn import largest_term
-from parity_tests.support.verl_facts import (
-    MODES,
-    Batch,
-    Rollouts,
-    actor,
-    global_batches,
-    policy_batches,
-    rollouts,
-    row_kernel,
-    verl_policy_loss,
-)
+from parity_tests.support.verl_facts import assert_rows_equal, global_batches, policy_batches, rollouts
 from parity_tests.support.verl_options import PAGE, fields, page, read
 from parity_tests.support.verl_wheels import folder
 

@@ -12,11 +12,15 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.bundled.adapters import VERL
 from composer_plugins.catalogue import REQUIRED, of_kind
+from composer_plugins.conformance.verl_claims.batches import Batch
+from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, draw_options
+from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.live.verl.test_policy import CLIP, ROWS, Row, draw_options
-from parity_tests.support.verl_facts import Batch, actor, policy_batches, verl_policy_loss
+from composer_plugins.testing.strategies import ByHypothesis
+from parity_tests.support.verl_facts import policy_batches
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
 GEO_MEAN = Row("gmpo@verl", {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}, CLIP)
@@ -41,7 +45,7 @@ def test_a_loss_logs_what_verls_own_logs(name: str, data: st.DataObject) -> None
     row, batch = ROWS.get(name, GEO_MEAN), data.draw(policy_batches())
     if name == "geo_mean":
         batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    drawn = draw_options(data, row.options, required=row.required or name == "geo_mean")
+    drawn = draw_options(ByHypothesis(data.draw), row.options, required=row.required or name == "geo_mean")
     theirs = verl_policy_loss(name, batch, actor(**drawn), "token-mean")[2]
     ours = logged(batch, row.ours, **drawn)
     assert ours.keys() == theirs.keys() | {KL}  # verl's gpg logs nothing

@@ -26,8 +26,9 @@ from composer_plugins.adapters.verl_plugin.requirements import (
 from composer_plugins.adapters.verl_plugin.rules import node_of, parse_channels, parse_choice
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
+from composer_plugins.conformance import reductions
 from composer_plugins.diagnosis import Finding
-from parity_tests.support import dialects, verl_cpu
+from parity_tests.support import verl_cpu
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_cpu.trained import Trained, composers, finished
 
@@ -129,9 +130,9 @@ def test_the_numbers_are_those_of_the_dialects_that_they_write_out() -> None:
         return node_of(tree(name).algorithm)
 
     for name in ("dppo", "grpo_composer"):
-        kernel = dialects.kernel("policy", node(name)["policy"])
+        kernel = reductions.kernel("policy", node(name)["policy"])
         assert node(name)["policy_params"].items() <= kernel.keywords.items()
-    sdpo = dialects.kernel("divergence", "sdpo@sdpo").keywords
+    sdpo = reductions.kernel("divergence", "sdpo@sdpo").keywords
     assert node("hint_sdpo")["hint_params"].items() <= sdpo.items()
     assert node("hint_sdpo")["hint_top_k"] == sdpo["top_k"]
     assert tree("dppo").algorithm.rollout_correction.bypass_mode

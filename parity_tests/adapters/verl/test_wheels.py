@@ -13,10 +13,11 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
+from composer_plugins.conformance.reductions import kernel as row_kernel
+from composer_plugins.conformance.verl_claims.batches import MODES
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.live.verl.test_advantages import assert_rows_equal
 from parity_tests.support.verl_drawn import largest_term
-from parity_tests.support.verl_facts import MODES, row_kernel
+from parity_tests.support.verl_facts import assert_rows_equal
 from parity_tests.support.verl_probe import NODE
 from parity_tests.support.verl_wheels import FOLDERS, TARGET, folder, probe, start
 

@@ -194,6 +194,13 @@ SOUND: dict[str, dict[str, Any]] = {
         f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
         f"{ACTOR}.loss_scale_factor": 1024,
     },
+    "the advantage of the paper, as verl has it": {
+        **WORKERS,
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": False,
+        f"{LOSS}.composer": {"policy": "dr_grpo"},
+        f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+    },
     "options of what is off, set to nothing": {**OURS, f"{ACTOR}.kl_loss_coef": 0},
     "a loss of sequences beside equal advantages": {
         **OURS,
@@ -583,6 +590,21 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"warning {AGG}",
         "it is 'token-mean' 'grpo' is reduced by 'seq-mean-token-mean' grpo@verl",
     ),
+    "an advantage that is not the paper's": (
+        {**OURS, **WORKERS, f"{LOSS}.composer": {"policy": "rloo"}, AGG: "seq-mean-token-sum", GROUP_SIZE: 2},
+        f"warning {NODE}.advantage",
+        "it is 'grpo', and the advantage in the paper of 'rloo' is 'rloo' set advantage=rloo",
+    ),
+    "verl's advantage beside a loss whose paper has another": (
+        {
+            **WORKERS,
+            "algorithm.adv_estimator": "grpo",
+            f"{LOSS}.composer": {"policy": "dr_grpo"},
+            AGG: "seq-mean-token-sum-norm",
+        },
+        "warning algorithm.adv_estimator",
+        "it is 'grpo', and 'dr_grpo' is 'dr_grpo' set algorithm.adv_estimator=composer/dr_grpo",
+    ),
     "a hint in another trainer": (
         {**OURS, f"{NODE}.hint_weight": 0.1},
         f"{NODE}.hint_weight",
@@ -612,12 +634,12 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
     "hint options without a weight": (
         {**OURS, f"{NODE}.hint_teacher": "live"},
         f"{NODE}.hint_teacher",
-        "because hint_weight is not set",
+        "because hint_weight is 0",
     ),
     "replay options without a weight": (
         {**SYNC, f"{NODE}.replay_loss": "simpo"},
         f"{NODE}.replay_loss",
-        "because replay_weight is not set",
+        "because replay_weight is 0",
     ),
     "an averaged teacher": (
         {**HINT, f"{NODE}.hint_teacher": "ema"},

@@ -174,3 +174,14 @@ def test_a_clip_bound_that_hardly_anyone_intends_is_a_warning_at_the_key_that_se
     with pytest.warns(ComposerWarning) as warned:
         parse_registered(node, "policy", None, "token-mean", given)
     assert [said in str(one.message) for one in warned] == [True]
+
+
+def test_every_error_of_the_table_and_of_verls_options_is_named_at_once() -> None:
+    node = {"policy": "gspo", "policy_params": {"clip": 1}, "hint_weight": "x", "replay_loss": "dpoo"}
+    with pytest.raises(ConfigError) as refused:
+        parse_registered(node, "policy", None, "token-mean", {"clip_ratio_c": 5.0, "clip_ratio": -1.0})
+    keys = [line.partition(": ")[0] for line in str(refused.value).splitlines()]
+    assert {key.rpartition(".")[2] for key in keys} >= {"clip_ratio_c", "clip", "hint_weight", "replay_loss"}
+    with pytest.raises(ConfigError) as refused:
+        parse_registered({"hint_weight": 1.0, "replay_weight": 1.0}, "policy", None, "seq-mean-token-mean")
+    assert len(str(refused.value).splitlines()) == 2  # neither is delivered without composer_sync

@@ -1,0 +1,120 @@
+"""How verl calls a policy loss of its registry: `composer-plugins check module:function --as verl`."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
+from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Options without a default that one of verl's own losses needs, by the name of its function.
+REQUIRED: dict[str, dict[str, float]] = {"compute_policy_loss_dro": {"dro_beta": 0.1}}
+
+
+class Table(dict[str, Any]):
+    """A table of verl's config where verl is not installed: read by attribute, key or `get`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"verl's config has no {name!r} that this check knows") from None
+
+
+def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Return an actor's config with verl's defaults and `options` over them: verl's class, or a `Table`."""
+    if find_spec("verl") is None:
+        table = Table(policy_loss=Table(rollout_correction=Table()), global_batch_info=dict(info or {}))
+        for option in OPTIONS["policy"]:
+            *tables, name = option.key.split(".")
+            place = table
+            for one in tables:
+                place = place[one]
+            place[name] = options.pop(name, option.default)
+        table.update(options)
+        return table
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    own = {name: options.pop(name) for name in list(options) if name in PolicyLossConfig.__dataclass_fields__}
+    return ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(**own),
+        global_batch_info=dict(info or {}),
+        **options,
+    )
+
+
+def registered_loss(name: str) -> Function:
+    """Return the policy loss of this name in verl's registry."""
+    if find_spec("verl") is None:
+        remedy = "install verl here, or name a function by its import path: module:function"
+        raise ConfigError(
+            "check", f"{name!r} is looked up in verl's registry, and verl is not installed", remedy
+        )
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    if name not in POLICY_LOSS_REGISTRY:
+        raise unknown("check", name, POLICY_LOSS_REGISTRY, noun="policy loss of verl's registry")
+    function: Function = POLICY_LOSS_REGISTRY[name]
+    return function
+
+
+def is_metric(value: Any) -> bool:
+    """Whether verl takes it: a number, or a tensor of one number without a gradient.
+
+    verl's Metric detaches a tensor, but its distillation loss adds the metrics as they are, with their graph.
+    """
+    if isinstance(value, int | float):
+        return True
+    return getattr(value, "numel", lambda: 0)() == 1 and not getattr(value, "requires_grad", False)
+
+
+def call(
+    function: Function, tensors: "Mapping[str, Tensor]", counts: Counts, options: Mapping[str, Any]
+) -> Called:
+    """Call it by keyword with the counts of the whole batch, as verl's `ppo_loss` does."""
+    weights = tensors.get("log_weights")
+    info = {
+        "dp_size": counts.ranks,
+        "batch_num_tokens": counts.tokens,
+        "global_batch_size": counts.rows,
+        "loss_scale_factor": counts.width,
+    }
+    required = REQUIRED.get(getattr(function, "__name__", ""), {})
+    result = function(
+        old_log_prob=tensors["old_logprobs"],
+        log_prob=tensors["logprobs"],
+        advantages=tensors["advantages"],
+        response_mask=tensors["mask"],
+        config=actor_config(info, **options, **required),
+        rollout_is_weights=None if weights is None else weights.exp(),
+        **options,
+    )
+    loss, problems = checked_pair(result, is_metric, "one number without a gradient")
+    return Called(loss / counts.ranks, problems)  # DDP and FSDP average over the ranks
+
+
+VERL = Convention(
+    framework="verl",
+    signature="fn(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, "
+    "rollout_is_weights)",
+    returns="(loss, metrics): a number with a gradient, divided by the counts in config.global_batch_info, "
+    "and a dict of numbers. verl's agg_loss divides so",
+    call=call,
+    optional=("log_weights",),
+    must_use=("log_weights",),
+    names={
+        "logprobs": "log_prob",
+        "old_logprobs": "old_log_prob",
+        "mask": "response_mask",
+        "log_weights": "rollout_is_weights",
+    },
+    options={"loss_agg_mode": MODES},
+    find=registered_loss,
+)

@@ -1,0 +1,157 @@
+"""`composer-plugins check`: every law that a loss of the catalogue obeys, on any loss."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
+from composer_plugins.cli.console import answer, foreign_code, page
+from composer_plugins.errors import ConfigError
+
+if TYPE_CHECKING:
+    from composer_plugins.catalogue import Kind
+    from composer_plugins.testing.report import Report
+
+MANY = 4  # laws that do not apply for one reason: only the first is named
+STYLES = {"failed": "red", "not applicable": "dim", "passed": "green"}
+
+
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Losses (my_loss) or import paths of functions (my_package.losses:my_loss).",
+            autocompletion=complete_loss,
+        ),
+    ] = None,
+    kind: KindOption = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the law of this name; may be repeated.", autocompletion=complete_law),
+    ] = None,
+    convention: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="Call the function as this framework does, unchanged: verl, trl, prime-rl, skyrl, tinker or "
+            "torch. A name is then one of the framework's own losses.",
+            autocompletion=complete_convention,
+        ),
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            help="Check a trainer of TRL: module:make_trainer, a function that takes overrides of its config "
+            "and returns a GRPOTrainer."
+        ),
+    ] = None,
+    laws: Annotated[bool, typer.Option("--laws", help="Print the laws and exit.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the laws that hold, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Check that a loss masks, overflows, cuts, packs and differentiates as every loss must.
+
+    The exit status is 0 if all laws hold, 1 if one is broken, and 2 if a loss could not be loaded.
+    """
+    if laws:
+        if names or only or any(one is not None for one in (kind, convention, trainer)):
+            raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
+        _print_laws(as_json)
+        return
+    if not names and trainer is None:
+        raise ConfigError(
+            "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"
+        )
+    with foreign_code():
+        reports = list(_reports(names or [], trainer, convention, kind, only or []))
+    if as_json:
+        answer(json.dumps([report.as_data() for report in reports], indent=2))
+    else:
+        with page() as console:
+            for report in reports:
+                print_report(console, report, verbose)
+    if not all(report.passed for report in reports):
+        raise typer.Exit(1)
+
+
+def _reports(
+    names: list[str], trainer: str | None, convention: str | None, kind: str | None, only: list[str]
+) -> "Iterator[Report]":
+    """The report of the trainer, and of each loss."""
+    if kind is not None and convention is not None:
+        raise ConfigError("--kind", "it has no meaning with --as", "remove it: --as is for policy losses")
+    if trainer is not None:
+        if names or convention is not None or kind is not None:
+            remedy = "composer-plugins check --trainer module:make_trainer"
+            raise ConfigError("--trainer", "it is checked by itself", remedy)
+        from composer_plugins.testing.trainers import check_trainer
+
+        yield check_trainer(trainer, only)
+    elif convention is not None:
+        from composer_plugins.testing.conventions import check_as
+
+        _require_laws_for(["policy"], only)
+        for name in names:
+            yield check_as(name, convention, only)
+    else:
+        from composer_plugins.testing.checking import check_row, find_row
+
+        rows = [find_row(name, kind) for name in names]
+        _require_laws_for([row.kind for row in rows], only)
+        for row in rows:
+            yield check_row(row, only)
+
+
+def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
+    """Raise ConfigError for a kind that no law is about, and for a law that is about none of the kinds."""
+    from composer_plugins.testing.laws import LAWS
+
+    remedy = "composer-plugins check --laws says which kinds each law is for"
+    for name in only:
+        if name in LAWS and not {*LAWS[name].kinds}.intersection(kinds):
+            problem = f"the law {name} is for losses of the kinds {', '.join(LAWS[name].kinds)}"
+            raise ConfigError("--only", f"{problem}, and not for {' or '.join(dict.fromkeys(kinds))}", remedy)
+    for kind in kinds:
+        if not any(kind in law.kinds for law in LAWS.values()):
+            raise ConfigError("check", f"no law is for losses of the kind {kind}", remedy)
+        if only and not any(name not in LAWS or kind in LAWS[name].kinds for name in only):
+            problem = f"none of the laws {', '.join(only)} is for losses of the kind {kind}"
+            raise ConfigError("--only", problem, remedy)
+
+
+def print_report(console: Console, report: "Report", verbose: bool) -> None:
+    """Print what failed and what does not apply, and with `verbose` what holds."""
+    console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
+    inapplicable = report.having("not applicable")
+    reasons = [outcome.detail for outcome in inapplicable]
+    inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is printed once
+    shown = [*report.having("failed"), *inapplicable, *(report.having("passed") if verbose else ())]
+    for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
+        alike = list(same)
+        first, *others = (outcome.check for outcome in alike)
+        names = [first, *others] if verbose or len(others) < MANY else [f"{first} and {len(others)} more"]
+        status, detail, cause = alike[0][1:]
+        for name in names:
+            console.print(Text(f"  {status}: {name}", style=STYLES[status]), soft_wrap=True)
+        for text in (detail, cause):
+            for line in text.splitlines():
+                console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def _print_laws(as_json: bool) -> None:
+    from composer_plugins.testing.laws import LAWS
+
+    if as_json:
+        data = [{"name": one.name, "kinds": one.kinds, "summary": one.summary} for one in LAWS.values()]
+        answer(json.dumps(data, indent=2))
+        return
+    with page() as console:
+        for law in LAWS.values():
+            kinds = Text(f"({', '.join(law.kinds)})", style="dim")
+            console.print(Text(law.name, style="bold"), kinds, soft_wrap=True)
+            console.print(Text(f"  {law.summary}"), soft_wrap=True)

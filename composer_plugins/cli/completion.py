@@ -1,0 +1,116 @@
+"""Completion of names in a shell: our own losses and their dialects, without loading torch or a plugin.
+
+A plugin's losses are not completed, because to know them the plugin must be imported, and torch with it.
+"""
+
+import ast
+import os
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from composer_plugins.catalogue import KINDS
+
+if TYPE_CHECKING:
+    from composer_plugins.plugins import Registry
+
+
+TESTING = Path(__file__).parents[1] / "testing"
+STEM = "_COMPOSER_PLUGINS_STEM"  # what stands before the word that bash completes: "cispo@"
+
+
+def join_at_signs(environment: MutableMapping[str, str]) -> None:
+    """Undo what bash does to `cispo@trl`: to it that is three words, of which it completes the last."""
+    words, at = environment.get("COMP_WORDS", "").split(), int(environment.get("COMP_CWORD") or 0)
+    if environment.get("_COMPOSER_PLUGINS_COMPLETE") != "complete_bash" or "@" not in words:
+        return
+    typed = words[at] if at < len(words) else ""
+    before = " ".join(words[:at]).replace(" @ ", "@")
+    if typed == "@":
+        before, typed = before + "@", ""
+    if before.endswith(" @"):
+        before = before[:-2] + "@"
+    if before.endswith("@"):
+        before, _, environment[STEM] = before.rpartition(" ")
+    environment["COMP_WORDS"] = f"{before} {typed}".rstrip()
+    environment["COMP_CWORD"] = str(len(before.split()))
+
+
+def complete_loss(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the losses that begin so, with what they are; the dialects of one once its name is typed."""
+    stem = os.environ.get(STEM, "")
+    incomplete = stem + incomplete
+    name, rows = incomplete.partition("@")[0], _ours().losses
+    for row in rows:
+        if row.name.startswith(incomplete):
+            yield row.name, row.summary
+    for row in rows:
+        if row.name == name:
+            for dialect in row.dialects:
+                if (full := f"{row.name}@{dialect.upstream}").startswith(incomplete):
+                    yield full.removeprefix(stem), dialect.source
+
+
+def complete_kind(incomplete: str) -> Iterator[str]:
+    """Yield the kinds of losses that begin so."""
+    yield from (kind for kind in KINDS if kind.startswith(incomplete))
+
+
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The kind, where two kinds share the name: policy, advantage ...", autocompletion=complete_kind
+    ),
+]
+
+
+def complete_input(incomplete: str) -> Iterator[str]:
+    """Yield the inputs of losses that begin so."""
+    from composer_plugins.cli.filters import inputs
+
+    yield from (name for name in inputs(_ours()) if name.startswith(incomplete))
+
+
+def complete_framework(incomplete: str) -> Iterator[str]:
+    """Yield the frameworks with an adapter that begin so."""
+    yield from (one.framework for one in _ours().adapters if one.framework.startswith(incomplete))
+
+
+def complete_upstream(incomplete: str) -> Iterator[str]:
+    """Yield the upstreams of dialects that begin so."""
+    from composer_plugins.cli.filters import upstreams
+
+    yield from (name for name in sorted(upstreams(_ours())) if name.startswith(incomplete))
+
+
+def complete_compared(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the frameworks that `conform` compares with and that begin so."""
+    from composer_plugins.conformance.frameworks import KNOWN
+
+    yield from ((one.name, one.title) for one in KNOWN if one.name.startswith(incomplete))
+
+
+# The next two read the names in the sources: to import the modules would load torch.
+def complete_law(incomplete: str) -> Iterator[str]:
+    """Yield the laws of `check` that begin so."""
+    for path in sorted((TESTING / "laws").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            calls = [ast.unparse(mark.func) for mark in marks if isinstance(mark, ast.Call)]
+            if isinstance(node, ast.FunctionDef) and "law" in calls and node.name.startswith(incomplete):
+                yield node.name
+
+
+def complete_convention(incomplete: str) -> Iterator[str]:
+    """Yield the conventions of `check --as` that begin so."""
+    for node in ast.parse((TESTING / "conventions" / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONVENTIONS":
+            yield from (name for name in ast.literal_eval(node.value) if name.startswith(incomplete))
+
+
+def _ours() -> "Registry":
+    from composer_plugins.plugins import collect, get_plugin_manager
+
+    return collect(get_plugin_manager(entry_points=False))

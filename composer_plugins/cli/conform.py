@@ -1,0 +1,158 @@
+"""`composer-plugins conform`: do our losses equal those of the frameworks installed here?"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins.cli.completion import complete_compared, complete_loss
+from composer_plugins.cli.console import answer, foreign_code, page
+from composer_plugins.cli.layout import GAP, LEAST, indented, wrapped
+from composer_plugins.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from composer_plugins.conformance.running import Row, Suite
+
+STYLES = {"differs": "red", "could not be run": "red", "not in the catalogue": "yellow", "equal": "green"}
+NOTHING_RAN = 2
+LEAST_OWN = 12  # columns for the name of a framework's own loss, in a terminal that is too narrow
+
+
+def conform(
+    frameworks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Only these: trl, verl, prime-rl. By default each that is here.",
+            autocompletion=complete_compared,
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="A checkout of PRIME-RL, which is on no package index.")
+    ] = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this loss (grpo, cispo@trl); may be repeated.", autocompletion=complete_loss),
+    ] = None,
+    cases: Annotated[int, typer.Option(min=1, help="Random cases for each loss.")] = 40,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown tables.")] = False,
+) -> None:
+    """Compare our losses with those of the installed TRL, verl and PRIME-RL: value and gradient.
+
+    Run it after an upgrade. The exit status is 0 if all are equal within rounding, 1 if one is not or could
+    not be run, and 2 if nothing could be run.
+    """
+    if as_json and as_markdown:
+        raise ConfigError("--markdown", "it was given with --json", "choose one of them")
+    from composer_plugins.conformance import frameworks as known
+    from composer_plugins.conformance import running, tables
+
+    for name in frameworks or ():
+        if name not in known.FRAMEWORKS:
+            raise unknown("conform", name, known.FRAMEWORKS, noun="framework")
+    if source is not None and not source.is_dir():
+        raise ConfigError("--source", f"the folder {str(source)!r} does not exist", "correct it")
+    chosen = [one for name, one in known.FRAMEWORKS.items() if not frameworks or name in frameworks]
+    if source is not None and all(one.package for one in chosen):
+        named = " and ".join(one.title for one in known.KNOWN if not one.package)
+        raise ConfigError("--source", f"it is for {named}, which is not compared here", "remove it")
+    _check_losses(loss or ())
+    results: list[tuple[str, Suite, list[Row]]] = []
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    unusable = False
+    for framework in chosen:
+        try:
+            with foreign_code():
+                suite = framework.suite(source)
+        except ConfigError as error:
+            unusable = True
+            stderr.print(Text(f"error: {error}", style="red"), soft_wrap=True)
+            continue
+        if suite is None:
+            stderr.print(Text(f"{framework.missing}: {framework.remedy}"), soft_wrap=True)
+            continue
+        with foreign_code(), stderr.status(f"comparing with {framework.title} {suite.version}"):
+            rows = list(running.run(suite, cases=cases, only=loss or ()))
+        results.append((framework.title, suite, rows))
+    _check_compared(loss or (), results)
+    if as_json:
+        answer(json.dumps([tables.as_data(*result) for result in results], indent=2))
+    elif as_markdown:
+        answer("\n\n".join(tables.markdown(*result) for result in results))
+    else:
+        for result in results:
+            print_table(*result)
+    if not any(row.cases for _, _, rows in results for row in rows):
+        raise typer.Exit(NOTHING_RAN)
+    if unusable or any(row.status in running.BROKEN for _, _, rows in results for row in rows):
+        raise typer.Exit(1)
+
+
+def _check_losses(names: list[str] | tuple[str, ...]) -> None:
+    from composer_plugins.plugins import losses
+
+    known = {loss.name for loss in losses()}
+    for name in names:
+        if (base := name.partition("@")[0]) not in known:
+            raise unknown("--loss", base, known, noun="loss", more="composer-plugins list shows all")
+
+
+def _check_compared(names: Sequence[str], results: "list[tuple[str, Suite, list[Row]]]") -> None:
+    """Raise ConfigError for a loss that is compared in no framework that could be run."""
+    from composer_plugins.conformance.running import fits
+
+    claims = [claim for _, suite, _ in results for claim in suite.claims]
+    for name in names:
+        if results and not any(fits(claim, [name]) for claim in claims):
+            titles = " or ".join(f"{title} {suite.version}" for title, suite, _ in results)
+            base = name.partition("@")[0]
+            every = {claim.ours for claim in claims if fits(claim, [base])}
+            known = ", ".join(sorted(every or {claim.ours.partition("@")[0] for claim in claims}))
+            problem = f"no loss of {titles} is compared with {name!r}"
+            raise ConfigError("--loss", problem, f"there are comparisons of {known or 'no loss'}")
+
+
+def print_table(title: str, suite: "Suite", rows: "list[Row]") -> None:
+    """Print one framework's results."""
+    from composer_plugins.conformance import tables
+
+    with page() as console:
+        console.print(Text(tables.title(title, suite), style="bold"))
+        for line in _lines(rows, console.width):
+            console.print(line, overflow="fold")
+        console.print(Text(tables.count(rows)))
+        console.print(Text(tables.EXPLAINED, style="dim"))
+
+
+def _lines(rows: "list[Row]", width: int) -> Iterator[Text]:
+    """The table. A note stands below its row where there is no room beside it."""
+    from composer_plugins.conformance import tables
+    from composer_plugins.conformance.running import cells
+
+    table = [tables.HEADINGS, *map(cells, rows)]
+    *widths, _ = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    own = tables.HEADINGS.index("its own")
+    missing = sum(widths) + GAP * (len(widths) - 1) - width
+    widths[own] = max(widths[own] - max(missing, 0), LEAST_OWN)
+    left = width - sum(widths) - GAP * len(widths)
+    for *texts, note in table:
+        heading = texts == [*tables.HEADINGS[:-1]]
+        columns = [wrapped(text, size) for text, size in zip(texts, widths, strict=True)]
+        columns.append(wrapped(note, left) if left >= LEAST else [])
+        for parts in zip_longest(*columns, fillvalue=""):
+            line = Text(style="bold" if heading else "")
+            for i, (part, size) in enumerate(zip(parts, [*widths, 0], strict=True)):
+                style = "dim" if i == len(widths) else STYLES.get(texts[i], "")
+                right = tables.HEADINGS[i] in tables.NUMBERS
+                line.append(part.rjust(size) if right else part.ljust(size), style=style)
+                line.append(" " * GAP)
+            line.rstrip()
+            yield line
+        if note and left < LEAST:
+            yield from indented((Text(one, style="dim") for one in wrapped(note, width - 4)), 4)

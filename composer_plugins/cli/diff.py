@@ -1,0 +1,196 @@
+"""`composer-plugins diff`: what differs between two losses or dialects of one kind, and no more."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins.catalogue import KINDS, REQUIRED, Choice
+from composer_plugins.cli.completion import complete_kind, complete_loss
+from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
+from composer_plugins.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from composer_plugins.lookup import Found
+    from composer_plugins.plugins import Problem, Registry
+
+ABSENT = "not there"  # of a parameter that one of them does not have
+LONG = 24  # a value of more characters stands below its name, and not in a table
+
+
+def diff(
+    first: Annotated[
+        str, typer.Argument(help="A loss, a dialect or an import path.", autocompletion=complete_loss)
+    ],
+    second: Annotated[str, typer.Argument(help="Another of the same kind.", autocompletion=complete_loss)],
+    kind: Annotated[
+        str | None,
+        typer.Option(help="The kind, where two kinds share the names.", autocompletion=complete_kind),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what differs between two losses or dialects: what they take, and what they give on the example.
+
+    Compared are parameters, inputs, denominators and numbers. What a framework does around the loss is in
+    the notes of `explain`. A kernel that fails on the example is reported, and the exit status is then 1.
+    """
+    registry = installed()
+    with foreign_code():
+        named = pairs(registry, first, second, kind)
+        compared = [compare(registry, ours, theirs) for ours, theirs in named]
+    if as_json:
+        answer(json.dumps([data for data, _ in compared], indent=2))
+    else:
+        with page() as console:
+            for i, (data, _) in enumerate(compared):
+                console.print(*[""] * min(i, 1), end="")
+                _print(console, data)
+    if problems := [problem for _, faults in compared for problem in faults]:
+        complain(problems)
+        raise typer.Exit(1)
+
+
+def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple["Found", "Found"]]:
+    """The two losses, once for each kind that both names have; ConfigError if there is none."""
+    from composer_plugins.lookup import find
+
+    ours, theirs = find(registry, first, kind, "FIRST"), find(registry, second, kind, "SECOND")
+    found = [(a, b) for a in ours for b in theirs if a[0].kind == b[0].kind]
+    if not found:
+        kinds = [" and ".join(KINDS[one.kind].singular for one, _ in rows) for rows in (ours, theirs)]
+        problem = f"{second!r} is {kinds[1]}, and {first!r} is {kinds[0]}"
+        raise ConfigError("SECOND", problem, "name two of one kind")
+    return found
+
+
+def compare(registry: "Registry", ours: "Found", theirs: "Found") -> tuple[dict[str, Any], list["Problem"]]:
+    """What differs, for JSON, and the faults of the kernels."""
+    from composer_plugins.cli.explaining import problem_of
+    from composer_plugins.cli.worked_example import examples, run
+
+    choices, problems, numbers = [_choice(one) for one in (ours, theirs)], list["Problem"](), []
+    for loss, dialect in (ours, theirs):
+        try:
+            numbers.append(run(loss, dialect))
+        except (Exception, SystemExit) as error:  # a plugin's own kernel
+            problems.append(problem_of(registry, loss, error))
+    names = [choice.name for choice in choices]
+    data = {
+        "names": names,
+        "kind": choices[0].loss.kind,
+        "differences": differences(*choices),
+        "examples": {  # values of parameters that have no default
+            one.name: values
+            for one in (choices if len(numbers) == 2 else ())
+            if (values := {n: x for n, x in examples(one.loss).items() if n not in one.params})
+        },
+        "numbers": _differing(names, numbers) if len(numbers) == 2 else None,
+    }
+    return data, problems
+
+
+def _choice(found: "Found") -> Choice:
+    loss, dialect = found
+    if dialect is None:
+        return Choice(loss, {})
+    return Choice(loss, {**dialect.params, **dialect.denominators}, "", dialect.upstream, dialect.optional)
+
+
+def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
+    """What differs beside the numbers: its value by loss, without a loss that has no such parameter."""
+    first, second = _described(ours), _described(theirs)
+    found: dict[str, dict[str, Any]] = {}
+    for what in {**first, **second}:
+        values = {x.name: of[what] for x, of in ((ours, first), (theirs, second)) if what in of}
+        if what not in first or what not in second or first[what] != second[what]:
+            found[what] = values
+    return found
+
+
+def _described(choice: Choice) -> dict[str, Any]:
+    from composer_plugins.cli.explaining import GRADIENTS
+
+    loss = choice.loss
+    values = {name: choice.value(name) for name in loss.parameters}
+    return {
+        "inputs": ", ".join(loss.needs),
+        "optional inputs": ", ".join(loss.optional) or "none",
+        "optional inputs passed": ", ".join(choice.optional) or "none",
+        **{name: repr(value) if value is REQUIRED else value for name, value in values.items()},
+        "denominator": choice.mode or "none of its own",
+        "scores": "averages over tokens" if choice.average else "sums over tokens",
+        "advantages": "one per sequence" if loss.per_sequence else "one per token or sequence",
+        "statistic": "of the whole batch" if loss.over_batch else "of each row",
+        "gradient": GRADIENTS[loss.gradient] or "the derivative of the value",
+    }
+
+
+def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dict[str, Any]]:
+    """The numbers on the worked example that differ in the four digits of the page."""
+    from composer_plugins.cli.example_tables import at, label_of, number, positions_of, written
+
+    ours, theirs = results
+    found = []
+    for kind in (name for name in ours if name in theirs):
+        for position in positions_of(ours[kind].shape):
+            two = [at(result[kind], position) for result in results]
+            if written(two[0]) != written(two[1]):
+                values = dict(zip(names, map(number, two), strict=True))
+                found.append({"of": kind, "at": label_of(position), "values": values})
+    return found
+
+
+def _text(value: Any, heading: str) -> str:
+    return f"{value:.4g}" if heading and isinstance(value, float) else str(value)
+
+
+def _print(console: Console, data: dict[str, Any]) -> None:
+    from composer_plugins.cli.layout import Column, entries, indented, tables, wrapped
+
+    names, width = data["names"], console.width - 2
+    console.print(Text(f"{names[0]} and {names[1]}  ({data['kind']})", style="bold"))
+
+    def show(lines: Iterable[Text]) -> None:
+        for line in indented(lines):
+            console.print(line, overflow="fold")
+
+    def table(heading: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        columns = [
+            Column(
+                name, [_text(values.get(name, ABSENT), heading) for _, values in rows], right=bool(heading)
+            )
+            for name in names
+        ]
+        for lines in (
+            tables(Column(heading, [what for what, _ in rows], "dim"), [columns], width) if rows else ()
+        ):
+            show([Text(), *lines])
+
+    different, numbers = data["differences"], data["numbers"]
+    if not different and not numbers:
+        text = "Nothing differs: they take the same, and they give the same numbers on the worked example. "
+        text += f"The notes of `composer-plugins explain {names[0].partition('@')[0]}` say what a framework "
+        text += "does around the loss."
+        if numbers is None:
+            text = "What they take does not differ. Their numbers could not be compared."
+        show(map(Text, wrapped(text, width)))
+        return
+    is_long = {what: any(len(str(x)) > LONG for x in values.values()) for what, values in different.items()}
+    table("", [(what, values) for what, values in different.items() if not is_long[what]])
+    for what, values in different.items():
+        if is_long[what]:
+            rows = [(name, "", str(values.get(name, ABSENT))) for name in names]
+            show([Text(), Text(what, style="dim"), *indented(entries(rows, width - 2))])
+    for kind in dict.fromkeys(one["of"] for one in numbers or ()):
+        table(kind, [(one["at"], one["values"]) for one in numbers if one["of"] == kind])
+    for name, values in data["examples"].items():
+        given = ", ".join(f"{parameter}={value}" for parameter, value in values.items())
+        line = f"The numbers of {name} are with {given}: it has no default, and this is an example."
+        show([Text(), *map(Text, wrapped(line, width))])
+    if numbers == []:
+        show([Text(), Text("Their numbers on the worked example are equal.")])

@@ -1,0 +1,1 @@
+"""The claims about PRIME-RL, which is run from a checkout."""

@@ -1,0 +1,136 @@
+"""A checkout of PRIME-RL, v0.4 to today, whose loss module runs here.
+
+Nothing of it is copied: its folders go on `sys.path`. Packages that it imports and that have no part in a
+loss are replaced by empty modules where they are not installed. One checkout per process.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from pydantic_core import core_schema
+from torch import Tensor
+
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
+
+SOURCE = "PRIME_RL_SOURCE"  # the environment variable that names the checkout
+STUBBED = ("wandb", "renderers", "zmq", "verifiers")
+PACKED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+
+
+class Anything:
+    """Stands in for a class that is only named in an annotation, or made as a default."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        return core_schema.any_schema()
+
+
+class Empty(ModuleType):
+    """Stands in for a package that has no part in a loss."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything
+
+
+class Upstream(NamedTuple):
+    """What of a checkout is compared."""
+
+    version: str  # "v0.5.0", or the newest recorded generation for anything later
+    loss: ModuleType
+    config: ModuleType
+
+    def loss_fn(self, **table: Any) -> Callable[[Any], Any]:
+        """Its own function for `[trainer.loss]`, as its trainer sets it up."""
+        kind = table.get("type", "default")
+        found = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "custom": "CustomLossConfig"}
+        if self.version == "v0.4.0" and kind == "default":
+            found["default"] = "LossConfig"
+        config = getattr(self.config, found[kind])(**table)
+        if hasattr(self.loss, "setup_rl_loss_fn"):
+            fn = self.loss.setup_rl_loss_fn(config)
+        elif hasattr(self.loss, "setup_loss_fns"):
+            fn = self.loss.setup_loss_fns(config)["rl"]
+        else:
+            fn = self.loss.setup_loss_fn(config)
+        called: Callable[[Any], Any] = getattr(fn, "loss", fn)  # an object with a method since September 2026
+        return called
+
+    def has(self, kind: str) -> bool:
+        """Whether `[trainer.loss] type` may be `kind`."""
+        return hasattr(self.config, {"default": "DefaultLossConfig", "ipo": "IPOLossConfig"}[kind]) or (
+            kind == "default" and self.version == "v0.4.0"
+        )
+
+    def inputs(self, pack: Pack, i: int) -> Any:
+        """Its own LossInputs of sequence i."""
+        fields = {field.name for field in dataclasses.fields(self.loss.LossInputs)}
+        given = {name: getattr(pack, name)[i] for name in PACKED}
+        given["ref_logprobs" if "ref_logprobs" in fields else "teacher_logprobs"] = (
+            None if pack.reference is None else pack.reference[i]
+        )
+        if "loss_weights" in fields:
+            given["loss_weights"] = None if pack.weights is None else pack.weights[i]
+        return self.loss.LossInputs(**given)
+
+    def compute_loss(self, pack: Pack, fn: Any, scale: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Its own compute_loss of a micro-batch."""
+        given = (
+            pack.trainer_logprobs,
+            pack.inference_logprobs,
+            pack.reference,
+            pack.advantages,
+            pack.loss_mask,
+        )
+        if hasattr(self.loss, "setup_rl_loss_fn"):
+            fn = fn if not hasattr(fn, "loss") else SimpleNamespace(loss=fn)
+            result = self.loss.compute_loss(*given, pack.weights, None, None, fn, scale, 1, 1)
+        elif hasattr(self.loss, "setup_loss_fns"):
+            result = self.loss.compute_loss(*given, loss_fns={"rl": fn}, loss_scale=scale)
+        else:
+            result = self.loss.compute_loss(*given, fn, scale)
+        total: tuple[Tensor, dict[str, Tensor]] = result
+        return total
+
+
+def source() -> Path | None:
+    """The checkout that was given, if any."""
+    return Path(os.environ[SOURCE]) if os.environ.get(SOURCE) else None
+
+
+def load(checkout: Path) -> Upstream:
+    """Import the checkout's loss and its configuration."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what it compiles is not the loss
+    for name in STUBBED:
+        if name not in sys.modules and find_spec(name) is None:
+            sys.modules[name] = Empty(name)
+    folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src"]
+    sys.path[:0] = [str(folder) for folder in folders if folder.is_dir()]
+    loss = import_module("prime_rl.trainer.rl.loss")
+    try:
+        config = import_module("prime_rl.configs.trainer")
+    except ModuleNotFoundError:
+        config = import_module("prime_rl.trainer.rl.config")
+    assert Path(loss.__file__ or "").is_relative_to(checkout), f"{loss.__file__} is not of {checkout}"
+    if hasattr(loss, "setup_rl_loss_fn"):
+        return Upstream("v0.8.0", loss, config)
+    if hasattr(loss, "setup_loss_fns"):
+        return Upstream("v0.6.0", loss, config)
+    return Upstream("v0.5.0" if hasattr(config, "SFTLossConfig") else "v0.4.0", loss, config)
+
+
+def loss_functions(upstream: Upstream) -> set[str]:
+    """The names of the losses in its loss module."""
+    return {
+        name for name in vars(upstream.loss) if name.endswith("_loss_fn") and not name.startswith("setup_")
+    }

@@ -1,0 +1,40 @@
+"""A loss of the catalogue by name, and the reductions of upstreams that are not a row of the catalogue."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import Kind, choose, of_kind
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.plugins import losses
+
+
+def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
+    """The kernel of a catalogue row, or of a dialect ("cispo@trl"), with its parameters and `params`."""
+    choice = choose(losses(), kind, name, params)
+    return partial(choice.loss.kernel(), **choice.params)
+
+
+def trl_gmpo(token_loss: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+    """TRL 1.16's GMPO: a mean over all rows, where a row without unmasked tokens has the ratio 1."""
+    loss = aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=mask.shape[0])
+    return loss - torch.where(mask.any(-1), 0.0, advantages.squeeze(-1)).mean()
+
+
+def verl(token_loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
+    """Our row of an aggregation mode with the numbers that verl's agg_loss is given."""
+    loss = of_kind(losses(), "aggregation")[mode]
+    given = {
+        "num_tokens": info.get("batch_num_tokens"),
+        "num_sequences": info.get("global_batch_size"),
+        "max_length": info.get("loss_scale_factor"),
+    }
+    params = {name: given[name] for name in loss.parameters if given[name] is not None}
+    sizes = {"rows": mask.shape[0], "width": mask.shape[1]}
+    defaults = {name: sizes[size] for name, size in loss.dialect("verl").denominators.items()}
+    reduce = kernel("aggregation", f"{mode}@verl", **(defaults | params))
+    reduced: Tensor = info.get("dp_size", 1) * reduce(token_loss, mask)
+    return reduced

@@ -1,0 +1,148 @@
+"""Advantages, and the weights of a rollout by another engine, of live GRPO and RLOO trainers.
+
+A tiny trainer runs its own `_generate_and_score_completions` on scripted completions. Rewards and
+log-probabilities are drawn in float64 and put in where TRL's reward functions and model give them.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import Kind
+from composer_plugins.conformance.claims import Claim, Compared, Place
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.trl_claims import names, upstream_rollouts
+from composer_plugins.testing.draws import Draw, generator
+
+WEIGHTS = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+
+
+def draw_rewards(draw: Draw) -> tuple[Tensor, int]:
+    """[rows, components], often tied, some NaN (a reward function that returned None); the group's size."""
+    g = generator(draw)
+    groups, size = draw.integer(1, 4, "groups"), draw.integer(1, 5, "group size")
+    shape = (groups * size, draw.integer(1, 3, "reward functions"))
+    values = torch.randint(0, 5, shape, generator=g).double() / 10 + draw.choose([0.0, -3.3], "offset")
+    missing = torch.rand(shape, generator=g) < draw.choose([0.0, 0.3, 0.9], "missing")
+    return values.masked_fill(missing, torch.nan), size
+
+
+def of_trl(values: Tensor, size: int, cls: Any = None, **options: Any) -> Tensor:
+    """The advantages that TRL makes of these rewards."""
+    functions = [f"reward {i}" for i in range(values.shape[1])]
+    return upstream_rollouts.advantages(
+        values,
+        cls,
+        num_generations=size,
+        reward_weights=WEIGHTS[: len(functions)],
+        functions=functions,
+        **options,
+    )
+
+
+def ids(values: Tensor, size: int) -> Tensor:
+    """The group of each row."""
+    return torch.arange(len(values)) // size
+
+
+def parity(ours: Tensor, theirs: Tensor, values: Tensor) -> Compared:
+    """TRL divides the rounding noise of equal rewards by as little as 1e-4, and GDPO that once more."""
+    largest = float(values.nan_to_num().abs().max()) + 1
+    scale = max(1.0, float(theirs.abs().max()))
+    return Compared(ours, theirs, len(values), largest / 1e-4, scale=scale)
+
+
+def weighted_sum(values: Tensor) -> tuple[Tensor, Tensor]:
+    """One reward per row, and where there is one; a function that returned None adds nothing."""
+    scorable = ~values.isnan().all(-1)
+    return (values.nan_to_num() * WEIGHTS[: values.shape[1]]).sum(-1).where(scorable, torch.nan), scorable
+
+
+def grouped(scale: str, draw: Draw) -> Iterator[Compared]:
+    """A row that no reward function could score counts nowhere, and gets 0."""
+    values, size = draw_rewards(draw)
+    theirs = of_trl(values, size, scale_rewards=scale, multi_objective_aggregation="sum_then_normalize")
+    total, scorable = weighted_sum(values)
+    row, keywords = ("dr_grpo@trl", {}) if scale == "none" else ("grpo@trl", {"scale": scale})
+    yield parity(kernel("advantage", row, **keywords)(total, ids(values, size), scorable), theirs, values)
+
+
+def gdpo(draw: Draw) -> Iterator[Compared]:
+    """Each component is normalised, and then their sum."""
+    values, size = draw_rewards(draw)
+    theirs = of_trl(values, size, multi_objective_aggregation="normalize_then_sum")
+    ours = kernel("advantage", "gdpo@trl")(
+        values,
+        ids(values, size),
+        component_weights=WEIGHTS[: values.shape[1]],
+        component_mask=~values.isnan(),
+    )
+    yield parity(ours, theirs, values)
+
+
+def rloo(draw: Draw) -> Iterator[Compared]:
+    """Normalised, it is GRPO's over the batch, of the rows that had another to be compared with."""
+    (values, size), normalised = draw_rewards(draw), draw.choose([False, True], "normalize_advantages")
+    theirs = of_trl(values, size, "RLOOTrainer", **upstream_rollouts.rloo_options(len(values), normalised))
+    total, scorable = weighted_sum(values)
+    ours = kernel("advantage", "rloo@trl")(total, ids(values, size), scorable)
+    if normalised and size > 1:
+        compared = scorable & (scorable.view(-1, size).sum(1) > 1).repeat_interleave(size)
+        ours = kernel("advantage", "grpo@trl")(ours, torch.zeros_like(ids(values, size)), compared)
+    yield parity(ours, theirs, values)
+
+
+def draw_rollouts(draw: Draw) -> tuple[Tensor, Tensor, list[int]]:
+    """log-probabilities under the trainer and under the engine, which did not know all; lengths."""
+    g = generator(draw)
+    lengths = [draw.integer(1, 6, "length") for _ in range(draw.integer(1, 4, "rows"))]
+    shape = (len(lengths), max(lengths))
+    old = -4 * torch.rand(shape, generator=g, dtype=torch.float64)
+    spread = draw.choose([0.1, 2.0], "spread")
+    engine = old + spread * torch.randn(shape, generator=g, dtype=torch.float64)
+    return old, engine.masked_fill(torch.rand(shape, generator=g) < 0.1, torch.nan), lengths
+
+
+MODES = {
+    "token_truncate": ("tis@trl", "token", ("cap", "floor")),
+    "sequence_truncate": ("tis@trl", "sequence", ("cap", "floor")),
+    "token_mask": ("mis@trl", "token", ("high", "low")),
+    "sequence_mask": ("mis@trl", "sequence", ("high", "low")),
+}
+
+
+def correction(mode: str, draw: Draw) -> Iterator[Compared]:
+    """A log-probability that the engine did not give counts as the trainer's own."""
+    (old, engine, lengths), low = draw_rollouts(draw), draw.choose([None, 0.5], "clip_min")
+    mask = torch.arange(old.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+    theirs = (
+        upstream_rollouts.weights(mode, old, engine, lengths, low, 3.0).expand(mask.shape).where(mask, 0.0)
+    )
+    row, level, (high_name, low_name) = MODES[mode]
+    known = torch.where(engine.isnan(), old, engine)
+    keywords = {"level": level, high_name: 3.0, low_name: low}
+    ours = kernel("correction", row)(old, known, mask, **keywords)
+    yield Compared(ours, theirs, old.shape[1], 10.0)
+
+
+def _grpo(row: str, option: str, value: str, compare: Any, kind: Kind = "advantage") -> Claim:
+    shown = f"{option}={value}" if option == "scale_rewards" else value
+    return Claim(kind, row, f"GRPOTrainer {shown}", Place(names.GRPO, {option: value}), compare)
+
+
+CLAIMS = [
+    *(
+        _grpo(row, "scale_rewards", scale, partial(grouped, scale))
+        for scale, row in {"group": "grpo@trl", "batch": "grpo@trl", "none": "dr_grpo@trl"}.items()
+    ),
+    _grpo("grpo@trl", "multi_objective_aggregation", "sum_then_normalize", partial(grouped, "group")),
+    _grpo("gdpo@trl", "multi_objective_aggregation", "normalize_then_sum", gdpo),
+    Claim("advantage", "rloo@trl", "RLOOTrainer, advantages", Place(names.RLOO), rloo),
+    *(
+        _grpo(row, "vllm_importance_sampling_mode", mode, partial(correction, mode), "correction")
+        for mode, (row, *_) in MODES.items()
+    ),
+]

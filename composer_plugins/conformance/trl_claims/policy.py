@@ -1,0 +1,220 @@
+"""GRPOTrainer's policy losses: TRL's switches as compositions of our kernels.
+
+The kernel of a `loss_type`, through its catalogue row, then factors and terms on its loss per token, then
+TRL's denominator.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.trl_claims import names, upstream
+from composer_plugins.conformance.trl_claims.grpo_options import Options, draw_options
+from composer_plugins.kernels import kl
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.corrections import corrected
+from composer_plugins.kernels.entropy import entropy_bonus, high_entropy_mask
+from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.draws import Draw, assume, flag, generator, token_batch
+
+Batch = dict[str, Tensor]
+LENGTH = 7  # max_completion_length
+LOWEST = math.log(1e-8)  # to which TRL's VESPO clamps a sequence's log ratio, ours to -20
+
+# TRL's loss_type and importance_sampling_level: the row, and what TRL calls its keywords.
+CLIP = {"clip_low": "epsilon_low", "clip_high": "epsilon_high", "ratio_cap": "delta"}
+TAU = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
+GAMMA = {name: f"vespo_{name}" for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+ROWS = {
+    ("grpo", "token"): ("grpo@trl", CLIP),
+    ("bnpo", "token"): ("grpo@trl", CLIP),
+    ("dapo", "token"): ("dapo@trl", CLIP),
+    ("dr_grpo", "token"): ("dr_grpo@trl", CLIP),
+    ("luspo", "token"): ("grpo@trl", CLIP),
+    ("cispo", "token"): ("cispo@trl", {"clip_high": "epsilon_high"}),
+    ("sapo", "token"): ("sapo@trl", TAU),
+    ("vespo", "token"): ("vespo@trl", GAMMA),
+    ("grpo", "sequence"): ("gspo@trl", CLIP),
+    ("bnpo", "sequence"): ("gspo@trl", CLIP),
+    ("dapo", "sequence"): ("gspo@trl", CLIP),
+    ("dr_grpo", "sequence"): ("gspo@trl", CLIP),
+    ("luspo", "sequence"): ("luspo@trl", CLIP),
+    ("vespo", "sequence"): ("vespo@trl", GAMMA),
+}
+REDUCED = {
+    "grpo": ("seq-mean-token-mean@trl", {"sequences"}),
+    "sapo": ("seq-mean-token-mean@trl", {"sequences"}),
+    "luspo": ("seq-mean-token-sum@trl", {"sequences"}),
+    "dr_grpo": ("seq-mean-token-sum-norm@trl", {"sequences", "length"}),
+    "bnpo": ("token-mean@trl", set()),
+    "dapo": ("token-mean@trl", {"tokens"}),
+    "cispo": ("token-mean@trl", {"tokens"}),
+    "vespo": ("token-mean@trl", {"tokens"}),
+}
+
+
+def draw_batch(draw: Draw) -> Batch:
+    """What any policy loss of TRL reads; `old` may be missing (on-policy) or 40 nats away."""
+    batch = token_batch(draw)
+    g = generator(draw, "the rest")
+    shape = batch["mask"].shape
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    stale = draw.choose([0.0, 0.0, 40.0, None], "how stale")
+    batch["logprobs"].requires_grad_()
+    batch["old_logprobs"] = batch["logprobs"].detach() if stale is None else batch["old_logprobs"] - stale
+    batch["on_policy"] = torch.tensor(stale is None)
+    batch["ref_logprobs"] = batch["logprobs"].detach() + normal(*shape)
+    batch["rollout_logprobs"] = batch["old_logprobs"] + 0.3 * normal(*shape)
+    batch["entropies"] = 2 * torch.rand(shape, generator=g).double()  # TRL compares them as float32
+    batch["advantages"] = draw.choose([1.0, 1.0, 0.0], "signal") * batch["advantages"]
+    width = shape[1] if flag(draw, "weights per token") else 1
+    weights = (0.5 * normal(shape[0], width)).exp() * (normal(shape[0], width) > -1)
+    batch["weights"] = torch.where(batch["mask"] | (width < shape[1]), weights, 1.0)
+    return batch
+
+
+def trl_loss(
+    batch: Batch, o: Options, loss_type: str = "grpo", level: str = "token", cls: type = GRPOTrainer
+) -> Tensor:
+    """TRL's loss; a threshold reads the rollout's log-probabilities, and vLLM's weights are given."""
+    named: dict[str, Any] = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "max_completion_length": LENGTH,
+    }
+    given = upstream.grpo_inputs(
+        batch["mask"],
+        batch["advantages"].squeeze(-1),
+        old_per_token_logps=None if batch["on_policy"] else batch["old_logprobs"],
+        ref_per_token_logps=batch["ref_logprobs"],
+        sampling_per_token_logps=batch["rollout_logprobs"],
+        importance_sampling_ratio=batch["weights"] if o.use_vllm else None,
+    )
+    trainer = upstream.grpo_trainer(**asdict(o), **named)
+    return upstream.policy_loss(trainer, batch["logprobs"], batch["entropies"], given, cls)
+
+
+def inputs(batch: Batch) -> tuple[Tensor, ...]:
+    """In the order of a policy kernel."""
+    return tuple(batch[name] for name in ("logprobs", "old_logprobs", "advantages", "mask"))
+
+
+def acts_on(batch: Batch, o: Options) -> Tensor:
+    """TRL's top_entropy_quantile."""
+    if o.top_entropy_quantile == 1:
+        return batch["mask"]
+    return high_entropy_mask(batch["entropies"], batch["mask"], fraction=o.top_entropy_quantile)
+
+
+def token_loss(loss_type: str, level: str, batch: Batch, o: Options) -> Tensor:
+    """The kernel of a `loss_type`, then TRL's factors in its order, then the KL."""
+    logprobs, old, advantages, mask = inputs(batch)
+    name, keywords_of = ROWS[loss_type, level]
+    keywords = {ours: getattr(o, theirs) for ours, theirs in keywords_of.items()}
+    if loss_type == "cispo":
+        keywords["clip_high"] -= 1  # TRL's is the cap itself
+    optional = {"log_weights": batch["weights"].log()} if loss_type == "vespo" and o.use_vllm else {}
+    token = kernel("policy", name, **keywords)(logprobs, old, advantages, mask, **optional)
+    if o.off_policy_mask_threshold is not None:
+        drift = sequence_drift(logprobs, batch["rollout_logprobs"], mask)
+        kept = off_policy_sequence_mask(drift, advantages, threshold=o.off_policy_mask_threshold)
+        token = TokenLoss(token.loss * kept, {})
+    loss: Tensor = token.loss * acts_on(batch, o)
+    if o.use_vllm and loss_type != "vespo":
+        loss = corrected(TokenLoss(loss, {}), batch["weights"], mask).loss
+    if o.use_bias_correction_kl:
+        penalty = kl.k3_corrected(logprobs, old, batch["ref_logprobs"], mask, level=level)  # type: ignore[arg-type]
+        return loss + o.beta * penalty
+    return loss + o.beta * kl.k3(logprobs, batch["ref_logprobs"], mask)
+
+
+def reduced(loss_type: str, x: Tensor, mask: Tensor, o: Options) -> Tensor:
+    """TRL's denominators: an empty row is a sequence, and the count of tokens spans the whole window."""
+    row, counts = REDUCED[loss_type]
+    keywords: dict[str, Any] = {}
+    if "sequences" in counts:
+        keywords["num_sequences"] = float(len(mask))
+    if "length" in counts:
+        keywords["max_length"] = float(LENGTH)
+    if "tokens" in counts:  # of the generation batch: all ranks and all its steps
+        keywords["num_tokens"] = mask.sum().clamp(min=1)
+    loss: Tensor = kernel("aggregation", row)(x, mask, **keywords)
+    if "tokens" not in counts:
+        return loss / o.steps
+    return loss * o.processes * (o.steps_per_generation / o.steps if o.training else 1.0)
+
+
+def penalty_terms(batch: Batch, o: Options) -> Tensor:
+    """Bounds, per row, what cancels within a token's loss: exp(-d) + d - 1, times its ratio."""
+    logprobs, old, _, mask = inputs(batch)
+    d = torch.where(mask, (logprobs.detach() - batch["ref_logprobs"]).abs(), 0.0)
+    ratio = torch.where(mask, logprobs.detach() - old, 0.0).clamp(min=0).exp()
+    largest = (d.exp() + d + 1) * (ratio if o.use_bias_correction_kl else 1)
+    return o.beta * largest.amax(-1, keepdim=True) + o.entropy_coef
+
+
+def roundings_of_vespo(batch: Batch, o: Options) -> Tensor:
+    """Bounds, per row, by how much more than 1 rounding VESPO's weight is wrong.
+
+    It is exp(x) of x = k sum(log r) + lambda (1 - w), and a rounding of x is relative to the terms of x.
+    """
+    logprobs, old, _, mask = inputs(batch)
+    log_r = torch.where(mask, logprobs.detach() - old, 0.0).clamp(-20, 20)
+    log_weights = torch.where(mask, batch["weights"].log(), 0.0) * o.use_vllm
+    k, scale = max(o.vespo_k_pos, o.vespo_k_neg), max(o.vespo_lambda_pos, o.vespo_lambda_neg)
+    w = (log_r + log_weights).sum(-1, keepdim=True).clamp(-20, 20).exp()
+    return k * (log_r.abs() + log_weights.abs()).sum(-1, keepdim=True) + scale * (1 + w)
+
+
+def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
+    """A `loss_type` with any mixture of options: clips, KL, masks, entropy bonus, weights, accumulation."""
+    batch, o = draw_batch(draw), draw_options(draw)
+    if loss_type == "vespo":
+        stays_inside_trls_clamps(batch)
+    theirs = trl_loss(batch, o, loss_type, level)
+    per_token = token_loss(loss_type, level, batch, o)
+    ours = reduced(loss_type, per_token, batch["mask"], o)
+    bonus = entropy_bonus(batch["entropies"], acts_on(batch, o), weight=o.entropy_coef).loss
+    ours = ours + aggregate(bonus, acts_on(batch, o), "token-mean") / o.steps
+    # To within rounding of the largest term that a token adds.
+    noise = penalty_terms(batch, o)
+    share = torch.autograd.grad(ours, per_token, retain_graph=True)[0].abs()
+    more = 1 + roundings_of_vespo(batch, o) if loss_type == "vespo" else torch.ones(())
+    largest = float((share * (per_token.detach().abs() * more + noise)).max())
+    yield Compared(ours, theirs, per_token.numel(), largest)
+    (mine,), (want,) = (torch.autograd.grad(x, batch["logprobs"]) for x in (ours, theirs))
+    magnitude = max(float((want.abs() * more).max()), float((share * noise).max()))
+    yield Compared(mine, want, per_token.numel(), magnitude, what=GRADIENT)
+
+
+def stays_inside_trls_clamps(batch: Batch) -> None:
+    """One weight per token, as TRL asks of VESPO, and no ratio below 1e-8."""
+    logprobs, old, _, mask = inputs(batch)
+    batch["weights"] = batch["weights"].expand(mask.shape).where(mask & (batch["weights"] > 0), 1.0)
+    log_r = (logprobs.detach() - old).clamp(-20, 20)
+    assume(float(torch.where(mask, log_r + batch["weights"].log(), 0.0).sum(-1).min()) > LOWEST)
+    assume(float(torch.where(mask, log_r, 0.0).sum(-1).min()) > LOWEST)
+
+
+CLAIMS = [
+    Claim(
+        "policy",
+        row,
+        f"GRPOTrainer {loss_type}" + ", sequence" * (level == "sequence"),
+        Place(names.GRPO, {"loss_type": loss_type, "importance_sampling_level": level}),
+        partial(compare, loss_type, level),
+    )
+    for (loss_type, level), (row, _) in ROWS.items()
+]

@@ -1,0 +1,191 @@
+"""Preference losses of the trainers CPO, ORPO, KTO and TPO."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place, largest_number
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.trl_claims import names, upstream_pairs
+from composer_plugins.conformance.trl_claims.preference import draw_pairs, parity
+from composer_plugins.conformance.trl_claims.upstream import load
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.preference import kto_reference_point, sequence_logprobs
+from composer_plugins.testing.draws import Draw, assume, generator
+
+GAMMAS = [0.0, 0.5, 1.4]
+
+
+def cpo(
+    loss_type: str,
+    row: str,
+    draw: Draw,
+    *,
+    average: bool = False,
+    with_nll: bool = True,
+    alphas: tuple[float, ...] = (),
+    **ours: Any,
+) -> Iterator[Compared]:
+    """A `loss_type`, with its likelihood of the chosen if our row has one. CPOConfig's alpha is AlphaPO's."""
+    d = replace(draw_pairs(draw), ld_alpha=None)
+    nll_weight = draw.choose([0.0, 0.7], "cpo_alpha") if with_nll else 0.0
+    gamma = draw.choose(GAMMAS, "simpo_gamma") if loss_type == "simpo" else 0.5
+    alpha = draw.choose(alphas, "alpha") if alphas else 0.0
+    chosen, rejected, *_ = d.scores(average)
+    theirs = upstream_pairs.batch_loss(
+        load(names.CPO, "CPOTrainer"),
+        chosen,
+        rejected,
+        d.nll().mean(),
+        loss_type=loss_type,
+        beta=d.beta,
+        simpo_gamma=gamma,
+        label_smoothing=d.label_smoothing,
+        alpha=alpha,
+        cpo_alpha=nll_weight,
+    )
+    keywords = {"beta": d.beta, "label_smoothing": d.label_smoothing} | ours
+    inputs = d.scores(average)[:2]
+    if with_nll:
+        inputs, keywords = [*inputs, d.nll()], keywords | {"nll_weight": nll_weight}
+    if loss_type == "simpo":
+        keywords["gamma_beta_ratio"] = gamma / d.beta
+    if alphas:
+        keywords["alpha"] = alpha
+    pair = kernel("preference", row)(*inputs, **keywords)
+    steepest = float(d.policy.detach().abs().max()) * abs(alpha)
+    yield from parity(pair.loss.mean(), theirs, d, d.beta * math.exp(steepest) / d.mask.shape[1])
+
+
+def orpo(draw: Draw) -> Iterator[Compared]:
+    """TRL takes the odds in float32."""
+    d = draw_pairs(draw)
+    assume(bool(d.mask.any(-1).all()))
+    trainer = load(names.ORPO, "ORPOTrainer")
+    chosen, rejected, *_ = d.scores(average=True)
+    theirs = upstream_pairs.batch_loss(trainer, chosen, rejected, d.nll().mean(), beta=d.beta)
+    ours = kernel("preference", "orpo@trl")(*d.scores(average=True)[:2], d.nll(), beta=d.beta).loss.mean()
+    yield from parity(ours, theirs, d, dtype=torch.float32)
+
+
+def kto(loss_type: str, draw: Draw) -> Iterator[Compared]:
+    """The reference point is of other completions, and 0 where its mean is negative."""
+    d = replace(draw_pairs(draw), ld_alpha=None)
+    labels, weight = draw.choose(["mixed", "good", "bad"], "labels"), draw.choose([1.0, 0.3], "weight")
+    drift = draw.number(-3, 3, "drift")
+    scores, reference = d.score(d.policy), d.score(d.reference)
+    mismatched = torch.linspace(drift, 2 * drift, len(scores), dtype=torch.float64)
+    desirable = torch.tensor(
+        [labels == "good" or (labels == "mixed" and i % 3 < 2) for i in range(len(scores))]
+    )
+    weights: dict[str, Any] = {"desirable_weight": weight, "undesirable_weight": 1.3}
+    theirs = upstream_pairs.kto_loss(
+        *(d.policy, d.mask),
+        labels=desirable,
+        ref_logps=reference,
+        kl_logps=mismatched,
+        ref_kl_logps=torch.zeros_like(mismatched),
+        loss_type=loss_type,
+        beta=d.beta,
+        **weights,
+    )
+    inputs = [scores, reference, desirable]
+    if loss_type == "kto":
+        inputs.append(kto_reference_point(mismatched, torch.zeros_like(mismatched)))
+    pair = kernel("preference", f"{loss_type}@trl")(*inputs, beta=d.beta, **weights)
+    yield from parity(pair.loss.mean(), theirs, d)
+
+
+def draw_triples(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, token ids and mask of [chosen; rejected; gold]; the gold ones have a token at least."""
+    g = generator(draw)
+    rows, width, vocab = (draw.integer(low, high) for low, high in ((1, 3), (1, 5), (2, 6)))
+    logits = 3 * torch.randn(3 * rows, width + 1, vocab, generator=g, dtype=torch.float64)
+    ids = torch.randint(0, vocab, (3 * rows, width + 1), generator=g)
+    mask = torch.rand(3 * rows, width, generator=g) < 0.7
+    mask[-1, 0] = True
+    return logits.requires_grad_(), ids, mask
+
+
+def tpo(loss_type: str, row: str, draw: Draw, *, smoothed: bool = False, **ours: Any) -> Iterator[Compared]:
+    """A `loss_type`, with the likelihood of the gold completion: one mean over the tokens of the batch."""
+    logits, ids, mask = draw_triples(draw)
+    beta, smoothing = draw.choose([0.01, 2.0], "beta"), draw.choose([0.0, 0.1], "label smoothing")
+    nll_weight = draw.choose([0.3, 1.0], "tpo_alpha")
+    options = {"loss_type": loss_type, "beta": beta, "tpo_alpha": nll_weight, "tpo_l_gamma": 0.5}
+    theirs = upstream_pairs.tpo_loss(logits, ids, mask, label_smoothing=smoothing, **options)
+    ours |= {"beta": beta, "nll_weight": nll_weight} | ({"label_smoothing": smoothing} if smoothed else {})
+    if loss_type == "tpo-l":
+        ours["gamma_beta_ratio"] = 0.5 / beta
+    logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    chosen, rejected, _ = sequence_logprobs(logprobs, mask, average=loss_type in {"ipo", "tpo-l"}).chunk(3)
+    nll = -aggregate(logprobs.chunk(3)[2], mask.chunk(3)[2], "token-mean")
+    loss = kernel("preference", row)(chosen, rejected, nll.expand(chosen.shape), **ours).loss.mean()
+    magnitude = (10 + 1 / beta) ** 2
+    yield Compared(loss, theirs, mask.numel(), magnitude, scale=max(1.0, largest_number(theirs)))
+    mine, want = (torch.autograd.grad(x, logits)[0] for x in (loss, theirs))
+    yield Compared(mine, want, mask.numel(), magnitude, what=GRADIENT, scale=max(beta, largest_number(want)))
+
+
+CPO, TPO = partial(Place, names.CPO), partial(Place, names.TPO)
+CLAIMS = [
+    Claim(
+        "preference",
+        "cpo@trl",
+        "CPOTrainer sigmoid",
+        CPO({"loss_type": "sigmoid"}),
+        partial(cpo, "sigmoid", "cpo@trl"),
+    ),
+    Claim(
+        *("preference", "cpo@trl", "CPOTrainer hinge", CPO({"loss_type": "hinge"})),
+        partial(cpo, "hinge", "cpo@trl", link="hinge"),
+    ),
+    Claim(
+        *("preference", "cpo@trl", "CPOTrainer ipo", CPO({"loss_type": "ipo"})),
+        partial(cpo, "ipo", "cpo@trl", average=True, link="square"),
+    ),
+    Claim(
+        *("preference", "simpo@trl", "CPOTrainer simpo, cpo_alpha=0", CPO({"loss_type": "simpo"})),
+        partial(cpo, "simpo", "simpo@trl", average=True, with_nll=False),
+    ),
+    Claim(
+        *("preference", "cpo_simpo@trl", "CPOTrainer simpo", CPO({"loss_type": "simpo"})),
+        partial(cpo, "simpo", "cpo_simpo@trl", average=True),
+    ),
+    Claim(
+        *("preference", "alpha_po@trl", "CPOTrainer alphapo", CPO({"loss_type": "simpo"})),
+        partial(cpo, "simpo", "alpha_po@trl", average=True, with_nll=False, alphas=(0.0, 0.25, -0.5)),
+    ),
+    Claim("preference", "orpo@trl", "ORPOTrainer", Place(names.ORPO), orpo, "TRL takes the odds in float32"),
+    *(
+        Claim(
+            "preference",
+            f"{name}@trl",
+            f"KTOTrainer {name}",
+            Place(names.KTO, {"loss_type": name}),
+            partial(kto, name),
+        )
+        for name in ("kto", "apo_zero_unpaired")
+    ),
+    Claim(
+        *("preference", "tpo@trl", "TPOTrainer sigmoid", TPO({"loss_type": "sigmoid"})),
+        partial(tpo, "sigmoid", "tpo@trl", smoothed=True),
+    ),
+    Claim(
+        *("preference", "cpo@trl", "TPOTrainer hinge", TPO({"loss_type": "hinge"})),
+        partial(tpo, "hinge", "cpo@trl", link="hinge"),
+    ),
+    Claim(
+        *("preference", "cpo@trl", "TPOTrainer ipo", TPO({"loss_type": "ipo"})),
+        partial(tpo, "ipo", "cpo@trl", link="square"),
+    ),
+    Claim(
+        *("preference", "tpo_l@trl", "TPOTrainer tpo-l", TPO({"loss_type": "tpo-l"})),
+        partial(tpo, "tpo-l", "tpo_l@trl", smoothed=True),
+    ),
+]

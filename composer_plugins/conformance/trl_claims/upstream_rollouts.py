@@ -1,0 +1,95 @@
+"""TRL's own advantages and rollout corrections: a live trainer with the rewards of a drawn case."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.conformance.trl_claims import names
+from composer_plugins.conformance.trl_claims.upstream import in_float64, load
+
+
+@cache
+def trainer() -> Any:
+    """One live GRPOTrainer, which every case changes and restores."""
+    from composer_plugins.conformance.trl_claims import tiny
+
+    return tiny.grpo_trainer(scripted([[4, 1]]))
+
+
+@contextmanager
+def changed(**attributes: Any) -> Iterator[Any]:
+    """The trainer with other attributes, and float64 where TRL makes numbers of its own."""
+    made = trainer()
+    before = dict(vars(made))
+    vars(made).update(attributes)
+    try:
+        with in_float64():
+            yield made
+    finally:
+        vars(made).clear()
+        vars(made).update(before)
+
+
+def scripted(ids: list[list[int]], logprobs: list[list[float]] | None = None) -> Callable[..., Any]:
+    """A rollout function that answers with these completions."""
+    return lambda prompts, trainer: {
+        "prompt_ids": [[3]] * len(ids),
+        "completion_ids": ids,
+        "logprobs": logprobs,
+    }
+
+
+def generated(cls: Any, made: Any, rows: int) -> Any:
+    """What a trainer makes of its rollouts."""
+    return cls._generate_and_score_completions(made, [{"prompt": "a?"}] * rows)
+
+
+def advantages(values: Tensor, cls: str | None, *, functions: list[str], **options: Any) -> Tensor:
+    """The advantages that GRPOTrainer (or `cls`) makes of rewards [rows, functions]."""
+    owner = load(names.RLOO, cls) if cls else load(names.GRPO, "GRPOTrainer")
+    with changed(
+        reward_funcs=functions,
+        reward_func_names=functions,
+        rollout_func=scripted([[4, 1]] * len(values)),
+        _calculate_rewards=lambda *_: values,
+        **options,
+    ) as made:
+        found: Tensor = generated(owner, made, len(values))["advantages"]
+    return found
+
+
+def rloo_options(rows: int, normalised: bool) -> dict[str, Any]:
+    """What RLOOTrainer reads of itself and GRPOTrainer lacks."""
+    completions = [[[3]] * rows, [[4, 1]] * rows, ["a"] * rows]
+    nothing = torch.zeros(rows, 2, dtype=torch.float64)
+    return {
+        "normalize_advantages": normalised,
+        "reward_clip_range": None,
+        "_generate": lambda prompts: completions,
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (nothing, None, None),
+    }
+
+
+def weights(
+    mode: str, old: Tensor, engine: Tensor, lengths: list[int], low: float | None, high: float
+) -> Tensor:
+    """The importance weights of completions whose log-probabilities an engine gave."""
+    logprobs = [row[:n].tolist() for row, n in zip(engine, lengths, strict=True)]
+    with changed(
+        use_vllm=True,
+        _last_loaded_step=trainer().state.global_step,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=low,
+        vllm_importance_sampling_clip_max=high,
+        num_generations=1,
+        rollout_func=scripted([[4] * n for n in lengths], logprobs),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (old, None, None),
+    ) as made:
+        output = generated(load(names.GRPO, "GRPOTrainer"), made, len(lengths))
+    found: Tensor = output["importance_sampling_ratio"]
+    return found

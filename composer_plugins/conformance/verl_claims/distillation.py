@@ -1,0 +1,116 @@
+"""verl's distillation losses, through the functions that its engine calls, on drawn logits."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from composer_plugins.conformance import reductions
+from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.verl_claims import upstream, upstream_rest
+from composer_plugins.conformance.verl_claims.batches import FLOAT64, draw_mask, rows_and_tokens
+from composer_plugins.testing.draws import Draw, flag, generator
+from composer_plugins.testing.inputs import with_junk
+
+DISTILLATION = "distillation losses"  # the registry
+FLOAT32 = torch.float32
+FLOORS = (-10.0, -2.0)  # of both log-probabilities: verl's default, and one that many entries reach
+
+ESTIMATORS = {
+    **dict.fromkeys(("kl", "k1"), "k1@verl"),
+    **dict.fromkeys(("mse", "k2"), "k2@verl"),
+    **dict.fromkeys(("low_var_kl", "k3"), "k3@verl"),
+    "abs": "abs@verl",
+}
+
+
+def draw_teacher(draw: Draw) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Student logits, the teacher's k largest log-probabilities and their ids, and a mask."""
+    g = generator(draw)
+    rows, tokens = rows_and_tokens(draw, max_rows=3, max_tokens=4)
+    vocab = draw.integer(2, 9, "vocabulary")
+    k, scale = draw.integer(1, vocab, "k"), draw.choose([0.1, 1.0, 10.0], "logit scale")
+    student = scale * torch.randn(rows, tokens, vocab, generator=g, dtype=FLOAT64)
+    teacher = (scale * torch.randn(rows, tokens, vocab, generator=g, dtype=FLOAT64)).log_softmax(-1)
+    top = teacher.topk(k)
+    return student, top.values, top.indices, draw_mask(draw, g, rows, tokens)
+
+
+def forward_kl_topk(draw: Draw) -> Iterator[Compared]:
+    """verl rounds log-probabilities to float32 (chunked: the logits), and then takes p (log p - log q)."""
+    student, log_t, ids, mask = draw_teacher(draw)
+    chunked, mode, floor = (
+        flag(draw, "chunked"),
+        draw.choose(upstream.modes(), "mode"),
+        draw.choose(FLOORS, "floor"),
+    )
+    config = upstream_rest.distillation_config(
+        use_policy_gradient=False,  # as a reward the policy losses are compared elsewhere
+        loss_mode="forward_kl_topk",
+        topk=ids.shape[-1],
+        log_prob_min_clamp=floor,
+        use_chunked_topk=chunked,
+    )
+    info = {"dp_size": 1, "batch_num_tokens": int(mask.sum()), "global_batch_size": len(mask)}
+    data = upstream_rest.engine_batch(mask, info, teacher_logprobs=log_t, teacher_ids=ids)
+    logits = student.clone().requires_grad_()
+    theirs, output = upstream_rest.topk_distillation(logits, config, mode, data)
+    (want,) = torch.autograd.grad(theirs, logits)
+
+    junk = with_junk(student, mask.unsqueeze(-1)).requires_grad_()
+    params = {} if floor == -10.0 else {"logprob_floor": floor}
+    token = kernel("divergence", "forward_kl_topk@verl", **params)(junk, log_t, ids, mask)
+    ours = reductions.verl(token.loss, mask, mode, info)
+    (gradient,) = torch.autograd.grad(ours, junk)
+    nats = log_t.clamp(min=floor).abs() + student.abs().amax(-1, keepdim=True) + math.log(student.shape[-1])
+    yield Compared(ours, theirs, ids.numel(), float((log_t.exp() * nats).max()), FLOAT32)
+    # The loss is cut at 0, where a rounding decides whether there is a gradient.
+    is_near_the_cut = token.loss.detach().abs() <= 16 * torch.finfo(FLOAT32).eps * nats.amax(-1)
+    gradient, want = (torch.where(is_near_the_cut.unsqueeze(-1), 0.0, g) for g in (gradient, want))
+    yield Compared(gradient, want, ids.shape[-1], 1.0, FLOAT32, GRADIENT)
+    mass = upstream_rest.unpacked(output["student_mass"], mask)
+    largest = float(mass.max() * nats.max())  # exp makes of a logit's rounding a relative error
+    ours_mass = token.metrics["student_mass"].value[mask]
+    yield Compared(ours_mass, mass, ids.shape[-1], largest, FLOAT32, "student_mass")
+
+
+def estimator(name: str, draw: Draw) -> Iterator[Compared]:
+    """An estimate from the sampled token alone."""
+    student, _, _, mask = draw_teacher(draw)
+    log_s, log_t = -student[..., 0].abs(), -student[..., 1].abs()
+    x = log_s.clone().requires_grad_()
+    # kl and k1 verl takes as a reward only.
+    supervised = {} if name in ("kl", "k1") else {"use_policy_gradient": False}
+    config = upstream_rest.distillation_config(loss_mode=name, **supervised)
+    data = upstream_rest.engine_batch(mask, teacher_logprobs=log_t.unsqueeze(-1))
+    theirs = torch.where(mask, upstream_rest.distillation_estimate(name, config, x, data), 0.0)
+    (want,) = torch.autograd.grad(theirs.sum(), x)
+    junk = with_junk(log_s, mask).requires_grad_()
+    inputs = junk, with_junk(log_t, mask), mask
+    ours = kernel("kl", ESTIMATORS[name])(*inputs)
+    (gradient,) = torch.autograd.grad(ours.sum(), junk)
+    largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
+    yield Compared(ours, theirs, 3, largest)
+    yield Compared(gradient, want, 3, largest, what=GRADIENT)
+    if name == "k3":  # verl's default
+        yield Compared(
+            kernel("divergence", "sampled_token@verl")(*inputs).loss, ours, 1, what="sampled_token"
+        )
+
+
+def _claim(ours: str, theirs: str, compare: object, note: str = "") -> Claim:
+    place = Place(DISTILLATION, {"name": theirs})
+    kind = "kl" if theirs in ESTIMATORS else "divergence"
+    return Claim(kind, ours, f"distillation {theirs}", place, compare, note)  # type: ignore[arg-type]
+
+
+CLAIMS = [
+    _claim("forward_kl_topk@verl", "forward_kl_topk", forward_kl_topk, "verl rounds to float32"),
+    *(
+        _claim(row, name, partial(estimator, name), "and sampled_token@verl" if name == "k3" else "")
+        for name, row in ESTIMATORS.items()
+    ),
+]

@@ -1,0 +1,94 @@
+"""`Convention`: how a framework calls a loss function of a user's, and what it does with the result."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # a convention is declared without loading torch
+    from torch import Tensor
+
+Function = Callable[..., Any]
+
+
+class Counts(NamedTuple):
+    """What a framework knows of the whole batch when it calls a loss with a part of it."""
+
+    tokens: int  # unmasked
+    rows: int  # those without an unmasked token, too
+    parts: int  # the micro-batches of one rank
+    ranks: int
+    width: int  # the longest response that the framework allows
+
+
+class Called(NamedTuple):
+    """One micro-batch: what the framework adds to its loss, and what is wrong with what it was given."""
+
+    loss: "Tensor"  # divided as the framework divides it: the micro-batches of all ranks add up
+    problems: tuple[str, ...] = ()  # "it returned a float, and not (loss, metrics)"
+
+
+# The function, the tensors by their names in `inputs.INPUTS`, the counts, the framework's options.
+Call = Callable[[Function, "Mapping[str, Tensor]", Counts, Mapping[str, Any]], Called]
+
+
+def _specialised_first(*_: Any) -> Called:
+    raise NotImplementedError("specialise the convention for a function first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """The calling convention of one framework's loss functions."""
+
+    framework: str
+    signature: str  # what a function of this convention looks like, for an error
+    returns: str  # what it must return
+    call: Call = _specialised_first
+    needs: tuple[str, ...] = ("logprobs", "old_logprobs", "advantages", "mask")
+    optional: tuple[str, ...] = ()
+    must_use: tuple[str, ...] = ()  # those of them without which an option of the framework has no effect
+    names: Mapping[str, str] = field(default_factory=dict)  # the framework's names of these inputs
+    # Options of the framework that every function must follow, with their values; the first is the default.
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    equal_parts: bool = False  # whether all micro-batches have the same number of rows
+    find: Callable[[str], Function] | None = None  # a loss by its name in the framework's registry
+    # The convention for one function, where it depends on the function's signature.
+    specialise: "Callable[[Function], Convention] | None" = None
+    # The function as a kernel with one loss per token, where the convention has such a function.
+    kernel: Callable[[Function], Function] | None = None
+    # Outcomes of checks that only this convention has.
+    more: Callable[[Function], tuple[Any, ...]] = lambda function: ()
+
+
+def checked_pair(
+    result: Any, is_metric: Callable[[Any], bool], metric: str
+) -> "tuple[Tensor, tuple[str, ...]]":
+    """The loss of a (loss, metrics) pair, and what is wrong with the pair.
+
+    Raises TypeError if the pair has no loss with which anything could be done.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"it returned {type(result).__name__}, and not (loss, metrics)")
+    loss, metrics = result
+    problems = scalar_problems(loss)
+    if not isinstance(metrics, Mapping):
+        return loss, (*problems, f"its metrics are {type(metrics).__name__}, and not a dict")
+    wrong = [(name, value) for name, value in metrics.items() if not is_metric(value)]
+    return loss, (*problems, *(f"the metric {n!r} is {_described(v)}, and not {metric}" for n, v in wrong))
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return type(value).__name__
+    return f"of the shape {list(shape)}{' with a gradient' if getattr(value, 'requires_grad', False) else ''}"
+
+
+def scalar_problems(loss: Any) -> tuple[str, ...]:
+    """What is wrong with a loss that must be one number; TypeError if it is not one."""
+    import torch
+
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"its loss is {type(loss).__name__}, and not a tensor")
+    if loss.dim() != 0:
+        raise TypeError(f"its loss has the shape {list(loss.shape)}, and not one number")
+    return () if loss.requires_grad else ("its loss has no gradient",)

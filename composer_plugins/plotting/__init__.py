@@ -1,0 +1,62 @@
+"""Pictures of losses: what `composer-plugins plot`, `explain --plot` and the site show.
+
+- `picture(names)`: the curves and bars as data, from the kernels themselves
+- `figure(names)`, `save(names, path)`: with matplotlib (install `composer-plugins[plot]`)
+- `text(names)`: with braille characters, for a terminal
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.text import Text
+
+    from composer_plugins.plotting.data import Picture
+
+__all__ = ["figure", "picture", "save", "text"]
+
+
+def picture(names: str | Iterable[str], *, kind: str | None = None) -> "Picture":
+    """Return what is drawn of losses of one kind, as data.
+
+    A name is a loss ("cispo"), a dialect ("cispo@trl") or an import path ("my_package.losses:my_loss").
+    A loss that is named alone comes with all its dialects. `kind` is needed where two kinds share the name.
+    Raises ConfigError for an unknown name and for losses that do not fit on one picture.
+    """
+    from composer_plugins.plotting.kinds import picture_of  # loads torch
+    from composer_plugins.plotting.named import choices
+
+    return picture_of(choices([names] if isinstance(names, str) else [*names], kind))
+
+
+def figure(names: str | Iterable[str], *, kind: str | None = None, dark: bool = False) -> Any:
+    """Return a matplotlib Figure of `picture(names)`, with light lines on a dark ground where `dark`."""
+    from composer_plugins.plotting.drawing import draw
+
+    return draw(picture(names, kind=kind), dark=dark)
+
+
+def save(
+    names: str | Iterable[str],
+    path: "str | Path",
+    *,
+    kind: str | None = None,
+    dark: bool = False,
+    key: str = "path",
+) -> None:
+    """Write the figure to a PNG or SVG file, by the suffix of `path`; equal pictures give equal files.
+
+    `key` is what an error about the path names.
+    """
+    from composer_plugins.plotting.drawing import write
+
+    write(picture(names, kind=kind), path, dark=dark, key=key)
+
+
+def text(names: str | Iterable[str], *, kind: str | None = None, width: int = 80) -> "Text":
+    """Return `picture(names)` drawn with braille characters and blocks, at most `width` columns wide."""
+    from composer_plugins.plotting.terminal import render
+
+    return render(picture(names, kind=kind), width)

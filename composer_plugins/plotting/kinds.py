@@ -1,0 +1,40 @@
+"""Which picture each kind of loss has."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from composer_plugins.catalogue import KINDS, Choice, Kind
+from composer_plugins.errors import ComposerError, ConfigError, in_a_line
+from composer_plugins.plotting import bars, divergence, policy, preference, ratios
+from composer_plugins.plotting.data import Picture
+from composer_plugins.plotting.named import notes_on
+
+PICTURES: dict[Kind, Callable[[Sequence[Choice]], Picture]] = {
+    "policy": policy.picture,
+    "advantage": bars.advantage_picture,
+    "divergence": divergence.picture,
+    "preference": preference.picture,
+    "kl": ratios.kl_picture,
+    "correction": ratios.correction_picture,
+    "aggregation": bars.aggregation_picture,
+}
+
+
+def picture_of(chosen: Sequence[Choice]) -> Picture:
+    """The picture of losses of one kind."""
+    kind = chosen[0].loss.kind
+    try:
+        drawn = PICTURES[kind](chosen)
+    except ComposerError:
+        raise
+    except (Exception, SystemExit) as error:  # a plugin's own kernel, or a user's function
+        named = ", ".join(one.name for one in chosen)
+        problem = f"{named}: a kernel fails on the example: {in_a_line(error)}"
+        raise ConfigError("plot", problem, f"run composer-plugins check {chosen[0].loss.name}") from error
+    words = KINDS[kind]
+    names = list(dict.fromkeys(one.loss.name for one in chosen))
+    notes = [*drawn.notes, *notes_on(chosen)]
+    if beyond := list(dict.fromkeys(label for panel in drawn.panels for label in panel.beyond)):
+        notes.append(f"{'; '.join(beyond)}: of a much larger scale, and cut at the edge of some panels.")
+    title = f"{', '.join(names)}: {words.singular if len(names) == 1 else words.plural}"
+    return replace(drawn, title=title, notes=tuple(notes))

@@ -1,0 +1,158 @@
+"""Policy losses: value and gradient weight against the ratio, for a better and for a worse response."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from composer_plugins.catalogue import Choice
+from composer_plugins.errors import ConfigError
+from composer_plugins.plotting.bends import Ends, bends, with_both_sides
+from composer_plugins.plotting.calls import one_by_one
+from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
+from composer_plugins.testing.settings import main_tensor
+
+# Of the sampled token under the old policy. The first one is drawn unless the second shows more bends:
+# a ratio of 8 needs a rare token, and a drop of 0.2 in probability a likely one.
+PROBABILITIES = (0.25, 0.05)
+REST = (0.5, 0.3, 0.2)  # how three other tokens share the probability that is left
+TEACHER = (2.0, 0.5)  # the teacher's probability over the old policy's
+POINTS, LOWEST = 400, 0.02
+LEAST, WIDEST = 2.5, 4.0  # the axis ends between them, but where all bends lie further out
+FURTHEST, NARROW = 20.0, 0.02  # up to where bends are looked for, and when a clip range is magnified
+
+
+def picture(chosen: Sequence[Choice]) -> Picture:
+    """Value and gradient weight of each loss; a loss of a teacher has its gap in place of an advantage."""
+    # The first loss of each: True for those of a teacher.
+    first = {"teacher_logprobs" in one.loss.needs: one.name for one in reversed(chosen)}
+    if len(first) > 1:
+        problem = f"{first[True]} compares with a teacher, and {first[False]} takes advantages"
+        raise ConfigError("plot", problem, "draw them apart")
+    by_teacher = True in first
+    signs = TEACHER if by_teacher else (1.0, -1.0)
+    found = {p: [[_bends(one, p, sign) for sign in signs] for one in chosen] for p in PROBABILITIES}
+    marks = {p: [mark for row in of for ends in row for mark in ends.marks] for p, of in found.items()}
+    probability = max(PROBABILITIES, key=lambda p: len(marks[p]))
+    low, high = _window(marks[probability])
+    grid = torch.linspace(low, min(high, 0.99 / probability), POINTS, dtype=torch.float64)
+    x = with_both_sides(grid, marks[probability])
+    of_each = zip(chosen, found[probability], strict=True)
+    curves = [_curves(one, x, probability, signs, ends) for one, ends in of_each]
+    if by_teacher:
+        cases = [f"teacher: {s:g} × the old probability" for s in signs]
+        weight = "gradient: d loss / d log π"
+    else:
+        cases, weight = ["A = +1 (better than its group)", "A = −1 (worse)"], "gradient weight"
+    ratio = "ratio π / π_old"
+    blank = [
+        *(Panel(case, ratio, "loss of the token", reference=1.0) for case in cases),
+        *(Panel(case, ratio, weight, reference=1.0) for case in cases),
+    ]
+    panels = tuple(with_series(panel, curves, i) for i, panel in enumerate(blank))
+    notes = [f"One token, of probability {probability:g} under the old policy (which is also the sampler)."]
+    if not by_teacher:
+        notes.append("Gradient weight: d loss / d log π, divided by −A. REINFORCE has 1 everywhere.")
+    if marks[probability]:
+        notes.append("Thin lines: where the gradient jumps, or begins or ends to be constant.")
+    beyond = {mark: None for mark in marks[probability] if mark > x[-1]}
+    if beyond:
+        notes.append(f"Beyond the axis, at {_and([f'{mark:g}' for mark in beyond])}, there is another bend.")
+    if over := [one.name for one in chosen if one.loss.over_batch]:
+        notes.append(f"{_and(over)}: the batch, whose statistics the loss uses, is this one token.")
+    if whole := [one.name for one in chosen if _is_of_sequence(one)]:
+        notes.append(f"The ratio of {_and(whole)} is that of the whole response, here one token long.")
+    return Picture("", panels, 2, tuple(notes))
+
+
+def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> tuple[Tensor, Tensor]:
+    """The loss of one token at each ratio, and its gradient weight.
+
+    `sign` is the advantage, or for a loss of a teacher the teacher's probability over the old policy's.
+    """
+    old = torch.full_like(ratio, math.log(probability))[:, None]
+    logprobs = (old + ratio.log()[:, None]).requires_grad_()
+    taught = "teacher_logprobs" in choice.loss.needs
+    teacher = old + math.log(sign) if taught else old
+    inputs = _inputs(logprobs, old, 1.0 if taught else sign, teacher)
+    loss = one_by_one(choice, inputs).squeeze(-1)
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    return loss.detach(), gradient.squeeze(-1) / (1.0 if taught else -sign)
+
+
+def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) -> dict[str, Tensor]:
+    shares = torch.tensor(REST, dtype=torch.float64).log()
+
+    def whole(sampled: Tensor) -> Tensor:
+        rest = torch.log1p(-sampled.exp())[..., None] + shares
+        return torch.cat([sampled[..., None], rest], -1)
+
+    return {
+        "logprobs": logprobs,
+        "old_logprobs": old,
+        "rollout_logprobs": old,
+        "region_logprobs": old,
+        "ref_logprobs": old,
+        "teacher_logprobs": teacher,
+        "advantages": torch.full_like(old, advantage),
+        "mask": torch.ones_like(old, dtype=torch.bool),
+        "log_weights": torch.zeros_like(old),
+        "uniform": torch.zeros_like(old),
+        "topk_logprobs": whole(logprobs),
+        "rollout_topk_logprobs": whole(old),
+        "support_logprobs": whole(logprobs),
+        "rollout_support_logprobs": whole(old),
+    }
+
+
+def _curves(
+    choice: Choice, x: Tensor, probability: float, signs: Sequence[float], ends: Sequence[Ends]
+) -> Curves:
+    both = [measure(choice, x, probability, sign) for sign in signs]
+    lines = (*((x, value) for value, _ in both), *((x, weight) for _, weight in both))
+    marks = tuple(Ends(one.marks) for one in ends)
+    return Curves(choice, lines, (*marks, *ends))
+
+
+def _bends(choice: Choice, probability: float, sign: float) -> Ends:
+    """Where the gradient weight begins or ends to be constant, looked for finely near a ratio of 1."""
+    return bends(partial(_weight, choice, probability, sign), _fine(min(FURTHEST, 0.99 / probability)))
+
+
+def _fine(high: float) -> Tensor:
+    """Ratios from `LOWEST` to `high`, the closer the nearer to 1."""
+    near = torch.logspace(-5, -1.5, 60, dtype=torch.float64)
+    far = torch.logspace(math.log10(LOWEST), math.log10(high), 300, dtype=torch.float64)
+    far = far[(far - 1).abs() > near[-1]]
+    return torch.cat([1 - near, torch.ones(1, dtype=torch.float64), 1 + near, far]).sort().values
+
+
+def _weight(choice: Choice, probability: float, sign: float, ratio: Tensor) -> Tensor:
+    return measure(choice, ratio, probability, sign)[1]
+
+
+def _window(marks: Sequence[float]) -> tuple[float, float]:
+    """The ratios to show: the bends with some room, magnified where all are very near to 1."""
+    furthest = max((abs(mark - 1) for mark in marks), default=1.0)
+    if furthest < NARROW:
+        return 1 - 3 * furthest, 1 + 3 * furthest
+    above = [mark for mark in marks if mark > 1]
+    shown = [mark for mark in above if mark <= WIDEST] or above
+    return LOWEST, max(LEAST, 1.25 * max(shown, default=1.0))
+
+
+def _is_of_sequence(choice: Choice) -> bool:
+    """Whether a token's loss depends on the log-probability of another token of its response."""
+    if choice.loss.over_batch:
+        return False
+    old = torch.full((2, 2), -2.0, dtype=torch.float64)
+    logprobs = old.clone()
+    logprobs[1, 1] += 1e-5
+    first = main_tensor(choice.call(_inputs(logprobs, old, 1.0, old)))[:, 0]
+    return bool(first[0] != first[1])
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,134 @@
+"""`check_as`: the laws on a loss function that is written in a framework's own calling convention.
+
+A framework's convention is in its adapter (`Convention`), or in this package where there is no adapter.
+Most conventions reduce inside the function. The laws that one number allows are in `laws`; every other law is
+reported as not applicable, with the reason.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from composer_plugins.catalogue import Loss
+from composer_plugins.convention import Convention, Function
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.plugins import losses
+from composer_plugins.rows import function_of_import_path, row_of_function
+from composer_plugins.testing.checking import check_row, run_law
+from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, REDUCED, error_of
+from composer_plugins.testing.conventions.reduced import row_of
+from composer_plugins.testing.laws import LAWS, Law
+from composer_plugins.testing.report import Outcome, Report
+
+CONVENTIONS = {
+    "verl": "composer_plugins.adapters.verl_plugin.convention:VERL",
+    "trl": "composer_plugins.adapters.trl_mixin.convention:TRL",
+    "prime-rl": "composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",
+    "skyrl": "composer_plugins.testing.conventions.sums:SKYRL",
+    "tinker": "composer_plugins.testing.conventions.sums:TINKER",
+    "torch": "composer_plugins.testing.conventions.functional:TORCH",
+}
+
+
+def find_convention(framework: str) -> Convention:
+    """The convention of a framework; ConfigError with those there are."""
+    if framework not in CONVENTIONS:
+        raise unknown("--as", framework, CONVENTIONS, noun="convention")
+    module, _, name = CONVENTIONS[framework].partition(":")
+    try:
+        found: Convention = getattr(import_module(module), name)
+    except ImportError as error:
+        problem = f"{framework} cannot be imported here: {error}"
+        raise ConfigError("--as", problem, f"run this where {framework} is installed") from None
+    return found
+
+
+def find_function(named: "str | Callable[..., Any]", convention: Convention) -> Callable[..., Any]:
+    """The function itself, by import path or by its name in the framework's registry."""
+    if not isinstance(named, str):
+        if not callable(named):
+            raise ConfigError("check", f"it is {named!r}", f"pass a function: {convention.signature}")
+        return named
+    if ":" in named:
+        return function_of_import_path(named, "check")
+    if convention.find is None:
+        problem = f"{named!r} is not an import path, and {convention.framework} has no registry of losses"
+        raise ConfigError("check", problem, "write module:function")
+    return convention.find(named)
+
+
+def check_as(
+    named: "str | Callable[..., Any]", framework: str | Convention, only: Iterable[str] = ()
+) -> Report:
+    """Run the laws on a function of a framework's convention, or `only` those of these names.
+
+    `named` is an import path, a function, or a name in the framework's registry ("vanilla" of verl).
+    Raises ConfigError for a function or a convention that cannot be found.
+    """
+    convention = framework if isinstance(framework, Convention) else find_convention(framework)
+    function = find_function(named, convention)
+    if next(iter(_parameters(function)), "") == "logprobs" and convention.framework not in ("torch", "trl"):
+        problem = (
+            f"its first parameter is logprobs, as that of a kernel here, and {convention.framework} calls "
+        )
+        raise ConfigError("--as", problem + convention.signature, "leave out --as, or adapt the function")
+    if convention.specialise is not None:
+        convention = convention.specialise(function)
+    name = named if isinstance(named, str) else getattr(function, "__qualname__", repr(function))
+    subject = f"{name} (as {convention.framework} calls it)"
+    if convention.kernel is not None:
+        return _kernel_report(function, convention, name, subject, tuple(only))
+    row, only = row_of(function, convention, name), tuple(only)
+    known = {**REDUCED, **LAWS}
+    for one in only:
+        if one not in known:
+            raise unknown("only", one, known, noun="law")
+    outcomes = _outcomes(row, convention, only or tuple(known))
+    return Report(subject, tuple(outcomes))
+
+
+def _parameters(function: Function) -> Iterable[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some functions that are written in C
+        return ()
+
+
+def _kernel_report(
+    function: Function, convention: Convention, name: str, subject: str, only: tuple[str, ...]
+) -> Report:
+    """The laws of kernels, on a function that returns one loss per token."""
+    assert convention.kernel is not None
+    row = row_of_function(convention.kernel(function), "policy", "check", losses())
+    more = [outcome for outcome in convention.more(function) if not only or outcome.check in only]
+    left = [one for one in only if one not in {outcome.check for outcome in more}]
+    found = check_row(replace(row, name=name), left).outcomes if left or not only else ()
+    return Report(subject, (*found, *more))
+
+
+def _outcomes(row: Loss, convention: Convention, wanted: Collection[str]) -> Iterator[Outcome]:
+    unusable = ""
+    for law in REDUCED.values():
+        if law.name not in wanted:
+            continue
+        if unusable:
+            yield Outcome(law.name, "not applicable", unusable)
+            continue
+        yield (outcome := _run(law, row, convention))
+        if law.name == FIRST and outcome.status == "failed" and error_of(row) is not None:
+            unusable = "what the function returns cannot be looked at"
+    for name, law in LAWS.items():
+        if "policy" in law.kinds and name not in REDUCED and name in wanted:
+            yield Outcome(name, "not applicable", NOT_RUN[name])
+
+
+def _run(law: Law, row: Loss, convention: Convention) -> Outcome:
+    outcome = run_law(law, row)
+    if law.name == FIRST and outcome.status == "failed":
+        raised = error_of(row)
+        # A TypeError comes from other parameters or another result; any other error is the function's own.
+        own = raised is not None and not isinstance(raised, TypeError)
+        return outcome._replace(cause="" if own else f"{convention.framework} takes {convention.returns}")
+    return outcome

@@ -1,0 +1,166 @@
+"""The convention of `torch.nn.functional`: tensors by name, perhaps a `reduction`, and a loss.
+
+With `reduction`, or with one number per token as its result, the function is a kernel, and all laws of
+kernels are run on it. Otherwise it returns one number: the sum over the tokens, or a mean over tokens or
+rows, which is found by calling it.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.laws.law import numbers
+from composer_plugins.testing.report import Outcome
+
+# The names of our inputs in functions of this convention.
+ALIASES = {
+    "logprobs": ("logprobs", "log_probs", "log_prob", "logps", "logp", "input"),
+    "old_logprobs": ("old_logprobs", "old_log_probs", "old_log_prob", "old_logps", "old_logp"),
+    "rollout_logprobs": ("rollout_logprobs", "rollout_log_probs", "rollout_log_prob"),
+    "ref_logprobs": ("ref_logprobs", "ref_log_probs", "ref_log_prob", "ref_logps", "ref_logp"),
+    "advantages": ("advantages", "advantage", "adv"),
+    "mask": ("mask", "response_mask", "loss_mask", "action_mask", "completion_mask"),
+}
+REDUCTION = "reduction"
+OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
+
+
+def parameters_of(function: Function) -> dict[str, str]:
+    """Our names of a function's inputs, with the function's; ConfigError for a parameter that is no input."""
+    ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ours:
+            found[ours[name]] = name
+        elif parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        ):
+            problem = f"the function takes {name!r}, which is no input of this convention and has no default"
+            raise ConfigError("check", problem, f"take inputs among {', '.join(ours)}")
+    if "logprobs" not in found:
+        problem = "the function takes no log-probabilities of the policy"
+        raise ConfigError("check", problem, f"name them {' or '.join(ALIASES['logprobs'])}")
+    return found
+
+
+def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs by the function's names; of the unmasked tokens alone, where it takes no mask."""
+    if "mask" in names:
+        return {theirs: tensors[ours] for ours, theirs in names.items()}
+    return {theirs: tensors[ours][tensors["mask"]] for ours, theirs in names.items()}
+
+
+def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
+    """The function as one of our kernels, with one loss per token."""
+    keywords = {REDUCTION: "none"} if REDUCTION in inspect.signature(function).parameters else {}
+
+    def kernel(*needed: Tensor) -> TokenLoss:
+        return TokenLoss(function(**dict(zip(names.values(), needed, strict=True)), **keywords), {})
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    kernel.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    for attribute in ("gradient", "over_batch", "exceptions"):
+        if hasattr(function, attribute):
+            setattr(kernel, attribute, getattr(function, attribute))
+    # An object with __call__ and a functools.partial have no name of their own.
+    kernel.__name__ = getattr(function, "__name__", type(function).__name__)
+    kernel.__module__ = function.__module__
+    return kernel
+
+
+def reductions_outcome(function: Function, names: Mapping[str, str]) -> Outcome:
+    """Whether "sum" and "mean" are the sum and the mean of what "none" gives at the unmasked tokens."""
+    name, cause = (
+        "reductions_are_those_of_the_unmasked_tokens",
+        "usual cause: loss.mean(), which counts padding",
+    )
+    if REDUCTION not in inspect.signature(function).parameters:
+        return Outcome(name, "not applicable", "the function takes no reduction")
+    given = probe(names)
+    wanted = function(**given_to(names, given), reduction="none").detach()
+    tokens = int(given["mask"].sum())
+    for reduction, divisor in (("sum", 1), ("mean", tokens)):
+        try:
+            found = function(**given_to(names, given), reduction=reduction).detach()
+        except Exception as error:
+            return Outcome(name, "failed", f"reduction={reduction!r}: {type(error).__name__}: {error}", cause)
+        if found.dim() or not torch.isclose(found, wanted.sum() / divisor, rtol=1e-9):
+            what = f"it gives {numbers(found)}, and the {reduction} over the {tokens} unmasked tokens is"
+            problem = f"reduction={reduction!r}: {what} {float(wanted.sum() / divisor):.6g}"
+            return Outcome(name, "failed", problem, cause)
+    return Outcome(name, "passed")
+
+
+def probe(names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Two rows of different lengths, with other numbers everywhere, and advantages of both signs."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {name: -torch.rand(2, 4, generator=generator, dtype=torch.float64) for name in names}
+    if "advantages" in drawn:
+        drawn["advantages"] = drawn["advantages"] * torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    return drawn | {"mask": mask, "logprobs": drawn["logprobs"].requires_grad_()}
+
+
+def specialised(function: Function) -> Convention:
+    """The convention for one function: which inputs it takes, and what its one number is divided by."""
+    names = parameters_of(function)
+    takes_reduction = REDUCTION in inspect.signature(function).parameters
+    whole = probe(names)
+    try:
+        result = function(**given_to(names, whole), **({REDUCTION: "none"} if takes_reduction else {}))
+    except Exception:  # the first law calls it again and reports the error
+        result = None
+    per_token = isinstance(result, Tensor) and result.dim() > 0
+    needs = (*(name for name in names if name != "mask"), "mask")
+    own = replace(TORCH, needs=needs, names=dict(names))
+    if per_token and "mask" in names:
+        ordered = {name: names[name] for name in needs}
+        return replace(
+            own,
+            kernel=lambda function: kernel_of(function, ordered),
+            more=lambda function: (reductions_outcome(function, ordered),),
+        )
+    divides = "sum" if per_token else _divides(function, names, whole)
+
+    def call(
+        function: Function, tensors: Mapping[str, Tensor], counts: Counts, options: Mapping[str, Any]
+    ) -> Called:
+        """Call it with the tensors that it takes, and weigh a mean by what it is a mean over."""
+        mask, reduction = tensors["mask"], {REDUCTION: "none"} if takes_reduction else {}
+        loss = function(**given_to(names, tensors), **reduction)
+        loss = loss.sum() if per_token else loss
+        problems = scalar_problems(loss)
+        share = {"sum": 1.0, "tokens": int(mask.sum()) / counts.tokens, "rows": len(mask) / counts.rows}
+        return Called(loss * share[divides], problems)
+
+    return replace(own, call=call)
+
+
+def _divides(function: Function, names: Mapping[str, str], whole: Mapping[str, Tensor]) -> str:
+    """What the one number is: the sum of its rows, or a mean over tokens or rows; the sum if neither fits."""
+    rows = [{name: x[i : i + 1] for name, x in whole.items()} for i in range(2)]
+    try:
+        total, *parts = [function(**given_to(names, one)).detach() for one in (whole, *rows)]
+    except Exception:  # the first law calls it again and reports the error
+        return "sum"
+    tokens = [int(one["mask"].sum()) / int(whole["mask"].sum()) for one in rows]
+    for divides, shares in (("sum", [1.0, 1.0]), ("tokens", tokens), ("rows", [0.5, 0.5])):
+        if torch.isclose(sum(p * s for p, s in zip(parts, shares, strict=True)), total, rtol=1e-9):
+            return divides
+    return "tokens"
+
+
+TORCH = Convention(
+    framework="torch",
+    signature='fn(logprobs, old_logprobs, advantages, mask, reduction="mean")',
+    returns="a tensor: one loss per token, or one number, the sum or the mean of the unmasked tokens",
+    specialise=specialised,
+)

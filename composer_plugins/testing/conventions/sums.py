@@ -1,0 +1,130 @@
+"""The conventions of SkyRL and Tinker, which add up what a loss function returns.
+
+Read in skyrl 0.3.0 (`skyrl/backends/skyrl_train/utils/ppo_utils.py` and `workers/worker.py`) and in tinker
+0.38.0 (`tinker/lib/public_interfaces/training_client.py`). Neither is imported.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a Python number."""
+    return isinstance(value, int | float)
+
+
+# What SkyRL's own losses read of its AlgorithmConfig, with its defaults.
+ALGORITHM = {
+    "policy_loss_type": "regular",
+    "eps_clip_low": 0.2,
+    "eps_clip_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "temperature": 1.0,
+    "use_kl_loss": False,
+    "max_seq_len": None,
+}
+
+
+def scaled(advantages: Tensor, mask: Tensor, counts: Counts, reduction: str) -> Tensor:
+    """SkyRL's advantages: divided so that a sum over the batch is the reduction that the user has set."""
+    if reduction == "token_mean":
+        return advantages / counts.tokens
+    if reduction == "sequence_mean":
+        return advantages / (counts.rows * mask.sum(-1, keepdim=True).clamp(min=1))
+    return advantages / (counts.rows * counts.width)
+
+
+def call_skyrl(
+    function: Function, tensors: Mapping[str, Tensor], counts: Counts, options: Mapping[str, Any]
+) -> Called:
+    """Call it as the policy worker does, with advantages that hold the denominator."""
+    mask, reduction = tensors["mask"], options["loss_reduction"]
+    config = SimpleNamespace(**ALGORITHM | {"loss_reduction": reduction, "max_seq_len": counts.width})
+    result = function(
+        tensors["logprobs"],
+        tensors["old_logprobs"],
+        scaled(tensors["advantages"], mask, counts, reduction),
+        config=config,
+        loss_mask=mask.long(),
+        rollout_logprobs=tensors.get("rollout_logprobs"),
+    )
+    loss, problems = checked_pair(result, is_number, "a number")
+    return Called(loss, problems)
+
+
+SKYRL = Convention(
+    framework="skyrl",
+    signature="fn(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None)",
+    returns="(loss, metrics): the sum over the unmasked tokens, with a gradient, and a dict of Python "
+    "numbers. The advantages hold the denominator already",
+    call=call_skyrl,
+    optional=("rollout_logprobs",),
+    options={"loss_reduction": ("token_mean", "sequence_mean", "seq_mean_token_sum_norm")},
+    names={"logprobs": "log_probs", "old_logprobs": "old_log_probs", "mask": "loss_mask"},
+)
+
+
+class TensorData:
+    """One entry of a datum's `loss_fn_inputs`, read as Tinker's TensorData is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def data(self) -> list[float]:
+        """The numbers as a list."""
+        return self.tolist()
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape as a list."""
+        return list(self.tensor.shape)
+
+    def to_torch(self) -> Tensor:
+        """The tensor."""
+        return self.tensor
+
+    def tolist(self) -> list[float]:
+        """The numbers as a list."""
+        numbers: list[float] = self.tensor.tolist()
+        return numbers
+
+
+def call_tinker(
+    function: Function, tensors: Mapping[str, Tensor], counts: Counts, options: Mapping[str, Any]
+) -> Called:
+    """Call it as `forward_backward_custom` does: with a datum and the log-probabilities of each sequence.
+
+    The mask is in `loss_fn_inputs` as "mask" and as "weights", the advantages hold the denominator.
+    """
+    mask, advantages = tensors["mask"], tensors["advantages"] / counts.tokens
+    data = []
+    for row, unmasked in enumerate(mask):
+        weights = unmasked.to(advantages.dtype)
+        fields = {
+            "target_tokens": unmasked.long(),
+            "logprobs": tensors["rollout_logprobs"][row],
+            "advantages": advantages[row],
+            "mask": weights,
+            "weights": weights,
+        }
+        entries = {name: TensorData(x) for name, x in fields.items()}
+        data.append(SimpleNamespace(model_input=None, loss_fn_inputs=entries))
+    loss, problems = checked_pair(function(data, list(tensors["logprobs"])), is_number, "a number")
+    return Called(loss, problems)
+
+
+TINKER = Convention(
+    framework="tinker",
+    signature="fn(data, logprobs_list)",
+    returns="(loss, metrics): one number with a gradient in every sequence's log-probabilities, a sum over "
+    "the tokens, and a dict of Python numbers. Tinker adds up the gradients of all calls",
+    call=call_tinker,
+    needs=("logprobs", "rollout_logprobs", "advantages", "mask"),
+    names={"logprobs": "logprobs_list", "rollout_logprobs": "logprobs in loss_fn_inputs"},
+)

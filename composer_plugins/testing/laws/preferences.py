@@ -1,0 +1,84 @@
+"""Laws of preference losses: order and parts of the pairs, direction."""
+
+import torch
+
+from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.gradients import value_and_gradients
+from composer_plugins.testing.inputs import draw, select_rows
+from composer_plugins.testing.laws.law import (
+    LOSS,
+    NotApplicable,
+    law,
+    numbers,
+    of_the_batch,
+    require,
+    require_one_without,
+)
+from composer_plugins.testing.laws.tokens import (
+    micro_batches_and_ranks_leave_the_gradient_alone as by_micro_batch,
+)
+from composer_plugins.testing.settings import Setting
+
+
+@law("preference", cause="a result that depends on where a pair stands", excuse=of_the_batch)
+def pairs_may_come_in_any_order(setting: Setting) -> None:
+    """The loss and the gradient of a pair do not depend on its place in the batch."""
+    batch = draw(setting, size=6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    loss, gradients = value_and_gradients(setting, batch)
+    shuffled, shuffled_gradients = value_and_gradients(setting, select_rows(batch, order))
+    assert_parity(shuffled, loss[order], terms=4)
+    for name, gradient in gradients.items():
+        assert_parity(shuffled_gradients[name], gradient[order], terms=4, what=name)
+
+
+@law(
+    "preference",
+    cause="a mean or another statistic of the pairs: return one loss per pair; if the loss needs the whole "
+    "batch, set over_batch=True in its row",
+    excuse=of_the_batch,
+)
+def parts_of_a_batch_are_the_batch(setting: Setting) -> None:
+    """A batch in 2, 3 or 6 parts has the losses and gradients of the batch."""
+    batch = draw(setting, size=12)
+    loss, gradients = value_and_gradients(setting, batch)
+    for parts in (2, 3, 6):
+        chunks = [value_and_gradients(setting, select_rows(batch, i)) for i in torch.arange(12).chunk(parts)]
+        assert_parity(torch.cat([chunk[0] for chunk in chunks]), loss, terms=4, what=f"{parts} parts")
+        for name, gradient in gradients.items():
+            found = torch.cat([c[1][name] for c in chunks])
+            assert_parity(found, gradient, terms=4, what=f"{parts} parts, gradient of {name}")
+
+
+@law("preference", cause="chosen and rejected exchanged, or a sign")
+def descent_raises_the_chosen_over_the_rejected(setting: Setting) -> None:
+    """Where both scores are those of the reference, gradient descent raises the margin."""
+    if not {"chosen", "rejected"} <= {*setting.trained}:
+        raise NotApplicable("it has no chosen and rejected scores with a gradient")
+    batch = draw(setting, size=6)
+    same = {
+        name: batch["chosen"].clone() for name in ("rejected", "ref_chosen", "ref_rejected") if name in batch
+    }
+    gradients = value_and_gradients(setting, batch | same)[1]
+    slope = gradients["chosen"] - gradients["rejected"]
+    require((slope < 0).all(), f"the slope of the loss in the margin is {numbers(slope)}")
+    if "ref_chosen" in batch:
+        moved = same | {"ref_chosen": same["ref_chosen"] + 0.5}
+        change = setting.result(batch | moved) - setting.result(batch | same)
+        require(
+            (change >= 0).all(), f"if the reference prefers the chosen more, it changes by {numbers(change)}"
+        )
+
+
+@law(
+    *LOSS,
+    cause="a loss that does not need the whole batch: do not declare over_batch, or the adapters refuse it "
+    "where a framework cuts the batch",
+)
+def declared_statistic_of_the_batch_is_one(setting: Setting) -> None:
+    """A loss that declares over_batch changes where the batch is cut."""
+    if not setting.loss.over_batch:
+        raise NotApplicable("it does not declare over_batch")
+    cut = parts_of_a_batch_are_the_batch if setting.loss.kind == "preference" else by_micro_batch
+    problem = "it declares over_batch, and the parts of a batch have the losses of the batch"
+    require_one_without(setting, cut, problem)

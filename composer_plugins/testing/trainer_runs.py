@@ -1,0 +1,131 @@
+"""The trainers that `check_trainer` makes, the rows that all of them are given, and their gradients."""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.errors import ConfigError, with_place
+
+PROBE = "composer_plugins.adapters.trl_mixin.probe"
+MakeTrainer = Callable[..., Any]
+Rows = dict[str, Any]
+# Rows of the generation batch: they are cut into 1, 2 and 4 parts.
+PARTS = (1, 2, 4)
+JUNK = -40.0
+
+
+class Subject:
+    """A function that makes trainers, the rows that all of them are given, and their gradients."""
+
+    def __init__(self, make: MakeTrainer) -> None:
+        try:
+            self.probe = import_module(PROBE)
+        except ImportError as error:
+            problem = f"TRL cannot be imported here: {error}"
+            raise ConfigError("--trainer", problem, "run this where TRL is installed") from None
+        self.make_own = make
+        first = self.make()
+        self.args = first.args
+        self.size = math.lcm(2 * PARTS[-1], first.num_generations)
+        made = self.make(**self.cut(1, generations=2, size=2 * self.size))
+        try:
+            generated = self.probe.generated_rows(made)
+        except Exception as error:
+            problem = f"its first rows cannot be generated: {with_place(error)}"
+            raise ConfigError("--trainer", problem, "return a trainer that trains") from error
+        self.rows = prepared(generated, self.size)
+        self.on_policy = prepared(generated, self.size, spread=0.0)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The gradient of one micro-batch."""
+        return self.gradient(**self.cut(1))
+
+    def make(self, **overrides: Any) -> Any:
+        """A new trainer with these options; ConfigError if it does not have them."""
+        shown = ", ".join(f"{name}={value!r}" for name, value in overrides.items()) or "no option of ours"
+        overrides = {**self.probe.QUIET, "max_steps": 1, **overrides}
+        try:
+            made = self.make_own(**overrides)
+        except Exception as error:
+            remedy = "let it take overrides of its config: make_trainer(**overrides) -> GRPOTrainer"
+            raise ConfigError("--trainer", f"it fails with {shown}: {with_place(error)}", remedy) from error
+        self.probe.require_trainer(made)
+        for name, value in overrides.items():
+            # TRL fills in a value for None, and makes a list of a name.
+            if value is not None and name != "report_to" and getattr(made.args, name) != value:
+                problem = f"the trainer has {name}={getattr(made.args, name)!r}, and not {value!r}"
+                raise ConfigError("--trainer", problem, "set the overrides over the options of your own")
+        return made
+
+    def cut(self, parts: int, *, generations: int = 1, size: int = 0) -> dict[str, Any]:
+        """The options of a step of that many micro-batches, and of that many steps per generation batch."""
+        return {
+            "per_device_train_batch_size": (size or self.size) // parts // generations,
+            "gradient_accumulation_steps": parts,
+            "steps_per_generation": parts * generations,
+            "generation_batch_size": None,
+            "max_steps": generations,
+        }
+
+    def gradients(
+        self, rows: Rows | None = None, *, seed: int | None = None, **overrides: Any
+    ) -> list[Tensor]:
+        """The gradient of each step on these rows, perhaps with other random numbers in the loss."""
+        found: list[Tensor] = self.probe.gradients(self.make(**overrides), rows or self.rows, seed)
+        return found
+
+    def gradient(self, rows: Rows | None = None, **overrides: Any) -> Tensor:
+        """The gradient of the first step."""
+        return self.gradients(rows, **overrides)[0]
+
+
+def prepared(rows: Rows, size: int, spread: float = 0.3) -> Rows:
+    """Rows with completions of different lengths, advantages of both signs, and old and reference policies.
+
+    `spread` is how far the log-probabilities of these policies lie from those of the policy.
+    A small model's own rows may all be equally long, with equal rewards: they would show no fault.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = {
+        n: x[:size] if isinstance(x, Tensor) and x.dim() and len(x) >= size else x for n, x in rows.items()
+    }
+    ids = rows["completion_ids"]
+    width = ids.shape[1]
+    lengths = torch.tensor([1 + (3 * i + i // 4) % width for i in range(size)])
+    mask = (torch.arange(width) < lengths[:, None]).to(rows["completion_mask"])
+    tools = rows.get("tool_mask")
+    tokens = (mask if tools is None else mask * tools).sum()
+    shape = rows["advantages"].shape
+    advantages = torch.randn(shape, generator=generator).to(rows["advantages"])
+    rows |= {"completion_mask": mask, "num_items_in_batch": tokens, "advantages": advantages}
+    old = rows.get("old_per_token_logps")
+    if old is not None:
+        near = [old + spread * torch.randn(old.shape, generator=generator).to(old) for _ in range(2)]
+        rows |= dict(zip(("old_per_token_logps", "ref_per_token_logps"), near, strict=True))
+    return rows
+
+
+def poisoned(rows: Rows) -> Rows:
+    """Other tokens and other log-probabilities where completion_mask is 0."""
+    out = rows["completion_mask"] == 0
+    other = rows["completion_ids"].flip(0).flip(1)
+    other = torch.where(
+        other == rows["completion_ids"], (other + 1) % (rows["completion_ids"].max() + 1), other
+    )
+    logps = {n: torch.where(out, JUNK, x) for n, x in rows.items() if n.endswith("_per_token_logps")}
+    return rows | logps | {"completion_ids": torch.where(out, other, rows["completion_ids"])}
+
+
+def padded(rows: Rows, columns: int = 3) -> Rows:
+    """Masked columns at the end of every completion."""
+    shape = rows["completion_ids"].shape
+    wide = {n: x for n, x in rows.items() if isinstance(x, Tensor) and x.shape == shape}
+    added = {n: torch.cat([x, x[:, -1:].expand(-1, columns)], 1) for n, x in wide.items()}
+    added["completion_mask"][:, shape[1] :] = 0
+    return rows | added

@@ -1,0 +1,67 @@
+"""Completion in a shell: names, dialects and the values of filters, without loading torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from composer_plugins.cli import completion
+from composer_plugins.testing.conventions import CONVENTIONS
+from composer_plugins.testing.laws import LAWS
+from parity_tests.support.paths import ROOT
+
+PROGRAM = "import sys; from composer_plugins.cli import main; sys.argv = ['composer-plugins']\n"
+PROGRAM += "try: main()\nfinally: assert not {'torch', 'numpy'} & {*sys.modules}"
+
+
+def completions(line: str, shell: str = "bash") -> list[str]:
+    """What the shell is offered for the last word of a line, whose words are parted by blanks."""
+    given = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_COMPOSER_PLUGINS_COMPLETE": f"complete_{shell}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=os.environ | given, cwd=ROOT, capture_output=True, text=True
+    )
+    assert not done.stderr, done.stderr
+    return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("composer-plugins explain cisp", ["cispo"]),
+        ("composer-plugins explain cispo", ["cispo", "cispo@verl", "cispo@trl"]),
+        # bash cuts at "@", and replaces what stands after it
+        ("composer-plugins explain cispo @ t", ["trl"]),
+        ("composer-plugins explain cispo @", ["verl", "trl"]),
+        ("composer-plugins diff cispo @ trl cispo @ ve", ["verl"]),
+        ("composer-plugins diff cispo @ trl gsp", ["gspo", "gspo_token"]),
+        ("composer-plugins check da", ["dapo"]),
+        ("composer-plugins list --kind pol", ["policy"]),
+        ("composer-plugins plot cispo @ t", ["trl"]),
+        ("composer-plugins plot gspo --kind pol", ["policy"]),
+        ("composer-plugins check grpo --kind adv", ["advantage"]),
+        ("composer-plugins check grpo --only more_pad", ["more_padding_changes_nothing"]),
+        ("composer-plugins check grpo --as t", ["trl", "tinker", "torch"]),
+        ("composer-plugins conform v", ["verl"]),
+        ("composer-plugins list --needs ref_c", ["ref_chosen"]),
+        ("composer-plugins list --framework p", ["prime-rl"]),
+        ("composer-plugins list --dialects-of verl", ["verl", "verl<0.7.1"]),
+    ],
+)
+def test_bash_is_offered_what_may_stand_there(line: str, expected: list[str]) -> None:
+    assert completions(line) == expected
+
+
+def test_the_names_that_are_read_in_sources_are_those_that_the_modules_have() -> None:
+    assert {*completion.complete_law("")} == {*LAWS}
+    assert [*completion.complete_convention("")] == [*CONVENTIONS]
+
+
+def test_other_shells_are_offered_whole_names() -> None:
+    assert completions("composer-plugins explain cispo@t", shell="fish") == ["cispo@trl"]

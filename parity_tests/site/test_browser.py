@@ -1,0 +1,100 @@
+"""The pages in a real browser: no error, no request outside of the disk, nothing wider than a phone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_plugins.catalogue import KINDS
+from composer_plugins.plugins import losses
+
+# A page of each kind. Of the losses those with most on their page.
+LOSSES = [
+    max(
+        (loss for loss in losses() if loss.kind == kind), key=lambda loss: (len(loss.dialects), len(loss.tex))
+    )
+    for kind in KINDS
+]
+PAGES = [
+    "index.html",
+    "docs/install.html",
+    "docs/commands.html",
+    "docs/trl.html",
+    "docs/trl_options.html",
+    "docs/verl.html",
+    "docs/prime_rl.html",
+    "losses/index.html",
+    "losses/names.html",
+    "losses/laws.html",
+    "docs/denominators.html",
+    "docs/writing_a_loss.html",
+    "docs/checking_a_loss.html",
+    "docs/parity.html",
+    "docs/mistakes.html",
+    "parity_tests/divergences.html",
+    "benchmarks/index.html",
+    "docs/status.html",
+    "CHANGELOG.html",
+    "recipes/trl/index.html",
+    "kernels/policy/scored.py.html",
+    *(f"losses/{loss.kind}/{loss.name}.html" for loss in LOSSES),
+]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_load_without_errors_or_requests_and_fit(
+    site: Path, browser: Any, width: int, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    tab = context.new_page()
+    errors, requests = list[str](), set[str]()
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    # One that goes on when the next page is opened is broken off.
+    tab.on(
+        "requestfailed", lambda r: None if "ABORTED" in r.failure else errors.append(f"{r.url}: {r.failure}")
+    )
+    tab.on("request", lambda request: requests.add(request.url))
+    wide, unformatted = [], []
+    for name in PAGES:
+        tab.goto((site / name).as_uri())
+        found = tab.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        if found[0] > found[1]:
+            wide.append(f"{name}: {found[0]} in {found[1]}")
+        if tab.locator("math").count():
+            tab.evaluate("document.fonts.ready")
+            if not tab.evaluate(
+                "[...document.fonts].some(f => f.family.includes('STIX') && f.status == 'loaded')"
+            ):
+                unformatted.append(name)
+        assert tab.evaluate("document.body.dataset.mdColorScheme") == {"light": "default"}.get(
+            scheme, "slate"
+        )
+    context.close()
+    assert not errors, "\n".join(errors[:10])
+    assert not wide, "\n".join(wide)
+    assert not unformatted, f"the font of formulas was not loaded in {unformatted}"
+    outside = {url for url in requests if not url.startswith(("file:", "data:", "blob:"))}
+    assert not outside, outside
+
+
+def test_home_is_one_screen(site: Path, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    tab.goto((site / "index.html").as_uri())
+    bottom = tab.locator("article").evaluate("article => article.getBoundingClientRect().bottom")
+    context.close()
+    assert bottom <= 900
+
+
+def test_search_finds_a_loss_by_the_name_of_a_function_of_verl(site: Path, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    tab.goto((site / "index.html").as_uri())
+    tab.locator("input.md-search__input").click()
+    tab.locator("input.md-search__input").type("compute_policy_loss_geo_mean", delay=5)
+    tab.wait_for_selector("a.md-search-result__link", timeout=60_000)
+    links = tab.locator("a.md-search-result__link").evaluate_all("all => all.map(one => one.href)")
+    context.close()
+    assert any("losses/policy/gmpo" in link for link in links), links

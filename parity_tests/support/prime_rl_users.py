@@ -1,0 +1,18 @@
+"""A loss of a user's own, which PRIME-RL calls by its import path."""
+
+import torch
+from torch import Tensor
+
+from composer_plugins.kernels.types import Metric, TokenLoss
+
+USERS = {"policy": f"{__name__}:users_loss", "policy_params": {"cap": 1.5}}
+
+
+def users_loss(
+    logprobs: Tensor, advantages: Tensor, mask: Tensor, *, rollout_logprobs: Tensor | None = None, cap: float
+) -> TokenLoss:
+    """A loss of a user's own, named by import path: REINFORCE with a capped ratio."""
+    assert rollout_logprobs is not None, "an optional input that PRIME-RL has is passed"
+    ratio = torch.where(mask, logprobs.detach() - rollout_logprobs, 0.0).exp()
+    loss = torch.where(mask, -ratio.clamp(max=cap) * advantages * logprobs, 0.0)
+    return TokenLoss(loss, {"capped_frac": Metric(ratio > cap, mask)})
