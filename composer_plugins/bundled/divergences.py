@@ -63,6 +63,7 @@ def skew(whose: str) -> Parameter:
 
 
 TO_THE_TEACHER, CLIPPED = "descent_moves_the_student_to_the_teacher", "a clipped entry has no gradient"
+FLOORED = {f"{TO_THE_TEACHER}(logprob_floor=-0.5)": "an entry below the floor has no gradient"}
 
 LOSSES = (
     divergence(
@@ -242,7 +243,8 @@ LOSSES = (
         exceptions={
             "every_parameter_has_an_effect": "non_negative: only with rest='raw', or with a logprob_floor, "
             "is the loss ever negative"
-        },
+        }
+        | FLOORED,
         proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(
@@ -268,6 +270,7 @@ LOSSES = (
         paper="arXiv 2608.14728",
         needs=TOP_K,
         parameters=TOP_K_SUPPORT,
+        exceptions=FLOORED,
         proof=f"{PARTS}::test_given_top_k_equals_that_of_the_logits",
         dialects=(
             Dialect(

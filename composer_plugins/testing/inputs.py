@@ -110,6 +110,14 @@ def draw(
     }
 
 
+def draw_pairs(setting: Setting, pairs: int = 3) -> Batch:
+    """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
+    batch = draw(setting, size=pairs, spread=0.0, unmasked=1.0)
+    same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
+    batch |= {name: batch[setting.trained[0]].clone() for name in same}
+    return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
+
+
 def tensors(batch: Batch) -> dict[str, Tensor]:
     """The tensors of a batch."""
     return {name: x for name, x in batch.items() if isinstance(x, Tensor)}

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing import check_loss, parametrize_with_checks
 from composer_plugins.testing.conventions import check_as
 from composer_plugins.testing.laws import LAWS
@@ -46,6 +48,20 @@ def test_a_fault_is_found_and_named(fault: Fault) -> None:
 def test_a_sound_loss_of_a_third_party_breaks_no_law() -> None:
     report = check_loss(faults.sound, kind="policy", only=UNTRACED)
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("loss", [faults.raft, faults.nsr, faults.awr])
+def test_a_loss_that_learns_from_one_sign_breaks_no_law_and_without_its_minus_it_breaks_one(
+    loss: Callable[..., Any],
+) -> None:
+    report = check_loss(loss, kind="policy", only=UNTRACED)
+    assert report.passed, str(report)
+
+    @wraps(loss)
+    def ascending(*inputs: Any) -> TokenLoss:
+        return TokenLoss(-loss(*inputs).loss, {})
+
+    assert failed(ascending, "policy", UNTRACED) == ["descent_raises_the_tokens_with_positive_advantages"]
 
 
 def test_a_report_has_the_numbers_the_place_and_the_usual_cause() -> None:

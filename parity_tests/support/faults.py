@@ -53,6 +53,23 @@ def sound(logprobs, old_logprobs, advantages, mask):
     return token_loss(-advantages.detach() * ratio, mask, ratio=torch.where(mask, ratio, 0.0))
 
 
+def raft(logprobs, old_logprobs, advantages, mask):
+    """RAFT: only good answers count."""
+    return sound(logprobs, old_logprobs, advantages.clamp(min=0), mask)
+
+
+def nsr(logprobs, old_logprobs, advantages, mask):
+    """NSR: only bad answers count."""
+    return sound(logprobs, old_logprobs, advantages.clamp(max=0), mask)
+
+
+def awr(logprobs, advantages, mask):
+    """AWR: every answer is raised, and good ones more."""
+    wide = torch.promote_types(logprobs.dtype, torch.float32)
+    weight = torch.where(mask, advantages.detach().to(wide), 0.0).clamp(max=3).exp()
+    return token_loss(-weight * torch.where(mask, logprobs.to(wide), 0.0), mask)
+
+
 @breaks("masked_tokens_have_no_influence")
 def multiplies_with_the_mask(logprobs, old_logprobs, advantages, mask):
     ratio = (logprobs - old_logprobs.detach()).clamp(-LIMIT, LIMIT).exp()
@@ -280,13 +297,18 @@ def takes_no_mask(logprobs, old_logprobs, advantages):
 
 
 @breaks("descent_raises_the_tokens_with_positive_advantages")
-def learns_from_good_answers_only(logprobs, old_logprobs, advantages, mask):
-    return sound(logprobs, old_logprobs, advantages.clamp(min=0), mask)
+def has_the_wrong_sign(logprobs, old_logprobs, advantages, mask):
+    return sound(logprobs, old_logprobs, -advantages, mask)
 
 
 @breaks("descent_raises_the_tokens_with_positive_advantages")
-def has_the_wrong_sign(logprobs, old_logprobs, advantages, mask):
-    return sound(logprobs, old_logprobs, -advantages, mask)
+def lowers_good_answers_less_than_bad_ones(logprobs, old_logprobs, advantages, mask):
+    return sound(logprobs, old_logprobs, advantages - 2, mask)
+
+
+@breaks("descent_raises_the_tokens_with_positive_advantages")
+def learns_from_the_size_of_an_advantage(logprobs, old_logprobs, advantages, mask):
+    return sound(logprobs, old_logprobs, advantages.abs(), mask)
 
 
 @breaks("it_runs_on_tensors_without_numbers")
@@ -349,13 +371,25 @@ def looks_sixteen_tokens_ahead(token_rewards, mask):
     return torch.where(mask, ahead, 0.0)
 
 
-@breaks("rewards_of_a_group_in_order_give_advantages_in_order", "advantage")
+@breaks("higher_reward_has_no_smaller_advantage", "advantage")
 def has_the_wrong_sign_in_a_group(rewards, group_ids):
     same = same_group(group_ids)
     return ((same * rewards).sum(-1) / same.sum(-1) - rewards).detach()
 
 
-@breaks("rewards_of_a_group_in_order_give_advantages_in_order", "advantage")
+@breaks("higher_reward_has_no_smaller_advantage", "advantage")
+def has_the_wrong_sign_of_a_return(token_rewards, values, mask):
+    rewards = torch.where(mask, token_rewards, 0.0).detach()
+    ahead = rewards.flip(-1).cumsum(-1).flip(-1)
+    return torch.where(mask, values.detach() - ahead, 0.0)
+
+
+@breaks("higher_reward_has_no_smaller_advantage", "advantage")
+def squares_the_components_of_its_reward(reward_components):
+    return (reward_components.detach() ** 2).sum(-1)
+
+
+@breaks("higher_reward_has_no_smaller_advantage", "advantage")
 def has_no_baseline(rewards, group_ids):
     return rewards.detach() * torch.ones_like(group_ids)
 
@@ -399,6 +433,23 @@ def exchanges_chosen_and_rejected(chosen, rejected):
     return PairLoss(-F.logsigmoid(rejected - chosen), {})
 
 
+@breaks("descent_raises_the_desirable_over_the_undesirable", "preference")
+def exchanges_desirable_and_undesirable(scores, ref_scores, desirable):
+    reward = scores - ref_scores.detach()
+    return PairLoss(-F.logsigmoid(torch.where(desirable, -reward, reward)), {})
+
+
+@breaks("descent_raises_the_desirable_over_the_undesirable", "preference")
+def adds_the_score_of_the_reference(scores, ref_scores, desirable):
+    reward = scores + ref_scores.detach()
+    return PairLoss(-F.logsigmoid(torch.where(desirable, reward, -reward)), {})
+
+
+@breaks("descent_raises_the_desirable_over_the_undesirable", "preference")
+def forgets_what_is_desirable(scores, ref_scores, desirable):
+    return PairLoss(-F.logsigmoid(scores - ref_scores.detach()) * torch.ones_like(desirable), {})
+
+
 @breaks("parts_of_a_batch_are_the_batch", "preference")
 def subtracts_the_mean_margin(chosen, rejected):
     margin = chosen - rejected
@@ -424,6 +475,24 @@ def forgets_to_detach_the_reference(chosen, rejected, ref_chosen, ref_rejected):
 def has_the_wrong_sign_of_a_divergence(student_logits, teacher_logits, mask):
     student, teacher = student_logits.log_softmax(-1), teacher_logits.detach().log_softmax(-1)
     return token_loss((teacher.exp() * (student - teacher)).sum(-1), mask)
+
+
+@breaks("descent_moves_the_student_to_the_teacher", "divergence")
+def has_the_wrong_sign_of_a_top_k_divergence(student_logits, teacher_topk_logprobs, teacher_topk_ids, mask):
+    student = student_logits.log_softmax(-1).gather(-1, teacher_topk_ids)
+    teacher = teacher_topk_logprobs.detach()
+    return token_loss((teacher.exp() * (student - teacher)).sum(-1), mask)
+
+
+@breaks("descent_raises_the_tokens_that_the_teacher_prefers", "divergence")
+def raises_the_gap_to_the_teacher(student_logprobs, teacher_logprobs, mask):
+    gap = torch.where(mask, student_logprobs - teacher_logprobs.detach(), 0.0)
+    return token_loss(-0.5 * gap**2, mask)
+
+
+@breaks("descent_raises_the_tokens_that_the_teacher_prefers", "divergence")
+def takes_the_derivative_of_k1(student_logprobs, teacher_logprobs, mask):
+    return token_loss(torch.where(mask, student_logprobs - teacher_logprobs.detach(), 0.0), mask)
 
 
 @breaks("logits_of_any_size_give_finite_numbers", "divergence")

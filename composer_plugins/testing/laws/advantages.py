@@ -136,18 +136,27 @@ def last_reward_is_seen_from_every_token(setting: Setting) -> None:
     "advantage",
     cause="a sign, a square, or a baseline that is not that of the group",
 )
-def rewards_of_a_group_in_order_give_advantages_in_order(setting: Setting) -> None:
-    """In a group a higher reward has no smaller advantage, and equal rewards give 0."""
-    if not {"rewards", "group_ids"} <= {*setting.inputs}:
-        raise NotApplicable("it has no rewards in groups")
-    batch = draw(setting, size=SIZE, unmasked=1.0) | {"group_ids": torch.arange(SIZE) // 4}
-    if "baselines" in batch:
-        raise NotApplicable("it has baselines of its own")
-    found = setting.result(batch)
-    found = found if found.dim() == 1 else found[:, -1]
-    for rewards, advantages in zip(batch["rewards"].split(4), found.split(4), strict=True):
-        ranked = advantages[rewards.argsort(stable=True)]
-        shown = f"rewards {numbers(rewards)} have the advantages {numbers(advantages)}"
-        require((ranked.diff() >= -1e-9 * ranked.abs().max()).all(), shown)
-    equal = setting.result(batch | {"rewards": torch.full_like(batch["rewards"], 0.3)})
-    require(equal.abs().max() < 1e-6, f"equal rewards have the advantages {numbers(equal)}")
+def higher_reward_has_no_smaller_advantage(setting: Setting) -> None:
+    """A higher reward alone gives no smaller advantage, and equal rewards of a group give 0.
+
+    The rows are equal but for their rewards. With groups, the rows of one group are compared.
+    """
+    given = [name for name in ("rewards", "reward_components", "token_rewards") if name in setting.inputs]
+    if not given:
+        raise NotApplicable("it has no rewards")
+    drawn = draw(setting, size=SIZE, unmasked=1.0)
+    batch = select_rows(drawn, torch.zeros(SIZE, dtype=torch.int64))
+    reward = drawn[given[0]].reshape(SIZE, -1)[:, -1]  # the same of every component and at every token
+    for name in given:
+        batch[name] = reward.reshape(-1, *[1] * (drawn[name].dim() - 1)).expand_as(drawn[name]).clone()
+    if "group_ids" in batch:
+        batch["group_ids"] = torch.arange(SIZE) // 4
+    found = setting.result(batch).reshape(SIZE, -1)
+    size = 4 if "group_ids" in batch else SIZE
+    for rewards, advantages in zip(reward.split(size), found.split(size), strict=True):
+        steps = advantages[rewards.argsort(stable=True)].diff(dim=0).amin(0)
+        shown = f"rewards {numbers(rewards)} have the advantages {numbers(advantages[:, steps.argmin()])}"
+        require((steps >= -1e-9 * advantages.abs().max()).all(), shown)
+    if "group_ids" in batch and "baselines" not in batch:
+        equal = setting.result(batch | {name: torch.full_like(batch[name], 0.3) for name in given})
+        require(equal.abs().max() < 1e-6, f"equal rewards have the advantages {numbers(equal)}")

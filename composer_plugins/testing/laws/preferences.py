@@ -4,7 +4,7 @@ import torch
 
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import draw, select_rows
+from composer_plugins.testing.inputs import draw, draw_pairs, select_rows
 from composer_plugins.testing.laws.law import (
     LOSS,
     NotApplicable,
@@ -12,6 +12,7 @@ from composer_plugins.testing.laws.law import (
     numbers,
     of_the_batch,
     require,
+    require_first_of_pair_raised,
     require_one_without,
 )
 from composer_plugins.testing.laws.tokens import (
@@ -68,6 +69,28 @@ def descent_raises_the_chosen_over_the_rejected(setting: Setting) -> None:
         require(
             (change >= 0).all(), f"if the reference prefers the chosen more, it changes by {numbers(change)}"
         )
+
+
+@law("preference", cause="desirable and undesirable exchanged, or a sign, also of the reference")
+def descent_raises_the_desirable_over_the_undesirable(setting: Setting) -> None:
+    """Where the scores are those of the reference, descent raises desirable rows more than undesirable ones.
+
+    If the reference prefers a row more, the loss of a desirable row does not fall, and the loss of an
+    undesirable row does not rise.
+    """
+    if not {"scores", "desirable"} <= {*setting.inputs}:
+        raise NotApplicable("it has no scores of desirable and undesirable rows")
+    batch = draw_pairs(setting)
+    batch["desirable"] = torch.arange(len(batch["scores"])) % 2 == 0
+    if "ref_scores" in batch:
+        batch["ref_scores"] = batch["scores"].clone()
+    gradient = value_and_gradients(setting, batch)[1]["scores"]
+    require_first_of_pair_raised(gradient, "desirable=True", "desirable=False", never_lowered=True)
+    if "ref_scores" in batch:
+        change = setting.result(batch | {"ref_scores": batch["scores"] + 0.5}) - setting.result(batch)
+        agrees = torch.where(batch["desirable"], change >= 0, change <= 0).all()
+        found = f"rows with desirable=True, False, True ... change by {numbers(change)}"
+        require(agrees, f"if the reference prefers them more, the losses of {found}")
 
 
 @law(

@@ -12,6 +12,7 @@ from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients
 from composer_plugins.testing.inputs import (
     draw,
+    draw_pairs,
     expand_mask,
     float_tensors,
     pad_tokens,
@@ -28,6 +29,7 @@ from composer_plugins.testing.laws.law import (
     of_the_batch,
     require,
     require_equal,
+    require_first_of_pair_raised,
 )
 from composer_plugins.testing.settings import Setting
 
@@ -171,17 +173,35 @@ def more_padding_changes_nothing(setting: Setting) -> None:
     "log-probability of tokens with a positive advantage",
 )
 def descent_raises_the_tokens_with_positive_advantages(setting: Setting) -> None:
-    """Where all policies are equal, the gradient has the sign of -A."""
+    """Descent lowers no token with A = 1, and raises it more than the same token with A = -1.
+
+    All policies are equal. A loss may learn from one sign alone (RAFT, NSR), or raise every token (AWR).
+    """
     if setting.trained != ("logprobs",) or "advantages" not in setting.inputs:
         raise NotApplicable("its policy input is not logprobs, or it has no advantages")
-    batch = draw(setting, spread=0.0, unmasked=1.0, size=6)
-    same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
-    batch |= {name: batch["logprobs"].clone() for name in same}
-    row_sign = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0], dtype=torch.float64)[:, None]
-    batch["advantages"] = row_sign.expand_as(batch["logprobs"]).clone()
+    batch = draw_pairs(setting)
+    batch["advantages"] = torch.ones_like(batch["logprobs"])
+    batch["advantages"][1::2] = -1
     gradient = value_and_gradients(setting, batch)[1]["logprobs"]
-    against = (gradient * row_sign).sum(-1)
-    require((against < 0).all(), f"the gradient of rows with A = 1, -1, 1 ... times A: {against.tolist()}")
+    require_first_of_pair_raised(gradient, "A = 1", "A = -1", never_lowered=True)
+
+
+@law(
+    "divergence",
+    cause="a sign, or the student and the teacher exchanged: gradient descent raises the log-probability of "
+    "a sampled token that the teacher finds more likely",
+)
+def descent_raises_the_tokens_that_the_teacher_prefers(setting: Setting) -> None:
+    """Descent raises a sampled token more, the more likely the teacher finds it."""
+    if setting.trained != ("student_logprobs",) or "teacher_logprobs" not in setting.inputs:
+        raise NotApplicable("it does not compare student and teacher at the sampled tokens alone")
+    batch = draw_pairs(setting)
+    batch["teacher_logprobs"][::2] *= 0.9
+    batch["teacher_logprobs"][1::2] *= 1.1
+    gradient = value_and_gradients(setting, batch)[1]["student_logprobs"]
+    require_first_of_pair_raised(
+        gradient, "likely tokens", "unlikely tokens of the teacher", never_lowered=False
+    )
 
 
 @law("kl", cause="a sign, or the policy and the reference exchanged")
@@ -200,10 +220,22 @@ def expectation_over_the_policy_is_not_negative(setting: Setting) -> None:
 
 @law("divergence", cause="a sign, or the student and the teacher exchanged")
 def descent_moves_the_student_to_the_teacher(setting: Setting) -> None:
-    """A step of the student's logits towards the teacher's does not raise the loss."""
-    if {"student_logits", "teacher_logits"} - {*setting.inputs}:
-        raise NotApplicable("it has no logits of both")
+    """A step of the student's logits towards the teacher's does not raise the loss.
+
+    Of a teacher's top k, the step moves the student's probabilities of these entries, and not their sum. It
+    lowers every f-divergence, whether the other entries are left out, scaled away or one entry more.
+    """
     batch = draw(setting, unmasked=1.0)
+    if "student_logits" not in setting.trained or not {"teacher_logits", "teacher_topk_ids"} & {*batch}:
+        raise NotApplicable("it has no logits of the student, or none of the teacher")
     gradient = value_and_gradients(setting, batch)[1]["student_logits"]
-    slope = (gradient * (batch["teacher_logits"] - batch["student_logits"])).sum(-1)
-    require((slope <= 0).all(), f"towards the teacher the loss has the slopes {numbers(slope)}")
+    if "teacher_logits" in batch:
+        step = batch["teacher_logits"] - batch["student_logits"]
+    else:
+        ids = batch["teacher_topk_ids"]
+        logits = (batch["student_logits"] / (setting.choice.value("temperature") or 1.0)).gather(-1, ids)
+        gap = batch["teacher_topk_logprobs"] - logits
+        mean = (logits.softmax(-1) * gap).sum(-1, keepdim=True)
+        step = torch.zeros_like(gradient).scatter(-1, ids, gap - mean)
+    slope = (gradient * step).sum(-1)
+    require((slope <= 1e-12).all(), f"towards the teacher the loss has the slopes {numbers(slope)}")
