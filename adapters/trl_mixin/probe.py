@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -113,12 +113,20 @@ def gradients(trainer: GRPOTrainer, rows: Rows, seed: int | None = None) -> list
     return recorder.gradients
 
 
-def token_gradients(trainer: GRPOTrainer, rows: Rows) -> tuple[Tensor, Tensor] | None:
-    """The mask of a step's only micro-batch, and the gradient of the policy's log-probability of each token.
+class TokenGradients(NamedTuple):
+    """The micro-batch of a step, and the gradient of the policy's log-probability of each token."""
+
+    mask: Tensor  # [rows, tokens]
+    advantages: Tensor  # [rows] or [rows, tokens], in the order of the mask's rows
+    gradient: Tensor  # [rows, tokens]
+
+
+def token_gradients(trainer: GRPOTrainer, rows: Rows) -> TokenGradients | None:
+    """Train one step on these rows, and return the gradients of its tokens.
 
     None if the loss does not ask the trainer for log-probabilities of that shape.
     """
-    masks, found = list[Tensor](), list[Tensor]()
+    masks, advantages, found = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def keep(logprobs: Tensor) -> None:
         logprobs.retain_grad()
@@ -127,6 +135,7 @@ def token_gradients(trainer: GRPOTrainer, rows: Rows) -> tuple[Tensor, Tensor] |
     def look(inputs: Rows) -> None:
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         masks.append(mask.bool().clone())
+        advantages.append(inputs["advantages"].clone())
 
     before_loss(trainer, look)
     watch_logprobs(trainer, keep)
@@ -134,7 +143,7 @@ def token_gradients(trainer: GRPOTrainer, rows: Rows) -> tuple[Tensor, Tensor] |
     if len(masks) != 1 or not found or any(x.shape != masks[0].shape for x in found):
         return None
     parts = [torch.zeros_like(x) if x.grad is None else x.grad for x in found]
-    return masks[0], torch.stack(parts).sum(0)
+    return TokenGradients(masks[0], advantages[0], torch.stack(parts).sum(0))
 
 
 def train_on(trainer: GRPOTrainer, rows: Rows, shuffle: int | None = None) -> None:

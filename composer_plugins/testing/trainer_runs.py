@@ -46,6 +46,19 @@ class Subject:
         """The gradient of one micro-batch."""
         return self.gradient(**self.cut(1))
 
+    @cached_property
+    def both_signs(self) -> list[Any] | None:
+        """The gradients of the tokens of equal policies, with the advantages and with their negatives.
+
+        None if the loss does not ask the trainer for log-probabilities.
+        """
+        options, rows = self.cut(1), self.on_policy
+        if getattr(self.args, "top_entropy_quantile", 1.0) != 1.0:
+            options["top_entropy_quantile"] = 1.0  # it leaves out tokens of low entropy
+        signed = [rows | {"advantages": sign * rows["advantages"]} for sign in (1, -1)]
+        runs = [self.probe.token_gradients(self.make(**options), one) for one in signed]
+        return None if any(run is None for run in runs) else runs
+
     def make(self, **overrides: Any) -> Any:
         """A new trainer with these options; ConfigError if it does not have them."""
         shown = ", ".join(f"{name}={value!r}" for name, value in overrides.items()) or "no option of ours"
@@ -106,7 +119,8 @@ def prepared(rows: Rows, size: int, spread: float = 0.3) -> Rows:
     rows |= {"completion_mask": mask, "num_items_in_batch": tokens, "advantages": advantages}
     old = rows.get("old_per_token_logps")
     if old is not None:
-        near = [old + spread * torch.randn(old.shape, generator=generator).to(old) for _ in range(2)]
+        far = [old + spread * torch.randn(old.shape, generator=generator).to(old) for _ in range(2)]
+        near = [x.clamp(max=0.0) for x in far]  # a trainer may refuse a probability above 1
         rows |= dict(zip(("old_per_token_logps", "ref_per_token_logps"), near, strict=True))
     return rows
 

@@ -28,6 +28,7 @@ OTHER_SEED = 20_260  # of the second run's random numbers
 SAME, CUT = "two_runs_give_the_same_gradient", "micro_batches_leave_the_gradient_alone"
 GENERATED = "steps_per_generation_leaves_the_gradient_alone"
 COUNTED = "every_unmasked_token_has_a_gradient"
+SIGN = "descent_raises_the_tokens_with_positive_advantages"
 MASKED, PADDED = "masked_tokens_have_no_influence", "more_padding_changes_nothing"
 RANKS = "ranks_leave_the_gradient_alone"
 LAWS = {
@@ -35,6 +36,7 @@ LAWS = {
     "with every dropout set to 0",
     COUNTED: "a mask that is shifted by one, or that leaves out tokens: multiply with "
     "completion_mask as it is",
+    SIGN: "a sign: the loss is minimised, so it is -advantage * ratio",
     CUT: "a mean over the tokens of the micro-batch: divide a mean over rows by "
     "self.current_gradient_accumulation_steps, and a sum over tokens by inputs['num_items_in_batch']",
     GENERATED: "a denominator that counts the tokens of the generation batch, as num_items_in_batch does, "
@@ -44,6 +46,8 @@ LAWS = {
     PADDED: "a mean over the padded row: divide by completion_mask.sum(-1)",
     RANKS: "",
 }
+
+NO_LOGPROBS = "the loss does not call the trainer's _get_per_token_logps_and_entropies for its rows"
 
 
 def difference(ours: Tensor, wanted: Tensor) -> float:
@@ -105,21 +109,11 @@ def _counted(subject: Subject) -> Outcome:
 
     A token may count with one sign of its advantage only.
     """
-    options = subject.cut(1)
-    if getattr(subject.args, "top_entropy_quantile", 1.0) != 1.0:
-        options["top_entropy_quantile"] = 1.0  # it leaves out tokens of low entropy
-    rows = subject.on_policy
-    runs = [
-        subject.probe.token_gradients(
-            subject.make(**options), rows | {"advantages": sign * rows["advantages"]}
-        )
-        for sign in (1, -1)
-    ]
-    if None in runs:
-        reason = "the loss does not call the trainer's _get_per_token_logps_and_entropies for its rows"
-        return Outcome(COUNTED, "not applicable", reason)
-    (mask, ours), (_, flipped) = runs
-    left = mask & (ours == 0) & (flipped == 0)
+    if subject.both_signs is None:
+        return Outcome(COUNTED, "not applicable", NO_LOGPROBS)
+    ours, flipped = subject.both_signs
+    mask = ours.mask
+    left = mask & (ours.gradient == 0) & (flipped.gradient == 0)
     if not left.any():
         return Outcome(COUNTED, "passed")
     places = sorted({token for _, token in left.nonzero().tolist()})
@@ -128,6 +122,28 @@ def _counted(subject: Subject) -> Outcome:
         f"the advantages: {', '.join(map(str, places[:8]))} of their completions, counted from 0"
     )
     return Outcome(COUNTED, "failed", problem, f"usual cause: {LAWS[COUNTED]}")
+
+
+def _sign(subject: Subject) -> Outcome:
+    """Whether descent raises a row more with a positive advantage than with its negative.
+
+    The policies are equal, and only the sum over the tokens of a row is looked at.
+    """
+    if subject.both_signs is None:
+        return Outcome(SIGN, "not applicable", NO_LOGPROBS)
+    ours, flipped = subject.both_signs
+    sign = ours.advantages.reshape(len(ours.mask), -1).sign()
+    raised = ((flipped.gradient - ours.gradient) * sign * ours.mask).sum(-1)
+    if not raised.any():
+        return Outcome(SIGN, "not applicable", "the gradient is the same with either sign of the advantages")
+    wrong = ~(raised >= 0)
+    if not wrong.any():
+        return Outcome(SIGN, "passed")
+    problem = (
+        f"gradient descent raises {int(wrong.sum())} of {len(raised)} rows less with a positive advantage "
+        "than with its negative"
+    )
+    return Outcome(SIGN, "failed", problem, f"usual cause: {LAWS[SIGN]}")
 
 
 def _laws(subject: Subject, only: tuple[str, ...]) -> Iterator[Outcome]:
@@ -152,8 +168,9 @@ def _laws(subject: Subject, only: tuple[str, ...]) -> Iterator[Outcome]:
         MASKED: lambda: [("other tokens where masked", subject.gradient(poisoned(subject.rows), **cut))],
         PADDED: lambda: [("3 more columns", subject.gradient(padded(subject.rows), **cut))],
     }
-    if not only or COUNTED in only:
-        yield _raised(COUNTED, lambda: _counted(subject))
+    for name, check in ((COUNTED, _counted), (SIGN, _sign)):
+        if not only or name in only:
+            yield _raised(name, partial(check, subject))
     for name, runs in checks.items():
         if not only or name in only:
             yield _raised(name, partial(_compare, subject, name, runs))

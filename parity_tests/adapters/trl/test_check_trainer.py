@@ -15,13 +15,22 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, upstream
 from composer_plugins.adapters.trl_mixin.probe import SCRATCH, tiny_trainer, tokenizer
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.report import Report
 from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED, option_check
-from composer_plugins.testing.trainers import COUNTED, CUT, GENERATED, MASKED, PADDED, SAME, check_trainer
+from composer_plugins.testing.trainers import (
+    COUNTED,
+    CUT,
+    GENERATED,
+    MASKED,
+    PADDED,
+    SAME,
+    SIGN,
+    check_trainer,
+)
 from parity_tests.support.paths import ROOT
 
 
@@ -55,6 +64,9 @@ def maker(cls: type[GRPOTrainer] = GRPOTrainer, config: type[GRPOConfig] = GRPOC
     return make_trainer
 
 
+OTHERS = ("bnpo", "cispo", "sapo", "luspo", "vespo")
+
+
 def failed(report: Report) -> dict[str, str]:
     return {outcome.check: outcome.detail for outcome in report.having("failed")}
 
@@ -73,8 +85,25 @@ def test_trls_own_trainer_passes(loss_type: str) -> None:
     report = check_trainer(maker(loss_type=loss_type))
     assert report.passed, str(report)
     passed = {outcome.check for outcome in report.having("passed")}
-    assert {SAME, COUNTED, CUT, GENERATED, MASKED, PADDED} <= passed
+    assert {SAME, COUNTED, SIGN, CUT, GENERATED, MASKED, PADDED} <= passed
     assert {option_check(name) for name in ("epsilon", "epsilon_high", "beta", "temperature")} <= passed
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.1}, *({"loss_type": name} for name in OTHERS)])
+def test_the_sign_of_trls_own_trainer_is_right(options: dict[str, Any]) -> None:
+    (outcome,) = check_trainer(maker(**options), [SIGN]).outcomes
+    assert outcome[:2] == (SIGN, "passed"), outcome
+
+
+@pytest.mark.parametrize("options", [{"policy": "trl"}, {"policy": "cispo"}, {"policy": "dapo", "beta": 0.1}])
+def test_the_sign_of_our_trainer_is_right(options: dict[str, Any]) -> None:
+    report = check_trainer(maker(ComposerGRPOTrainer, ComposerGRPOConfig, **options), [SIGN])
+    assert [outcome[:2] for outcome in report.outcomes] == [(SIGN, "passed")], str(report)
+
+
+def test_a_trainer_without_a_policy_loss_has_no_sign() -> None:
+    (outcome,) = check_trainer(maker(WithoutAdvantages), [SIGN]).outcomes
+    assert outcome.status == "not applicable" and "either sign" in outcome.detail
 
 
 def test_bnpo_depends_on_the_micro_batches_as_its_documentation_says() -> None:
@@ -168,6 +197,29 @@ class WithoutLastTokens(GRPOTrainer):
         return super()._compute_loss(model, inputs | {"completion_mask": shifted})
 
 
+class Ascending(GRPOTrainer):
+    """A forgotten minus."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return -super()._compute_loss(model, inputs)
+
+
+class LearnsFromGoodAnswers(GRPOTrainer):
+    """RAFT."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        good = inputs["advantages"].clamp(min=0)
+        return super()._compute_loss(model, inputs | {"advantages": good})
+
+
+class WithoutAdvantages(GRPOTrainer):
+    """The likelihood of every completion."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        ones = torch.ones_like(inputs["advantages"])
+        return super()._compute_loss(model, inputs | {"advantages": ones})
+
+
 class Raises(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         raise ValueError("boom")
@@ -207,6 +259,8 @@ GENERATOR = torch.Generator().manual_seed(3)
         (maker(RandomOfTorch), SAME, "a second run"),
         (maker(FirstTokens), COUNTED, "24 of 32 unmasked tokens is 0"),
         (maker(WithoutLastTokens), COUNTED, "8 of 32 unmasked tokens is 0"),
+        (maker(Ascending, loss_type="dapo"), SIGN, "8 of 8 rows less with a positive advantage"),
+        (maker(Ascending, loss_type="cispo"), SIGN, "8 of 8 rows less with a positive advantage"),
         (maker(WithoutKL), option_check("beta"), "beta=0.0 and beta=0.1 give the same gradient"),
         (maker(MeanOfTheMicroBatch), option_check("epsilon"), "epsilon=0.2 and epsilon=0.05"),
         (maker(config=WithBonus), option_check("length_bonus"), "length_bonus=0.5"),
@@ -215,6 +269,10 @@ GENERATOR = torch.Generator().manual_seed(3)
 def test_a_planted_fault_of_a_subclass_is_found(make: Any, check: str, words: str) -> None:
     report = check_trainer(make, [check])
     assert words in failed(report)[check], str(report)
+
+
+def test_a_trainer_that_learns_from_good_answers_alone_has_the_right_sign() -> None:
+    assert len(check_trainer(maker(LearnsFromGoodAnswers), [SIGN]).having("passed")) == 1
 
 
 def test_a_denominator_of_the_generation_batch_is_found_where_a_step_is_half_of_it() -> None:
