@@ -298,7 +298,8 @@ def trainer_lines() -> list[str]:
         "Qwen3 of one "
         "layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation batch, other "
         "tokens "
-        "where masked, more padding, a gradient at every unmasked token, and each option of the loss moved.",
+        "where masked, more padding, a gradient at every unmasked token, advantages of the other sign, and "
+        "each option of the loss moved.",
         "",
         "| `loss_type` | checks that hold | that do not |",
         "|---|---|---|",
