@@ -15,7 +15,7 @@ from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.policy import ppo
 from composer_plugins.testing.conventions import CONVENTIONS, check_as, find_convention
-from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, REDUCED
+from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, laws_of
 from composer_plugins.testing.laws import LAWS
 
 Loss = Callable[..., Any]
@@ -31,6 +31,7 @@ TWICE = "two_calls_give_the_same_result"
 NAN_SEEN = "nan_is_seen_in_its_row_and_in_no_other"
 OPTION, INPUT = "every_parameter_has_an_effect", "every_input_has_an_effect"
 EMPTY = "batch_without_an_unmasked_token_gives_zero_with_a_gradient"
+DIVIDED = "every_term_is_divided_as_the_advantages_are"
 
 
 def policy_gradient(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -144,6 +145,16 @@ def detached(logprobs: Tensor, *rest: Tensor) -> Tensor:
 
 def hidden_nan(*given: Tensor) -> Tensor:
     return policy_gradient(*given).nan_to_num(0.0)
+
+
+def with_kl(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """A KL term that is added as a sum, whatever divides the advantages."""
+    log_ratio = torch.where(mask, logprobs - old, 0.0)
+    return policy_gradient(logprobs, old, advantages, mask) + 0.1 * log_ratio**2
+
+
+def plus_kl(loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
+    return verl_mean(loss, mask, mode, info) + 0.1 * (loss**2).sum()
 
 
 def one_mode(loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
@@ -316,6 +327,9 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ("skyrl", skyrl(reduce=lambda loss, mask: loss.sum() / mask.sum()), EMPTY, "the loss is nan"),
     ("skyrl", skyrl(multiplied), NAN_MASKED, "masked tokens of log_probs"),
     ("skyrl", skyrl(ascending), SIGN, "with A = -1 by"),
+    ("skyrl", skyrl(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
+    ("tinker", tinker(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
+    ("verl", verl(reduce=plus_kl), CUT, "2 ranks of 4 rows"),
     ("skyrl", skyrl_of_an_old_release, FIRST, "unexpected keyword argument 'rollout_logprobs'"),
     ("tinker", tinker(reduce=lambda losses: torch.cat(losses).mean()), CUT, "micro-batches of 4 rows"),
     ("tinker", tinker(unmasked), MASKED, "not 0 where masked"),
@@ -368,8 +382,12 @@ def test_every_law_of_policy_losses_is_run_or_has_a_reason() -> None:
     assert of_policies <= {*REDUCED, *NOT_RUN}
     assert set(NOT_RUN) <= of_policies
     assert next(iter(REDUCED)) == FIRST
-    checks = [outcome.check for outcome in check_as(verl(), "verl").outcomes]
-    assert sorted(checks) == sorted({*REDUCED, *NOT_RUN})
+    for framework, function in (("verl", verl()), ("tinker", tinker())):
+        checks = [outcome.check for outcome in check_as(function, framework).outcomes]
+        assert sorted(checks) == sorted({*laws_of(framework), *NOT_RUN})
+    assert {*REDUCED} - {*laws_of("verl")} == {*ONLY_FOR} == {DIVIDED}
+    with pytest.raises(ConfigError, match=f"the law {DIVIDED} is for --as skyrl and tinker alone"):
+        check_as(verl(), "verl", [DIVIDED])
 
 
 def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:

@@ -17,7 +17,14 @@ from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
 from composer_plugins.rows import function_of_import_path, row_of_function
 from composer_plugins.testing.checking import check_row, run_law
-from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, REDUCED, error_of
+from composer_plugins.testing.conventions.laws import (
+    FIRST,
+    NOT_RUN,
+    ONLY_FOR,
+    REDUCED,
+    error_of,
+    laws_of,
+)
 from composer_plugins.testing.conventions.reduced import row_of
 from composer_plugins.testing.laws import LAWS, Law
 from composer_plugins.testing.report import Outcome, Report
@@ -85,6 +92,9 @@ def check_as(
     for one in only:
         if one not in known:
             raise unknown("only", one, known, noun="law")
+        if convention.framework not in ONLY_FOR.get(one, (convention.framework,)):
+            problem = f"the law {one} is for --as {' and '.join(ONLY_FOR[one])} alone"
+            raise ConfigError("only", problem, "remove it: check --laws says which laws are run")
     outcomes = _outcomes(row, convention, only or tuple(known))
     return Report(subject, tuple(outcomes))
 
@@ -109,8 +119,8 @@ def _kernel_report(
 
 
 def _outcomes(row: Loss, convention: Convention, wanted: Collection[str]) -> Iterator[Outcome]:
-    unusable = ""
-    for law in REDUCED.values():
+    unusable, laws = "", laws_of(convention.framework)
+    for law in laws.values():
         if law.name not in wanted:
             continue
         if unusable:

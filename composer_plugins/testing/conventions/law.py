@@ -16,6 +16,7 @@ from composer_plugins.testing.settings import Setting
 TRAINED = "logprobs"
 MAGNITUDE = 100.0  # of the largest term behind one number
 REDUCED: dict[str, Law] = {}
+ONLY_FOR: dict[str, tuple[str, ...]] = {}  # the frameworks of a law that is not for all of them
 
 # Laws that are run as they are: they do not ask for the shape of a result.
 SAME = (
@@ -41,13 +42,20 @@ NOT_RUN = {
 }
 
 
-def reduced(cause: str = "") -> Callable[[Callable[[Setting], None]], Callable[[Setting], None]]:
-    """Register a law on one number; without a cause, with that of the law of the same name on tokens."""
+def reduced(
+    cause: str = "", only_for: tuple[str, ...] = ()
+) -> Callable[[Callable[[Setting], None]], Callable[[Setting], None]]:
+    """Register a law on one number, for these frameworks alone if any is named.
+
+    Without a cause it has that of the law of the same name on tokens.
+    """
 
     def register(check: Callable[[Setting], None]) -> Callable[[Setting], None]:
         name, summary = check.__name__, (check.__doc__ or "").partition("\n")[0]
         found = cause or LAWS[name].cause
         REDUCED[name] = Law(name, summary, ("policy",), found, check, True, lambda loss: "")
+        if only_for:
+            ONLY_FOR[name] = only_for
         return check
 
     return register

@@ -166,6 +166,25 @@ def micro_batches_and_ranks_leave_the_gradient_alone(setting: Setting) -> None:
             require_close(total, wanted, f"the loss of {what}")
 
 
+# The laws of one number that verl and TRL divide see this in the cut for two ranks.
+@reduced(
+    cause="a KL or an entropy term that is a sum: the advantages are divided by the counts of the batch, and "
+    "this term is not. Use the framework's own option (SkyRL: use_kl_loss, use_entropy_loss), or put the "
+    "term into the advantages before they are divided",
+    only_for=("skyrl", "tinker"),
+)
+def every_term_is_divided_as_the_advantages_are(setting: Setting) -> None:
+    """The same rows have half the loss and gradient in a batch that has twice as many rows and tokens."""
+    for options in BATCHES:
+        batch = ragged(setting, **options)
+        own = counts_of(batch)
+        twice = own._replace(tokens=2 * own.tokens, rows=2 * own.rows)
+        wanted = value_and_gradient(setting, batch, own)
+        found = value_and_gradient(setting, batch, twice)
+        for ours, one, what in zip(found, wanted, ("the loss", "the gradient"), strict=True):
+            require_close(ours, one / 2, f"with half the advantages, as in a batch of twice the size, {what}")
+
+
 @reduced()
 def rows_may_come_in_any_order(setting: Setting) -> None:
     """The loss and the gradient of a row do not depend on its place in the batch."""
