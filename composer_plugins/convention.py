@@ -25,6 +25,7 @@ class Called(NamedTuple):
 
     loss: "Tensor"  # divided as the framework divides it: the micro-batches of all ranks add up
     problems: tuple[str, ...] = ()  # "it returned a float, and not (loss, metrics)"
+    misspelt: tuple[str, ...] = ()  # "it reads config.clip_ratio_hgih, which verl does not have"
 
 
 # The function, the tensors by their names in `inputs.INPUTS`, the counts, the framework's options.
@@ -49,6 +50,8 @@ class Convention:
     names: Mapping[str, str] = field(default_factory=dict)  # the framework's names of these inputs
     # Options of the framework that every function must follow, with their values; the first is the default.
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Parameters of the function itself, with their defaults, where its signature shows them.
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     equal_parts: bool = False  # whether all micro-batches have the same number of rows
     find: Callable[[str], Function] | None = None  # a loss by its name in the framework's registry
     # The convention for one function, where it depends on the function's signature.

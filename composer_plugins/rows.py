@@ -120,15 +120,6 @@ def _derived(
         raise ConfigError(option, f"the attribute average of {path!r} is {average!r}", "set True or False")
     if mode and mode not in MODES:
         raise unknown(option, str(mode), MODES, noun=f"mode of {path}")
-    gradient: Any = getattr(function, "gradient", "derivative")
-    over_batch = getattr(function, "over_batch", False)
-    if gradient not in GRADIENTS:
-        raise unknown(option, str(gradient), GRADIENTS, noun=f"gradient of {path}")
-    if not isinstance(over_batch, bool):
-        problem = f"the attribute over_batch of {path!r} is {over_batch!r}"
-        raise ConfigError(option, problem, "set True or False")
-    exceptions = getattr(function, "exceptions", {})
-    _check_exceptions(exceptions, option)
     return Loss(
         name=path,
         kind=kind,
@@ -141,10 +132,26 @@ def _derived(
         parameters=unranged,
         average=average,
         mode=mode,
-        over_batch=over_batch,
-        gradient=gradient,
-        exceptions=exceptions,
+        **declared(function, path, option),
     )
+
+
+def declared(
+    function: Callable[..., Any], path: str, option: str, gradient: str = "derivative"
+) -> dict[str, Any]:
+    """What a function declares about the laws, or else these defaults; ConfigError for another value."""
+    found = {
+        "gradient": getattr(function, "gradient", gradient),
+        "over_batch": getattr(function, "over_batch", False),
+        "exceptions": getattr(function, "exceptions", {}),
+    }
+    if found["gradient"] not in GRADIENTS:
+        raise unknown(option, str(found["gradient"]), GRADIENTS, noun=f"gradient of {path}")
+    if not isinstance(found["over_batch"], bool):
+        problem = f"the attribute over_batch of {path!r} is {found['over_batch']!r}"
+        raise ConfigError(option, problem, "set True or False")
+    _check_exceptions(found["exceptions"], option)
+    return found
 
 
 def _check_exceptions(exceptions: object, option: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
 from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,32 @@ def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
     )
 
 
+def watch(config: Any) -> dict[str, None]:
+    """Return the sentences about misspelt options, to which each read of one adds its own.
+
+    With a default, as in `getattr(config, "clip_ratio_hgih", 0.2)`, such a read raises no error.
+    """
+    found: dict[str, None] = {}
+    if isinstance(config, Table):  # verl is not installed, and a table does not have all of its options
+        return found
+    places = {name: f"policy_loss.{name}" for name in config.policy_loss} | {name: name for name in config}
+
+    def watched(table: Any, where: str) -> None:
+        def missing(self: Any, name: str) -> Any:
+            nearest = [] if name.startswith("_") else [places[one] for one in near(name, places)]
+            hint = f": {did_you_mean(nearest, 'config.')}" if nearest else ""
+            if nearest:
+                found[f"it reads {where}.{name}, which verl does not have{hint}"] = None
+            raise AttributeError(f"verl's config has no {name!r}{hint}")
+
+        own = type(type(table).__name__, (type(table),), {"__getattr__": missing})
+        object.__setattr__(table, "__class__", own)
+
+    watched(config.policy_loss, "config.policy_loss")
+    watched(config, "config")
+    return found
+
+
 def registered_loss(name: str) -> Function:
     """Return the policy loss of this name in verl's registry."""
     if find_spec("verl") is None:
@@ -87,17 +113,19 @@ def call(
         "loss_scale_factor": counts.width,
     }
     required = REQUIRED.get(getattr(function, "__name__", ""), {})
+    config = actor_config(info, **options, **required)
+    misspelt = watch(config)
     result = function(
         old_log_prob=tensors["old_logprobs"],
         log_prob=tensors["logprobs"],
         advantages=tensors["advantages"],
         response_mask=tensors["mask"],
-        config=actor_config(info, **options, **required),
+        config=config,
         rollout_is_weights=None if weights is None else weights.exp(),
         **options,
     )
     loss, problems = checked_pair(result, is_metric, "one number without a gradient")
-    return Called(loss / counts.ranks, problems)  # DDP and FSDP average over the ranks
+    return Called(loss / counts.ranks, problems, tuple(misspelt))  # DDP and FSDP average over the ranks
 
 
 VERL = Convention(

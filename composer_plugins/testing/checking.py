@@ -96,12 +96,17 @@ def check_row(row: Loss, only: Iterable[str] = ()) -> Report:
     return Report(f"{row.name} ({row.kind})", tuple(_outcomes(row, laws_of(row, only))))
 
 
-def _outcomes(row: Loss, chosen: list[Law]) -> Iterator[Outcome]:
+def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterator[Outcome]:
+    """A failed outcome for each exception that the row declares and that none of these laws has."""
     named = {key.partition("(")[0].partition("+")[0].partition("@")[0] for key in row.exceptions}
-    for name in sorted(named - {law.name for law in laws_of(row)}):
+    for name in sorted(named - {*laws}):
         cause = "a law that was renamed, a misspelling, or a law of other kinds: correct the row"
-        problem = f"the row names it in its exceptions, and no law of a {row.kind} has that name"
+        problem = f"the row names it in its exceptions, and no law of {of} has that name"
         yield Outcome(name, "failed", problem, cause)
+
+
+def _outcomes(row: Loss, chosen: list[Law]) -> Iterator[Outcome]:
+    yield from exceptions_without_a_law(row, [law.name for law in laws_of(row)], f"a {row.kind}")
     unusable = ""
     for law in chosen:
         if unusable:

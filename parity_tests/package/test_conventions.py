@@ -232,6 +232,10 @@ def tinker(
 # torch.nn.functional
 
 
+def with_another_keyword(logprobs, old_logprobs, advantages, mask, region=None):  # type: ignore[no-untyped-def]
+    return policy_gradient(logprobs, old_logprobs, advantages, mask)
+
+
 def functional(logprobs, old_logprobs, advantages, mask, reduction="mean"):  # type: ignore[no-untyped-def]
     loss = policy_gradient(logprobs, old_logprobs, advantages, mask)
     if reduction == "none":
@@ -247,10 +251,28 @@ def functional_of_all(logprobs, old_logprobs, advantages, mask, reduction="mean"
 def with_mean(reduce: Loss) -> Loss:
     """One number, by a reduction of a user's."""
 
-    def function(log_probs, old_log_probs, adv, response_mask, beta=0.1):  # type: ignore[no-untyped-def]
-        return reduce(policy_gradient(log_probs, old_log_probs, adv, response_mask), response_mask)
+    def function(log_probs, old_log_probs, adv, response_mask, scale=1.0):  # type: ignore[no-untyped-def]
+        return scale * reduce(policy_gradient(log_probs, old_log_probs, adv, response_mask), response_mask)
 
     return function
+
+
+def dead_parameter(logprobs, old_logprobs, advantages, mask, beta=0.1):  # type: ignore[no-untyped-def]
+    return policy_gradient(logprobs, old_logprobs, advantages, mask)
+
+
+def dead_parameter_of_a_sum(logprobs, old_logprobs, advantages, mask, clip=True, beta=0.1):  # type: ignore[no-untyped-def]
+    return (1 + clip) * dead_parameter(logprobs, old_logprobs, advantages, mask).sum()
+
+
+def parameters(  # type: ignore[no-untyped-def]
+    logprobs, old_logprobs, advantages, mask, low=0.2, high=0.28, name="", delta: "float | None" = None
+):
+    return ppo(logprobs, old_logprobs, advantages, mask, clip_low=low, clip_high=high).loss
+
+
+def with_a_keyword(logprobs, old_logprobs, advantages, mask, ref_logprob=None):  # type: ignore[no-untyped-def]
+    return policy_gradient(logprobs, old_logprobs, advantages, mask)
 
 
 def per_token(token: Loss) -> Loss:
@@ -278,6 +300,7 @@ SOUND: dict[str, list[Loss]] = {
         with_mean(lambda loss, mask: loss.sum() / mask.sum().clamp(min=1)),
         with_mean(lambda loss, mask: (loss.sum(-1) / mask.sum(-1).clamp(min=1)).mean()),
         without_a_mask,
+        parameters,
     ],
 }
 PLANTED: list[tuple[str, Loss, str, str]] = [
@@ -345,6 +368,8 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
         "result_keeps_the_precision_of_its_inputs",
         "",
     ),
+    ("torch", dead_parameter, OPTION, "'beta': [0.1, "),
+    ("torch", dead_parameter_of_a_sum, OPTION, "'beta': [0.1, "),
     ("torch", functional_of_all, "reductions_are_those_of_the_unmasked_tokens", "reduction='mean'"),
 ]
 
@@ -445,6 +470,36 @@ def test_errors_say_what_could_not_be_found() -> None:
         check_as("composer_plugins.errors:nothing", "verl")
     with pytest.raises(ConfigError, match="pass a function"):
         check_as(3, "verl")  # type: ignore[arg-type]
+
+
+def test_a_keyword_that_nothing_passes_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="nothing passes 'ref_logprob' .* did you mean 'ref_logprobs'"):
+        check_as(with_a_keyword, "torch")
+    with pytest.raises(ConfigError, match="give a parameter of your own a value"):
+        check_as(with_another_keyword, "torch")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("over_batch", True, "declares over_batch, and verl cuts the batch all the same"),
+        ("exceptions", [CUT], "set a mapping of laws to reasons"),
+        ("gradient", "derivate", "did you mean 'derivative'"),
+    ],
+)
+def test_an_attribute_without_effect_is_an_error(attribute: str, value: Any, words: str) -> None:
+    function = verl()
+    setattr(function, attribute, value)
+    with pytest.raises(ConfigError, match=words):
+        check_as(function, "verl", [CUT])
+
+
+def test_exceptions_excuse_a_law_and_must_name_one() -> None:
+    function = verl(reduce=local_mean)
+    function.exceptions = {CUT: "a mean over the micro-batch", "cuts": "misspelt"}  # type: ignore[attr-defined]
+    report = check_as(function, "verl", [CUT])
+    assert {one.check: one.status for one in report.outcomes} == {"cuts": "failed", CUT: "not applicable"}
+    assert "no law of --as verl has that name" in report.having("failed")[0].detail
 
 
 def test_the_command_exits_with_0_1_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

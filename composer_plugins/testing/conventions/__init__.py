@@ -16,7 +16,7 @@ from composer_plugins.convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.plugins import losses
 from composer_plugins.rows import function_of_import_path, row_of_function
-from composer_plugins.testing.checking import check_row, run_law
+from composer_plugins.testing.checking import check_row, exceptions_without_a_law, run_law
 from composer_plugins.testing.conventions.laws import (
     FIRST,
     NOT_RUN,
@@ -120,6 +120,7 @@ def _kernel_report(
 
 def _outcomes(row: Loss, convention: Convention, wanted: Collection[str]) -> Iterator[Outcome]:
     unusable, laws = "", laws_of(convention.framework)
+    yield from exceptions_without_a_law(row, laws, f"--as {convention.framework}")
     for law in laws.values():
         if law.name not in wanted:
             continue

@@ -6,6 +6,7 @@ rows, which is found by calling it.
 """
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.laws.law import numbers
 from composer_plugins.testing.report import Outcome
@@ -29,6 +30,9 @@ ALIASES = {
     "mask": ("mask", "response_mask", "loss_mask", "action_mask", "completion_mask"),
 }
 REDUCTION = "reduction"
+# Defaults and annotations of a function's own parameters; the check moves those with a number.
+VALUES = (bool, int, float, str)
+OF_A_VALUE = re.compile(rf"\b({'|'.join(one.__name__ for one in VALUES)})\b")
 OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
 
 
@@ -45,10 +49,29 @@ def parameters_of(function: Function) -> dict[str, str]:
         ):
             problem = f"the function takes {name!r}, which is no input of this convention and has no default"
             raise ConfigError("check", problem, f"take inputs among {', '.join(ours)}")
+        elif (
+            name != REDUCTION
+            and parameter.default is None
+            and not OF_A_VALUE.search(str(parameter.annotation))
+        ):
+            remedy = f"take inputs among {', '.join(ours)}, or give a parameter of your own a value"
+            if nearest := near(name, ours):
+                remedy = did_you_mean(nearest)
+            raise ConfigError("check", f"nothing passes {name!r} to the function: it stays None", remedy)
     if "logprobs" not in found:
         problem = "the function takes no log-probabilities of the policy"
         raise ConfigError("check", problem, f"name them {' or '.join(ALIASES['logprobs'])}")
     return found
+
+
+def own_parameters(function: Function) -> dict[str, Any]:
+    """The function's parameters that are no input, with their defaults: numbers, booleans and strings."""
+    inputs = {REDUCTION, *(theirs for aliases in ALIASES.values() for theirs in aliases)}
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in inputs and isinstance(parameter.default, VALUES)
+    }
 
 
 def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -62,11 +85,19 @@ def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
     """The function as one of our kernels, with one loss per token."""
     keywords = {REDUCTION: "none"} if REDUCTION in inspect.signature(function).parameters else {}
 
-    def kernel(*needed: Tensor) -> TokenLoss:
-        return TokenLoss(function(**dict(zip(names.values(), needed, strict=True)), **keywords), {})
+    def kernel(*needed: Tensor, **own: Any) -> TokenLoss:
+        return TokenLoss(function(**dict(zip(names.values(), needed, strict=True)), **keywords, **own), {})
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    kernel.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    kind = inspect.Parameter
+    kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *(kind(name, kind.POSITIONAL_OR_KEYWORD) for name in names),
+            *(
+                kind(name, kind.KEYWORD_ONLY, default=value)
+                for name, value in own_parameters(function).items()
+            ),
+        ]
+    )
     for attribute in ("gradient", "over_batch", "exceptions"):
         if hasattr(function, attribute):
             setattr(kernel, attribute, getattr(function, attribute))
@@ -120,7 +151,7 @@ def specialised(function: Function) -> Convention:
         result = None
     per_token = isinstance(result, Tensor) and result.dim() > 0
     needs = (*(name for name in names if name != "mask"), "mask")
-    own = replace(TORCH, needs=needs, names=dict(names))
+    own = replace(TORCH, needs=needs, names=dict(names), parameters=own_parameters(function))
     if per_token and "mask" in names:
         ordered = {name: names[name] for name in needs}
         return replace(
@@ -135,7 +166,7 @@ def specialised(function: Function) -> Convention:
     ) -> Called:
         """Call it with the tensors that it takes, and weigh a mean by what it is a mean over."""
         mask, reduction = tensors["mask"], {REDUCTION: "none"} if takes_reduction else {}
-        loss = function(**given_to(names, tensors), **reduction)
+        loss = function(**given_to(names, tensors), **reduction, **options)
         loss = loss.sum() if per_token else loss
         problems = scalar_problems(loss)
         share = {"sum": 1.0, "tokens": int(mask.sum()) / counts.tokens, "rows": len(mask) / counts.rows}

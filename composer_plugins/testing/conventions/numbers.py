@@ -16,7 +16,7 @@ from composer_plugins.testing.conventions.law import (
 from composer_plugins.testing.conventions.reduced import BATCHES, counts_of, part, ragged, reduced_of
 from composer_plugins.testing.gradients import with_trained_gradients
 from composer_plugins.testing.inputs import float_tensors
-from composer_plugins.testing.laws import NotApplicable
+from composer_plugins.testing.laws import LAWS, NotApplicable
 from composer_plugins.testing.laws.law import numbers, require
 from composer_plugins.testing.settings import Setting
 
@@ -70,17 +70,26 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
             require(found != found, f"NaN in {said(setting, name)}: the gradient there is {found:.6g}")
 
 
-@reduced(cause="an option of the framework that the function does not read: use it, or raise an error")
+@reduced(
+    cause="an option of the framework, or a parameter of the function, that the function does not read, or "
+    "reads by another name: use it, or raise an error"
+)
 def every_parameter_has_an_effect(setting: Setting) -> None:
-    """Every option of the framework that a function must follow changes the loss."""
-    options = reduced_of(setting).convention.options
-    if not options or setting.params or setting.choice.optional:
+    """Every option of the framework that a function must follow, and every parameter, changes the loss."""
+    convention = reduced_of(setting).convention
+    options = convention.options
+    if not (options or convention.parameters) or setting.params or setting.choice.optional:
         raise NotApplicable("the framework passes no option to the function")
+    if convention.parameters:
+        LAWS[every_parameter_has_an_effect.__name__].check(setting)
     batch = ragged(setting, size=5)
+    given = {name: batch[name] for name in setting.inputs}
     for option, values in options.items():
         found = []
         for value in values:
             choice = replace(setting.choice, params={option: value})
+            called, _ = reduced_of(setting).called(given, counts_of(batch), choice.params)
+            require(not called.misspelt, "; ".join(called.misspelt))
             found.append(float(value_and_gradient(replace(setting, choice=choice), batch)[0]))
         same = max(found) - min(found) <= 1e-9 * abs(found[0])
         require(not same, f"{option}: all of {', '.join(values)} give the loss {found[0]:.6g}")

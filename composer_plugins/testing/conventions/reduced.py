@@ -10,6 +10,8 @@ from torch import Tensor
 from composer_plugins.catalogue import Loss, Parameter
 from composer_plugins.checks import versions
 from composer_plugins.convention import Called, Convention, Counts, Function
+from composer_plugins.errors import ConfigError
+from composer_plugins.rows import declared
 from composer_plugins.testing.inputs import Batch, draw, expand_mask, select_rows, tensors
 from composer_plugins.testing.laws.tokens import DRAWS as TOKEN_DRAWS
 from composer_plugins.testing.settings import Setting
@@ -27,7 +29,7 @@ class Reduced:
         self.function, self.convention = function, convention
         kind = inspect.Parameter
         options = {name: values[0] for name, values in convention.options.items()}
-        keywords = {name: None for name in convention.optional} | options
+        keywords = {name: None for name in convention.optional} | options | dict(convention.parameters)
         self.__signature__ = inspect.Signature(
             [
                 *(kind(name, kind.POSITIONAL_OR_KEYWORD) for name in convention.needs),
@@ -60,7 +62,15 @@ class Reduced:
 
 
 def row_of(function: Function, convention: Convention, name: str) -> Loss:
-    """The row of a function: what the laws read of a loss. It is in no catalogue."""
+    """The row of a function: what the laws read of a loss. It is in no catalogue.
+
+    Raises ConfigError for an attribute of the function that means nothing here.
+    """
+    attributes = declared(function, name, "check", gradient="surrogate")
+    if attributes["over_batch"]:
+        problem = f"{name} declares over_batch, and {convention.framework} cuts the batch all the same"
+        raise ConfigError("check", problem, "remove it, or name the laws that do not hold in exceptions")
+    own = {option: Parameter(f"of {name}", unchecked=True) for option in convention.parameters}
     return Loss(
         name=name,
         kind="policy",
@@ -72,10 +82,10 @@ def row_of(function: Function, convention: Convention, name: str) -> Loss:
         parameters={
             option: Parameter(f"of {convention.framework}", choices=values)
             for option, values in convention.options.items()
-        },
+        }
+        | own,
         mode="token-mean",
-        gradient=getattr(function, "gradient", "surrogate"),
-        exceptions=getattr(function, "exceptions", {}),
+        **attributes,
         function=cast(Function, Reduced(function, convention)),
     )
 

@@ -166,7 +166,7 @@ def micro_batches_and_ranks_leave_the_gradient_alone(setting: Setting) -> None:
             require_close(total, wanted, f"the loss of {what}")
 
 
-# The laws of one number that verl and TRL divide see this in the cut for two ranks.
+# A loss of verl or TRL with such a term breaks the law of micro-batches and ranks, in the cut for two ranks.
 @reduced(
     cause="a KL or an entropy term that is a sum: the advantages are divided by the counts of the batch, and "
     "this term is not. Use the framework's own option (SkyRL: use_kl_loss, use_entropy_loss), or put the "
