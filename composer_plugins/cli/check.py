@@ -144,14 +144,25 @@ def print_report(console: Console, report: "Report", verbose: bool) -> None:
 
 
 def _print_laws(as_json: bool) -> None:
-    from composer_plugins.testing.laws import LAWS
+    from composer_plugins.testing.all_laws import sections
+    from composer_plugins.testing.conventions import CONVENTIONS
 
     if as_json:
-        data = [{"name": one.name, "kinds": one.kinds, "summary": one.summary} for one in LAWS.values()]
+        data = [{"option": one.option, **law._asdict()} for one in sections() for law in one.laws]
         answer(json.dumps(data, indent=2))
         return
     with page() as console:
-        for law in LAWS.values():
-            kinds = Text(f"({', '.join(law.kinds)})", style="dim")
-            console.print(Text(law.name, style="bold"), kinds, soft_wrap=True)
-            console.print(Text(f"  {law.summary}"), soft_wrap=True)
+        for section in sections():
+            console.print(Text(section.text, style="underline"), soft_wrap=True)
+            for law in section.laws:
+                where = f"({', '.join(law.kinds)})" if not section.option else ""
+                if section.option and len(law.frameworks) < len(CONVENTIONS):
+                    where = "".join(f" --as {one}" for one in law.frameworks).strip()
+                console.print(Text(law.name, style="bold"), Text(where, style="dim"), soft_wrap=True)
+                console.print(Text(f"  {law.summary}"), soft_wrap=True)
+                if section.option == "--trainer":  # whose laws say no more than their names
+                    console.print(Text(f"  Usual cause where it is broken: {law.cause}."), soft_wrap=True)
+            for name, reason in section.not_run:
+                console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
+                console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)
+            console.print()

@@ -15,8 +15,10 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing import check_loss, parametrize_with_checks
 from composer_plugins.testing.conventions import check_as
+from composer_plugins.testing.conventions.laws import NOT_RUN, REDUCED, laws_of
 from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.laws.traced import TRACED
+from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER
 from parity_tests.support import faults
 from parity_tests.support.faults import FAULTS, Fault
 
@@ -226,10 +228,16 @@ def test_a_law_of_another_kind_is_an_error_of_a_frameworks_function_too() -> Non
 
 def test_laws_are_listed_and_none_is_misspelt() -> None:
     listed = run("--laws").output
-    assert all(name in listed for name in LAWS)
+    assert all(name in listed for name in (*LAWS, *REDUCED, *OF_A_TRAINER, *NOT_RUN))
+    assert "every_term_is_divided_as_the_advantages_are --as skyrl --as tinker\n  The same rows" in listed
+    assert "\n  Micro batches leave the gradient alone.\n" in listed
     data = json.loads(run("--laws", "--json").stdout)
-    assert [(one["name"], tuple(one["kinds"])) for one in data] == [(x.name, x.kinds) for x in LAWS.values()]
+    of_a_loss = [(one["name"], tuple(one["kinds"])) for one in data if not one["option"]]
+    assert of_a_loss == [(x.name, x.kinds) for x in LAWS.values()]
     assert all(one["summary"] for one in data)
+    with_as = [one for one in data if one["option"] == "--as"]
+    run_for_verl = [one["name"] for one in with_as if "verl" in one["frameworks"]]
+    assert run_for_verl == [*laws_of("verl")]
     assert "law" in str(run("--only=two_calls", "sapo").exception)
 
 

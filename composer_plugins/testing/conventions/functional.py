@@ -36,6 +36,14 @@ OF_A_VALUE = re.compile(rf"\b({'|'.join(one.__name__ for one in VALUES)})\b")
 OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
 
 
+# The law that this convention has beside those of one number or of a loss per token.
+REDUCTIONS = (
+    "reductions_are_those_of_the_unmasked_tokens",
+    'With reduction="sum" or "mean" the function gives the sum or the mean of the unmasked tokens.',
+    "loss.mean(), which counts padding",
+)
+
+
 def parameters_of(function: Function) -> dict[str, str]:
     """Our names of a function's inputs, with the function's; ConfigError for a parameter that is no input."""
     ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
@@ -109,10 +117,8 @@ def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
 
 def reductions_outcome(function: Function, names: Mapping[str, str]) -> Outcome:
     """Whether "sum" and "mean" are the sum and the mean of what "none" gives at the unmasked tokens."""
-    name, cause = (
-        "reductions_are_those_of_the_unmasked_tokens",
-        "usual cause: loss.mean(), which counts padding",
-    )
+    name, _, usual = REDUCTIONS
+    cause = f"usual cause: {usual}"
     if REDUCTION not in inspect.signature(function).parameters:
         return Outcome(name, "not applicable", "the function takes no reduction")
     given = probe(names)

@@ -1,0 +1,63 @@
+"""`sections`: the laws of every way to check, for `composer-plugins check --laws` and the site's page."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from composer_plugins.testing.conventions import CONVENTIONS
+from composer_plugins.testing.conventions.functional import REDUCTIONS
+from composer_plugins.testing.conventions.laws import NOT_RUN, ONLY_FOR, REDUCED
+from composer_plugins.testing.laws import LAWS
+from composer_plugins.testing.trainer_options import option_check
+from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER
+
+
+class Listed(NamedTuple):
+    """One law as a list shows it."""
+
+    name: str
+    summary: str
+    cause: str  # what usually breaks it
+    kinds: tuple[str, ...] = ("policy",)
+    frameworks: tuple[str, ...] = ()  # those of --as for which it is run
+
+
+class Section(NamedTuple):
+    """The laws of one way to check."""
+
+    option: str  # "" for a loss of the catalogue or of its convention
+    text: str
+    laws: tuple[Listed, ...]
+    not_run: tuple[tuple[str, str], ...] = ()  # laws that do not apply, with the reason
+
+
+OF_A_LOSS = "These laws are run on a loss. Each is for losses of some kinds."
+OF_ONE_NUMBER = (
+    "These laws are run with --as on a function that returns one number for a batch. With --as torch, a "
+    "function that returns one loss per token gets the laws of a loss."
+)
+OF_TRL = (
+    "These laws are run with --trainer on a trainer of TRL, the last one for each option of its loss (NAME)."
+)
+
+
+def sections() -> Iterator[Section]:
+    """Yield the laws of a loss, those of `--as` and those of `--trainer`."""
+    laws = (Listed(law.name, law.summary, law.cause, law.kinds) for law in LAWS.values())
+    yield Section("", OF_A_LOSS, tuple(laws))
+    every = tuple(CONVENTIONS)
+    reduced = [
+        Listed(law.name, law.summary, law.cause, frameworks=ONLY_FOR.get(law.name, every))
+        for law in REDUCED.values()
+    ]
+    reductions = Listed(*REDUCTIONS, frameworks=("torch",))
+    yield Section("--as", OF_ONE_NUMBER, (*reduced, reductions), tuple(NOT_RUN.items()))
+    causes = OF_A_TRAINER | {option_check("NAME"): "an option that an overridden _compute_loss does not read"}
+    run = tuple(Listed(name, _said(name), cause) for name, cause in causes.items() if cause)
+    not_run = tuple((name, "the check runs in one process") for name, cause in causes.items() if not cause)
+    yield Section("--trainer", OF_TRL, run, not_run)
+
+
+def _said(name: str) -> str:
+    """The name of a law as a sentence: it has one already."""
+    words = name.replace("_", " ")
+    return f"{words[0].upper()}{words[1:]}."
