@@ -29,6 +29,7 @@ FAR = "policies_far_apart_give_finite_numbers"
 SIGN = "descent_raises_the_tokens_with_positive_advantages"
 TWICE = "two_calls_give_the_same_result"
 NAN_SEEN = "nan_is_seen_in_its_row_and_in_no_other"
+NAN_GRADIENT = "nan_in_an_input_is_nan_in_the_gradient_of_its_token"
 OPTION, INPUT = "every_parameter_has_an_effect", "every_input_has_an_effect"
 EMPTY = "batch_without_an_unmasked_token_gives_zero_with_a_gradient"
 DIVIDED = "every_term_is_divided_as_the_advantages_are"
@@ -155,6 +156,36 @@ def with_kl(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> 
 
 def plus_kl(loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
     return verl_mean(loss, mask, mode, info) + 0.1 * (loss**2).sum()
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    return mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+
+
+def third_row(mask: Tensor) -> Tensor:
+    return (torch.arange(len(mask)) == 2)[:, None].expand_as(mask)
+
+
+def hidden_nan_at(some: Callable[[Tensor], Tensor]) -> Loss:
+    """A loss that hides NaN at some tokens alone."""
+
+    def token(*given: Tensor) -> Tensor:
+        loss = policy_gradient(*given)
+        return torch.where(some(given[-1]), loss.nan_to_num(0.0), loss)
+
+    return token
+
+
+def clamped_at(some: Callable[[Tensor], Tensor]) -> Loss:
+    """A loss whose log ratio is clamped at some tokens alone: the gradient of torch.clamp at NaN is 0."""
+
+    def token(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        here = mask & some(mask)
+        ratio = torch.where(here, logprobs - old, 0.0).clamp(-20, 20).exp()
+        elsewhere = policy_gradient(logprobs, old, advantages, mask & ~here)
+        return elsewhere - torch.where(here, advantages, 0.0) * ratio
+
+    return token
 
 
 def one_mode(loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tensor:
@@ -321,7 +352,11 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ("verl", verl(dropped), TWICE, "two calls with the same inputs differ"),
     ("verl", verl(unbounded), FAR, "90 nats"),
     ("verl", verl(ascending), SIGN, "with A = -1 by"),
-    ("verl", verl(hidden_nan), NAN_SEEN, "NaN in log_prob is hidden"),
+    ("verl", verl(hidden_nan), NAN_SEEN, "NaN in log_prob at row 0, token 5 is hidden"),
+    ("verl", verl(hidden_nan_at(last_tokens)), NAN_SEEN, "is hidden"),
+    ("verl", verl(hidden_nan_at(third_row)), NAN_SEEN, "at row 2, token"),
+    ("verl", verl(clamped_at(last_tokens)), NAN_GRADIENT, "the gradient there is 0"),
+    ("verl", verl(clamped_at(third_row)), NAN_GRADIENT, "at row 2, token"),
     ("verl", verl(reduce=of_no_token), EMPTY, "the loss is nan"),
     ("verl", verl(reduce=lambda loss, *_: loss), FIRST, "the shape [4, 6], and not one number"),
     ("verl", verl(result=lambda loss, ratio: loss), FIRST, "returned Tensor, and not (loss, metrics)"),

@@ -1,7 +1,6 @@
 """Laws on one number: NaN, a batch without a token, precision, inputs and options without effect."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,18 +14,18 @@ from composer_plugins.testing.conventions.law import (
 )
 from composer_plugins.testing.conventions.reduced import BATCHES, counts_of, part, ragged, reduced_of
 from composer_plugins.testing.gradients import with_trained_gradients
-from composer_plugins.testing.inputs import float_tensors
+from composer_plugins.testing.inputs import Batch, float_tensors
 from composer_plugins.testing.laws import LAWS, NotApplicable
 from composer_plugins.testing.laws.law import numbers, require
+from composer_plugins.testing.laws.numbers import one_of_each_row, poisoned_at
 from composer_plugins.testing.settings import Setting
 
 
-def _poisoned(setting: Setting, name: str, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The loss and the gradient with NaN at the first token of the first row, which is unmasked."""
-    batch = ragged(setting, **options)
-    x = batch[name].clone()
-    x[0, 0] = torch.nan
-    return value_and_gradient(setting, batch | {name: x})
+def _poisoned(
+    setting: Setting, batch: Batch, name: str, where: list[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """The loss and the gradient with NaN at these tokens of an input."""
+    return value_and_gradient(setting, batch | {name: poisoned_at(batch[name], where)})
 
 
 def _used(setting: Setting, name: str) -> bool:
@@ -47,12 +46,13 @@ def nan_is_seen_in_its_row_and_in_no_other(setting: Setting) -> None:
         if not _used(setting, name):
             continue
         for options in BATCHES:
-            loss, gradient = _poisoned(setting, name, options)
-            require(loss.isnan(), f"NaN in {said(setting, name)} is hidden: the loss is {float(loss):.6g}")
-            require(
-                gradient[1:].isfinite().all(),
-                f"NaN in {said(setting, name)} reaches the gradient of other rows",
-            )
+            batch = ragged(setting, **options)
+            for row, token in one_of_each_row(batch["mask"]):
+                loss, gradient = _poisoned(setting, batch, name, [(row, token)])
+                what = f"NaN in {said(setting, name)} at row {row}, token {token}"
+                require(loss.isnan(), f"{what} is hidden: the loss is {float(loss):.6g}")
+                others = torch.arange(len(gradient)) != row
+                require(gradient[others].isfinite().all(), f"{what} reaches the gradient of other rows")
 
 
 @reduced()
@@ -65,9 +65,14 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
         if name == TRAINED or not _used(setting, name):
             continue
         for options in BATCHES:
-            _, gradient = _poisoned(setting, name, options)
-            found = float(gradient[0, 0]) + 0.0  # 0, and not -0
-            require(found != found, f"NaN in {said(setting, name)}: the gradient there is {found:.6g}")
+            batch = ragged(setting, **options)
+            # A token that is clipped has no gradient, with NaN in a factor of it either.
+            where = one_of_each_row(value_and_gradient(setting, batch)[1] != 0)
+            _, gradient = _poisoned(setting, batch, name, where)
+            for row, token in where:
+                found = float(gradient[row, token]) + 0.0  # 0, and not -0
+                what = f"NaN in {said(setting, name)} at row {row}, token {token}"
+                require(found != found, f"{what}: the gradient there is {found:.6g}")
 
 
 @reduced(
