@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.catalogue import Choice
+from composer_plugins.plotting.calls import call
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
-from composer_plugins.testing.settings import main_tensor
 
 # Two rewards of each of four rollouts, for three prompts: a rare success, partial ones, and all equal.
 COMPONENTS = (
@@ -52,7 +52,7 @@ def advantages(choice: Choice) -> Tensor:
         "baselines": torch.full_like(rewards, BASELINE),
         "mask": torch.ones_like(last if by_token else rewards, dtype=torch.bool),
     }
-    found = main_tensor(choice.call(inputs))
+    found = call(choice, inputs)
     return (found[:, 0] if by_token else found).reshape(groups, size)
 
 
@@ -96,6 +96,6 @@ def token_weights(choice: Choice) -> Tensor:
     facts = {"rows": rows, "width": width}
     dialect = choice.dialect
     counts = {name: facts[fact] for name, fact in dialect.denominators.items()} if dialect else {}
-    total = replace(choice, params={**choice.params, **counts}).call(inputs)
+    total = call(replace(choice, params={**choice.params, **counts}), inputs)
     (gradient,) = torch.autograd.grad(total, token_loss)
     return gradient[:, 0]

@@ -3,18 +3,28 @@
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Choice
+from composer_plugins.catalogue import KINDS, Choice
+from composer_plugins.errors import ConfigError
 from composer_plugins.testing.settings import main_tensor
+
+
+def call(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:
+    """What a loss gives for these inputs; ConfigError where it needs another one."""
+    if absent := [need for need in choice.loss.needs if need not in inputs]:
+        problem = f"{choice.name} needs {' and '.join(absent)}, which the picture of "
+        problem += f"{KINDS[choice.loss.kind].singular} does not have"
+        raise ConfigError("plot", problem, f"it has {', '.join(inputs)}: draw a loss of these")
+    return main_tensor(choice.call(inputs))
 
 
 def one_by_one(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:
     """The losses of the rows of `inputs`, each a batch of its own where the loss uses batch statistics."""
     if not choice.loss.over_batch:
-        return main_tensor(choice.call(inputs))
+        return call(choice, inputs)
 
     def one(*row: Tensor) -> Tensor:
         batch = {name: x[None] for name, x in zip(inputs, row, strict=True)}
-        return main_tensor(choice.call(batch))[0]
+        return call(choice, batch)[0]
 
     found: Tensor = torch.vmap(one)(*inputs.values())
     return found

@@ -77,7 +77,8 @@ def heights(picture: Picture) -> list[Heights]:
         narrow = lines and any(high - low < NARROW * max(abs(low), abs(high)) for low, high in same)
         low = own[0] if narrow else min(0.0, *(low for low, _ in same))
         high = own[1] if narrow else max(0.0, *(high for _, high in same))
-        found.append((low, high) if low < high else (low - 1.0, high + 1.0))
+        room = max(1.0, NARROW * abs(low))  # above and below a line that is level
+        found.append((low, high) if low < high else (low - room, high + room))
     return found
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from composer_plugins.catalogue import Choice
 from composer_plugins.plotting.bends import Ends
+from composer_plugins.plotting.calls import call
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
-from composer_plugins.testing.settings import main_tensor
 
 TEACHER = (0.4, 0.3, 0.15, 0.1, 0.05)
 K = 3
@@ -65,7 +65,7 @@ def measure(choice: Choice, p: Tensor) -> tuple[Tensor, Tensor]:
     }
     if choice.value("top_k"):
         choice = replace(choice, params={**choice.params, "top_k": K})
-    loss = main_tensor(choice.call(inputs)).squeeze(-1)
+    loss = call(choice, inputs).squeeze(-1)
     (gradient,) = torch.autograd.grad(loss.sum(), logit)
     return loss.detach(), gradient
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from composer_plugins.catalogue import Choice
 from composer_plugins.errors import ConfigError
 from composer_plugins.plotting.bends import Ends, bends, with_both_sides
-from composer_plugins.plotting.calls import one_by_one
+from composer_plugins.plotting.calls import call, one_by_one
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
-from composer_plugins.testing.settings import main_tensor
 
 # Of the sampled token under the old policy. The first one is drawn unless the second shows more bends:
 # a ratio of 8 needs a rare token, and a drop of 0.2 in probability a likely one.
@@ -60,6 +59,8 @@ def picture(chosen: Sequence[Choice]) -> Picture:
     beyond = {mark: None for mark in marks[probability] if mark > x[-1]}
     if beyond:
         notes.append(f"Beyond the axis, at {_and([f'{mark:g}' for mark in beyond])}, there is another bend.")
+    if entropic := [one.name for one in chosen if "entropies" in (*one.loss.needs, *one.optional)]:
+        notes.append(f"{_and(entropic)}: the entropy is that of the token and three others.")
     if over := [one.name for one in chosen if one.loss.over_batch]:
         notes.append(f"{_and(over)}: the batch, whose statistics the loss uses, is this one token.")
     if whole := [one.name for one in chosen if _is_of_sequence(one)]:
@@ -89,6 +90,7 @@ def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) ->
         rest = torch.log1p(-sampled.exp())[..., None] + shares
         return torch.cat([sampled[..., None], rest], -1)
 
+    every = whole(logprobs)
     return {
         "logprobs": logprobs,
         "old_logprobs": old,
@@ -100,9 +102,10 @@ def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) ->
         "mask": torch.ones_like(old, dtype=torch.bool),
         "log_weights": torch.zeros_like(old),
         "uniform": torch.zeros_like(old),
-        "topk_logprobs": whole(logprobs),
+        "topk_logprobs": every,
         "rollout_topk_logprobs": whole(old),
-        "support_logprobs": whole(logprobs),
+        "support_logprobs": every,
+        "entropies": -(every.exp() * every).sum(-1),
         "rollout_support_logprobs": whole(old),
     }
 
@@ -150,7 +153,7 @@ def _is_of_sequence(choice: Choice) -> bool:
     old = torch.full((2, 2), -2.0, dtype=torch.float64)
     logprobs = old.clone()
     logprobs[1, 1] += 1e-5
-    first = main_tensor(choice.call(_inputs(logprobs, old, 1.0, old)))[:, 0]
+    first = call(choice, _inputs(logprobs, old, 1.0, old))[:, 0]
     return bool(first[0] != first[1])
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from composer_plugins.catalogue import Choice
 from composer_plugins.plotting.bends import bends, with_both_sides
+from composer_plugins.plotting.calls import call
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
-from composer_plugins.testing.settings import main_tensor
 
 POINTS, NATS = 400, 3.0
 WIDEST, MOST = 3.0, 12.0  # ratios of a correction
@@ -42,7 +42,7 @@ def kl(choice: Choice, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = (reference + log_ratio[:, None]).requires_grad_()
     mask = torch.ones_like(reference, dtype=torch.bool)
     inputs = {"logprobs": logprobs, "old_logprobs": logprobs.detach(), "ref_logprobs": reference}
-    value = main_tensor(choice.call({**inputs, "mask": mask})).squeeze(-1)
+    value = call(choice, {**inputs, "mask": mask}).squeeze(-1)
     (gradient,) = torch.autograd.grad(value.sum(), logprobs)
     return value.detach(), gradient.squeeze(-1)
 
@@ -74,4 +74,4 @@ def weight(choice: Choice, ratio: Tensor) -> Tensor:
     rollout = torch.full_like(ratio, REFERENCE)[:, None]
     inputs = {"old_logprobs": rollout + ratio.log()[:, None], "rollout_logprobs": rollout}
     mask = torch.ones_like(rollout, dtype=torch.bool)
-    return main_tensor(choice.call({**inputs, "mask": mask})).squeeze(-1).detach()
+    return call(choice, {**inputs, "mask": mask}).squeeze(-1).detach()

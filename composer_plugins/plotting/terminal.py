@@ -17,7 +17,9 @@ from composer_plugins.plotting.data import Heights, Panel, Picture, Series, heig
 
 NARROWEST, WIDEST, ROWS = 36, 64, 11  # of a panel, in cells
 GUTTER, GAP = 10, 2
+NUMBER = GUTTER - 2  # characters of a number
 COLOURS = ("bright_blue", "dark_orange", "green", "magenta", "yellow", "cyan", "white")
+LONG = 1e6  # an axis of this length has no room for the digits of its numbers
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a braille cell, by column and row
 LETTERS_AT = (0.15, 0.62, 0.9)  # along the axis
 
@@ -79,7 +81,7 @@ def _lines(panel: Panel, bounds: Heights, letters: dict[str, str], width: int) -
     found = []
     for row in range(ROWS):
         tick = _number(high - (high - low) * row / (ROWS - 1), high - low) if row % (ROWS // 2) == 0 else ""
-        line = Text(f"{tick:>{GUTTER - 2}} {'┤' if tick else '│'}")
+        line = Text(f"{tick:>{NUMBER}} {'┤' if tick else '│'}")
         for column in range(columns):
             if label := named.get((row, column)):
                 line.append(letters[label], style=f"bold {_colour(letters, label)}")
@@ -119,7 +121,7 @@ def _below(panel: Panel, letters: dict[str, str], first: float, last: float, col
 
 def _bars(panel: Panel, bounds: Heights, letters: dict[str, str], width: int) -> list[Text]:
     low, high = bounds
-    room = width - GUTTER - 11  # a letter, and a number of up to 8 characters
+    room = width - GUTTER - NUMBER - 3  # a letter, a number, and blanks
     scale = room / (high - low)
     zero = round(-low * scale)
     found = [Text(panel.x_label, style="italic")]
@@ -131,15 +133,21 @@ def _bars(panel: Panel, bounds: Heights, letters: dict[str, str], width: int) ->
             line = Text(f"{category if j == 0 else '':>{GUTTER - 2}} ")
             line.append(f"{letters[series.label]} ", style=style)
             line.append(" " * start + "█" * length or "|", style=style)
-            line.append(f" {y:.3g}")
+            line.append(f" {_written(y, 3)}")
             found.append(line)
     return found
 
 
 def _number(value: float, span: float) -> str:
     """A number with as many digits as an axis of this length can show."""
-    decimals = max(0, 2 - math.floor(math.log10(span)))
-    return f"{round(value, decimals):.7g}"
+    decimals = 2 - math.floor(math.log10(span))
+    return _written(round(value, decimals if span > LONG else max(0, decimals)), 7)
+
+
+def _written(value: float, digits: int) -> str:
+    """A number with these digits, or fewer where it would be too long: -4.6e+29."""
+    texts = [f"{value + 0.0:.{most}g}" for most in range(digits, 0, -1)]  # + 0.0: not -0
+    return next((text for text in texts if len(text) <= NUMBER), texts[-1])
 
 
 def _beside(parts: Sequence[Text], width: int) -> Text:

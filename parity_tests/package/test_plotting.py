@@ -16,7 +16,7 @@ from composer_plugins import plotting
 from composer_plugins.catalogue import Loss
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
-from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.plotting.bends import bends
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
 from composer_plugins.plotting.terminal import render
@@ -278,6 +278,110 @@ def not_a_kernel(logprobs: Any, advantages: Any, mask: Any) -> Any:
 def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
     """A function with a parameter that has no default."""
     return TokenLoss(-weight * advantages * logprobs, {})
+
+
+def scaled(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, *, scale: float = 1.0) -> Any:
+    """A function of the ratio, which a scale makes as large or as small as a test wants it."""
+    return TokenLoss(-scale * (logprobs - old_logprobs).exp() * advantages, {})
+
+
+def huge(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function whose axes need large numbers."""
+    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e30)
+
+
+def level(chosen: Any, rejected: Any) -> Any:
+    """A function with a large gradient that is constant."""
+    return PairLoss(1e30 * (rejected - chosen), {})
+
+
+def too_large(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function whose axes would overflow."""
+    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e307)
+
+
+def half_nan(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function that is not defined above a ratio of 1.5."""
+    return TokenLoss(-advantages * (1.5 - (logprobs - old_logprobs).exp()).log(), {})
+
+
+def infinite(chosen: Any, rejected: Any) -> Any:
+    """A function that is infinite everywhere but at a margin of 0."""
+    return PairLoss((rejected - chosen) * float("inf"), {})
+
+
+def large_advantages(rewards: Any, group_ids: Any) -> Any:
+    """Advantages of nine characters: -4.58e+29."""
+    return 1e30 * (rewards - rewards.mean())
+
+
+def no_advantages(rewards: Any, group_ids: Any) -> Any:
+    """Advantages that divide by 0."""
+    return rewards / (0 * rewards)
+
+
+@pytest.mark.parametrize("function", ["huge", "level", "large_advantages"])
+def test_a_loss_of_large_values_is_drawn(function: str) -> None:
+    lines = render(drawn(f"{__name__}:{function}"), 80).plain.splitlines()
+    assert len(lines) > 10 and max(map(len, lines)) <= 80
+    assert not [line for line in lines if "e+14" in line or "inf" in line]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (
+            "half_nan",
+            "'loss of the token' is nan where 'ratio π / π_old' is 1.50551 "
+            "(panel 'A = +1 (better than its group)'), and cannot be drawn at 161 of 400 points; ",
+        ),
+        ("infinite", "'loss of the pair' is inf where 'margin of the chosen response over the rejected"),
+        ("too_large", "'loss of the token' is -2e+305 where 'ratio π / π_old' is 0.02 (panel 'A = +1"),
+        ("no_advantages", "'advantage' is inf where 'reward of each rollout of the prompt' is 1 (panel 'one"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_an_error_that_says_where(function: str, problem: str) -> None:
+    assert f"plot: {__name__}:{function}: {problem}" in error(f"{__name__}:{function}")
+
+
+def with_entropies(logprobs: Any, advantages: Any, mask: Any, entropies: Any) -> Any:
+    """A loss with a bonus for a higher entropy."""
+    return TokenLoss(-advantages * logprobs - entropies, {})
+
+
+def with_group_ids(logprobs: Any, advantages: Any, mask: Any, group_ids: Any) -> Any:
+    """A loss that takes an input which one token does not have."""
+    return TokenLoss(-advantages * logprobs * group_ids, {})
+
+
+def with_scores(chosen: Any, rejected: Any, scores: Any) -> Any:
+    """A loss of pairs and of single responses."""
+    return PairLoss(rejected - chosen - scores, {})
+
+
+def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
+    picture = drawn(f"{__name__}:with_entropies", "reinforce")
+    bonus, reinforce = picture.panels[0].series
+    at_1 = min(range(len(bonus.x)), key=lambda i: abs(bonus.x[i] - 1))
+    shares = (0.25, *(0.75 * one for one in (0.5, 0.3, 0.2)))
+    entropy = -sum(p * math.log(p) for p in shares)
+    assert reinforce.y[at_1] - bonus.y[at_1] == pytest.approx(entropy, abs=0.01)
+    assert any("entropy is that of the token and three others" in note for note in picture.notes)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("with_group_ids", "plot: {} needs group_ids, which the picture of a policy loss does not have; "),
+        (
+            "with_scores",
+            "plot: {} needs chosen and rejected, which the picture of a preference loss does not",
+        ),
+    ],
+)
+def test_an_input_that_the_picture_does_not_have_is_named(function: str, problem: str) -> None:
+    name = f"{__name__}:{function}"
+    assert problem.format(name) in error(name)
 
 
 def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
