@@ -4,7 +4,8 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
@@ -65,6 +66,16 @@ def caught(call: Callable[[], object]) -> list[ConfigError]:
     except ConfigError as error:
         return [error]
     return []
+
+
+@contextmanager
+def writing(key: str, path: object) -> Iterator[None]:
+    """Raise ConfigError at `key` where the system does not let this program write to `path`."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"{str(path)!r} cannot be written ({error.strerror or error})"
+        raise ConfigError(key, problem, "name another path") from None
 
 
 def unknown(

@@ -4,12 +4,14 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import takewhile
 from keyword import iskeyword
+from os.path import lexists
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, writing
 from composer_plugins.plugins import OURS
 
 TEMPLATE = Path(__file__).parents[1] / "template"
@@ -35,13 +37,24 @@ def new_plugin(
     if owner := taken_by(module):
         raise ConfigError("name", f"{module} is {owner}", "choose another name")
     target = folder or Path(name)
-    if target.exists():
+    if lexists(target):
         raise ConfigError("folder", f"{str(target)!r} exists already", "name another one with --folder")
+    with writing("folder", target):
+        there = next(parent for parent in target.absolute().parents if parent.is_dir())
+        with TemporaryDirectory(prefix=".", dir=there) as temporary:  # nothing is left of it if it fails
+            made = Path(temporary) / module
+            _fill(made, name, module)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made.rename(target)
+    typer.echo(f"made {target}; next: cd {target} && pip install -e '.[test]' && pytest")
+
+
+def _fill(folder: Path, name: str, module: str) -> None:
+    """Write the template into a folder, with the names of the distribution and of its module."""
     for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        path = target / str(source.relative_to(TEMPLATE)).replace(MODULE, module)
+        path = folder / str(source.relative_to(TEMPLATE)).replace(MODULE, module)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.read_text().replace(MODULE, module).replace(DISTRIBUTION, name))
-    typer.echo(f"made {target}; next: cd {target} && pip install -e '.[test]' && pytest")
 
 
 def taken_by(module: str) -> str:

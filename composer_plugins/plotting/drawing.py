@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_plugins.errors import ConfigError
+from composer_plugins.errors import ConfigError, writing
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
 
 try:
@@ -104,7 +104,8 @@ def write(picture: Picture, path: str | Path, *, dark: bool = False, key: str = 
     # Letters as text, which can be searched, read aloud and is smaller than their outlines.
     with matplotlib.rc_context({"svg.hashsalt": "composer-plugins", "svg.fonttype": "none"}):
         figure = draw(picture, dark=dark)
-        figure.savefig(path, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor(), metadata=dateless)
+        with writing(key, path):
+            figure.savefig(path, dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor(), metadata=dateless)
 
 
 def show(picture: Picture, *, dark: bool = False) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from composer_plugins.cli import app
 from composer_plugins.cli.new_plugin import taken_by
+from composer_plugins.errors import ConfigError
 from parity_tests.support.paths import ROOT
 
 
@@ -75,6 +76,38 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
     assert "exists already" in str(make("my-losses", "--folder", str(tmp_path)).exception)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "where", ["file/new", "file", "dangling", "/dev/null/new", "a" * 300, "empty/" + "a" * 300]
+)
+def test_what_cannot_be_made_is_an_error_and_leaves_nothing(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    found = make("my-losses", "--folder", where).exception
+    assert isinstance(found, ConfigError) and found.key == "folder" and where in found.problem
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_filled_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = Path.write_text, list[Path]()
+
+    def full(path: Path, text: str) -> int:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    where = tmp_path / "parent" / "new"
+    message = f"folder: {str(where)!r} cannot be written (No space left on device); name another path"
+    assert str(make("my-losses", "--folder", str(where)).exception) == message
+    assert written and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

@@ -474,6 +474,10 @@ def test_the_suffix_says_the_format(matplotlib: Any, tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "end it in .png or .svg" in error("k3", "--out", str(tmp_path / "a.pdf"))
     assert "does not exist" in error("k3", "--out", str(tmp_path / "no" / "a.png"))
+    (folder := tmp_path / "folder.png").mkdir()
+    assert error("k3", "--out", str(folder)) == (
+        f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
+    )
 
 
 def test_show_without_a_window_is_an_error(matplotlib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
