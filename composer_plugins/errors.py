@@ -136,9 +136,12 @@ def in_a_line(error: BaseException, *, most: int | None = None) -> str:
 
     With `most` only so many characters of its text are kept.
     """
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of its own __str__
+        text = ""
     cut = text if most is None or len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} ..."
-    return f"{type(error).__name__}: {cut}"
+    return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
 
 
 def with_place(error: BaseException, *, most: int | None = None) -> str:

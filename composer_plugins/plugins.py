@@ -65,7 +65,7 @@ def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
     for distribution, entry_point in _installed() if entry_points else ():
         try:
             add_plugin(manager, entry_point.load(), distribution)
-        except Exception as error:  # whatever its import raises, the other plugins must load
+        except (Exception, SystemExit) as error:  # whatever its import raises, the other plugins must load
             reason = f"{entry_point.value} fails on import: {in_a_line(error)}"
             manager.problems.append(Problem(distribution, reason))
     return manager
@@ -103,7 +103,7 @@ def collect(manager: PluginManager) -> Registry:
         distribution = name.partition(" (")[0]
         try:
             found, found_adapters = _call(manager, plugin)
-        except Exception as error:  # a plugin's own code
+        except (Exception, SystemExit) as error:  # a plugin's own code
             problems.append(Problem(distribution, f"its hook fails: {in_a_line(error)}"))
             continue
         for loss in found:
@@ -115,7 +115,7 @@ def collect(manager: PluginManager) -> Registry:
                 _refuse_a_duplicate(loss, losses, origins)
             except ConfigError as error:
                 problems.append(Problem(distribution, str(error), _name(loss)))
-            except Exception as error:  # a row that holds anything at all
+            except (Exception, SystemExit) as error:  # a row that holds anything at all
                 message = f"the check of its row {_name(loss)!r} fails: {in_a_line(error)}"
                 problems.append(Problem(distribution, message, _name(loss)))
             else:

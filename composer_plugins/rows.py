@@ -73,11 +73,8 @@ def row_of_function(
     if not callable(function):
         raise ConfigError(option, f"it is {function!r}", "pass a function, a name or an import path")
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__name__', 'function')}"
-    try:
-        first = next(iter(inspect.signature(function).parameters), "")
-    except ValueError:
-        first = ""
-    derived = _derived(function, name, kind or kind_of_input(first, losses, "policy"), option, losses)
+    kind = kind or kind_of_input(_first(function), losses, "policy")
+    derived = _derived(function, name, kind, option, losses)
     return replace(derived, function=function)
 
 
@@ -86,7 +83,7 @@ def _derived(
 ) -> Loss:
     try:
         signature = inspect.signature(function).parameters
-    except ValueError:  # of some functions that are written in C
+    except (TypeError, ValueError):  # of some functions that are written in C
         raise ConfigError(option, f"{path!r} has no signature", "name a function written in Python") from None
     takes = {name: p for name, p in signature.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
     inputs = sorted({name for one in losses if one.kind == kind for name in (*one.needs, *one.optional)})
@@ -163,10 +160,20 @@ def _check_exceptions(exceptions: object, option: str) -> None:
         raise ConfigError(option, f"its exceptions are {exceptions!r}", "set a mapping of laws to reasons")
 
 
-def kind_of_import_path(path: str, losses: Iterable[Loss]) -> Kind:
-    """The kind of loss that the function at an import path is, by its first parameter."""
-    first = next(iter(inspect.signature(_kernel(path)).parameters), "")
-    return kind_of_input(first, losses, "policy")
+def kind_of_import_path(path: str, option: str, losses: Iterable[Loss]) -> Kind:
+    """The kind of loss that the function at an import path is, by its first parameter.
+
+    Raises ConfigError at `option` for a path that cannot be imported.
+    """
+    return kind_of_input(_first(function_of_import_path(path, option)), losses, "policy")
+
+
+def _first(function: Callable[..., Any]) -> str:
+    """The name of a function's first parameter, or "" if it has none, or no signature."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return ""
 
 
 def kind_of_input(first: str, losses: Iterable[Loss], kind: Kind) -> Kind:
@@ -236,10 +243,12 @@ def _kernel(path: str) -> Callable[..., Any]:
         raise ConfigError("path", f"{path!r} is not an import path", "write module:function")
     try:
         found = import_module(module)
-    except (Exception, SystemExit) as error:  # of the module's own code
+        kernel: Any = getattr(found, function, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the module's own code: SystemExit, the Skipped of pytest.skip()
         problem = f"{path!r} cannot be imported: {in_a_line(error)}"
         raise ConfigError("path", problem, f"make `import {module}` work where this runs") from None
-    kernel: Any = getattr(found, function, None)
     if not callable(kernel):
         functions = [name for name, member in vars(found).items() if inspect.isfunction(member)]
         nearest = near(function, functions)

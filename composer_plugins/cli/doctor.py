@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.diagnosis import Examination, Finding, Severity, Target
 from composer_plugins.errors import ConfigError, unknown
 
@@ -84,9 +85,10 @@ def doctor(
     elif not files:
         suffixes = " ".join(FRAMEWORKS[name].suffixes)
         raise ConfigError("FILE", f"no config file of {name} is given", f"give one ({suffixes})")
-    found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version, overrides))
+    with foreign_code():
+        found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version, overrides))
     if as_json:
-        typer.echo(json.dumps(as_data(name, files, overrides, found), indent=2))
+        answer(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
         console = Console(highlight=False, markup=False, emoji=False)
         print_findings(console, examined(files, overrides), found)

@@ -12,6 +12,7 @@ import yaml
 
 from composer_plugins import migration
 from composer_plugins.catalogue import choose
+from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.cli.doctor import examined, split
 from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.plugins import losses
@@ -54,31 +55,37 @@ def migrate(
         raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
     if version is not None and "prime-rl" not in (source, to):
         raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
-    if loss:
-        try:
-            chosen = choose(losses(), "policy", loss, option="--loss")
-        except ConfigError as error:
-            if error.key == "--loss":
-                raise
-            problem = f"{loss!r} needs a value: {error.problem}"
-            raise ConfigError("--loss", problem, "give a config file that sets it") from None
-        objective, name = migration.of_choice(chosen), loss
-    else:
-        if source not in migration.MODULES:
-            raise unknown("--from", source, migration.MODULES, noun="framework")
-        files, overrides = split(given or ())
-        if len(files) > 1:
-            raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-        table = replaced(table_of(files[0]) if files else {}, overrides)
-        objective, name = migration.read(source, table, version), f"{examined(files, overrides)} of {source}"
-    if to not in migration.MODULES:
-        raise unknown("--to", to, migration.MODULES, noun="framework")
-    found = migration.migrate(objective, to, version)
-    for line in comments(name, to, found, objective.unread):
-        typer.echo(f"# {line}".rstrip())
-    typer.echo(found.text, nl=False)
+    with foreign_code():
+        objective, name = of_loss(loss) if loss else of_config(given or (), source, version)
+        if to not in migration.MODULES:
+            raise unknown("--to", to, migration.MODULES, noun="framework")
+        found = migration.migrate(objective, to, version)
+    lines = [f"# {line}".rstrip() for line in comments(name, to, found, objective.unread)]
+    answer("\n".join([*lines, found.text]), nl=False)
     if found.differences:
         raise typer.Exit(1)
+
+
+def of_loss(name: str) -> tuple[migration.Objective, str]:
+    """The objective of a loss of the catalogue, and what to call it."""
+    try:
+        return migration.of_choice(choose(losses(), "policy", name, option="--loss")), name
+    except ConfigError as error:
+        if error.key == "--loss":
+            raise
+        problem = f"{name!r} needs a value: {error.problem}"
+        raise ConfigError("--loss", problem, "give a config file that sets it") from None
+
+
+def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[migration.Objective, str]:
+    """The objective of a framework's file and options, and what to call it."""
+    if source not in migration.MODULES:
+        raise unknown("--from", source, migration.MODULES, noun="framework")
+    files, overrides = split(given)
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+    table = replaced(table_of(files[0]) if files else {}, overrides)
+    return migration.read(source, table, version), f"{examined(files, overrides)} of {source}"
 
 
 def comments(name: str, to: str, found: migration.Migrated, unread: Sequence[str]) -> Iterator[str]:

@@ -85,6 +85,12 @@ class Torn(dict[str, Any]):
         raise RuntimeError("torn\nin two")
 
 
+class Ending:
+    @hookimpl
+    def register_losses(self, register: Any) -> None:
+        raise SystemExit(3)
+
+
 class Adapters:
     @hookimpl
     def register_adapters(self, register: Any) -> None:
@@ -103,6 +109,7 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
         (Unmarked(), ["hooks: it implements none; implement register_losses or register_adapters with @"]),
         (Renamed(), ["register_losses: its argument is named 'catalogue'; name it 'register'"]),
         (Raising(), ["its hook fails: RuntimeError: no licence"]),
+        (Ending(), ["its hook fails: SystemExit: 3"]),
         (
             plugin(replace(MINE, parameters=Torn())),
             ["the check of its row 'mine' fails: RuntimeError: torn"],
@@ -200,6 +207,14 @@ def test_an_installed_plugin_is_listed_and_its_faults_are_printed() -> None:
     assert done.exit_code == 1
     assert done.stderr == "".join(f"error: {fault}\n" for fault in (*FAULTS, *WRONG_RESULTS))
     assert "a loss of mine [plugin: acme-losses 2.5]" in done.stdout and "@acme" in done.stdout
+
+
+@pytest.mark.usefixtures("acme_is_installed")
+def test_a_plugin_that_ends_the_program_is_a_fault_of_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "acme_losses_broken.py").write_text("raise SystemExit(3)")
+    for words, status in ((["list", "scaled"], 1), (["explain", "scaled"], 0), (["explain", "nowhere"], 1)):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == status and "acme_losses_broken fails on import: SystemExit: 3" in done.stderr
 
 
 @pytest.mark.usefixtures("acme_is_installed")

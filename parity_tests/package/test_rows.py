@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from composer_plugins.adapter import Adapter
 from composer_plugins.catalogue import REQUIRED, Choice, Dialect, Loss, Parameter, choose
+from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.inputs import INPUTS
 from composer_plugins.plugins import losses
@@ -208,11 +210,42 @@ def test_a_loss_of_a_plugin_is_checked_as_one_by_import_path_is() -> None:
     assert not choose(losses(), "policy", "grpo").is_third_party
 
 
-def test_a_module_that_exits_on_import_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise SystemExit", "SystemExit"),
+        ("import pytest; pytest.skip('no GPU', allow_module_level=True)", "Skipped: no GPU"),
+        ("class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute", "Mute"),
+        ("def __getattr__(name): raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_raises_anything_on_import_is_an_error(
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_losses.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="policy: 'exits:loss' cannot be imported: SystemExit: 3"):
-        choose(losses(), "policy", "exits:loss")
+    monkeypatch.delitem(sys.modules, "odd_losses", raising=False)
+    problem = f"'odd_losses:loss' cannot be imported: {reason}; make `import odd_losses` work where this runs"
+    commands = ("check {}", "plot {}", "explain {}", "diff {} grpo", "migrate --to trl --loss {}")
+    for words in (command.format("odd_losses:loss") for command in commands):
+        raised = CliRunner().invoke(app, words).exception
+        assert isinstance(raised, ConfigError) and problem in str(raised), words
+        assert raised.key in {"loss", "NAME", "FIRST", "--loss"}
+
+
+def test_ctrl_c_during_an_import_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "interrupted_losses.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        choose(losses(), "policy", "interrupted_losses:loss")
+
+
+@pytest.mark.parametrize("command", ["check", "plot", "explain"])
+def test_a_function_without_a_signature_is_an_error(command: str) -> None:
+    message = "'builtins:max' has no signature; name a function written in Python"
+    raised = CliRunner().invoke(app, [command, "builtins:max"]).exception
+    assert isinstance(raised, ConfigError) and message in str(raised)
 
 
 def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:

@@ -81,6 +81,15 @@ def test_a_page_has_nothing_that_a_loss_prints(noisy: Path) -> None:
         assert "printed" not in done.stdout and "descriptor" not in done.stdout
 
 
+@pytest.mark.parametrize("command", [("doctor", "--json"), ("migrate", "--from", "prime-rl", "--to", "verl")])
+def test_a_config_names_a_loss_that_prints(command: tuple[str, ...], noisy: Path) -> None:
+    config = (ROOT / "recipes" / "prime_rl" / "cispo.toml").read_text()
+    (noisy / "rl.toml").write_text(config.replace('"cispo"', '"noise:noisy"'))
+    done = run(noisy, *command, "rl.toml")
+    assert "noise:noisy" in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert "printed" in done.stderr and "printed" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
