@@ -1,5 +1,6 @@
 """The command line. Torch and the frameworks are imported only by the commands that need them."""
 
+import inspect
 import json
 import os
 import sys
@@ -39,6 +40,7 @@ app = typer.Typer(
     help="RL losses, written once as a loss per token, for TRL, verl and PRIME-RL.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the tables of rich cut what is wider than a column
     context_settings={"help_option_names": ["-h", "--help"]},  # every command inherits it
 )
 
@@ -72,7 +74,6 @@ def options_before_the_command(
     """Options of the program itself."""
 
 
-@app.command("list")
 def list_losses(
     search: Annotated[
         list[str] | None,
@@ -140,7 +141,6 @@ def list_losses(
         raise typer.Exit(1)
 
 
-@app.command()
 def explain(
     name: Annotated[
         str,
@@ -190,11 +190,7 @@ def explain(
         raise typer.Exit(1)
 
 
-app.command()(diff)
-app.command()(check)
-app.command()(conform)
-app.command()(doctor)
-app.command()(migrate)
-app.command("new-plugin")(new_plugin)
-app.command()(plot)
-app.command()(demo)
+for command in (list_losses, explain, diff, check, conform, doctor, migrate, new_plugin, plot, demo):
+    # Without a short help, `--help` shows the first line of the docstring cut to the width of the terminal.
+    summary, _, _ = (inspect.getdoc(command) or "").partition("\n")
+    app.command("list" if command is list_losses else None, short_help=summary)(command)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from composer_plugins.errors import ConfigError
 
-DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl,rl+hint,rl+replay,rl+hint+replay"], ["0"]
+DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"], ["0"]
 
 DEMO_NEEDS = ("trl", "transformers", "datasets", "matplotlib")
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from composer_plugins import cli
@@ -32,6 +33,40 @@ def error(*words: str) -> str:
     raised = RUN.invoke(app, words).exception
     assert isinstance(raised, ConfigError)
     return str(raised)
+
+
+# help
+
+
+def help_of(*words: str, columns: int) -> str:
+    done = RUN.invoke(app, [*words, "--help"], terminal_width=columns)  # COLUMNS is overruled by CliRunner
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def joined(text: str) -> str:
+    """A text without blanks: terminals of different widths differ in nothing else."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_the_help_of_every_command_is_whole_at_any_width(columns: int) -> None:
+    program = typer.main.get_command(app)
+    for name, command in program.commands.items():
+        lines = help_of(name, columns=columns).splitlines()
+        texts = [command.help, *(one.help for one in command.params if hasattr(one, "help"))]
+        assert all(joined(text) in joined("".join(lines)) for text in texts), name
+        assert max(map(len, lines)) <= columns and not any(line.endswith("…") for line in lines)
+    shown = joined(help_of(columns=columns))
+    assert all(
+        joined(name + command.help.partition("\n")[0]) in shown for name, command in program.commands.items()
+    )
+    assert "--install-completion" in shown and "…" not in shown
+
+
+def test_a_value_in_the_help_is_not_broken_over_lines() -> None:
+    words = help_of("demo", columns=60).split()
+    assert {"rl+hint,", "rl+hint+replay]", "x>=1]"} <= {*words}
 
 
 # list
