@@ -16,7 +16,7 @@ import pluggy
 
 from composer_plugins import bundled, hookspecs
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import Loss
+from composer_plugins.catalogue import Loss, unknown_loss
 from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.rows import check_row
 
@@ -131,6 +131,10 @@ def collect(manager: PluginManager) -> Registry:
                 adapters[name] = adapter
                 continue
             problems.append(Problem(distribution, str(wrong), ""))
+    # Only now, because a plugin that loads later may bring the advantage.
+    for key, wrong in [(key, error) for key in losses for error in _unknown_advantage(losses, *key)]:
+        problems.append(Problem(origins.pop(key), str(wrong), key[1]))
+        del losses[key]
     return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
 
 
@@ -165,6 +169,14 @@ def _refuse_a_duplicate(
     if key in losses:
         problem = f"{loss.path} has the name of {losses[key].path}, which {origins[key]} registered"
         raise ConfigError(f"{loss.kind} {loss.name!r}", problem, "rename the loss")
+
+
+def _unknown_advantage(losses: Mapping[tuple[str, str], Loss], kind: str, name: str) -> Iterator[ConfigError]:
+    """Yield an error if a loss names an advantage that nobody registered."""
+    advantage = losses[kind, name].advantage
+    if advantage and ("advantage", advantage) not in losses:
+        error = unknown_loss(losses.values(), advantage, "advantage")
+        yield error.under(f"{kind} {name!r}", ", ")
 
 
 def _name(loss: object) -> str:

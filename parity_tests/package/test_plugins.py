@@ -116,6 +116,16 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
         ),
         (plugin(replace(MINE, name="grpo")), [f"policy 'grpo': {SAME} composer-plugins registered; rename"]),
         (
+            plugin(
+                replace(MINE, name="mine_too", advantage="rlooo"),
+                replace(MINE, name="another", advantage="cispo"),
+            ),
+            [
+                "policy 'mine_too', advantage: unknown advantage 'rlooo'; did you mean 'rloo'?",
+                "policy 'another', advantage: 'cispo' is a policy loss, not an advantage; choose another",
+            ],
+        ),
+        (
             Adapters(),
             [
                 "adapter 'trl': there is one already; rename its framework",
@@ -129,6 +139,12 @@ def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: li
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
         assert problem.startswith(f"plugin of dist-0 1.0: {start}")
+
+
+def test_a_policy_loss_may_name_an_advantage_of_a_plugin_that_loads_later() -> None:
+    (rloo,) = (loss for loss in plugins.losses() if (loss.kind, loss.name) == ("advantage", "rloo"))
+    with_advantage = replace(MINE, name="with_advantage", advantage="of_theirs")
+    assert problems(plugin(with_advantage), plugin(replace(rloo, name="of_theirs"), MINE)) == []
 
 
 def test_the_second_of_two_plugins_with_one_name_is_named() -> None:
