@@ -91,8 +91,11 @@ def add_plugin(manager: PluginManager, plugin: object, distribution: str) -> Non
         manager.unregister(plugin)
 
 
-def collect(manager: PluginManager) -> Registry:
-    """Call the hooks of every plugin, one plugin at a time, and keep the rows that pass `check_row`."""
+def collect(manager: PluginManager, *, kernels: bool = True) -> Registry:
+    """Call the hooks of every plugin, one plugin at a time, and keep the rows that pass `check_row`.
+
+    Without `kernels` no kernel is imported, and so none is checked.
+    """
     losses: dict[tuple[str, str], Loss] = {}
     adapters: dict[str, Adapter] = {}
     origins: dict[tuple[str, str], str] = {}
@@ -111,7 +114,7 @@ def collect(manager: PluginManager) -> Registry:
                 if plugin is not bundled or not isinstance(
                     loss, Loss
                 ):  # the tests check ours, which loads torch
-                    check_row(loss)
+                    check_row(loss, kernel=kernels)
                 _refuse_a_duplicate(loss, losses, origins)
             except ConfigError as error:
                 problems.append(Problem(distribution, str(error), _name(loss)))
@@ -132,8 +135,8 @@ def collect(manager: PluginManager) -> Registry:
                 continue
             problems.append(Problem(distribution, str(wrong), ""))
     # Only now, because a plugin that loads later may bring the advantage.
-    for key, wrong in [(key, error) for key in losses for error in _unknown_advantage(losses, *key)]:
-        problems.append(Problem(origins.pop(key), str(wrong), key[1]))
+    for key, error in [(one, error) for one in losses for error in _unknown_advantage(losses, *one)]:
+        problems.append(Problem(origins.pop(key), str(error), key[1]))
         del losses[key]
     return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
 

@@ -1,17 +1,19 @@
-"""Completion of names in a shell: our own losses and their dialects, without loading torch or a plugin.
+"""Completion of names in a shell: installed losses and their dialects, without loading torch.
 
-A plugin's losses are not completed, because to know them the plugin must be imported, and torch with it.
+The losses of a plugin that imports torch beside its rows are left out.
 """
 
 import ast
 import os
+import sys
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from composer_plugins.catalogue import KINDS
+from composer_plugins.cli.console import foreign_code
 
 if TYPE_CHECKING:
     from composer_plugins.plugins import Registry
@@ -42,7 +44,7 @@ def complete_loss(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the losses that begin so, with what they are; the dialects of one once its name is typed."""
     stem = os.environ.get(STEM, "")
     incomplete = stem + incomplete
-    name, rows = incomplete.partition("@")[0], _ours().losses
+    name, rows = incomplete.partition("@")[0], _installed().losses
     for row in rows:
         if row.name.startswith(incomplete):
             yield row.name, row.summary
@@ -70,19 +72,19 @@ def complete_input(incomplete: str) -> Iterator[str]:
     """Yield the inputs of losses that begin so."""
     from composer_plugins.cli.filters import inputs
 
-    yield from (name for name in inputs(_ours()) if name.startswith(incomplete))
+    yield from (name for name in inputs(_installed()) if name.startswith(incomplete))
 
 
 def complete_framework(incomplete: str) -> Iterator[str]:
     """Yield the frameworks with an adapter that begin so."""
-    yield from (one.framework for one in _ours().adapters if one.framework.startswith(incomplete))
+    yield from (one.framework for one in _installed().adapters if one.framework.startswith(incomplete))
 
 
 def complete_upstream(incomplete: str) -> Iterator[str]:
     """Yield the upstreams of dialects that begin so."""
     from composer_plugins.cli.filters import upstreams
 
-    yield from (name for name in sorted(upstreams(_ours())) if name.startswith(incomplete))
+    yield from (name for name in sorted(upstreams(_installed())) if name.startswith(incomplete))
 
 
 def complete_compared(incomplete: str) -> Iterator[tuple[str, str]]:
@@ -110,7 +112,17 @@ def complete_convention(incomplete: str) -> Iterator[str]:
             yield from (name for name in ast.literal_eval(node.value) if name.startswith(incomplete))
 
 
-def _ours() -> "Registry":
+def _installed() -> "Registry":
+    """Everything installed whose rows can be read without torch, which takes seconds to load."""
     from composer_plugins.plugins import collect, get_plugin_manager
 
-    return collect(get_plugin_manager(entry_points=False))
+    loaded: dict[str, Any] = sys.modules
+    is_loaded = "torch" in loaded
+    if not is_loaded:
+        loaded["torch"] = None  # to import it is then an ImportError
+    try:
+        with foreign_code():
+            return collect(get_plugin_manager(), kernels=False)
+    finally:
+        if not is_loaded:
+            del loaded["torch"]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ PROGRAM = "import sys; from composer_plugins.cli import main; sys.argv = ['compo
 PROGRAM += "try: main()\nfinally: assert not {'torch', 'numpy'} & {*sys.modules}"
 
 
-def completions(line: str, shell: str = "bash") -> list[str]:
+def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
     """What the shell is offered for the last word of a line, whose words are parted by blanks."""
     given = {
         "COMP_WORDS": line,
@@ -25,7 +26,11 @@ def completions(line: str, shell: str = "bash") -> list[str]:
         "_COMPOSER_PLUGINS_COMPLETE": f"complete_{shell}",
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=os.environ | given, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | given | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert not done.stderr, done.stderr
     return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
@@ -65,3 +70,28 @@ def test_the_names_that_are_read_in_sources_are_those_that_the_modules_have() ->
 
 def test_other_shells_are_offered_whole_names() -> None:
     assert completions("composer-plugins explain cispo@t", shell="fish") == ["cispo@trl"]
+
+
+PLUGIN = """
+from composer_plugins.catalogue import Dialect, Loss
+from composer_plugins.hookspecs import hookimpl
+
+@hookimpl
+def register_losses(register):
+    dialects = (Dialect(upstream="acme", source="a file", proof=""),)
+    for name in ("quite_mine", "quite_ours", None):
+        register(Loss(name=name, kind="policy", path="needs_torch:f", summary="a loss of mine", paper="",
+                      needs=("logprobs",), mode="token-mean", dialects=dialects))
+"""
+
+
+def test_losses_of_installed_plugins_are_offered_where_their_rows_need_no_torch(tmp_path: Path) -> None:
+    info = tmp_path / "acme_losses-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-losses\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text("[composer_plugins]\na = acme_losses\nb = needs_torch\n")
+    (tmp_path / "acme_losses.py").write_text(PLUGIN)
+    (tmp_path / "needs_torch.py").write_text(f"import torch\n{PLUGIN.replace('quite', 'quite_not')}")
+    assert completions("composer-plugins explain quite", path=tmp_path) == ["quite_mine", "quite_ours"]
+    assert completions("composer-plugins plot quite_mine @", path=tmp_path) == ["acme"]
+    assert completions("composer-plugins list --dialects-of ac", path=tmp_path) == ["acme"]
