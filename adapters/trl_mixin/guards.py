@@ -114,13 +114,18 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
 
 
 def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
-    """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
+    """Raise ConfigError for a PEFT model that is not trained, or does not give access to the initial policy."""
+    model: Any = arguments.get("model")
+    comes_with_adapter = hasattr(model, "peft_config")
+    if comes_with_adapter and not any(weight.requires_grad for weight in model.parameters()):
+        problem = "all its weights are frozen, so nothing would be trained"
+        remedy = "give is_trainable=True to PeftModel.from_pretrained, or unfreeze the adapter's weights"
+        raise ConfigError("model", problem, remedy)
     if not needs_base:
         return
     if arguments.get("peft_config") is not None:
         _check_start("peft_config", arguments["peft_config"])
-    model: Any = arguments.get("model")
-    if hasattr(model, "peft_config"):
+    if comes_with_adapter:
         for adapter in model.peft_config.values():
             _check_tokens("model", adapter)
         if not _is_new(model):
@@ -152,15 +157,16 @@ def _check_tokens(key: str, adapter: Any) -> None:
 
 
 def _is_new(model: Any) -> bool:
-    """Whether a PEFT model computes the same as its base, in which its modules_to_save are as they were.
+    """Whether a PEFT model computes the same as its base, as which its modules_to_save and tokens begin.
 
     Only these and LoRA may be trained. FSDP may have the values on the first rank alone. ZeRO-3 has emptied
     the weights, whose values are not known then.
     """
-    everything = dict(model.named_parameters(remove_duplicate=False))
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    everything = weights | dict(model.named_buffers(remove_duplicate=False))
     return all(
         _changes_nothing(name, weight, everything)
-        for name, weight in everything.items()
+        for name, weight in weights.items()
         if weight.requires_grad or "lora_" in name
     )
 
@@ -171,8 +177,12 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
         return True
     if any(part in name for part in ZERO_AT_THE_START):
         return bool(weight.is_meta or (weight.numel() and not weight.any()))
-    module, _, trained = name.partition(".modules_to_save.")  # trained: "default.weight"
-    before = everything.get(f"{module}.original_module.{trained.partition('.')[2]}")
+    if ".trainable_tokens_delta." in name:  # the rows of the embedding, and not their difference
+        original = name.replace(".trainable_tokens_delta.", ".trainable_tokens_original.")
+    else:
+        module, _, trained = name.partition(".modules_to_save.")  # trained: "default.weight"
+        original = f"{module}.original_module.{trained.partition('.')[2]}"
+    before = everything.get(original)
     if before is None:
         return False
     return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))

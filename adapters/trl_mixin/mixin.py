@@ -77,6 +77,8 @@ class ComposerLossMixin(_Trainer):
             options.loss_type = upstream.DEFAULTS["loss_type"]
         super().__init__(*args, **kwargs)
         options.loss_type = loss_type
+        if peft:
+            upstream.give_head_its_bias(self)
         self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])

@@ -49,12 +49,17 @@ class Teacher:
 def fingerprint(trainer: GRPOTrainer, *, below_adapter: bool) -> str:
     """A hash of the policy's weights; with an adapter, of those below it, which are not trained.
 
+    A frozen weight of the adapter is not below it: LoRA's A may start at random.
+
     Each weight is summed as integers, on its own device, so nothing is copied and the order is irrelevant.
     It is the main process's: FSDP may load the weights there alone, before it cuts them.
     """
+    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+    prefix = getattr(policy.base_model, "prefix", None)  # PEFT's, of the names of an adapter's weights
     sums = []
-    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
-        if not (below_adapter and parameter.requires_grad):
+    for name, parameter in policy.named_parameters():
+        of_adapter = parameter.requires_grad or (prefix is not None and prefix in name)
+        if not (below_adapter and of_adapter):
             with sharding.gathered(parameter):
                 bits = parameter.detach().view(INTEGERS[parameter.element_size()])
                 total = 0 if bits.is_meta else int(bits.sum(dtype=torch.int64))

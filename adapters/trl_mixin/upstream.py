@@ -737,6 +737,18 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
     return trainer.ref_model if bool(found.all()) else None
 
 
+def give_head_its_bias(trainer: GRPOTrainer) -> None:
+    """Let an output head that PEFT has wrapped, for trainable tokens and tied embeddings, have the bias None.
+
+    TRL from 1.15 reads it, and the wrapper does not pass attributes of the head on.
+    """
+    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+    head = policy.get_output_embeddings()
+    wrapped = getattr(head, "original_module", None)
+    if wrapped is not None and not hasattr(head, "bias") and getattr(wrapped, "bias", None) is None:
+        head.bias = None
+
+
 def prepare_frozen(trainer: GRPOTrainer, model: nn.Module) -> Any:
     """Prepare a frozen model as TRL prepares its reference model: sharded if the policy is.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor import DTensor
 
 from parity_tests.support import on_a_cpu, tiny
@@ -51,6 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "all, checkpointing": {**ALL, "gradient_checkpointing": True, "hint_teacher": "ema"},
     "all, lora": {**ALL, "lora": True, **MOVED},
     "all, lora, ema": {**ALL, "lora": True, "hint_teacher": "ema", "hint_ema_rate": 0.3, **MOVED},
+    # One layer is frozen as a whole, and a part of the other one.
+    "all, lora, some of it frozen": {**ALL, "lora": True, "frozen": (".layers.0.", ".lora_A."), **MOVED},
     "all, lora and a norm": {**ALL, "lora": True, "modules_to_save": ["norm"], **MOVED},
     # The model is a path: ZeRO-3 cuts it as it is loaded. With beta, TRL's reference model is the copy.
     "all, from a path": {**ALL, "path": True},
@@ -60,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all, one rank without, ema": {**ALL, "first_row_only": True, "hint_teacher": "ema"},
     "all, evaluated": {**ALL, "evaluated": True},
 }
-SPECIAL = ("lora", "modules_to_save", "path", "first_row_only", "evaluated")  # not options of TRL
+SPECIAL = ("lora", "frozen", "modules_to_save", "path", "first_row_only", "evaluated")  # not options of TRL
 SAVED: dict[str, dict[str, Any]] = {
     name: {**ALL, **MOVED, "hint_teacher": "ema", "hint_ema_rate": 0.3, "lora": lora}
     for name, lora in {"resumed": False, "resumed, lora": True}.items()
@@ -120,6 +122,10 @@ def made(engine: str, ranks: int, folder: Path, case: dict[str, Any]) -> Any:
         arguments["eval_dataset"] = Dataset.from_list(tiny.rows()[2:])
         options |= {"per_device_eval_batch_size": 8 // ranks}
     policy: Any = None
+    if special["frozen"]:
+        policy = get_peft_model(tiny.model(), arguments.pop("peft_config"))
+        for name, weight in policy.named_parameters():
+            weight.requires_grad_(".lora_" in name and not any(part in name for part in special["frozen"]))
     if special["path"]:
         policy = str(folder / "model")
         options["model_init_kwargs"] = {"dtype": torch.float32}

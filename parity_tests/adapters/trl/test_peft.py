@@ -11,6 +11,7 @@ from peft import (
     IA3Config,
     LoKrConfig,
     LoraConfig,
+    PeftModel,
     PrefixTuningConfig,
     PromptTuningConfig,
     get_peft_model,
@@ -71,6 +72,35 @@ def test_adapter_weights_that_a_user_froze_stay_frozen() -> None:
     for name, (is_trained, start) in before.items():
         assert own[name].requires_grad == is_trained == (".layers.1." in name and "lora_" in name)
         assert is_trained or torch.equal(own[name], start)
+
+
+def test_a_run_with_a_frozen_a_of_lora_resumes_from_another_random_a(tmp_path: Path) -> None:
+    """LoRA-FA trains B alone. PEFT draws A anew in each process, and the checkpoint has the first run's."""
+    options = {"hint_weight": 1.0, "replay_weight": 1.0, "save_strategy": "steps", "save_steps": 2}
+
+    def made(seed: int, **more: Any) -> Any:
+        base = tiny.model()
+        torch.manual_seed(seed)
+        model = get_peft_model(base, lora())
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(".lora_B." in name)
+        return tiny.trainer(policy_model=model, output_dir=str(tmp_path), **options, **more)
+
+    first, resumed = made(1, max_steps=2), made(2, max_steps=3)
+    first.train()
+    resumed.train(resume_from_checkpoint=True)
+    expected = dict(first.model.named_parameters())
+    for name, weight in resumed.model.named_parameters():
+        assert weight.requires_grad == (".lora_B." in name)
+        assert weight.requires_grad or torch.equal(weight, expected[name])
+
+
+def test_an_adapter_that_is_loaded_frozen_is_refused(tmp_path: Path) -> None:
+    """PeftModel.from_pretrained freezes it by default; torch would raise in the first backward pass."""
+    get_peft_model(tiny.model(), lora()).save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny.model(), tmp_path)
+    with pytest.raises(ConfigError, match="model: all its weights are frozen.*is_trainable=True"):
+        tiny.trainer(policy_model=loaded, hint_weight=1.0, hint_teacher="ema")
 
 
 @pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"bias": "all"}], ids=str)
@@ -228,10 +258,12 @@ def test_a_model_that_comes_with_a_new_adapter_trains_as_with_a_peft_config() ->
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
+TOKENS_OF_A_KEY = {**QV, "trainable_token_indices": [3, 4, 5]}
 NEW = {
     "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj", "norm"]},
     "dora": {"target_modules": ["q_proj"], "use_dora": True},
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "tokens": TOKENS_OF_A_KEY,
 }
 
 
@@ -246,9 +278,13 @@ def test_a_model_that_comes_with_a_new_adapter_of_another_kind_starts_at_its_ref
 
 
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings")
-@pytest.mark.parametrize("part", [".lora_B.", ".lora_embedding_A.", ".modules_to_save.", "norm"])
+@pytest.mark.parametrize(
+    "part", [".lora_B.", ".lora_embedding_A.", ".modules_to_save.", "norm", ".trainable_tokens_delta."]
+)
 def test_a_model_that_comes_with_a_trained_adapter_is_refused(part: str) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], modules_to_save=["k_proj"])
+    if "tokens" in part:
+        adapter = LoraConfig(r=4, **TOKENS_OF_A_KEY)
     model = get_peft_model(tiny.model(), adapter)
     weight = next(weight for name, weight in model.named_parameters() if part in name)
     if part == "norm":
@@ -257,3 +293,27 @@ def test_a_model_that_comes_with_a_trained_adapter_is_refused(part: str) -> None
         weight.data[0, 0] += 1e-6
     with pytest.raises(ConfigError, match="it has a trained adapter"):
         tiny.trainer(policy_model=model, replay_weight=1.0)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.filterwarnings("ignore:model. its output head is a")
+def test_trainable_tokens_learn_and_the_teachers_do_without_them(tied: bool) -> None:
+    """The rows of the embedding that PEFT trains beside LoRA, also where the output head shares them."""
+    model = tiny.model()
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model = type(model)(model.config)
+    with torch.no_grad():
+        ids = torch.tensor([[3, 4, 5, 6]])
+        expected = model.eval()(ids).logits
+    options = {"beta": 0.1, "hint_weight": 1.0, "replay_weight": 1.0, "max_steps": 2}
+    adapter = {"peft_config": LoraConfig(**TOKENS_OF_A_KEY)}
+    made = tiny.trainer(policy_model=model, **options, arguments=adapter)
+    (tokens,) = [weight for name, weight in made.model.named_parameters() if "trainable_tokens" in name]
+    start = tokens.detach().clone()
+    made.train()
+    assert made.state.log_history[0]["composer/replay/rewards/margins"] == 0.0
+    assert made.state.log_history[0]["kl"] == 0.0
+    assert not torch.equal(tokens, start)
+    with made._hint.teacher.in_eval_mode() as teacher:
+        torch.testing.assert_close(teacher(ids).logits, expected)
