@@ -202,6 +202,7 @@ class ComposerGRPOConfig(GRPOConfig):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
             wrong.append(ConfigError("remove_unused_columns", problem, remedy))
+        wrong += [] if wrong else self._length_of_the_denominator(policy)
         findings += [] if wrong else self._of_this_trl(config)
         raise_all([*wrong, *caught(lambda: enforce(findings))])
 
@@ -377,6 +378,15 @@ class ComposerGRPOConfig(GRPOConfig):
             )
             problem += "by their standard deviation"
             yield Finding("warning", "scale_rewards", problem, "set scale_rewards='none'")
+
+    def _length_of_the_denominator(self, policy: Choice | None) -> Iterator[ConfigError]:
+        """Yield an error where the denominator is max_completion_length, and that is None."""
+        mode = upstream.MODES.get(self.loss_type or "") if policy is None else self.policy_mode(policy)[0]
+        if mode == upstream.MODES["dr_grpo"] and self.max_completion_length is None:
+            loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
+            problem = f"it is None, and {loss} divides the loss of a completion by it"
+            remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
+            yield ConfigError("max_completion_length", problem, remedy)
 
     def _wrong_options_beside(self, policy: Choice) -> Iterator[ConfigError]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""

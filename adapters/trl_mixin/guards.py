@@ -114,7 +114,7 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
 
 
 def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
-    """Raise ConfigError for a PEFT model that is not trained, or does not give access to the initial policy."""
+    """Raise ConfigError for a PEFT model that is frozen, or does not give access to the initial policy."""
     model: Any = arguments.get("model")
     comes_with_adapter = hasattr(model, "peft_config")
     if comes_with_adapter and not any(weight.requires_grad for weight in model.parameters()):

@@ -52,6 +52,17 @@ def config(**options: Any) -> ComposerGRPOConfig:
             {"policy": "grpo", "loss_type": "cispo"},
             "loss_type: 'cispo' is a loss of TRL's own",
         ),
+        (
+            {"policy": "dr_grpo", "scale_rewards": "none", "max_completion_length": None},
+            "max_completion_length: it is None, and policy='dr_grpo' divides the loss of a completion by it",
+        ),
+        *(
+            (
+                {"policy": policy, "loss_type": "dr_grpo", "max_completion_length": None},
+                "max_completion_length: it is None, and loss_type='dr_grpo' divides",
+            )
+            for policy in ("trl", "gspo")
+        ),
         ({"policy": "grpo", "importance_sampling_level": "sequence"}, "set policy='gspo'"),
         ({"policy": "dppo_tv", "epsilon": 0.1}, "epsilon: it is not a parameter of policy='dppo_tv'"),
         ({"policy": "gspo_token", "delta": 2.0}, "delta: it is not a parameter of policy='gspo_token'"),

@@ -258,12 +258,12 @@ def test_a_model_that_comes_with_a_new_adapter_trains_as_with_a_peft_config() ->
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-TOKENS_OF_A_KEY = {**QV, "trainable_token_indices": [3, 4, 5]}
+TRAINED_TOKENS = {**QV, "trainable_token_indices": [3, 4, 5]}
 NEW = {
     "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj", "norm"]},
     "dora": {"target_modules": ["q_proj"], "use_dora": True},
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
-    "tokens": TOKENS_OF_A_KEY,
+    "tokens": TRAINED_TOKENS,
 }
 
 
@@ -284,7 +284,7 @@ def test_a_model_that_comes_with_a_new_adapter_of_another_kind_starts_at_its_ref
 def test_a_model_that_comes_with_a_trained_adapter_is_refused(part: str) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], modules_to_save=["k_proj"])
     if "tokens" in part:
-        adapter = LoraConfig(r=4, **TOKENS_OF_A_KEY)
+        adapter = LoraConfig(r=4, **TRAINED_TOKENS)
     model = get_peft_model(tiny.model(), adapter)
     weight = next(weight for name, weight in model.named_parameters() if part in name)
     if part == "norm":
@@ -307,7 +307,7 @@ def test_trainable_tokens_learn_and_the_teachers_do_without_them(tied: bool) -> 
         ids = torch.tensor([[3, 4, 5, 6]])
         expected = model.eval()(ids).logits
     options = {"beta": 0.1, "hint_weight": 1.0, "replay_weight": 1.0, "max_steps": 2}
-    adapter = {"peft_config": LoraConfig(**TOKENS_OF_A_KEY)}
+    adapter = {"peft_config": LoraConfig(**TRAINED_TOKENS)}
     made = tiny.trainer(policy_model=model, **options, arguments=adapter)
     (tokens,) = [weight for name, weight in made.model.named_parameters() if "trainable_tokens" in name]
     start = tokens.detach().clone()
