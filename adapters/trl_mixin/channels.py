@@ -253,7 +253,8 @@ class ReplayChannel(Channel):
         prompt_of(row)
         if len(pairs) > group:
             problem = f"the row has {len(pairs)} pairs, and its {group} generations use only the first ones"
-            remedy = "put the other pairs into a copy of the row, or raise num_generations"
+            option = "num_generations" if training else "num_generations_eval"
+            remedy = f"put the other pairs into a copy of the row, or raise {option}"
             raise DataError(CHOSEN, problem, remedy)
         for pair in pairs:
             encoded = {side: upstream.encode_pair(trainer, row, getattr(pair, side)) for side in SIDES}

@@ -188,6 +188,14 @@ def _changes_nothing(name: str, weight: Any, everything: dict[str, Any]) -> bool
     return bool(weight.is_meta or (weight.numel() and weight.equal(before.to(weight))))
 
 
+def check_tools(trainer: GRPOTrainer) -> None:
+    """Raise ConfigError for tools whose results TRL would compare with a length that is None."""
+    if trainer.max_completion_length is None and (trainer.tools or upstream.has_environments(trainer)):
+        problem = "it is None, and TRL cuts the results of tools off at this length"
+        remedy = "set it to the number of tokens that a completion may have, with the results of tools"
+        raise ConfigError("max_completion_length", problem, remedy)
+
+
 def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     """Raise ConfigError where the forward passes of the hint and replay channels do not work."""
     args, vision = trainer.args, upstream.is_vision_model(trainer)

@@ -79,6 +79,7 @@ class ComposerLossMixin(_Trainer):
         options.loss_type = loss_type
         if peft:
             upstream.give_head_its_bias(self)
+        guards.check_tools(self)
         self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
