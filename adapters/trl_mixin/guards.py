@@ -224,6 +224,10 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
     if trainer.is_fsdp_enabled and not getattr(trainer.accelerator, "is_fsdp2", False):
         problem = "it is 1, and the hint and replay channels were tested with FSDP2 only"
         raise ConfigError("fsdp_version", problem, "set it to 2 in accelerate's config or in fsdp_config")
+    head = upstream.output_head(trainer)
+    if trainer.is_fsdp_enabled and hasattr(head, "token_adapter"):  # PEFT's, of a tied head
+        problem = "accelerate shards tied embeddings twice where trainable_token_indices wraps them"
+        raise ConfigError("fsdp", problem, "use DDP or ZeRO-2, or a model with untied embeddings")
     if vision:
         problem = "it takes images, and the hint and replay channels do not pass images to the model"
         raise ConfigError("model", problem, "set hint_weight=0 and replay_weight=0")

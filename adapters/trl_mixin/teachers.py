@@ -157,7 +157,7 @@ class EmaTeacher(TrainerCallback):
         path = resumed_checkpoint(self.trainer) / STATE_FILE
         if not path.exists():
             problem = f"it is 'ema', training resumes at step {state.global_step}, and {path} does not exist"
-            remedy = "copy the teacher's file into the checkpoint, or resume with the first run's hint_teacher"
+            remedy = "copy the teacher's file into the checkpoint, or set the first run's hint_teacher"
             raise ConfigError("hint_teacher", problem, remedy)
         saved = load_file(path)
         if saved.keys() != own.keys():

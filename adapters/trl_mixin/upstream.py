@@ -737,13 +737,18 @@ def initial_reference(trainer: GRPOTrainer) -> nn.Module | None:
     return trainer.ref_model if bool(found.all()) else None
 
 
+def output_head(trainer: GRPOTrainer) -> Any:
+    """The policy's output head, with what PEFT has wrapped around it."""
+    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+    return policy.get_output_embeddings()
+
+
 def give_head_its_bias(trainer: GRPOTrainer) -> None:
     """Let an output head that PEFT has wrapped, for trainable tokens and tied embeddings, have the bias None.
 
     TRL from 1.15 reads it, and the wrapper does not pass attributes of the head on.
     """
-    policy: Any = trainer.accelerator.unwrap_model(trainer.model)
-    head = policy.get_output_embeddings()
+    head = output_head(trainer)
     wrapped = getattr(head, "original_module", None)
     if wrapped is not None and not hasattr(head, "bias") and getattr(wrapped, "bias", None) is None:
         head.bias = None
