@@ -52,6 +52,10 @@ class Model:
         """All weights, without norms and biases."""
         return self.layers * self.layer + 2 * self.head
 
+    def activations(self, lora: bool) -> int:
+        """The numbers in bfloat16 per token that the backward pass of a layer needs."""
+        return (8 if lora else 10) * self.hidden + 2 * self.kv + 4 * self.intermediate
+
     @property
     def adapter(self) -> int:
         """The weights of LoRA on all matrices of the layers."""
@@ -134,17 +138,27 @@ class Run:
             return 2 * self.trained
         return 2 * (2 * self.model.layer + 2 * self.model.head)
 
-    def checkpoints(self) -> float:
-        """What gradient checkpointing keeps of one forward pass."""
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether gradient checkpointing is on: with ZeRO-3 and LoRA the channels refuse it."""
+        return not (self.lora and self.engine.name == "ZeRO-3")
+
+    def layer_activations(self) -> float:
+        """What the backward pass of one layer needs of its forward pass."""
+        return 2 * self.rows * (PROMPT + COMPLETION) * self.model.activations(self.lora)
+
+    def activations(self) -> float:
+        """What is kept of one forward pass: the input of each layer, or without checkpointing everything."""
+        if not self.is_checkpointed:
+            return self.model.layers * self.layer_activations()
         stream = 2 if self.lora else self.engine.stream
         return stream * self.model.layers * self.rows * (PROMPT + COMPLETION) * self.model.hidden
 
-    def replay_checkpoints(self) -> float:
-        return 2 * self.checkpoints()
+    def replay_activations(self) -> float:
+        return 2 * self.activations()
 
     def backward(self) -> float:
-        of_token = 6 * self.model.hidden + 2 * self.model.kv + 3 * self.model.intermediate
-        return 2 * self.rows * (PROMPT + COMPLETION) * of_token + self.head_gradient()
+        return (self.layer_activations() if self.is_checkpointed else 0) + self.head_gradient()
 
     def head_gradient(self) -> float:
         return 0 if self.lora else 4 * self.model.head
@@ -163,10 +177,10 @@ class Run:
 
     def policy_alone(self) -> float:
         fixed = self.weights() + self.updates() + self.in_bfloat16()
-        return fixed + self.checkpoints() + self.backward()
+        return fixed + self.activations() + self.backward()
 
     def three_channels(self) -> float:
-        hint, replay = self.checkpoints() + self.hint(), self.replay_checkpoints() + self.replay()
+        hint, replay = self.activations() + self.hint(), self.replay_activations() + self.replay()
         return self.policy_alone() + self.copy() + hint + replay
 
 
@@ -175,13 +189,13 @@ LINES: dict[str, Callable[[Run], float]] = {
     "weights (a)": Run.weights,
     "gradients and optimizer (b)": Run.updates,
     "weights in bfloat16 (c)": Run.in_bfloat16,
-    "policy: activations (d)": Run.checkpoints,
+    "policy: activations (d)": Run.activations,
     "policy: backward pass (e)": Run.backward,
     "**policy alone**": Run.policy_alone,
     "teacher `base` and reference (f)": Run.copy,
-    "hint: activations (d)": Run.checkpoints,
+    "hint: activations (d)": Run.activations,
     "hint: `jsd` (g)": Run.hint,
-    "replay: activations (2 d)": Run.replay_checkpoints,
+    "replay: activations (2 d)": Run.replay_activations,
     "replay: `dpo` (h)": Run.replay,
     "**the three channels**": Run.three_channels,
     "teacher `ema`, in addition (i)": Run.ema,

@@ -64,3 +64,42 @@ def test_the_copies_are_what_a_trainer_holds(lora: bool, tmp_path: Path) -> None
     averages = load_file(tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").values()
     trained = sum(p.numel() for p in ema.model.parameters() if p.requires_grad)
     assert sum(w.numel() * w.element_size() for w in averages) == 4 * trained
+
+
+@pytest.mark.parametrize("model", memory.MODELS, ids=str)
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_activations_of_a_layer_are_what_autograd_keeps(model: memory.Model, lora: bool) -> None:
+    """Of a small model in bfloat16. A tenth is left for sums over a row, whose share falls with the width."""
+    small = memory.Model(model.name, hidden=128, layers=1, intermediate=512, kv=64, vocab=64)
+    rows, length = 2, 64
+
+    def kept(layers: int) -> int:
+        config = CONFIGS[model.name](
+            hidden_size=small.hidden,
+            num_hidden_layers=layers,
+            intermediate_size=small.intermediate,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=small.vocab,
+            tie_word_embeddings=False,
+        )
+        built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if lora:
+            adapter = LoraConfig(r=1, target_modules="all-linear")
+            built = get_peft_model(built, adapter, autocast_adapter_dtype=False)
+            built.enable_input_require_grads()
+        weights = {weight.untyped_storage().data_ptr() for weight in built.parameters()}
+        found = dict[int, torch.Tensor]()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.untyped_storage().data_ptr() not in weights:
+                found[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = built(input_ids=torch.zeros(rows, length, dtype=torch.long))
+            assert output.logits.requires_grad  # and so the graph is alive
+            return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+
+    measured = (kept(3) - kept(1)) / 2
+    assert math.isclose(measured, 2 * rows * length * small.activations(lora), rel_tol=0.1)
