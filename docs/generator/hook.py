@@ -1,11 +1,16 @@
 """The hook of mkdocs.yml: gather the pages of the site, and make those of the catalogue."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from docs.generator import laws, losses, names, pages, plots
 
 ROOT = Path(__file__).resolve().parents[2]
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+TEXT = re.compile(r">[^<]+<")  # between two tags
+LONG = re.compile(r"[^\s<>]{24,}")
+MARK = re.compile(r"(?<=[A-Za-z)\]])([._/=:(]+)(?=[A-Za-z'\"])")
 
 
 def on_config(config: Any) -> Any:
@@ -17,3 +22,12 @@ def on_config(config: Any) -> Any:
     (section,) = [entry for entry in config.nav if "Losses" in entry]
     section["Losses"] += losses.navigation()
     return config
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let the long names in a table's cells wrap after a dot, an underscore, a slash ..."""
+    return CELL.sub(lambda cell: TEXT.sub(_breakable, cell[0]), html)
+
+
+def _breakable(text: re.Match[str]) -> str:
+    return LONG.sub(lambda word: MARK.sub(r"\1<wbr>", word[0]), text[0])

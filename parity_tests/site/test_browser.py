@@ -1,4 +1,5 @@
-"""The pages in a real browser: no error, no request outside of the disk, nothing wider than a phone."""
+"""The pages in a real browser: no error, no request outside of the disk, nothing wider than a phone,
+and at 1280 pixels no table wider than its page."""
 
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ PAGES = [
     "docs/checking_a_loss.html",
     "docs/parity.html",
     "docs/mistakes.html",
+    "docs/memory.html",
+    "docs/migrate.html",
+    "docs/trl_support.html",
     "parity_tests/divergences.html",
     "benchmarks/index.html",
     "docs/status.html",
@@ -39,6 +43,11 @@ PAGES = [
     "kernels/policy/scored.py.html",
     *(f"losses/{loss.kind}/{loss.name}.html" for loss in LOSSES),
 ]
+
+# Those of which a part is hidden until the reader scrolls it sideways.
+WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap")]
+    .filter(one => one.scrollWidth > one.clientWidth + 1)
+    .map(one => one.querySelector("th")?.textContent)"""
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -62,6 +71,8 @@ def test_pages_load_without_errors_or_requests_and_fit(
         found = tab.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         if found[0] > found[1]:
             wide.append(f"{name}: {found[0]} in {found[1]}")
+        if width == 1280 and (tables := tab.evaluate(WIDE_TABLES)):
+            wide.append(f"{name}: the tables {tables}")
         if tab.locator("math").count():
             tab.evaluate("document.fonts.ready")
             if not tab.evaluate(
