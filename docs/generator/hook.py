@@ -9,8 +9,8 @@ from docs.generator import laws, losses, names, pages, plots
 ROOT = Path(__file__).resolve().parents[2]
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 TEXT = re.compile(r">[^<]+<")  # between two tags
-LONG = re.compile(r"[^\s<>]{24,}")
-MARK = re.compile(r"(?<=[A-Za-z)\]])([._/=:(]+)(?=[A-Za-z'\"])")
+LONG = re.compile(r"[^\s<>]{18,}")
+MARK = re.compile(r"(?<=[A-Za-z)\]])([._/=:(@]+)(?=[A-Za-z'\"])")
 
 
 def on_config(config: Any) -> Any:
