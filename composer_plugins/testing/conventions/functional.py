@@ -6,7 +6,6 @@ rows, which is found by calling it.
 """
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,11 +29,8 @@ ALIASES = {
     "mask": ("mask", "response_mask", "loss_mask", "action_mask", "completion_mask"),
 }
 REDUCTION = "reduction"
-# Defaults and annotations of a function's own parameters; the check moves those with a number.
-VALUES = (bool, int, float, str)
-OF_A_VALUE = re.compile(rf"\b({'|'.join(one.__name__ for one in VALUES)})\b")
+VALUES = (bool, int, float, str)  # the defaults of a function's own parameters; the check moves the numbers
 OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
-
 
 # The law that this convention has beside those of one number or of a loss per token.
 REDUCTIONS = (
@@ -57,11 +53,7 @@ def parameters_of(function: Function) -> dict[str, str]:
         ):
             problem = f"the function takes {name!r}, which is no input of this convention and has no default"
             raise ConfigError("check", problem, f"take inputs among {', '.join(ours)}")
-        elif (
-            name != REDUCTION
-            and parameter.default is None
-            and not OF_A_VALUE.search(str(parameter.annotation))
-        ):
+        elif name != REDUCTION and parameter.default is None and _may_be_a_tensor(parameter):
             remedy = f"take inputs among {', '.join(ours)}, or give a parameter of your own a value"
             if nearest := near(name, ours):
                 remedy = did_you_mean(nearest)
@@ -70,6 +62,10 @@ def parameters_of(function: Function) -> dict[str, str]:
         problem = "the function takes no log-probabilities of the policy"
         raise ConfigError("check", problem, f"name them {' or '.join(ALIASES['logprobs'])}")
     return found
+
+
+def _may_be_a_tensor(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation)
 
 
 def own_parameters(function: Function) -> dict[str, Any]:
