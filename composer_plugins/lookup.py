@@ -35,8 +35,8 @@ def find(
     if kind is not None:
         check_kind(kind, kind_key)
     if ":" in name:
-        kind = kind or kind_of_import_path(name, key, registry.losses)
-        return [(row_of_import_path(name, cast(Kind, kind), key, registry.losses), None)]
+        kind = kind_of_import_path(name, key, registry.losses, cast(Kind | None, kind), kind_key)
+        return [(row_of_import_path(name, kind, key, registry.losses), None)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:

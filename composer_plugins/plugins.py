@@ -135,8 +135,8 @@ def collect(manager: PluginManager, *, kernels: bool = True) -> Registry:
                 continue
             problems.append(Problem(distribution, str(wrong), ""))
     # Only now, because a plugin that loads later may bring the advantage.
-    for key, wrong in [(one, found) for one in losses for found in _unknown_advantage(losses, *one)]:
-        problems.append(Problem(origins.pop(key), str(wrong), key[1]))
+    for key, problem in [(one, problem) for one in losses for problem in _unknown_advantage(losses, *one)]:
+        problems.append(Problem(origins.pop(key), str(problem), key[1]))
         del losses[key]
     return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
 

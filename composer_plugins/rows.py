@@ -165,12 +165,20 @@ def _check_exceptions(exceptions: object, option: str) -> None:
         raise ConfigError(option, f"its exceptions are {exceptions!r}", "set a mapping of laws to reasons")
 
 
-def kind_of_import_path(path: str, option: str, losses: Iterable[Loss]) -> Kind:
+def kind_of_import_path(
+    path: str, option: str, losses: Iterable[Loss], wanted: Kind | None = None, kind_option: str = ""
+) -> Kind:
     """The kind of loss that the function at an import path is, by its first parameter.
 
-    Raises ConfigError at `option` for a path that cannot be imported.
+    Raises ConfigError at `option` for a path that cannot be imported, and at `kind_option` for a function
+    of another kind than `wanted`.
     """
-    return kind_of_input(_first(function_of_import_path(path, option)), losses, "policy")
+    first = _first(function_of_import_path(path, option))
+    kind = kind_of_input(first, losses, wanted or "policy")
+    if wanted not in (None, kind):
+        problem = f"it is {wanted!r}, and {path!r} takes {first!r} first, as {KINDS[kind].singular} does"
+        raise ConfigError(kind_option, problem, f"set {kind}, or leave it out")
+    return kind
 
 
 def _first(function: Callable[..., Any]) -> str:

@@ -59,10 +59,12 @@ def check(
     The exit status is 0 if all laws hold, 1 if one is broken, and 2 if a loss could not be loaded.
     """
     if laws:
-        if names or only or any(one is not None for one in (kind, convention, trainer)):
+        if names or only or verbose or any(one is not None for one in (kind, convention, trainer)):
             raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
         _print_laws(as_json)
         return
+    if verbose and as_json:
+        raise ConfigError("--verbose", "it has no effect with --json, which has every law", "remove it")
     if not names and trainer is None:
         raise ConfigError(
             "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"

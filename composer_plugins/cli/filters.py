@@ -73,6 +73,8 @@ def _hint(registry: Registry, word: str) -> str:
 
 
 def _search(word: str) -> Filter:
+    if not word.strip():
+        raise ConfigError("SEARCH", "an empty word is given", "give a word, or none to list all")
     return Filter(repr(word), lambda row: row if mentions(row[0], word.removeprefix(ARXIV)) else None)
 
 

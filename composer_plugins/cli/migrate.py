@@ -115,6 +115,8 @@ def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, An
     for one in overrides:
         key, _, text = one.lstrip("+~").partition("=")
         *path, name = key.split(".")
+        if not all([*path, name]):
+            raise ConfigError(one, "it names no option", "write key=value")
         inner = found
         for part in path:
             inner = inner.setdefault(part, {})

@@ -69,6 +69,32 @@ def test_a_value_in_the_help_is_not_broken_over_lines() -> None:
     assert {"rl+hint,", "rl+hint+replay]", "x>=1]"} <= {*words}
 
 
+# options
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", ""], "SEARCH: an empty word is given; give a word, or none to list all"),
+        (["check", "--laws", "--verbose"], "--laws: it lists all laws and checks nothing; give it alone"),
+        (
+            ["check", "cispo", "--json", "--verbose"],
+            "--verbose: it has no effect with --json, which has every law; remove it",
+        ),
+        (["migrate", "--from", "verl", "--to", "trl", "=1"], "=1: it names no option; write key=value"),
+        (["migrate", "--from", "verl", "--to", "trl", "a.=1"], "a.=1: it names no option; write key=value"),
+        (["migrate", "--from", "verl", "--to", "trl", "~"], "~: it names no option; write key=value"),
+        (
+            ["explain", "composer_plugins.kernels.policy:dapo", "--kind", "preference"],
+            "--kind: it is 'preference', and 'composer_plugins.kernels.policy:dapo' takes 'logprobs' first, "
+            "as a policy loss does; set policy, or leave it out",
+        ),
+    ],
+)
+def test_an_option_without_effect_or_meaning_is_an_error(words: list[str], message: str) -> None:
+    assert error(*words) == message
+
+
 # list
 
 
