@@ -29,8 +29,9 @@ ALIASES = {
     "mask": ("mask", "response_mask", "loss_mask", "action_mask", "completion_mask"),
 }
 REDUCTION = "reduction"
-VALUES = (bool, int, float, str)  # the defaults of a function's own parameters; the check moves the numbers
+VALUES = (bool, int, float, str)  # defaults of a function's own parameters
 OF_ALL = {"sum": "the sum", "tokens": "the mean over tokens", "rows": "the mean over rows"}
+
 
 # The law that this convention has beside those of one number or of a loss per token.
 REDUCTIONS = (
