@@ -162,8 +162,6 @@ def _print_laws(as_json: bool) -> None:
                     where = "".join(f" --as {one}" for one in law.frameworks).strip()
                 console.print(Text(law.name, style="bold"), Text(where, style="dim"), soft_wrap=True)
                 console.print(Text(f"  {law.summary}"), soft_wrap=True)
-                if section.option == "--trainer":  # whose laws say no more than their names
-                    console.print(Text(f"  Usual cause where it is broken: {law.cause}."), soft_wrap=True)
             for name, reason in section.not_run:
                 console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)
                 console.print(Text(f"  {reason[0].upper()}{reason[1:]}."), soft_wrap=True)

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from composer_plugins.testing import trainers
 from composer_plugins.testing.conventions import CONVENTIONS
 from composer_plugins.testing.conventions.functional import REDUCTIONS
 from composer_plugins.testing.conventions.laws import NOT_RUN, ONLY_FOR, REDUCED
 from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.trainer_options import option_check
-from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER
 
 
 class Listed(NamedTuple):
@@ -35,9 +35,7 @@ OF_ONE_NUMBER = (
     "These laws are run with --as on a function that returns one number for a batch. With --as torch, a "
     "function that returns one loss per token gets the laws of a loss."
 )
-OF_TRL = (
-    "These laws are run with --trainer on a trainer of TRL, the last one for each option of its loss (NAME)."
-)
+OF_TRL = "These laws are run with --trainer on a trainer of TRL."
 
 
 def sections() -> Iterator[Section]:
@@ -51,13 +49,6 @@ def sections() -> Iterator[Section]:
     ]
     reductions = Listed(*REDUCTIONS, frameworks=("torch",))
     yield Section("--as", OF_ONE_NUMBER, (*reduced, reductions), tuple(NOT_RUN.items()))
-    causes = OF_A_TRAINER | {option_check("NAME"): "an option that an overridden _compute_loss does not read"}
-    run = tuple(Listed(name, _said(name), cause) for name, cause in causes.items() if cause)
-    not_run = tuple((name, "the check runs in one process") for name, cause in causes.items() if not cause)
-    yield Section("--trainer", OF_TRL, run, not_run)
-
-
-def _said(name: str) -> str:
-    """The name of a law as a sentence: it has one already."""
-    words = name.replace("_", " ")
-    return f"{words[0].upper()}{words[1:]}."
+    of_trl = trainers.LAWS | {option_check("NAME"): trainers.OF_AN_OPTION}
+    run = tuple(Listed(name, *law) for name, law in of_trl.items())
+    yield Section("--trainer", OF_TRL, run, tuple(trainers.NOT_RUN.items()))

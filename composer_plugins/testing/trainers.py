@@ -11,6 +11,7 @@ its own options. Use a small model: the trainer is made about 25 times, and does
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,21 +32,54 @@ COUNTED = "every_unmasked_token_has_a_gradient"
 SIGN = "descent_raises_the_tokens_with_positive_advantages"
 MASKED, PADDED = "masked_tokens_have_no_influence", "more_padding_changes_nothing"
 RANKS = "ranks_leave_the_gradient_alone"
+
+
+class TrainerLaw(NamedTuple):
+    """One property of a trainer's gradient."""
+
+    summary: str
+    cause: str  # what usually breaks it, and what to write instead
+
+
 LAWS = {
-    SAME: "random numbers in the loss, or dropout: make_trainer must give the same weights at each call, "
-    "with every dropout set to 0",
-    COUNTED: "a mask that is shifted by one, or that leaves out tokens: multiply with "
-    "completion_mask as it is",
-    SIGN: "a sign: the loss is minimised, so it is -advantage * ratio",
-    CUT: "a mean over the tokens of the micro-batch: divide a mean over rows by "
-    "self.current_gradient_accumulation_steps, and a sum over tokens by inputs['num_items_in_batch']",
-    GENERATED: "a denominator that counts the tokens of the generation batch, as num_items_in_batch does, "
-    "and not those of one step: multiply num_items_in_batch by "
-    "self.current_gradient_accumulation_steps / self.args.steps_per_generation",
-    MASKED: "the mask left out of a sum or a mean: multiply with completion_mask (and tool_mask) before both",
-    PADDED: "a mean over the padded row: divide by completion_mask.sum(-1)",
-    RANKS: "",
+    SAME: TrainerLaw(
+        "Two runs on the same rows have the same gradient, whatever the state of the random numbers.",
+        "random numbers in the loss, or dropout: make_trainer must give the same weights at each call, with "
+        "every dropout set to 0",
+    ),
+    COUNTED: TrainerLaw(
+        "The log-probability of every unmasked token has a gradient where the policies are equal.",
+        "a mask that is shifted by one, or that leaves out tokens: multiply with completion_mask as it is",
+    ),
+    SIGN: TrainerLaw(
+        "Descent raises a row more with a positive advantage than with its negative.",
+        "a sign: the loss is minimised, so it is -advantage * ratio",
+    ),
+    CUT: TrainerLaw(
+        "A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.",
+        "a mean over the tokens of the micro-batch: divide a mean over rows by "
+        "self.current_gradient_accumulation_steps, and a sum over tokens by inputs['num_items_in_batch']",
+    ),
+    GENERATED: TrainerLaw(
+        "The mean gradient of the two steps of a generation batch is that of one step with all its rows.",
+        "a denominator that counts the tokens of the generation batch, as num_items_in_batch does, and not "
+        "those of one step: multiply num_items_in_batch by self.current_gradient_accumulation_steps / "
+        "self.args.steps_per_generation",
+    ),
+    MASKED: TrainerLaw(
+        "Other tokens where completion_mask is 0 leave the gradient as it is.",
+        "the mask left out of a sum or a mean: multiply with completion_mask (and tool_mask) before both",
+    ),
+    PADDED: TrainerLaw(
+        "Masked columns at the end of every row leave the gradient as it is.",
+        "a mean over the padded row: divide by completion_mask.sum(-1)",
+    ),
 }
+OF_AN_OPTION = TrainerLaw(
+    "Another value of the option NAME gives another gradient. Each option of the loss has this law.",
+    "an overridden _compute_loss that does not read it: raise an error for it, or use it",
+)
+NOT_RUN = {RANKS: "the check runs in one process"}
 
 NO_LOGPROBS = "the loss does not call the trainer's _get_per_token_logps_and_entropies for its rows"
 
@@ -66,8 +100,8 @@ def check_trainer(named: str | MakeTrainer, only: Iterable[str] = ()) -> Report:
     subject, only = Subject(make), tuple(only)
     options = {option_check(option): option for option in options_of(subject)}
     for one in only:
-        if one not in {*LAWS, *options}:
-            raise unknown("only", one, [*LAWS, *options], noun="check")
+        if one not in (known := [*LAWS, *NOT_RUN, *options]):
+            raise unknown("only", one, known, noun="check")
     outcomes = list(_laws(subject, only))
     if not any(one.check == SAME and one.status == "failed" for one in outcomes):
         wanted = {check: option for check, option in options.items() if not only or check in only}
@@ -83,7 +117,7 @@ def _compare(subject: Subject, name: str, runs: Callable[[], Iterable[tuple[str,
         f"{what}: |difference| / |gradient| = {error:.3g}" for what, error in found if not error <= CLOSE
     ]
     if wrong:
-        return Outcome(name, "failed", "\n".join(wrong), f"usual cause: {LAWS[name]}")
+        return Outcome(name, "failed", "\n".join(wrong), f"usual cause: {LAWS[name].cause}")
     return Outcome(name, "passed")
 
 
@@ -121,7 +155,7 @@ def _counted(subject: Subject) -> Outcome:
         f"the gradient of {int(left.sum())} of {int(mask.sum())} unmasked tokens is 0 with either sign of "
         f"the advantages: {', '.join(map(str, places[:8]))} of their completions, counted from 0"
     )
-    return Outcome(COUNTED, "failed", problem, f"usual cause: {LAWS[COUNTED]}")
+    return Outcome(COUNTED, "failed", problem, f"usual cause: {LAWS[COUNTED].cause}")
 
 
 def _sign(subject: Subject) -> Outcome:
@@ -143,7 +177,7 @@ def _sign(subject: Subject) -> Outcome:
         f"gradient descent raises {int(wrong.sum())} of {len(raised)} rows less with a positive advantage "
         "than with its negative"
     )
-    return Outcome(SIGN, "failed", problem, f"usual cause: {LAWS[SIGN]}")
+    return Outcome(SIGN, "failed", problem, f"usual cause: {LAWS[SIGN].cause}")
 
 
 def _laws(subject: Subject, only: tuple[str, ...]) -> Iterator[Outcome]:
@@ -174,8 +208,9 @@ def _laws(subject: Subject, only: tuple[str, ...]) -> Iterator[Outcome]:
     for name, runs in checks.items():
         if not only or name in only:
             yield _raised(name, partial(_compare, subject, name, runs))
-    if not only or RANKS in only:
-        yield Outcome(RANKS, "not applicable", "the check runs in one process")
+    for name, reason in NOT_RUN.items():
+        if not only or name in only:
+            yield Outcome(name, "not applicable", reason)
 
 
 def options_of(subject: Subject) -> list[str]:
@@ -207,5 +242,4 @@ def _option(subject: Subject, check: str, option: str) -> Outcome:
     if difference(after, before) > MOVED:
         return Outcome(check, "passed")
     problem = f"{option}={own!r} and {option}={values[0]!r} give the same gradient"
-    cause = "usual cause: an overridden _compute_loss that does not read it: raise an error for it, or use it"
-    return Outcome(check, "failed", problem, cause)
+    return Outcome(check, "failed", problem, f"usual cause: {OF_AN_OPTION.cause}")

@@ -230,7 +230,7 @@ def test_laws_are_listed_and_none_is_misspelt() -> None:
     listed = run("--laws").output
     assert all(name in listed for name in (*LAWS, *REDUCED, *OF_A_TRAINER, *NOT_RUN))
     assert "every_term_is_divided_as_the_advantages_are --as skyrl --as tinker\n  The same rows" in listed
-    assert "\n  Micro batches leave the gradient alone.\n" in listed
+    assert "\n  A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.\n" in listed
     data = json.loads(run("--laws", "--json").stdout)
     of_a_loss = [(one["name"], tuple(one["kinds"])) for one in data if not one["option"]]
     assert of_a_loss == [(x.name, x.kinds) for x in LAWS.values()]
