@@ -65,7 +65,9 @@ def get_plugin_manager(*, entry_points: bool = True) -> PluginManager:
     for distribution, entry_point in _installed() if entry_points else ():
         try:
             add_plugin(manager, entry_point.load(), distribution)
-        except (Exception, SystemExit) as error:  # whatever its import raises, the other plugins must load
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever its import raises, the other plugins must load
             reason = f"{entry_point.value} fails on import: {in_a_line(error)}"
             manager.problems.append(Problem(distribution, reason))
     return manager

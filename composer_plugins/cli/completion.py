@@ -7,6 +7,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator, MutableMapping
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +122,8 @@ def _installed() -> "Registry":
     if not is_loaded:
         loaded["torch"] = None  # to import it is then an ImportError
     try:
-        with foreign_code():
+        # What a plugin prints would stand in the line that the user types.
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), foreign_code():
             return collect(get_plugin_manager(), kernels=False)
     finally:
         if not is_loaded:

@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import takewhile
 from keyword import iskeyword
-from os.path import lexists
+from os.path import abspath, lexists
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -37,15 +37,15 @@ def new_plugin(
     if owner := taken_by(module):
         raise ConfigError("name", f"{module} is {owner}", "choose another name")
     target = folder or Path(name)
-    if lexists(target):
+    whole = Path(abspath(target))
+    if lexists(whole):
         raise ConfigError("folder", f"{str(target)!r} exists already", "name another one with --folder")
     with writing("folder", target):
-        there = next(parent for parent in target.absolute().parents if parent.is_dir())
+        there = next(parent for parent in whole.parents if parent.is_dir())
         with TemporaryDirectory(prefix=".", dir=there) as temporary:  # nothing is left of it if it fails
-            made = Path(temporary) / module
-            _fill(made, name, module)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            made.rename(target)
+            _fill(temporary / whole.relative_to(there), name, module)
+            (made,) = Path(temporary).iterdir()
+            made.rename(there / made.name)
     typer.echo(f"made {target}; next: cd {target} && pip install -e '.[test]' && pytest")
 
 

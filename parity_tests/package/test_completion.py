@@ -90,7 +90,8 @@ def test_losses_of_installed_plugins_are_offered_where_their_rows_need_no_torch(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-losses\nVersion: 2.5\n")
     (info / "entry_points.txt").write_text("[composer_plugins]\na = acme_losses\nb = needs_torch\n")
-    (tmp_path / "acme_losses.py").write_text(PLUGIN)
+    prints = "import warnings\nprint('loaded')\nwarnings.warn('x')"
+    (tmp_path / "acme_losses.py").write_text(f"{prints}\n{PLUGIN}")
     (tmp_path / "needs_torch.py").write_text(f"import torch\n{PLUGIN.replace('quite', 'quite_not')}")
     assert completions("composer-plugins explain quite", path=tmp_path) == ["quite_mine", "quite_ours"]
     assert completions("composer-plugins plot quite_mine @", path=tmp_path) == ["acme"]

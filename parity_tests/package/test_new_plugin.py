@@ -79,7 +79,15 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["file/new", "file", "dangling", "/dev/null/new", "a" * 300, "empty/" + "a" * 300]
+    "where",
+    [
+        "file/new",
+        "file",
+        "none/..",
+        "dangling",
+        "/dev/null/new",
+        *(f"{one}{'a' * 300}" for one in ("", "empty/", "none/")),
+    ],
 )
 def test_what_cannot_be_made_is_an_error_and_leaves_nothing(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
