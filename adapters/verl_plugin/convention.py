@@ -1,18 +1,20 @@
 """How verl calls a policy loss of its registry: `composer-plugins check module:function --as verl`."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
 from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Options without a default that one of verl's own losses needs, by the name of its function.
 REQUIRED: dict[str, dict[str, float]] = {"compute_policy_loss_dro": {"dro_beta": 0.1}}
+ALIKE = 0.8  # of two names, one of which is the other misspelt; `delta` and `dro_beta` have 0.6
 
 
 class Table(dict[str, Any]):
@@ -62,7 +64,8 @@ def watch(config: Any) -> dict[str, None]:
 
     def watched(table: Any, where: str) -> None:
         def missing(self: Any, name: str) -> Any:
-            nearest = [] if name.startswith("_") else [places[one] for one in near(name, places)]
+            # A user's own config class may have other options, such as `delta`.
+            nearest = [places[one] for one in get_close_matches(name, places, n=1, cutoff=ALIKE)]
             hint = f": {did_you_mean(nearest, 'config.')}" if nearest else ""
             if nearest:
                 found[f"it reads {where}.{name}, which verl does not have{hint}"] = None
