@@ -58,6 +58,8 @@ def main() -> None:
     rewards = [float(log["reward"]) for log in trainer.state.log_history if "reward" in log]
     trainer.accelerator.print(f"reward: {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last")
     trainer.accelerator.print(f"the model is in {args.output_dir}")
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # a process that ends with its process group open may abort
 
 
 if __name__ == "__main__":
