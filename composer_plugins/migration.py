@@ -126,8 +126,8 @@ class Effect(NamedTuple):
 
 
 CONSTANT = "Adam ignores a constant factor of the whole loss; for one term of several, change its weight."
-# By property, the gravest first. The key is a whole name, the last part of one, the first part, or the word
-# with which it begins: `effect_of`.
+# By property, the most important first. The key is a whole name, the last part of one, the first part, or
+# the word with which it begins: `effect_of`.
 EFFECTS: dict[str, Effect] = {
     TO_CORRECT: Effect("The written config does not run before this is corrected."),
     "policy": Effect("Every token has another loss."),

@@ -18,7 +18,7 @@ from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.plugins import losses
 
 FRAMEWORKS = ", ".join(migration.MODULES)
-CHANGES = "What is trained changes, the gravest first:"
+CHANGES = "What is trained changes, the most important first:"
 SMALL = "Only extreme values change, or all by as little as rounding:"
 SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
