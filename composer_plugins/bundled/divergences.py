@@ -92,7 +92,6 @@ LOSSES = (
         summary="KL(student || teacher), mode-seeking",
         paper="arXiv 2306.08543",
         parameters=SUPPORT | {"entry_clip": ENTRY_CLIP},
-        exceptions={f"{TO_THE_TEACHER}(entry_clip=0.5)": CLIPPED},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
             distillm(source=DISTILLM.format("reverse_kl")),

@@ -66,6 +66,25 @@ def test_a_loss_that_learns_from_one_sign_breaks_no_law_and_without_its_minus_it
     assert failed(ascending, "policy", UNTRACED) == ["descent_raises_the_tokens_with_positive_advantages"]
 
 
+PUBLISHED = [
+    (faults.kimi, "policy", ["advantages_of_any_size_give_finite_numbers"]),
+    (faults.high_entropy, "policy", ["descent_raises_the_tokens_with_positive_advantages"]),
+    (faults.topr, "policy", ["declared_gradient_is_the_one_that_it_has"]),
+    (faults.rrhf, "preference", ["descent_raises_the_chosen_over_the_rejected"]),
+    (faults.skew_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
+    (faults.sequence_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
+    (faults.brier, "divergence", ["descent_moves_the_student_to_the_teacher"]),
+]
+
+
+@pytest.mark.parametrize(("loss", "kind", "law"), PUBLISHED, ids=[one[0].__name__ for one in PUBLISHED])
+def test_a_published_loss_of_an_unusual_form_keeps_the_law(
+    loss: Callable[..., Any], kind: str, law: list[str]
+) -> None:
+    report = check_loss(loss, kind=kind, only=law)
+    assert report.passed and report.having("passed"), str(report)
+
+
 def test_a_report_has_the_numbers_the_place_and_the_usual_cause() -> None:
     (outcome,) = check_loss(
         faults.multiplies_with_the_mask, only=["masked_tokens_have_no_influence"]

@@ -1,5 +1,6 @@
 """Losses as third parties write them, each with one fault, and the law that it breaks."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,6 +69,57 @@ def awr(logprobs, advantages, mask):
     wide = torch.promote_types(logprobs.dtype, torch.float32)
     weight = torch.where(mask, advantages.detach().to(wide), 0.0).clamp(max=3).exp()
     return token_loss(-weight * torch.where(mask, logprobs.to(wide), 0.0), mask)
+
+
+def kimi(logprobs, old_logprobs, advantages, mask):
+    """Kimi k1.5: a regression of the log ratio to the advantage."""
+    gap = ratio_of(logprobs, old_logprobs, mask).log()
+    return token_loss((torch.where(mask, advantages.detach(), 0.0) - gap) ** 2 / 2, mask)
+
+
+def high_entropy(logprobs, old_logprobs, advantages, entropies, mask):
+    """Only tokens of high entropy count, so a row may have none."""
+    counts = torch.where(entropies.isnan(), torch.nan, (entropies > 1.2).to(entropies.dtype)).detach()
+    return sound(logprobs, old_logprobs, advantages * counts, mask)
+
+
+def topr(logprobs, old_logprobs, advantages, mask):
+    """TOPR: a weight, of at most 1, for bad answers alone."""
+    wide = torch.promote_types(logprobs.dtype, torch.float32)
+    gap = torch.where(mask, logprobs.to(wide) - old_logprobs.to(wide), 0.0).detach()
+    weight = gap.sum(-1, keepdim=True).clamp(max=0).exp()
+    weight = torch.where(advantages > 0, 1 + 0 * weight, weight) * advantages.detach()
+    return token_loss(-torch.where(mask, weight, 0.0) * torch.where(mask, logprobs.to(wide), 0.0), mask)
+
+
+topr.gradient = "score"
+
+
+def rrhf(chosen, rejected):
+    """RRHF: a hinge at 0."""
+    gap = rejected.float() - chosen.float() if rejected.dtype.itemsize < 4 else rejected - chosen
+    return PairLoss(torch.where(gap <= 0, 0.0 * gap, gap), {})
+
+
+def skew_kl(logprobs, ref_logprobs, mask):
+    """An estimate of KL(pi || 0.1 pi + 0.9 ref), of two equal policies 0 but for rounding."""
+    wide = torch.promote_types(logprobs.dtype, torch.float32)
+    back = torch.where(mask, ref_logprobs.detach().to(wide) - logprobs.to(wide), 0.0)
+    return token_loss(-torch.logaddexp(torch.full_like(back, math.log(0.1)), back + math.log(0.9)), mask)
+
+
+def sequence_kl(logprobs, ref_logprobs, mask):
+    """The k1 estimate of the KL of whole sequences, at each token."""
+    wide = torch.promote_types(logprobs.dtype, torch.float32)
+    gap = torch.where(mask, logprobs.to(wide) - ref_logprobs.detach().to(wide), 0.0).sum(-1, keepdim=True)
+    return token_loss(gap.expand(mask.shape), mask)
+
+
+def brier(student_logits, teacher_logits, mask):
+    """The squared distance of the probabilities."""
+    wide = torch.promote_types(student_logits.dtype, torch.float32)
+    student, teacher = student_logits.to(wide).softmax(-1), teacher_logits.detach().to(wide).softmax(-1)
+    return token_loss((student - teacher).square().sum(-1), mask)
 
 
 @breaks("masked_tokens_have_no_influence")
@@ -311,6 +363,18 @@ def learns_from_the_size_of_an_advantage(logprobs, old_logprobs, advantages, mas
     return sound(logprobs, old_logprobs, advantages.abs(), mask)
 
 
+@breaks("descent_raises_the_tokens_with_positive_advantages")
+def pushes_the_policy_from_the_reference(logprobs, ref_logprobs, advantages, mask):
+    ratio = ratio_of(logprobs, ref_logprobs, mask)
+    return token_loss(-advantages.detach() * logprobs - 0.1 * ratio.log() ** 2, mask)
+
+
+@breaks("descent_raises_the_tokens_with_positive_advantages")
+def pushes_the_policy_from_the_old_one(logprobs, old_logprobs, advantages, mask):
+    ratio = ratio_of(logprobs, old_logprobs, mask)
+    return token_loss(-advantages.detach() * ratio - 0.1 * ratio.log() ** 2, mask)
+
+
 @breaks("it_runs_on_tensors_without_numbers")
 def asks_for_a_number(logprobs, old_logprobs, advantages, mask):
     scale = max(1.0, advantages.abs().max().item())
@@ -394,6 +458,11 @@ def has_no_baseline(rewards, group_ids):
     return rewards.detach() * torch.ones_like(group_ids)
 
 
+@breaks("higher_reward_has_no_smaller_advantage", "advantage")
+def adds_its_baseline(rewards, baselines):
+    return (rewards + baselines).detach()
+
+
 @breaks("unmasked_rewards_that_are_not_finite_are_seen_in_their_row", "advantage")
 def replaces_nan_in_a_reward(rewards, group_ids):
     same, kept = same_group(group_ids), rewards.detach().nan_to_num(0.0, 1.0, -1.0)
@@ -410,6 +479,16 @@ def has_the_wrong_sign_of_a_kl(logprobs, ref_logprobs, mask):
 def adds_the_margin_of_the_reference(chosen, rejected, ref_chosen, ref_rejected):
     reference = (ref_chosen - ref_rejected).detach()
     return PairLoss(-F.logsigmoid(chosen - rejected + reference), {})
+
+
+@breaks("descent_raises_the_chosen_over_the_rejected", "preference")
+def adds_the_rejected_score_of_the_reference(chosen, rejected, ref_chosen, ref_rejected):
+    return PairLoss(-F.logsigmoid(chosen - ref_chosen.detach() - rejected - ref_rejected.detach()), {})
+
+
+@breaks("descent_raises_the_chosen_over_the_rejected", "preference")
+def subtracts_the_nll_of_the_chosen(chosen, rejected, chosen_nll):
+    return PairLoss(-F.logsigmoid(chosen - rejected) - chosen_nll, {})
 
 
 @breaks("pairs_may_come_in_any_order", "preference")
@@ -442,6 +521,12 @@ def exchanges_desirable_and_undesirable(scores, ref_scores, desirable):
 @breaks("descent_raises_the_desirable_over_the_undesirable", "preference")
 def adds_the_score_of_the_reference(scores, ref_scores, desirable):
     reward = scores + ref_scores.detach()
+    return PairLoss(-F.logsigmoid(torch.where(desirable, reward, -reward)), {})
+
+
+@breaks("descent_raises_the_desirable_over_the_undesirable", "preference")
+def adds_the_reference_point(scores, ref_scores, desirable, reference_kl):
+    reward = scores - ref_scores.detach() + reference_kl.detach()
     return PairLoss(-F.logsigmoid(torch.where(desirable, reward, -reward)), {})
 
 

@@ -139,7 +139,8 @@ def last_reward_is_seen_from_every_token(setting: Setting) -> None:
 def higher_reward_has_no_smaller_advantage(setting: Setting) -> None:
     """A higher reward alone gives no smaller advantage, and equal rewards of a group give 0.
 
-    The rows are equal but for their rewards. With groups, the rows of one group are compared.
+    The rows are equal but for their rewards. With groups, the rows of one group are compared. A higher
+    baseline alone gives no larger advantage.
     """
     given = [name for name in ("rewards", "reward_components", "token_rewards") if name in setting.inputs]
     if not given:
@@ -157,6 +158,14 @@ def higher_reward_has_no_smaller_advantage(setting: Setting) -> None:
         steps = advantages[rewards.argsort(stable=True)].diff(dim=0).amin(0)
         shown = f"rewards {numbers(rewards)} have the advantages {numbers(advantages[:, steps.argmin()])}"
         require((steps >= -1e-9 * advantages.abs().max()).all(), shown)
-    if "group_ids" in batch and "baselines" not in batch:
+    if "baselines" in batch:
+        same = {name: torch.full_like(batch[name], 0.3) for name in given}
+        if "group_ids" in batch:
+            batch["group_ids"] = torch.zeros_like(batch["group_ids"])
+        found = setting.result(batch | same | {"baselines": drawn["baselines"]}).reshape(SIZE, -1)
+        steps = found[drawn["baselines"].argsort()].diff(dim=0)
+        shown = f"baselines {numbers(drawn['baselines'])} have the advantages {numbers(found)}"
+        require((steps <= 1e-9 * found.abs().max()).all(), shown)
+    elif "group_ids" in batch:
         equal = setting.result(batch | {name: torch.full_like(batch[name], 0.3) for name in given})
         require(equal.abs().max() < 1e-6, f"equal rewards have the advantages {numbers(equal)}")

@@ -53,30 +53,37 @@ def parts_of_a_batch_are_the_batch(setting: Setting) -> None:
 
 @law("preference", cause="chosen and rejected exchanged, or a sign")
 def descent_raises_the_chosen_over_the_rejected(setting: Setting) -> None:
-    """Where both scores are those of the reference, gradient descent raises the margin."""
+    """Where both scores are close to those of the reference, gradient descent raises the margin.
+
+    It raises no negative log-likelihood. If the reference prefers the chosen more, the loss does not fall.
+    """
     if not {"chosen", "rejected"} <= {*setting.trained}:
         raise NotApplicable("it has no chosen and rejected scores with a gradient")
     batch = draw(setting, size=6)
-    same = {
-        name: batch["chosen"].clone() for name in ("rejected", "ref_chosen", "ref_rejected") if name in batch
-    }
-    gradients = value_and_gradients(setting, batch | same)[1]
+    others: tuple[str, ...] = ("rejected", "ref_chosen", "ref_rejected")
+    same = {name: batch["chosen"].clone() for name in others if name in batch}
+    # A hinge at 0 has no slope where the scores are equal.
+    near = same | {"rejected": same["rejected"] + 0.01}
+    gradients = value_and_gradients(setting, batch | near)[1]
     slope = gradients["chosen"] - gradients["rejected"]
     require((slope < 0).all(), f"the slope of the loss in the margin is {numbers(slope)}")
-    if "ref_chosen" in batch:
-        moved = same | {"ref_chosen": same["ref_chosen"] + 0.5}
-        change = setting.result(batch | moved) - setting.result(batch | same)
-        require(
-            (change >= 0).all(), f"if the reference prefers the chosen more, it changes by {numbers(change)}"
-        )
+    for name in ("chosen_nll", "gold_nll"):
+        if name in gradients:
+            found = f"the slope of the loss in {name!r} is {numbers(gradients[name])}"
+            require((gradients[name] >= 0).all(), found)
+    for name, shift in (("ref_chosen", 0.5), ("ref_rejected", -0.5)):
+        if name in batch:
+            change = setting.result(batch | same | {name: same[name] + shift}) - setting.result(batch | same)
+            found = f"if the reference prefers the chosen more, by {name!r}, it changes by {numbers(change)}"
+            require((change >= -1e-12).all(), found)
 
 
 @law("preference", cause="desirable and undesirable exchanged, or a sign, also of the reference")
 def descent_raises_the_desirable_over_the_undesirable(setting: Setting) -> None:
     """Where the scores are those of the reference, descent raises desirable rows more than undesirable ones.
 
-    If the reference prefers a row more, the loss of a desirable row does not fall, and the loss of an
-    undesirable row does not rise.
+    If the reference prefers a row more, or if the number that rewards are compared with is higher, the loss
+    of a desirable row does not fall, and the loss of an undesirable row does not rise.
     """
     if not {"scores", "desirable"} <= {*setting.inputs}:
         raise NotApplicable("it has no scores of desirable and undesirable rows")
@@ -86,11 +93,12 @@ def descent_raises_the_desirable_over_the_undesirable(setting: Setting) -> None:
         batch["ref_scores"] = batch["scores"].clone()
     gradient = value_and_gradients(setting, batch)[1]["scores"]
     require_first_of_pair_raised(gradient, "desirable=True", "desirable=False", never_lowered=True)
-    if "ref_scores" in batch:
-        change = setting.result(batch | {"ref_scores": batch["scores"] + 0.5}) - setting.result(batch)
-        agrees = torch.where(batch["desirable"], change >= 0, change <= 0).all()
-        found = f"rows with desirable=True, False, True ... change by {numbers(change)}"
-        require(agrees, f"if the reference prefers them more, the losses of {found}")
+    for name in ("ref_scores", "reference_kl", "reward_shift"):
+        if name in batch:
+            change = setting.result(batch | {name: batch[name] + 0.5}) - setting.result(batch)
+            agrees = torch.where(batch["desirable"], change >= -1e-12, change <= 1e-12).all()
+            found = f"rows with desirable=True, False, True ... change by {numbers(change)}"
+            require(agrees, f"if {name!r} is higher, the losses of {found}")
 
 
 @law(

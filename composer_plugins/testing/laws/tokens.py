@@ -176,6 +176,8 @@ def descent_raises_the_tokens_with_positive_advantages(setting: Setting) -> None
     """Descent lowers no token with A = 1, and raises it more than the same token with A = -1.
 
     All policies are equal. A loss may learn from one sign alone (RAFT, NSR), or raise every token (AWR).
+    Where tokens with A = 0 have no gradient, a penalty does not push them away from the reference or the
+    teacher, or from the old policy of a loss that has neither of them.
     """
     if setting.trained != ("logprobs",) or "advantages" not in setting.inputs:
         raise NotApplicable("its policy input is not logprobs, or it has no advantages")
@@ -184,6 +186,16 @@ def descent_raises_the_tokens_with_positive_advantages(setting: Setting) -> None
     batch["advantages"][1::2] = -1
     gradient = value_and_gradients(setting, batch)[1]["logprobs"]
     require_first_of_pair_raised(gradient, "A = 1", "A = -1", never_lowered=True)
+    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    if value_and_gradients(setting, batch)[1]["logprobs"].any():
+        return  # it raises or lowers such tokens, by an importance weight that may depend on the other policy
+    others = {one for one in batch if one.endswith("_logprobs") and INPUTS[one].shape == TOKENS}
+    for name in sorted(others & {"ref_logprobs", "teacher_logprobs"} or others):
+        shift = torch.full_like(batch[name], 0.01)
+        shift[1::2] = -0.01
+        raised = -value_and_gradients(setting, batch | {name: batch[name] + shift})[1]["logprobs"]
+        found = f"by {numbers(raised[0])} with higher {name!r}, and by {numbers(raised[1])} with lower"
+        require((raised[::2] >= raised[1::2]).all(), f"gradient descent raises tokens with A = 0 {found}")
 
 
 @law(
@@ -209,19 +221,23 @@ def expectation_over_the_policy_is_not_negative(setting: Setting) -> None:
     """Summed over the vocabulary with the policy's probabilities an estimate of a KL is not negative."""
     if {"logprobs", "ref_logprobs"} - {*setting.inputs}:
         raise NotApplicable("it does not compare logprobs with ref_logprobs")
-    batch = draw(setting, unmasked=1.0, tokens=6)
-    drawn = {name: torch.log_softmax(batch[name], -1) for name in ("logprobs", "ref_logprobs")}
-    loss = setting.result(batch | drawn)
-    expectation = (drawn["logprobs"].exp() * loss).sum(-1)
-    require((expectation > 0).all(), f"the expectations are {numbers(expectation)}")
-    equal = setting.result(batch | drawn | {"ref_logprobs": drawn["logprobs"]})
-    require(not equal.any(), f"of two equal policies it is {numbers(equal)}")
+    for seed in range(4):
+        # A row for each entry of the vocabulary: of one token, because a row may be one sequence to the loss.
+        batch = draw(setting, seed, size=6, tokens=1, unmasked=1.0)
+        drawn = {name: torch.log_softmax(batch[name], 0) for name in ("logprobs", "ref_logprobs")}
+        sampled = {name: drawn["logprobs"] for name in ("old_logprobs", "rollout_logprobs") if name in batch}
+        loss = setting.result(batch | drawn | sampled)
+        expectation = (drawn["logprobs"].exp() * loss).sum()
+        require(expectation > 0, f"the expectation is {float(expectation):.6g}")
+        equal = setting.result(batch | drawn | sampled | {"ref_logprobs": drawn["logprobs"]})
+        require((equal.abs() < 1e-12).all(), f"of two equal policies it is {numbers(equal)}")
 
 
 @law("divergence", cause="a sign, or the student and the teacher exchanged")
 def descent_moves_the_student_to_the_teacher(setting: Setting) -> None:
-    """A step of the student's logits towards the teacher's does not raise the loss.
+    """A step of the student towards the teacher does not raise the loss.
 
+    The step is that of the mixture (1 - e) S + e T. It lowers every loss that is convex in S and least at T.
     Of a teacher's top k, the step moves the student's probabilities of these entries, and not their sum. It
     lowers every f-divergence, whether the other entries are left out, scaled away or one entry more.
     """
@@ -230,7 +246,8 @@ def descent_moves_the_student_to_the_teacher(setting: Setting) -> None:
         raise NotApplicable("it has no logits of the student, or none of the teacher")
     gradient = value_and_gradients(setting, batch)[1]["student_logits"]
     if "teacher_logits" in batch:
-        step = batch["teacher_logits"] - batch["student_logits"]
+        gap = batch["teacher_logits"].log_softmax(-1) - batch["student_logits"].log_softmax(-1)
+        step = gap.expm1()  # of log S
     else:
         ids = batch["teacher_topk_ids"]
         logits = (batch["student_logits"] / (setting.choice.value("temperature") or 1.0)).gather(-1, ids)
