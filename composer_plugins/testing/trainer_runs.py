@@ -61,12 +61,17 @@ class Subject:
 
     def make(self, **overrides: Any) -> Any:
         """A new trainer with these options; ConfigError if it does not have them."""
-        shown = ", ".join(f"{name}={value!r}" for name, value in overrides.items()) or "no option of ours"
+        shown = (
+            ", ".join(f"{name}={value!r}" for name, value in overrides.items())
+            or "the options that every check sets"
+        )
         overrides = {**self.probe.QUIET, "max_steps": 1, **overrides}
         try:
             made = self.make_own(**overrides)
         except Exception as error:
             remedy = "let it take overrides of its config: make_trainer(**overrides) -> GRPOTrainer"
+            if not isinstance(error, TypeError):
+                remedy = "correct the function: it must return a trainer"
             raise ConfigError("--trainer", f"it fails with {shown}: {with_place(error)}", remedy) from error
         self.probe.require_trainer(made)
         for name, value in overrides.items():

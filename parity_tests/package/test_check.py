@@ -126,10 +126,11 @@ def test_laws_that_are_not_run_are_one_line() -> None:
     assert done.output.count("not applicable: ") == 27
 
 
-def test_a_function_of_this_convention_is_refused_with_as() -> None:
-    remedy = "leave out --as, or adapt the function"
-    with pytest.raises(ConfigError, match="its first parameter is logprobs, .* and skyrl calls fn") as error:
-        check_as(raises_with_a_tensor, "skyrl")
+@pytest.mark.parametrize("framework", ["prime-rl", "skyrl", "tinker", "verl"])
+def test_a_function_of_this_convention_is_refused_with_as(framework: str) -> None:
+    remedy, words = "leave out --as, or adapt the function", f"is logprobs, .* and {framework} calls fn"
+    with pytest.raises(ConfigError, match=words) as error:
+        check_as(raises_with_a_tensor, framework)
     assert error.value.remedy == remedy
 
 
@@ -147,6 +148,9 @@ def test_an_exception_has_a_reason_and_an_old_one_is_found() -> None:
         (outcome,) = check_loss(loss, only=[law]).outcomes
         assert outcome.status == status
     assert "law holds without it" in outcome.detail
+    mended.exceptions = {f"{law}(beta=0.1)": "its authors divide so"}
+    (outcome,) = check_loss(mended, only=[law]).outcomes
+    assert outcome.status == "failed" and "law holds without it" in outcome.detail
     mended.exceptions = {"more_paddin": "its authors divide so"}
     assert "no law of a policy has that name" in str(check_loss(mended, only=[law]))
 
@@ -248,6 +252,7 @@ def test_a_law_of_another_kind_is_an_error_of_a_frameworks_function_too() -> Non
 def test_laws_are_listed_and_none_is_misspelt() -> None:
     listed = run("--laws").output
     assert all(name in listed for name in (*LAWS, *REDUCED, *OF_A_TRAINER, *NOT_RUN))
+    assert "\nranks_leave_the_gradient_alone (not run)\n  The check runs in one process.\n" in listed
     assert "every_term_is_divided_as_the_advantages_are --as skyrl --as tinker\n  The same rows" in listed
     assert "\n  A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.\n" in listed
     data = json.loads(run("--laws", "--json").stdout)

@@ -12,10 +12,12 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from composer_plugins.cli import app
+from composer_plugins.convention import Counts
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.policy import ppo
 from composer_plugins.testing.conventions import CONVENTIONS, check_as, find_convention
 from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, laws_of
+from composer_plugins.testing.conventions.sums import SKYRL
 from composer_plugins.testing.laws import LAWS
 
 Loss = Callable[..., Any]
@@ -31,6 +33,8 @@ TWICE = "two_calls_give_the_same_result"
 NAN_SEEN = "nan_is_seen_in_its_row_and_in_no_other"
 NAN_GRADIENT = "nan_in_an_input_is_nan_in_the_gradient_of_its_token"
 OPTION, INPUT = "every_parameter_has_an_effect", "every_input_has_an_effect"
+ORDER, PRECISION = "rows_may_come_in_any_order", "float32_is_close_to_float64"
+REDUCTIONS = "reductions_are_those_of_the_unmasked_tokens"
 EMPTY = "batch_without_an_unmasked_token_gives_zero_with_a_gradient"
 DIVIDED = "every_term_is_divided_as_the_advantages_are"
 
@@ -158,6 +162,62 @@ def plus_kl(loss: Tensor, mask: Tensor, mode: str, info: dict[str, Any]) -> Tens
     return verl_mean(loss, mask, mode, info) + 0.1 * (loss**2).sum()
 
 
+def of_good_tokens(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """RAFT: a token counts with a positive advantage only."""
+    return policy_gradient(logprobs, old, advantages.clamp(min=0), mask)
+
+
+def weighted_by_place(*given: Tensor) -> Tensor:
+    loss = policy_gradient(*given)
+    return loss * torch.arange(1, len(loss) + 1)[:, None]
+
+
+def with_a_mean_of_the_batch(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """NaN in one advantage is NaN in the gradient of every row."""
+    return policy_gradient(logprobs, old, advantages, mask) * (1 + 0 * torch.where(mask, advantages, 0).sum())
+
+
+def with_a_gradient_where_empty(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    loss = policy_gradient(logprobs, old, advantages, mask)
+    return loss if mask.any() else loss + logprobs - logprobs.detach()
+
+
+def cancelled(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Digits of float32 are lost."""
+    return policy_gradient(logprobs, old, advantages + 1e6 - 1e6, mask)
+
+
+def with_the_gradient_of(wrong: Loss) -> Loss:
+    """verl's denominators in the value, and others in the gradient alone."""
+
+    def reduce(*given: Any) -> Tensor:
+        other = wrong(*given)
+        return verl_mean(*given).detach() + other - other.detach()
+
+    return reduce
+
+
+def plus_one(*given: Any) -> Tensor:
+    """A constant is added once for each micro-batch."""
+    return verl_mean(*given) + 1.0
+
+
+def nearly_divided(loss: Tensor, *rest: Any) -> Tensor:
+    return verl_mean(loss, *rest) * (1 + 1e-6 * len(loss))
+
+
+def twice_where_wide(loss: Tensor, *rest: Any) -> Tensor:
+    return verl_mean(loss, *rest) * (2 if loss.shape[1] > 20 else 1)
+
+
+def without_a_gradient_where_empty(loss: Tensor, mask: Tensor, *rest: Any) -> Tensor:
+    return verl_mean(loss, mask, *rest) if mask.any() else torch.zeros(())
+
+
+def one_row_as_it_is(loss: Tensor, *rest: Any) -> Tensor:
+    return verl_mean(loss, *rest) if len(loss) > 1 else loss.sum(-1)
+
+
 def last_tokens(mask: Tensor) -> Tensor:
     return mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
 
@@ -279,6 +339,16 @@ def functional_of_all(logprobs, old_logprobs, advantages, mask, reduction="mean"
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
 
+def functional_with_sum(reduce: Loss) -> Loss:
+    """A function whose "sum" is another number."""
+
+    def function(logprobs, old_logprobs, advantages, mask, reduction="mean"):  # type: ignore[no-untyped-def]
+        loss = functional(logprobs, old_logprobs, advantages, mask, reduction)
+        return reduce(loss) if reduction == "sum" else loss
+
+    return function
+
+
 def with_mean(reduce: Loss) -> Loss:
     """One number, by a reduction of a user's."""
 
@@ -320,7 +390,7 @@ def without_a_mask(logprobs: Tensor, advantages: Tensor) -> Tensor:
 
 
 SOUND: dict[str, list[Loss]] = {
-    "verl": [verl()],
+    "verl": [verl(), verl(of_good_tokens)],
     "prime-rl": [prime_rl()],
     "skyrl": [skyrl()],
     "tinker": [tinker()],
@@ -368,6 +438,17 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
         FIRST,
         "'l' is of the shape [] with a grad",
     ),
+    ("verl", verl(reduce=one_row_as_it_is), FIRST, "the shape [1], and not one number"),
+    ("verl", verl(reduce=plus_one), CUT, "the loss of 2 micro-batches"),
+    ("verl", verl(reduce=nearly_divided), CUT, "micro-batches of 4 rows"),
+    ("verl", verl(reduce=with_the_gradient_of(local_mean)), CUT, "the gradient of 2 micro-batches"),
+    ("verl", verl(reduce=with_the_gradient_of(padded_mean)), PADDING, "with 3 more columns, the gradient"),
+    ("verl", verl(reduce=twice_where_wide), PADDING, "with 34 more columns, the loss"),
+    ("verl", verl(weighted_by_place), ORDER, "another order of the rows"),
+    ("verl", verl(with_a_mean_of_the_batch), NAN_SEEN, "reaches the gradient of other rows"),
+    ("verl", verl(reduce=without_a_gradient_where_empty), EMPTY, "DDP waits for one"),
+    ("verl", verl(with_a_gradient_where_empty), EMPTY, "the gradient is ["),
+    ("verl", verl(cancelled), PRECISION, "the loss is"),
     ("prime-rl", prime_rl(reduce=Tensor.mean), CUT, "micro-batches of 4 rows"),
     ("prime-rl", prime_rl(reduce=Tensor.mean), PADDING, "with 3 more columns"),
     ("prime-rl", prime_rl(centred), MASKED, "masked tokens of advantages"),
@@ -405,7 +486,9 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ),
     ("torch", dead_parameter, OPTION, "'beta': [0.1, "),
     ("torch", dead_parameter_of_a_sum, OPTION, "'beta': [0.1, "),
-    ("torch", functional_of_all, "reductions_are_those_of_the_unmasked_tokens", "reduction='mean'"),
+    ("torch", functional_of_all, REDUCTIONS, "reduction='mean'"),
+    ("torch", functional_with_sum(lambda loss: 2 * loss), REDUCTIONS, "reduction='sum'"),
+    ("torch", functional_with_sum(lambda loss: loss[None]), REDUCTIONS, "reduction='sum'"),
 ]
 
 
@@ -450,6 +533,106 @@ def test_every_law_of_policy_losses_is_run_or_has_a_reason() -> None:
         check_as(verl(), "verl", [DIVIDED])
 
 
+def of_int(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    return torch.tensor(3)
+
+
+def of_rows_alone(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    return policy_gradient(logprobs, logprobs.detach(), advantages, mask).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [(of_int, "has no gradient"), (of_rows_alone, "the shape [4], and not one number")]
+)
+def test_a_result_of_another_type_or_shape_is_a_broken_law(function: Loss, words: str) -> None:
+    outcome = check_as(function, "torch", [FIRST]).outcomes[0]
+    assert (outcome.check, outcome.status) == (FIRST, "failed")
+    assert words in outcome.detail
+    assert outcome.cause.startswith("torch takes a tensor: one loss per token, or one number")
+
+
+def of_any(*given: Any, **named: Any) -> None: ...
+
+
+def by_position(logprobs, advantages, mask, /):  # type: ignore[no-untyped-def]
+    ...
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (of_any, "takes no log-probabilities of the policy; give it a parameter with the name logprobs or"),
+        (by_position, "takes 'logprobs' by position alone; remove the / from its parameters"),
+    ],
+)
+def test_parameters_that_cannot_be_passed_by_name_are_an_error(function: Loss, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_as(function, "torch")
+
+
+class Module(torch.nn.Module):
+    def forward(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        return policy_gradient(logprobs, old_logprobs, advantages, mask)
+
+
+def test_a_key_that_the_config_of_skyrl_lacks_is_named() -> None:
+    def function(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):  # type: ignore[no-untyped-def]
+        return config.eps_clip_hihg
+
+    outcome = check_as(function, "skyrl").outcomes[0]
+    assert (
+        "the check's config of SkyRL has no 'eps_clip_hihg': did you mean 'eps_clip_high'?" in outcome.detail
+    )
+
+
+def test_random_numbers_break_the_law_of_two_calls_and_no_law_of_masking() -> None:
+    report = check_as(verl(dropped), "verl", [TWICE, MASKED])
+    assert [outcome.check for outcome in report.having("failed")] == [TWICE]
+
+
+def test_a_gradient_that_is_declared_the_derivative_must_be_it() -> None:
+    def score(logprobs: Tensor, *rest: Tensor) -> Tensor:
+        loss = policy_gradient(logprobs, *rest)
+        return loss.detach() * (1 + torch.where(rest[-1], logprobs - logprobs.detach(), 0.0)) ** 2
+
+    for attributes, status in (({}, "not applicable"), ({"gradient": "derivative"}, "failed")):
+        function = verl(score)
+        vars(function).update(attributes)
+        (outcome,) = check_as(function, "verl", ["gradient_is_that_of_the_value"]).outcomes
+        assert outcome.status == status, outcome
+
+
+@pytest.mark.parametrize(
+    ("reduction", "total"),
+    [("token_mean", 1.0), ("sequence_mean", 1.0), ("seq_mean_token_sum_norm", 5 / 20)],
+)
+def test_the_advantages_of_skyrl_hold_the_denominator(reduction: str, total: float) -> None:
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    tensors = {
+        "logprobs": -1.0 * mask,
+        "old_logprobs": -1.0 * mask,
+        "advantages": torch.ones(2, 4),
+        "mask": mask,
+    }
+
+    def function(log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs):  # type: ignore[no-untyped-def]
+        assert loss_mask.dtype == torch.long
+        return (advantages * loss_mask).sum(), {}
+
+    found = SKYRL.call(function, tensors, Counts(5, 2, 1, 1, 10), {"loss_reduction": reduction})
+    assert float(found.loss) == pytest.approx(total)
+
+
+def test_the_mask_of_tinker_has_two_names() -> None:
+    def function(data: list[Any], logprobs_list: list[Tensor]) -> Any:
+        for datum in data:
+            fields = {name: entry.tolist() for name, entry in datum.loss_fn_inputs.items()}
+            assert fields["weights"] == fields["mask"] and set(fields["mask"]) <= {0.0, 1.0}
+        return tinker()(data, logprobs_list)
+
+    assert check_as(function, "tinker", [FIRST]).passed
+
+
 def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:
     def result(loss: Tensor, ratio: Tensor) -> Any:
         return loss, {"ratio": ratio}
@@ -486,7 +669,7 @@ class WithCall:
         return policy_gradient(logprobs, old_logprobs, advantages, mask)
 
 
-@pytest.mark.parametrize("function", [WithCall(), partial(functional, reduction="none")])
+@pytest.mark.parametrize("function", [WithCall(), Module(), partial(functional, reduction="none")])
 def test_a_callable_without_a_name_is_checked(function: Loss) -> None:
     report = check_as(function, "torch")
     assert report.passed, str(report)

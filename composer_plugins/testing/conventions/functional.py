@@ -40,11 +40,24 @@ REDUCTIONS = (
 )
 
 
+def forward_of(function: Function) -> Function:
+    """The forward of a module, which has the parameters; any other function itself."""
+    return function.forward if isinstance(function, torch.nn.Module) else function
+
+
+def signature_of(function: Function) -> inspect.Signature:
+    """The signature of a function, or of the forward of a module."""
+    return inspect.signature(forward_of(function))
+
+
 def parameters_of(function: Function) -> dict[str, str]:
     """Our names of a function's inputs, with the function's; ConfigError for a parameter that is no input."""
     ours = {theirs: name for name, aliases in ALIASES.items() for theirs in aliases}
     found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature_of(function).parameters.items():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            problem = f"the function takes {name!r} by position alone"
+            raise ConfigError("check", problem, "remove the / from its parameters")
         if name in ours:
             found[ours[name]] = name
         elif parameter.default is parameter.empty and parameter.kind not in (
@@ -60,7 +73,8 @@ def parameters_of(function: Function) -> dict[str, str]:
             raise ConfigError("check", f"nothing passes {name!r} to the function: it stays None", remedy)
     if "logprobs" not in found:
         problem = "the function takes no log-probabilities of the policy"
-        raise ConfigError("check", problem, f"name them {' or '.join(ALIASES['logprobs'])}")
+        remedy = f"give it a parameter with the name {' or '.join(ALIASES['logprobs'])}"
+        raise ConfigError("check", problem, remedy)
     return found
 
 
@@ -73,7 +87,7 @@ def own_parameters(function: Function) -> dict[str, Any]:
     inputs = {REDUCTION, *(theirs for aliases in ALIASES.values() for theirs in aliases)}
     return {
         name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in signature_of(function).parameters.items()
         if name not in inputs and isinstance(parameter.default, VALUES)
     }
 
@@ -87,10 +101,12 @@ def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 
 def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
     """The function as one of our kernels, with one loss per token."""
-    keywords = {REDUCTION: "none"} if REDUCTION in inspect.signature(function).parameters else {}
+    keywords = {REDUCTION: "none"} if REDUCTION in signature_of(function).parameters else {}
+
+    called = forward_of(function)  # torch.fx does not trace a module that belongs to no other
 
     def kernel(*needed: Tensor, **own: Any) -> TokenLoss:
-        return TokenLoss(function(**dict(zip(names.values(), needed, strict=True)), **keywords, **own), {})
+        return TokenLoss(called(**dict(zip(names.values(), needed, strict=True)), **keywords, **own), {})
 
     kind = inspect.Parameter
     kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -115,7 +131,7 @@ def reductions_outcome(function: Function, names: Mapping[str, str]) -> Outcome:
     """Whether "sum" and "mean" are the sum and the mean of what "none" gives at the unmasked tokens."""
     name, _, usual = REDUCTIONS
     cause = f"usual cause: {usual}"
-    if REDUCTION not in inspect.signature(function).parameters:
+    if REDUCTION not in signature_of(function).parameters:
         return Outcome(name, "not applicable", "the function takes no reduction")
     given = probe(names)
     wanted = function(**given_to(names, given), reduction="none").detach()
@@ -145,13 +161,15 @@ def probe(names: Mapping[str, str]) -> dict[str, Tensor]:
 def specialised(function: Function) -> Convention:
     """The convention for one function: which inputs it takes, and what its one number is divided by."""
     names = parameters_of(function)
-    takes_reduction = REDUCTION in inspect.signature(function).parameters
+    takes_reduction = REDUCTION in signature_of(function).parameters
     whole = probe(names)
     try:
         result = function(**given_to(names, whole), **({REDUCTION: "none"} if takes_reduction else {}))
     except Exception:  # the first law calls it again and reports the error
         result = None
     per_token = isinstance(result, Tensor) and result.dim() > 0
+    if per_token and "mask" in names and result.shape != whole["mask"].shape:
+        per_token = False  # the first law reports the shape
     needs = (*(name for name in names if name != "mask"), "mask")
     own = replace(TORCH, needs=needs, names=dict(names), parameters=own_parameters(function))
     if per_token and "mask" in names:
@@ -182,6 +200,8 @@ def _divides(function: Function, names: Mapping[str, str], whole: Mapping[str, T
     rows = [{name: x[i : i + 1] for name, x in whole.items()} for i in range(2)]
     try:
         total, *parts = [function(**given_to(names, one)).detach() for one in (whole, *rows)]
+        if total.dim() or not total.is_floating_point():
+            return "sum"
     except Exception:  # the first law calls it again and reports the error
         return "sum"
     tokens = [int(one["mask"].sum()) / int(whole["mask"].sum()) for one in rows]

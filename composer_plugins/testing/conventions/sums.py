@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.errors import did_you_mean, near
 
 
 def is_number(value: Any) -> bool:
@@ -30,6 +31,15 @@ ALGORITHM = {
 }
 
 
+class Algorithm(SimpleNamespace):
+    """The check's AlgorithmConfig of SkyRL; another key is an error that says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        known = f"it has {', '.join(vars(self))}"
+        hint = did_you_mean(nearest) if (nearest := near(name, vars(self))) else known
+        raise AttributeError(f"the check's config of SkyRL has no {name!r}: {hint}")
+
+
 def scaled(advantages: Tensor, mask: Tensor, counts: Counts, reduction: str) -> Tensor:
     """SkyRL's advantages: divided so that a sum over the batch is the reduction that the user has set."""
     if reduction == "token_mean":
@@ -44,7 +54,7 @@ def call_skyrl(
 ) -> Called:
     """Call it as the policy worker does, with advantages that hold the denominator."""
     mask, reduction = tensors["mask"], options["loss_reduction"]
-    config = SimpleNamespace(**ALGORITHM | {"loss_reduction": reduction, "max_seq_len": counts.width})
+    config = Algorithm(**ALGORITHM | {"loss_reduction": reduction, "max_seq_len": counts.width})
     result = function(
         tensors["logprobs"],
         tensors["old_logprobs"],

@@ -21,6 +21,7 @@ from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.report import Report
 from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED, option_check
+from composer_plugins.testing.trainer_runs import padded
 from composer_plugins.testing.trainers import (
     COUNTED,
     CUT,
@@ -291,6 +292,12 @@ def test_every_option_of_trls_loss_is_moved_or_has_a_reason() -> None:
     assert {*MOVES, *NOT_MOVED} == set(upstream.LOSS_OPTIONS)
 
 
+def test_padding_is_masked_where_the_last_column_is_not() -> None:
+    ones = torch.ones(2, 4, dtype=torch.long)
+    mask = padded({"completion_ids": ones, "completion_mask": ones})["completion_mask"]
+    assert mask.tolist() == [[1, 1, 1, 1, 0, 0, 0]] * 2
+
+
 def test_a_function_of_another_contract_is_an_error() -> None:
     def ignores(**overrides: Any) -> GRPOTrainer:
         return tiny_trainer()
@@ -299,6 +306,15 @@ def test_a_function_of_another_contract_is_an_error() -> None:
         check_trainer(ignores)
     with pytest.raises(ConfigError, match=r"make_trainer\(\*\*overrides\) -> GRPOTrainer"):
         check_trainer(lambda: tiny_trainer())
+
+    def raises(**overrides: Any) -> GRPOTrainer:
+        raise KeyError("model")
+
+    with pytest.raises(
+        ConfigError, match="it fails with the options that every check sets: KeyError"
+    ) as error:
+        check_trainer(raises)
+    assert error.value.remedy == "correct the function: it must return a trainer"
     with pytest.raises(ConfigError, match="it returned NoneType"):
         check_trainer(lambda **overrides: None)
     with pytest.raises(ConfigError, match="unknown check 'cut'"):
