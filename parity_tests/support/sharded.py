@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -184,6 +185,7 @@ def main(engine: str, job: str, folder: Path) -> None:
     if PartialState().is_main_process:
         torch.save({"ranks": ranks, **found}, folder / f"{engine} {job}.pt")
     PartialState().destroy_process_group()
+    time.sleep(1)  # a process that ends while gloo's threads still release tensors may abort
 
 
 if __name__ == "__main__":

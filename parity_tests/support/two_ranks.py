@@ -1,6 +1,7 @@
 """Run under `accelerate launch`: the gradient of the first step of every case, into a file."""
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -56,3 +57,4 @@ if __name__ == "__main__":
     if state.is_main_process:
         torch.save({"ranks": state.num_processes, **found}, sys.argv[1])
     state.destroy_process_group()
+    time.sleep(1)  # a process that ends while gloo's threads still release tensors may abort

@@ -8,6 +8,7 @@ packed micro-batch, the sum is divided by the tokens of all ranks, and gradients
 
 import argparse
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -98,6 +99,7 @@ def main() -> None:
         print("losses", *record.losses)
         print("weights", record.weights)
     dist.destroy_process_group()
+    time.sleep(1)  # a process that ends while gloo's threads still release tensors may abort
 
 
 if __name__ == "__main__":
