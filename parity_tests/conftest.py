@@ -32,7 +32,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The modules that the tests of a framework import. Without one of them its folders are not collected.
+# The modules that tests import. Without one of them the folders that need it are not collected.
 FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
 RECIPES = {
@@ -42,8 +42,10 @@ RECIPES = {
     "monarch": ("monarch", "trl"),
     "axolotl": ("axolotl", "trl"),
 }
+SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
 collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
 collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
+collect_ignore += [] if all(map(find_spec, SITE)) else ["site"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

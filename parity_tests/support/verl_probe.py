@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+import composer_plugins
+from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_wheels import PLUGIN, TARGET, stub
 
 NODE = {"advantage": "grpo@verl", "policy": "grpo@verl"}
@@ -183,13 +185,19 @@ def policy_loss(
     return loss.detach(), torch.autograd.grad(loss, given["log_prob"])[0], logged
 
 
+def is_ours(warning: warnings.WarningMessage) -> bool:
+    """Whether a warning is of this package, by its file or its words without the path of the checkout."""
+    in_package = Path(composer_plugins.__file__).parent in Path(warning.filename).parents
+    return in_package or "composer" in str(warning.message).replace(str(ROOT), "")
+
+
 def main(out: str) -> None:
     """Load our plugin with this verl and write down what it does."""
     stub()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import verl
-    messages = [str(w.message) for w in caught if "composer" in f"{w.message} {w.filename}"]
+    messages = [str(w.message) for w in caught if is_ours(w)]
     loaded = PLUGIN in sys.modules
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_critic
