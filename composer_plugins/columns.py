@@ -204,7 +204,15 @@ NOT_HINTS = ("none", "null", "nan")  # in any case: what was missing, written as
 DOUBTS = {
     "absent": ("the text is {what}", "write None in a row without a hint"),
     "prompt": ("the text is the prompt", "write what the teacher knows beside the prompt, or None"),
+    "same": (
+        "the teacher's prompt has the same tokens as the policy's",
+        "set a chat template, and a teacher_prompt_template, that show the whole hint",
+    ),
     "equal": ("chosen equals rejected", "remove these pairs, which teach nothing"),
+    "repeats": (
+        "chosen and rejected begin with the text of the prompt",
+        "write the completion alone, because it is appended to the prompt",
+    ),
     "token": (
         "chosen or rejected contains {what}",
         "write the text alone: the chat template adds its tokens",
@@ -217,20 +225,28 @@ def hint_notes(row: Row, prompt: Prompt) -> list[str]:
     if (hint := hint_of(row)) is None:
         return []
     hint = hint.strip()
-    asked = prompt if isinstance(prompt, str) else content_text(prompt[_last_user_message(prompt)]["content"])
     absent = [f"absent {hint!r}"] if hint.lower() in NOT_HINTS else []
-    return ["hint", *absent, *(["prompt"] if hint == asked.strip() else [])]
+    return ["hint", *absent, *(["prompt"] if hint == _asked(prompt) else [])]
 
 
-def pair_notes(row: Row, special_tokens: Collection[str]) -> list[str]:
+def pair_notes(row: Row, prompt: Prompt, special_tokens: Collection[str]) -> list[str]:
     """Return "pair" for each pair with a weight above 0, and its doubts, as `hint_notes` has them."""
-    notes = []
+    notes, asked = [], _asked(prompt)
     for pair in pairs_of(row):
         if pair.weight > 0:
-            chosen, rejected = text_of(pair.chosen), text_of(pair.rejected)
-            inside = [f"token {token!r}" for token in special_tokens if token in chosen or token in rejected]
-            notes += ["pair", *(["equal"] if chosen == rejected else []), *inside[:1]]
+            sides = text_of(pair.chosen), text_of(pair.rejected)
+            equal = ["equal"] if sides[0] == sides[1] else []
+            repeats = ["repeats"] if asked and all(one.lstrip().startswith(asked) for one in sides) else []
+            inside = [f"token {token!r}" for token in special_tokens if any(token in one for one in sides)]
+            notes += ["pair", *equal, *repeats, *inside[:1]]
     return notes
+
+
+def _asked(prompt: Prompt) -> str:
+    """The text of a prompt, in a chat of its last user message; "" if it has none."""
+    if not isinstance(prompt, str):
+        prompt = next((content_text(m["content"]) for m in reversed(prompt) if m["role"] == "user"), "")
+    return prompt.strip()
 
 
 def special_tokens(tokenizer: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """The three channels of the composer loss: each makes its tensors and its loss, and logs its metrics."""
 
-from collections.abc import Collection
+import math
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
+from composer_plugins.adapters.trl_mixin.finite import raise_not_finite
 from composer_plugins.adapters.trl_mixin.forward import completion, longest_input
 from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_rows
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
@@ -16,13 +18,16 @@ from composer_plugins.adapters.trl_mixin.teachers import Teacher
 from composer_plugins.catalogue import Choice
 from composer_plugins.columns import (
     CHOSEN,
+    DOUBTS,
     REJECTED,
     Row,
     check_calls_are_shown,
     pair_notes,
     pairs_of,
     prompt_of,
+    special_tokens,
 )
+from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
@@ -54,17 +59,23 @@ class Channel:
         self._checked = True
         return result
 
-    def log(self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric]) -> None:
+    def log(
+        self, trainer: GRPOTrainer, loss: Tensor, metrics: dict[str, Metric], inputs: dict[str, Tensor]
+    ) -> None:
         """Log the loss, and the mean of each metric over the unmasked elements of all ranks.
 
         A metric without any unmasked element is left out of this step. All ranks must pass the same names:
-        one reduction carries every value.
+        one reduction carries every value. DataError if one is not finite; `inputs`, with a "mask", are those
+        that it may come from.
         """
         parts = {"loss": (loss.detach(), torch.ones_like(loss, dtype=torch.bool)), **metrics}
         sums = [torch.where(where, value, 0.0).sum().float() for value, where in parts.values()]
         counts = [where.sum().float() for _, where in parts.values()]
         totals = trainer.accelerator.reduce(torch.stack([*sums, *counts]), reduction="sum").tolist()
         for name, total, count in zip(parts, totals, totals[len(parts) :], strict=False):
+            if not math.isfinite(total):
+                what = name if name == "loss" else f"metric {name!r}"
+                raise_not_finite(trainer, self.name, what, total, inputs)
             if count:
                 upstream.metrics(trainer)[f"composer/{self.name}/{name}"].append(total / count)
 
@@ -96,7 +107,7 @@ class PolicyChannel(Channel):
         logged = upstream.metrics(trainer)
         for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
             del logged[name]  # ours are logged under composer/policy
-        self.log(trainer, reduced * upstream.accumulation_steps(trainer), token.metrics)
+        self.log(trainer, reduced * upstream.accumulation_steps(trainer), token.metrics, tensors)
         return reduced
 
 
@@ -112,6 +123,7 @@ class HintChannel(Channel):
     needs_own_student: bool = field(default=False, init=False)
     # Whether the environments of the rollouts have the hints, or the feedback.
     from_environment: bool = field(default=False, init=False)
+    _has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.choice.value("ratio_cap") is not None:  # weighs each token by its ratio to the old policy
@@ -122,17 +134,9 @@ class HintChannel(Channel):
         """The columns that the data set must have."""
         return self.source.columns
 
-    def notes(self, row: Row, special_tokens: Collection[str]) -> list[str]:
-        """What `columns.warnings_of` counts of a row."""
-        return self.source.notes(row)
-
-    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
-        """Raise DataError unless the teacher's prompt and the longest completion fit the model.
-
-        The prompt of an environment is known only after its `reset`.
-        """
-        if not upstream.has_environments(trainer):
-            self.source.check_row(trainer, row)
+    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> list[str]:
+        """Return the notes of a row for `columns.warnings_of`; DataError if the channel cannot use it."""
+        return self.source.check_row(trainer, row)
 
     def tensors(
         self,
@@ -156,12 +160,28 @@ class HintChannel(Channel):
         if upstream.has_environments(trainer):
             rows = environment_rows(trainer, rows, prompts, batch, hints=self.from_environment)
         teacher, has_hint = self.source.teacher_prompts(trainer, rows, batch, rewards)
+        self._leave_out_same(teacher, has_hint, batch)
         ids, attention = upstream.pad_left(trainer, teacher)
         mask = upstream.loss_mask(batch) & torch.tensor(has_hint, device=ids.device).unsqueeze(1)
         for i, row in enumerate(rows):
             if row.get("hint_mask") is not None:
                 mask[i] &= _marked_tokens(row["hint_mask"], batch["completion_mask"][i])
         return {"hint_prompt_ids": ids, "hint_prompt_mask": attention, "hint_mask": mask}
+
+    def _leave_out_same(self, teacher: list[list[int]], has_hint: list[bool], batch: dict[str, Any]) -> None:
+        """Take the hint from each row whose teacher would see the policy's tokens, and warn of the first."""
+        prompts = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        same = [ids == own[mask.bool()].tolist() for ids, (own, mask) in zip(teacher, prompts, strict=True)]
+        left_out = [i for i, hinted in enumerate(has_hint) if hinted and same[i]]
+        for i in left_out:
+            has_hint[i] = False
+        if left_out and not self._has_warned:
+            self._has_warned = True
+            problem, remedy = DOUBTS["same"]
+            message = (
+                f"hint_weight: in {len(left_out)} of {len(same)} rows of a batch {problem}, so they count "
+            )
+            warnings.warn(f"{message}as rows without a hint; {remedy}", ComposerWarning, stacklevel=2)
 
     def loss(self, trainer: GRPOTrainer, model: Any, inputs: dict[str, Any], logprobs: Tensor) -> Tensor:
         """The mean over all rows of the mean over `hint_mask` tokens; a row without a hint counts as 0.
@@ -195,7 +215,7 @@ class HintChannel(Channel):
             "kl": Metric(tensors["old_logprobs"] - tensors["teacher_logprobs"], mask),
             "row_frac": Metric(has_tokens, torch.ones_like(has_tokens)),
         }
-        self.log(trainer, reduced, metrics)
+        self.log(trainer, reduced, metrics, tensors)
         return reduced / upstream.accumulation_steps(trainer)
 
     def _reduced(
@@ -236,21 +256,17 @@ class ReplayChannel(Channel):
     temperature: float
     denominator = "the mean over completions of the pair's weight * loss, 0 without a pair"
     reference: Teacher | None = field(default=None, init=False)  # the initial policy, where the loss needs it
+    _special_tokens: list[str] | None = field(default=None, init=False)
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the log-probabilities of a reference policy."""
         return "ref_chosen" in self.choice.loss.needs
 
-    def notes(self, row: Row, special_tokens: Collection[str]) -> list[str]:
-        """What `columns.warnings_of` counts of a row."""
-        return pair_notes(row, special_tokens)
-
-    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> None:
-        """Raise DataError unless every pair of the row is complete, will be used, and fits the model."""
+    def check_row(self, trainer: GRPOTrainer, row: Row, training: bool) -> list[str]:
+        """Return `pair_notes`; DataError unless every pair is complete, will be used, and fits the model."""
         pairs, group = pairs_of(row), upstream.generations(trainer, training)
-        limit = longest_input(trainer)
-        prompt_of(row)
+        limit, prompt = longest_input(trainer), prompt_of(row)
         if len(pairs) > group:
             problem = f"the row has {len(pairs)} pairs, and its {group} generations use only the first ones"
             option = "num_generations" if training else "num_generations_eval"
@@ -270,6 +286,9 @@ class ReplayChannel(Channel):
                 if limit is not None and length > limit:
                     problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
                     raise DataError(side, problem, "remove the pair")
+        if self._special_tokens is None:
+            self._special_tokens = special_tokens(upstream.tokenizer(trainer))
+        return pair_notes(row, prompt, self._special_tokens)
 
     def tensors(self, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """The replay channel's part of a generation batch; S is `chosen` or `rejected`.
@@ -335,7 +354,7 @@ class ReplayChannel(Channel):
         reduced = (batch["replay_weight"] * pair.loss).sum() / len(has_pair)
         metrics = {name: Metric(m.value, m.where & has_pair[used]) for name, m in pair.metrics.items()}
         metrics["row_frac"] = Metric(has_pair, torch.ones_like(has_pair))
-        self.log(trainer, reduced, metrics)
+        self.log(trainer, reduced, metrics, tensors | {"mask": has_pair[used]})
         return reduced / upstream.accumulation_steps(trainer)
 
     def _scores(self, trainer: GRPOTrainer, model: Any, parts: tuple[Tensor, ...], size: int) -> Tensor:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
+from transformers import Trainer
 from trl import GRPOConfig, TrlParser
 
 from composer_plugins.adapters.trl_mixin import upstream
@@ -205,6 +206,22 @@ class ComposerGRPOConfig(GRPOConfig):
         wrong += [] if wrong else self._length_of_the_denominator(policy)
         findings += [] if wrong else self._of_this_trl(config)
         raise_all([*wrong, *caught(lambda: enforce(findings))])
+
+    def get_process_log_level(self) -> int:
+        """The log level of this process. ConfigError if a trainer without the mixin is made with this config.
+
+        The constructor of every Trainer calls it, and nothing else tells a config which trainer has it.
+        """
+        caller = inspect.stack(context=0)[1].frame.f_locals.get("self")
+        if isinstance(caller, Trainer) and not hasattr(caller, "_composer"):
+            name = type(caller).__name__
+            problem = (
+                f"it is a {type(self).__name__}, and {name} has no ComposerLossMixin, so policy, hint and "
+            )
+            problem += "replay would have no effect"
+            remedy = f"use ComposerGRPOTrainer, or write class My{name}(ComposerLossMixin, {name})"
+            raise ConfigError("args", problem, remedy)
+        return int(super().get_process_log_level())
 
     def _parse_json(self, name: str) -> None:
         if isinstance(value := getattr(self, name), str):

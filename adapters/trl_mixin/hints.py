@@ -39,19 +39,16 @@ class HintColumn:
     columns: ClassVar[tuple[str, ...]] = (HINT,)
     _warned: bool = field(default=False, init=False)
 
-    def notes(self, row: Row) -> list[str]:
-        """What `columns.warnings_of` counts of a row."""
-        return hint_notes(row, row.get("prompt", ""))
-
-    def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
-        """Raise DataError unless prompt, hint and the longest completion fit the model."""
-        hint, prompt = hint_of(row), prompt_of(row)
-        if hint is None:
-            return
-        (ids,) = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template)])
+    def check_row(self, trainer: GRPOTrainer, row: Row) -> list[str]:
+        """Return `hint_notes`; DataError unless prompt, hint and the longest completion fit the model."""
+        if (hint := hint_of(row)) is None or upstream.has_environments(trainer):
+            return hint_notes(row, row.get("prompt", ""))  # an environment's `reset` completes the prompt
+        prompt = prompt_of(row)
+        ids, own = upstream.encode_prompts(trainer, [hinted_prompt(prompt, hint, self.template), prompt])
         problem = f"with the prompt it has {len(ids)} tokens"
         remedy = "shorten the hint, or lower max_completion_length"
         _check_length(trainer, HINT, len(ids), problem, remedy)
+        return hint_notes(row, prompt) + (["same"] if ids == own else [])
 
     def teacher_prompts(
         self, trainer: GRPOTrainer, rows: Sequence[Row], batch: dict[str, Any], rewards: Tensor
@@ -77,8 +74,8 @@ class EnvironmentHints(HintColumn):
 
     columns = ()
 
-    def notes(self, row: Row) -> list[str]:
-        """What `columns.warnings_of` counts of a row: its rollouts may have a hint."""
+    def check_row(self, trainer: GRPOTrainer, row: Row) -> list[str]:
+        """Return the note that the row's rollouts may have a hint: the environment makes its prompt too."""
         return ["hint"]
 
 
@@ -119,18 +116,21 @@ class SuccessfulRollouts:
         """The columns that the data set must have."""
         return (HINT,) if self.options.include_environment_feedback else ()
 
-    def notes(self, row: Row) -> list[str]:
-        """What `columns.warnings_of` counts of a row: it may get a hint, also where it has no feedback."""
-        return (hint_notes(row, row["prompt"]) if self.columns else []) or ["hint"]
+    def check_row(self, trainer: GRPOTrainer, row: Row) -> list[str]:
+        """Return the notes of a row, which may get a hint also where it has no feedback.
 
-    def check_row(self, trainer: GRPOTrainer, row: Row) -> None:
-        """Raise DataError unless a demonstration of the greatest length fits the model."""
+        DataError unless a demonstration of the greatest length fits the model.
+        """
+        notes = (hint_notes(row, row["prompt"]) if self.columns else []) or ["hint"]
+        if upstream.has_environments(trainer):  # whose `reset` completes the prompt
+            return notes
         self._check_longest(trainer, row)
         if row.get(HINT) is not None and not self.options.include_environment_feedback:
             self._warn(
                 f"include_environment_feedback: it is False, so the column {HINT} has no effect; set it to "
                 "True to show the teacher this feedback, or remove the column"
             )
+        return notes
 
     def _check_longest(self, trainer: GRPOTrainer, row: Row) -> None:
         options, prompt, longest = self.options, prompt_of(row), trainer.max_completion_length

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from datasets import Dataset
-from trl import GRPOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from parity_tests.adapters.trl.test_bad_input import GOOD
@@ -60,6 +60,24 @@ def _no_end() -> None:
 def _plain() -> None:
     args = GRPOConfig(output_dir=SCRATCH.name, use_cpu=True, bf16=False)
     ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
+
+
+def _ours_in_a_plain_trainer() -> None:
+    tiny.trainer(GRPOTrainer, policy="gspo", loss_type="dapo", hint_weight=1.0)
+
+
+def _cut_off() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'][:2] }}{% endfor %}"
+    row = GOOD | {"prompt": [{"role": "user", "content": GOOD["prompt"]}]}
+    given = {"dataset": Dataset.from_list([row] * 4), "arguments": {"processing_class": tokenizer}}
+    tiny.trainer(hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}", **given)
+
+
+def _nan_teacher() -> None:
+    made = tiny.trainer(hint_weight=1.0)
+    made._hint.teacher.model.lm_head.weight.data[4, 0] = float("nan")
+    made.train()
 
 
 def _encoder_decoder() -> None:
@@ -148,6 +166,7 @@ CASES: tuple[Case, ...] = (
     Case("a rule for the rest, without a top k", {"hint_weight": 1.0, "hint_params": {"rest": "tail"}}),
     Case("an option of the hint without its weight", {"hint_teacher": "ema"}),
     Case("an EMA rate without an EMA", {"hint_weight": 1.0, "hint_ema_rate": 0.1}),
+    Case("a decay as the EMA rate", {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.999}),
     Case("a template without the hint", {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}"}),
     Case("unused columns removed", {"hint_weight": 1.0, "remove_unused_columns": True}),
     Case("a misspelt preference loss", {"replay_weight": 1.0, "replay_loss": "ddpo"}),
@@ -162,10 +181,18 @@ CASES: tuple[Case, ...] = (
     data("a pair with one side", {"rejected": None}),
     data("pairs of different number", {"chosen": ["1", "2"], "rejected": ["3"]}, all_rows=True),
     data("chosen equals rejected", {"rejected": GOOD["chosen"]}, all_rows=True),
+    data("sides that repeat the prompt", {"chosen": "a?12", "rejected": "a?3"}, all_rows=True),
     data("a negative weight of a pair", {"n_teachers_agreeing": -1.0}),
     data("a question as the completion", {"chosen": [{"role": "user", "content": "1"}]}, all_rows=True),
     Case("an empty hint in the evaluation set", change="eval_dataset=...", make=_evaluated),
     Case("a config of TRL's own", change="args=GRPOConfig(...)", make=_plain),
+    Case(
+        "our config in TRL's own trainer",
+        change="GRPOTrainer(args=ComposerGRPOConfig(...))",
+        make=_ours_in_a_plain_trainer,
+    ),
+    Case("a chat template that cuts the hint off", change="m['content'][:2]", make=_cut_off),
+    Case("a teacher with a weight that is NaN", change="hint_weight=1.0", make=_nan_teacher, trains=True),
     Case(
         "the mixin in front of RLOOTrainer",
         change="class Mine(ComposerLossMixin, RLOOTrainer)",

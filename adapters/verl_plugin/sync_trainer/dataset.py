@@ -109,13 +109,14 @@ class RowCheck:
             problem = f"it is {str(prompt)[:60]!r}"
             raise DataError("prompt", problem, "write messages, each with role and content")
         if "hint" in self.channels:
+            found["hint"] = columns.hint_notes(row, messages)
             if (hint := hint_of(row)) is not None:
                 ids = self.prompts.ids(hinted_prompt(messages, hint, self.prompts.template))
                 longest = len(ids) + self.max_response_length
                 self.prompts.check_length(longest, "prompt + hint + data.max_response_length")
-            found["hint"] = columns.hint_notes(row, messages)
+                found["hint"] += ["same"] if ids == self.prompts.ids(messages) else []
         if "replay" in self.channels:
             for pair in pairs_of(row):
                 self.prompts.completion(messages, pair.chosen, row)
                 self.prompts.completion(messages, pair.rejected, row)
-            found["replay"] = columns.pair_notes(row, self.special_tokens)
+            found["replay"] = columns.pair_notes(row, messages, self.special_tokens)

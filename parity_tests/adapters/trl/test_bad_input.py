@@ -226,6 +226,78 @@ def test_a_plain_config_is_refused(given: Any) -> None:
         ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
 
 
+@pytest.mark.parametrize("cls", [GRPOTrainer, type("MyTrainer", (GRPOTrainer,), {})])
+@pytest.mark.parametrize("options", [{}, {"policy": "gspo", "loss_type": "dapo", "hint_weight": 1.0}])
+def test_our_config_in_a_trainer_without_the_mixin_is_refused(cls: type, options: dict[str, Any]) -> None:
+    """It would train TRL's own loss, in which policy, hint and replay have no effect."""
+    args = config(**options)
+    assert args.get_process_log_level() > 0  # as a script may call it
+    remedy = rf"use ComposerGRPOTrainer, or write class My{cls.__name__}\(ComposerLossMixin, {cls.__name__}\)"
+    with pytest.raises(
+        ConfigError, match=f"args: it is a ComposerGRPOConfig, and {cls.__name__} has .*{remedy}"
+    ):
+        tiny.trainer(cls, lambda **_: args)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (
+            0.999,
+            "hint_ema_rate: it is 0.999, the share .* set it to 0.001 if 0.999 is meant as a decay, or to",
+        ),
+        (0.5, "hint_ema_rate: it is 0.5, the share .* set it to 0.5 if 0.5 is meant as a decay, or to 0.05"),
+        (1.0, "hint_ema_rate: it is 1, so the teacher is the policy itself, as hint_teacher='live'"),
+    ],
+)
+def test_an_ema_rate_that_is_nearly_the_live_teacher_is_a_warning(rate: float, message: str) -> None:
+    with pytest.warns(ComposerWarning, match=message):
+        tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=rate)
+    tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=0.49)  # a warning is an error here
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_pairs_that_repeat_their_prompt_are_a_warning(chat: bool) -> None:
+    prompt: Any = [{"role": "user", "content": "a?"}] if chat else "a?"
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    rows = [
+        GOOD | {"prompt": prompt, "chosen": f"{start}12", "rejected": f"{start}3"} for start in ("a?", "")
+    ]
+    message = (
+        "in 1 of 2 pairs chosen and rejected begin with the text of the prompt, first in row 0; write the"
+    )
+    with pytest.warns(ComposerWarning, match=message):
+        tiny.trainer(
+            replay_weight=1.0, dataset=Dataset.from_list(rows), arguments={"processing_class": tokenizer}
+        )
+
+
+def test_a_chat_template_that_cuts_the_hint_off_is_a_warning_and_gives_no_hint() -> None:
+    """Teacher and policy would see the same tokens in row 0, and its hint would still count."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'][:4] }}{% endfor %}"
+    rows = [
+        {"prompt": [{"role": "user", "content": text}], "privileged_context": "[12]"}
+        for text in ("aaaa?", "b?")
+    ]
+    options = {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}{privileged_context}"}
+    same = "the teacher's prompt has the same tokens as the policy's"
+    with pytest.warns(ComposerWarning, match=f"in 2 of 4 hints {same}, first in row 0; set a chat template"):
+        made = tiny.trainer(
+            **options,
+            dataset=Dataset.from_list(rows * 2),
+            arguments={"processing_class": tokenizer},
+            scripted=False,
+        )
+    with pytest.warns(
+        ComposerWarning, match=f"hint_weight: in 8 of 16 rows of a batch {same}, so they count"
+    ):
+        inputs = tiny.batch(made)
+    made._compute_loss(made.model, inputs)
+    assert made._metrics["train"]["composer/hint/row_frac"] == [0.5]
+
+
 def test_a_chat_template_that_rewrites_the_prompt_is_refused() -> None:
     data = [{"prompt": [{"role": "user", "content": "a?"}], "chosen": "12", "rejected": "3"}] * 4
     tokenizer = tiny.tokenizer()
