@@ -1,7 +1,7 @@
 """Advantage estimators as verl calls them: in the driver, once per step, on the CPU, by keyword."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import during, group_of_one, node_of, parse_registered
+from composer_plugins.adapters.verl_plugin.rules import compared_with_none, during, node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, Key, beside, given_options
 from composer_plugins.catalogue import Choice
 from composer_plugins.diagnosis import Finding, enforce
@@ -18,6 +18,7 @@ from composer_plugins.errors import DataError
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
+WARNED = set[str]()  # the advantages of whose groups of one this process has been warned
 _batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
 
 
@@ -43,22 +44,24 @@ def estimator(name: str | None) -> Estimator:
         outputs get its advantage: 0 if the final output has no unmasked token, as in verl.
         """
         given = given_options("advantage", config)
-        choice = parse_registered(node_of(config), "advantage", name, given=given)[1]
+        options, choice = parse_registered(node_of(config), "advantage", name, given=given)
         mask = response_mask.bool()
         tensors = batch_tensors(token_level_rewards, mask, index)
         per_token = "token_rewards" in choice.loss.needs
         if per_token:
             enforce(rewards_left_out(choice, token_level_rewards, mask))
             tensors["mask"] = mask
-        keys, of_session = _batch_keys.get(), None
-        if "group_ids" in choice.loss.needs:
+        keys, of_session, in_groups = _batch_keys.get(), None, "group_ids" in choice.loss.needs
+        if in_groups:
             if keys is None:
-                enforce(group_of_one(choice, beside(config, Key.GROUP_SIZE)))
                 refuse_several_outputs(index, config)
             else:
                 final, of_session = final_outputs(keys)
                 tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
+                index = np.asarray(index)[final]
         found = choice.with_optional(*choice.loss.optional).call(tensors, check=True)
+        if in_groups and options.policy_weight:
+            warn_of_groups_of_one(choice, index, found)
         if of_session is not None:
             empty = (tensors["lengths"] == 0).nonzero().flatten()
             found = found.index_fill(0, empty, 0.0)[of_session]
@@ -112,6 +115,25 @@ def final_outputs(keys: Sequence[str]) -> tuple[Tensor, Tensor]:
     return rows, torch.tensor([position[session] for session in sessions])
 
 
+def rows_by_prompt(uids: Iterable[Any]) -> Counter[str]:
+    """Return the number of rows of each prompt, without the rows with which verl pads a batch."""
+    return Counter(uid for uid in map(str, uids) if not uid.startswith(PADDING_UID))
+
+
+def warn_of_groups_of_one(choice: Choice, uids: Iterable[Any], advantages: Tensor) -> None:
+    """Warn once in a process where each rollout is the only one with its uid: nothing can be compared."""
+    groups = rows_by_prompt(uids)
+    if choice.name in WARNED or set(groups.values()) != {1}:
+        return
+    WARNED.add(choice.name)
+    n = len(groups)
+    problem = f"the {n} rollouts of this batch are {n} groups of 1, because each has its own uid, and "
+    problem += compared_with_none(choice, is_zero=not advantages.any())
+    remedy = "set it to 2 or more (GRPO: 8, for example), and write each prompt once in the data: verl gives "
+    remedy += "each row of the data a uid, and all rollouts of a prompt must share it"
+    enforce([Finding("warning", Key.GROUP_SIZE, problem, remedy)])
+
+
 def refuse_several_outputs(index: Any, config: Any) -> None:
     """Raise DataError for a prompt with more rows than rollout.n.
 
@@ -121,8 +143,7 @@ def refuse_several_outputs(index: Any, config: Any) -> None:
     n = beside(config, Key.GROUP_SIZE)
     if n is None or index is None or not beside(config, Key.USE_V1):
         return
-    prompts = Counter(uid for uid in map(str, index) if not uid.startswith(PADDING_UID))
-    for prompt, rows in prompts.items():
+    for prompt, rows in rows_by_prompt(index).items():
         if rows <= n:
             continue
         problem = f"prompt {prompt!r} has {rows} rows, and {Key.GROUP_SIZE} is {n}: a session of an agent "

@@ -15,6 +15,7 @@ from composer_plugins.adapters.verl_plugin import rules, upstream
 from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE, misspelt, nearest
 from composer_plugins.adapters.verl_plugin.rules import (
     NODE,
+    SAMPLED,
     TRAINER,
     Channels,
     LossKind,
@@ -36,7 +37,6 @@ ADVANTAGE_OPTIONS = ("advantage", "advantage_params")
 POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 LISTED = "composer-plugins list --framework verl shows ours"
 DEFAULTS = ComposerConfig.model_validate({})
-SAMPLED = "or set hint_divergence='sampled_token'"
 
 
 class Run(NamedTuple):
@@ -192,6 +192,7 @@ def _findings(
     yield from _old_policy(run, policy)
     yield from _rollout_correction(run)
     yield from _only_with(run)
+    yield from _distillation(run, channels)
     mode = str(run.at(Key.AGG_MODE) or "")
     if policy is not None:
         yield from rules.reduction(policy, mode)
@@ -249,6 +250,11 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
             problem = f"the plugin has registered its losses, and no trainer {TRAINER!r}"
             remedy = f'see python -W default -c "import verl": {TRAINER} needs verl 0.9 and verl[verl-core]'
             yield Finding("error", key, problem, remedy)
+    distilled = run.at(Key.DISTILLATION_LOSS)
+    if run.at(Key.DISTILLATION) and distilled not in (None, "vanilla"):
+        problem = f"it is {distilled!r}, and verl's distillation takes only its own loss 'vanilla'"
+        remedy = f"set it to 'vanilla'; the loss of the task's rewards is {Key.LOSS_MODE}"
+        yield Finding("error", Key.DISTILLATION_LOSS, problem, remedy)
 
 
 def _unused_trainer(run: Run) -> Iterator[Finding]:
@@ -400,6 +406,19 @@ def _rollout_correction(run: Run) -> Iterator[Finding]:
             yield Finding("error", key, problem, f"set {Key.ROLLOUT_LOGPROBS}=True, or remove it")
 
 
+def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
+    """Yield an error where verl's distillation and a loss of ours cannot both train."""
+    if not run.at(Key.DISTILLATION):
+        return
+    if channels is not None and (channels.hint or channels.replay):
+        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
+        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
+    elif (is_ours(run.estimator) or is_ours(run.loss)) and run.at(Key.TASK_REWARDS) is False:
+        problem = f"it is {run.at(Key.TASK_REWARDS)!r}, and verl's distillation then sets the policy loss to "
+        problem += "0, so that neither the advantage nor the policy loss trains the model"
+        yield Finding("error", Key.TASK_REWARDS, problem, f"set it to True, or set {Key.DISTILLATION}=False")
+
+
 def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
     """Yield the options of verl with which composer_sync cannot deliver a channel."""
     has_reference = upstream.needs_reference(run.tree) or upstream.has_adapter(run.tree)
@@ -409,9 +428,6 @@ def _channel_conflicts(run: Run, channels: Channels) -> Iterator[Finding]:
         remedy = f"set {Key.USE_KL_LOSS}=True, with {Key.KL_COEF}=0 if no KL is wanted"
         problem = f"{what} needs the reference policy, and this run has none"
         yield Finding("error", Key.USE_KL_LOSS, problem, remedy)
-    if (channels.hint or channels.replay) and run.at(Key.DISTILLATION):
-        problem = "it is True, and verl's distillation sets its own loss where hint and replay set theirs"
-        yield Finding("error", Key.DISTILLATION, problem, f"set {Key.DISTILLATION}=False")
     if (channels.hint or channels.replay) and run.at(Key.FILTER_GROUPS):
         problem = "it is True, and verl then drops groups of equal rewards, which only hint and replay train"
         yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.FILTER_GROUPS}=False")
@@ -430,17 +446,17 @@ def _logit_conflicts(run: Run) -> Iterator[Finding]:
         problem = "it is True, and fused kernels never hold the logits that hint_divergence compares"
         yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
     for model in (Key.ACTOR, Key.REF):
-        strategy, ulysses = f"{model}.strategy", f"{model}.ulysses_sequence_parallel_size"
-        padded = f"{model}.fsdp_config.pad_to_length"
+        strategy, padded = f"{model}.strategy", f"{model}.fsdp_config.pad_to_length"
         if (engine := run.at(strategy) or "fsdp") not in upstream.SHOWS_LOGITS:
             problem = f"it is {engine!r}, and only verl's FSDP engine shows a loss function the logits"
             yield Finding("error", strategy, problem, f"set fsdp or fsdp2, {SAMPLED}")
         if run.at(padded):
             problem = "it is True, and verl's engine then shows a loss function no logits"
             yield Finding("error", padded, problem, f"set it to False, {SAMPLED}")
-        if (run.at(ulysses) or 1) > 1:
-            problem = f"it is {run.at(ulysses)}, and each rank then has only a part of every sequence"
-            yield Finding("error", ulysses, problem, f"set it to 1, {SAMPLED}")
+        for ulysses in (f"{model}.{name}" for name in upstream.ULYSSES):
+            if (run.at(ulysses) or 1) > 1:
+                problem = f"it is {run.at(ulysses)}, and each rank then has only a part of every sequence"
+                yield Finding("error", ulysses, problem, f"set it to 1, {SAMPLED}")
 
 
 def _replay_conflicts(run: Run) -> Iterator[Finding]:

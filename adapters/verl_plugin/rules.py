@@ -30,6 +30,7 @@ LossKind = Literal["policy", "advantage"]
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
+SAMPLED = "or set hint_divergence='sampled_token'"
 CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 NOT_AVAILABLE = {
     "old_policy": "verl keeps old_log_probs itself",
@@ -305,6 +306,12 @@ def undelivered(config: ComposerConfig, *, delivers: bool) -> Iterator[Finding]:
         yield Finding("error", f"{NODE}.policy_weight", problem, remedy)
 
 
+def compared_with_none(choice: Choice, *, is_zero: bool) -> str:
+    """Say what an advantage that compares the rollouts of a prompt is where each prompt has one rollout."""
+    what = "is 0" if is_zero else "comes from its own reward alone, without a baseline"
+    return f"{choice.name!r} compares a rollout with the others of its prompt, so that every advantage {what}"
+
+
 def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
     """Yield a warning where an advantage that compares the rollouts of a prompt gets one of each prompt."""
     if group_size != 1 or "group_ids" not in choice.loss.needs:
@@ -314,11 +321,9 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
     rewards = torch.tensor([1.0, 2.0])
     alone = {"rewards": rewards, "group_ids": torch.arange(2), "lengths": torch.ones(2)}
     try:
-        what = "comes from its own reward alone, without a baseline" if choice.call(alone).any() else "is 0"
+        problem = f"it is 1, and {compared_with_none(choice, is_zero=not choice.call(alone).any())}"
     except Exception:  # a function of the user's own that needs other inputs
         return
-    problem = f"it is 1, and {choice.name!r} compares a rollout with the others of its prompt, so that every "
-    problem += f"advantage {what}"
     remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
     yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
 

@@ -61,6 +61,8 @@ class Key:
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
     DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
+    TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+    DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
 
 
 # Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
@@ -71,6 +73,9 @@ NOT_SUPPLIED = {
     )
 }
 SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
+# Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
+# copies a value above 1 to the second, which its FSDP engine reads.
+ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"

@@ -22,7 +22,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin import doctor, rules, upstream
+from composer_plugins.adapters.verl_plugin import doctor, estimators, rules, upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed
 from composer_plugins.diagnosis import Target
@@ -208,6 +208,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     groups = [str(i // run.at(upstream.Key.GROUP_SIZE)) for i in range(4)]
 
     def advantages() -> None:
+        estimators.WARNED.clear()
         estimator = get_adv_estimator_fn(run.estimator)
         if rules.is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}

@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.verl_plugin.rules import NODE, SAMPLED
+from composer_plugins.adapters.verl_plugin.upstream import ULYSSES
+from composer_plugins.errors import ConfigError
+
 # Per response token.
 TEACHER = "composer_teacher_logprobs"  # of the sampled token, under the teacher's prompt
 HINT_MASK = "composer_hint_mask"  # 1 where the hint's loss counts
@@ -34,12 +38,17 @@ def rows_of(field: Any) -> list[Tensor]:
     return list(field.unbind())
 
 
-def response_positions(data: Any) -> list[Tensor]:
-    """Return for each row the packed positions that predict its response's tokens.
+def response_positions(data: Any, logits: Tensor) -> list[Tensor]:
+    """Return for each row the positions of the packed logits that predict its response's tokens.
 
-    They go from the prompt's last token to the response's last but one.
+    They go from the prompt's last token to the response's last but one. Raises ConfigError for logits that
+    are not those of all tokens, as in an engine that cuts a sequence into parts for several ranks.
     """
     ends = torch.tensor([len(row) for row in rows_of(data["input_ids"])]).cumsum(0)
+    if (shown := logits.shape[1]) != (tokens := int(ends[-1])):
+        problem = f"it needs the logits of all {tokens} tokens of a micro-batch, and verl passed {shown}"
+        remedy = f"set {' and '.join(ULYSSES)} to 1, for the actor and the reference policy, {SAMPLED}"
+        raise ConfigError(f"{NODE}.hint_divergence", problem, remedy)
     lengths = [len(row) for row in rows_of(data["responses"])]
     return [torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)]
 

@@ -110,7 +110,7 @@ class ComposerLoss:
 
         If the divergence may read other entries too, return all logits of these tokens.
         """
-        where = hinted(data, response_positions(data)).to(logits.device)
+        where = hinted(data, response_positions(data, logits)).to(logits.device)
         if self.reads_any_entry:
             return logits[0, where]
         sampled, ids = (hinted(data, rows_of(data[name])).long() for name in ("responses", TOP_IDS))

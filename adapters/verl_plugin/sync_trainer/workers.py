@@ -70,7 +70,7 @@ class TopK:
     def __call__(self, data: TensorDict, student_logits: Tensor | None = None, **_: Any) -> Any:
         if student_logits is None:
             return torch.zeros(()), {}
-        for row, positions in zip(data[ROW].tolist(), response_positions(data), strict=True):
+        for row, positions in zip(data[ROW].tolist(), response_positions(data, student_logits), strict=True):
             found = top_k(student_logits, positions, self.k)
             self.rows[row] = [x.to("cpu", d) for x, d in zip(found, TOP_DTYPES.values(), strict=True)]
         return {}

@@ -160,6 +160,28 @@ def test_half_precision_log_probabilities_of_verl_are_an_error() -> None:
         called(loss_of(node_of("jsd")), rows, list(range(8)), EXTRA, logprobs_of=rounded)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_of_the_logits_is_an_error(rank: int) -> None:
+    """An engine that cuts a sequence for two ranks shows each of them one half, padded to equal lengths."""
+    rows = with_teacher(drawn(LENGTHS), K)
+    tokens = sum(map(len, rows.logits))
+    half = -(-tokens // 2)
+
+    def of_rank(packed: Tensor) -> Tensor:
+        return torch.nn.functional.pad(packed, (0, 0, 0, 2 * half - tokens)).split(half)[rank]
+
+    problem = f"hint_divergence: it needs the logits of all {tokens} tokens .* verl passed {half}; "
+    remedy = "set ulysses_sequence_parallel_size and fsdp_config.ulysses_sequence_parallel_size to 1"
+    with pytest.raises(ConfigError, match=problem + remedy):
+        called(loss_of(node_of("jsd")), rows, list(range(len(LENGTHS))), EXTRA, shaped=of_rank)
+    # One token with a hint, in the first half: rank 1 found a row for it, of another token.
+    one = [torch.zeros_like(mask) for mask in rows.fields[HINT_MASK]]
+    one[0][0] = 1
+    rows = rows._replace(fields=rows.fields | {HINT_MASK: one})
+    with pytest.raises(ConfigError, match=problem):
+        called(loss_of(node_of("jsd")), rows, list(range(len(LENGTHS))), EXTRA, shaped=of_rank)
+
+
 SEEN: list[tuple[Tensor, Tensor]] = []
 
 

@@ -1,6 +1,7 @@
 """verl's own options beside a loss of ours: each acts as in verl, or an error or a warning says why not."""
 
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from verl.trainer.ppo.core_algos import (
     get_policy_loss_fn,
 )
 from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.upstream import (
     ACTING,
     OPTIONS,
+    ULYSSES,
     given_options,
 )
+from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.conformance.verl_claims.batches import MODES, Batch, Rollouts
 from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, in_our_words
@@ -76,6 +80,27 @@ def test_the_defaults_are_verls(version: str) -> None:
         for option in options:
             if (kind, option.key) in known:
                 assert known[kind, option.key] == option.default, option.key
+
+
+@pytest.mark.parametrize("model", ["actor", "ref"])
+def test_the_options_that_cut_sequences_for_several_ranks_are_those_that_verls_engine_gets(
+    model: str,
+) -> None:
+    config = OmegaConf.load(INSTALLED / "trainer/config/_generated_ppo_trainer.yaml")
+    config.actor_rollout_ref.actor.use_dynamic_bsz = True
+    found = []
+    for key in options_of(OmegaConf.to_container(config.actor_rollout_ref[model])):
+        changed = config.copy()
+        table = changed.actor_rollout_ref[model]
+        if isinstance(OmegaConf.select(table, key), int):
+            OmegaConf.update(table, key, 2)
+            for name in [name for name in table if name.startswith("log_prob_")]:  # as verl's worker does
+                table.pop(name)
+            table.use_dynamic_bsz = True
+            with suppress(Exception):  # a value that verl refuses
+                size = omega_conf_to_dataclass(table).engine.ulysses_sequence_parallel_size
+                found += [key] * (size != 1)
+    assert sorted(found) == sorted(ULYSSES)
 
 
 def test_a_config_of_verls_defaults_gives_no_option() -> None:

@@ -21,6 +21,7 @@ from verl.trainer.ppo.core_algos import (
     get_policy_loss_fn,
 )
 
+from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.rules import log_once
 from composer_plugins.bundled.adapters import VERL
@@ -257,27 +258,67 @@ def test_an_unknown_mode_is_an_error_with_the_nearest_name() -> None:
 GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "pass_at_k", "reinforce_pp_baseline")
 
 
+def batch_of(uids: list[str], rollouts_per_prompt: int | None = None, **node: Any) -> dict[str, Any]:
+    """What verl hands an estimator for rollouts with these uids; without a number its table is alone."""
+    rewards = torch.stack([torch.zeros(len(uids)), torch.arange(1.0, 1 + len(uids))], -1)
+    config: Any = OmegaConf.create({"algorithm": algorithm(**node), "trainer": {"use_v1": True}})
+    config.actor_rollout_ref = {"rollout": {"n": rollouts_per_prompt}}
+    table = config.algorithm if rollouts_per_prompt else algorithm(**node)
+    mask = torch.ones(rewards.shape, dtype=torch.long)
+    index = np.array(uids, dtype=object)
+    return {"token_level_rewards": rewards, "response_mask": mask, "index": index, "config": table}
+
+
+@pytest.fixture
+def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What this process has warned of: nothing."""
+    warned = set[str]()
+    monkeypatch.setattr(estimators, "WARNED", warned)
+    return warned
+
+
 @pytest.mark.parametrize("name", [*GROUPED, *(f"{one}@verl" for one in GROUPED if one != "maxrl")])
-@pytest.mark.parametrize("use_v1", [True, False])
-def test_one_rollout_of_each_prompt_is_warned_of_with_what_is_computed(name: str, use_v1: bool) -> None:
-    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.ones(2, 2, dtype=torch.long)
-    config: Any = OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": {"n": 1}}, "trainer": {"use_v1": use_v1}, "algorithm": algorithm()}
-    )
-    config.algorithm.composer = {"advantage": name}
-    call = {"token_level_rewards": rewards, "response_mask": mask, "index": names([0, 1])}
+@pytest.mark.parametrize("rollouts_per_prompt", [None, 1, 8])
+def test_groups_of_one_are_warned_of_once_with_what_is_computed(
+    name: str, rollouts_per_prompt: int | None, a_new_process: set[str]
+) -> None:
+    """Also where rollout.n is 8: the groups are the uids."""
+    call = batch_of(list("abcdefgh"), rollouts_per_prompt, advantage=name)
     from_rewards = name.endswith("@verl") and not name.startswith("pass_at_k")
-    what = "comes from its own reward alone" if from_rewards else "is 0"
-    message = f"actor_rollout_ref.rollout.n: it is 1, and '{name}' .* every advantage {what}.*; set 2 or more"
-    with pytest.warns(ComposerWarning, match=message):
-        advantages, _ = get_adv_estimator_fn("composer")(config=config.algorithm, **call)
+    what = "comes from its own reward alone, without a baseline" if from_rewards else "is 0"
+    message = f"^actor_rollout_ref.rollout.n: the 8 rollouts .* are 8 groups of 1, .* and '{name}' compares "
+    with pytest.warns(ComposerWarning, match=f"{message}.* every advantage {what}; set it to 2 .* share it"):
+        advantages, _ = get_adv_estimator_fn("composer")(**call)
     assert bool(advantages.any()) == from_rewards
+    others = batch_of(["x", "y", "z"], advantage=name)
+    get_adv_estimator_fn("composer")(**others)  # a warning would be an error
     theirs = {"grpo@verl": "grpo", "rloo@verl": "rloo", "opo@verl": "opo", "gpg@verl": "gpg"}.get(name)
     if theirs:
+        call.pop("config")
         own, _ = get_adv_estimator_fn(theirs)(**call)
-        assert_parity(advantages, own, terms=2, magnitude=3.0, dtype=torch.float32)
-    config.actor_rollout_ref.rollout.n = 2
-    get_adv_estimator_fn("composer")(config=config.algorithm, **call)  # a warning would be an error
+        assert_parity(advantages, own, terms=8, magnitude=8.0, dtype=torch.float32)
+
+
+def of_own_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> Tensor:
+    """An advantage of the user's own that compares rollouts."""
+    return rewards * 0
+
+
+@pytest.mark.usefixtures("a_new_process")
+def test_an_advantage_of_the_users_own_in_groups_of_one_is_warned_of() -> None:
+    name = f"{__name__}:of_own_groups"
+    with pytest.warns(ComposerWarning, match="2 groups of 1, .*of_own_groups' compares .* is 0; set"):
+        get_adv_estimator_fn("composer")(**batch_of(["a", "b"], advantage=name))
+
+
+@pytest.mark.usefixtures("a_new_process")
+def test_a_batch_in_which_a_rollout_is_compared_is_not_warned_of() -> None:
+    """And neither is an advantage that compares nothing; verl's padding rows are no group."""
+    for uids in (["a", "a"], ["a", "b", "a"], ["a", "a", *["pad0"] * 3], ["pad0", "pad0"]):
+        get_adv_estimator_fn("composer")(**batch_of(uids))
+    get_adv_estimator_fn("composer")(**batch_of(["a", "b"], advantage="reinforce_pp"))
+    with pytest.warns(ComposerWarning, match="the 2 rollouts of this batch are 2 groups of 1"):
+        get_adv_estimator_fn("composer")(**batch_of(["a", "b", "pad0", "pad0"]))
 
 
 def test_padding_rows_singletons_and_nan_rewards() -> None:

@@ -16,7 +16,9 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 
+from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
+from composer_plugins.adapters.verl_plugin.rules import channels_delivered, parse_channels
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
 from composer_plugins.testing.assertions import assert_parity
@@ -29,7 +31,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from composer_plugins.adapters.verl_plugin.rules import parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
@@ -98,6 +99,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
     return keys, DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
 
 
+@pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")  # of groups of one
 @settings(max_examples=60, deadline=None)
 @given(drawn=sessions())
 def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
@@ -176,6 +178,23 @@ def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
     ours = advantages("composer", keys, advantage="grpo@verl")
     with sessions_of(keys):
         assert torch.equal(advantages("composer", keys, advantage="grpo@verl"), ours)
+
+
+def test_sessions_that_are_each_alone_with_their_prompt_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many outputs they have; not where no advantage is used."""
+    keys = ["a_0_0", "a_0_1", "b_0_0", "pad0_0_0", "pad0_1_0"]
+    monkeypatch.setattr(estimators, "WARNED", set())
+    with sessions_of(keys), channels_delivered():
+        hint_alone = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "policy_weight": 0.0}
+        advantages("composer", keys, **hint_alone)
+        with pytest.warns(ComposerWarning, match="rollout.n: the 2 rollouts of this batch are 2 groups"):
+            advantages("composer", keys)
+        advantages("composer", keys)
+    monkeypatch.setattr(estimators, "WARNED", set())
+    with sessions_of(KEYS):
+        advantages("composer")
 
 
 def test_composer_sync_shows_the_estimators_the_keys_of_the_batch() -> None:

@@ -37,6 +37,7 @@ LOSS, MODE = f"{ACTOR}.policy_loss", "trainer.v1.trainer_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout.calculate_log_probs"
+DISTILLATION, DISTILLED = "distillation.enabled", "distillation.distillation_loss"
 FUSED = "actor_rollout_ref.model.use_fused_kernels"
 
 DEFAULTS: dict[str, Any] = {  # verl 0.9.1's, as far as they are looked at
@@ -50,6 +51,7 @@ DEFAULTS: dict[str, Any] = {  # verl 0.9.1's, as far as they are looked at
     f"{ACTOR}.shuffle": False,
     f"{ACTOR}.loss_agg_mode": "token-mean",
     f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
     "actor_rollout_ref.model.external_lib": None,
     FUSED: False,
     ROLLOUT: True,
@@ -58,7 +60,10 @@ DEFAULTS: dict[str, Any] = {  # verl 0.9.1's, as far as they are looked at
     MODE: "sync",
     "data.train_files": "train.parquet",
     "data.custom_cls.path": None,
-    "distillation.enabled": False,
+    DISTILLATION: False,
+    f"{DISTILLED}.use_task_rewards": True,
+    f"{DISTILLED}.use_policy_gradient": False,
+    f"{DISTILLED}.policy_loss_mode": "vanilla",
     "ray_kwargs.ray_init.runtime_env.py_executable": None,
 }
 OURS = {"algorithm.adv_estimator": "composer"}
@@ -202,6 +207,16 @@ SOUND: dict[str, dict[str, Any]] = {
         f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
     },
     "options of what is off, set to nothing": {**OURS, f"{ACTOR}.kl_loss_coef": 0},
+    "verl's distillation beside the task's rewards": {**OURS, DISTILLATION: True},
+    "options of a distillation that is off": {
+        **OURS,
+        f"{DISTILLED}.use_task_rewards": False,
+        f"{DISTILLED}.policy_loss_mode": "composer",
+    },
+    "sequence parallelism beside a hint of sampled tokens": {
+        **SAMPLED,
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2,
+    },
     "a loss of sequences beside equal advantages": {
         **OURS,
         **WORKERS,
@@ -662,6 +677,7 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         for model in (ACTOR, "actor_rollout_ref.ref")
         for key, value, words in (
             ("ulysses_sequence_parallel_size", 2, "2 part of every sequence"),
+            ("fsdp_config.ulysses_sequence_parallel_size", 2, "2 part of every sequence"),
             ("strategy", "megatron", "'megatron' FSDP"),
             ("fsdp_config.pad_to_length", True, "no logits"),
         )
@@ -693,9 +709,19 @@ TRAPS: dict[str, tuple[dict[str, Any], str, str]] = {
         "verl does not read trainer.v1.sync",
     ),
     "two distillations": (
-        {**HINT, "distillation.enabled": True},
-        "distillation.enabled",
+        {**HINT, DISTILLATION: True, f"{DISTILLED}.use_task_rewards": False},
+        DISTILLATION,
         "its own loss False",
+    ),
+    "a distillation without the task's rewards": (
+        {**SYNC, DISTILLATION: True, f"{DISTILLED}.use_task_rewards": False},
+        f"{DISTILLED}.use_task_rewards",
+        f"it is False policy loss 0 neither the advantage nor the policy set it to True {DISTILLATION}=False",
+    ),
+    "our loss as the policy loss of verl's distillation": (
+        {**SYNC, DISTILLATION: True, f"{DISTILLED}.policy_loss_mode": "composer"},
+        f"{DISTILLED}.policy_loss_mode",
+        f"it is 'composer' takes only 'vanilla' set it to 'vanilla' {LOSS}.loss_mode",
     ),
     "DPPO around the trainer's policy": (
         {f"{LOSS}.loss_mode": "composer/dppo_tv"},
@@ -809,6 +835,34 @@ def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
     wrong = {f"{NODE}.policy": 7, f"{NODE}.policy_params": {"clip_low": -3}, f"{NODE}.hint_top_k": 0}
     found = judged(tree({**OURS, **wrong, f"{NODE}.policy_wieght": 0}))
     assert [one.key for one in found] == [f"{NODE}.policy", f"{NODE}.hint_top_k", f"{NODE}.policy_wieght"]
+
+
+@pytest.mark.parametrize("by_policy_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("named", "is_ours"),
+    [
+        (OURS, True),
+        ({"algorithm.adv_estimator": "grpo", f"{LOSS}.loss_mode": "composer/dapo"}, True),
+        ({**OURS, "trainer.use_v1": False}, True),
+        ({"algorithm.adv_estimator": "grpo"}, False),
+        ({MODE: TRAINER, "algorithm.adv_estimator": "grpo"}, False),
+    ],
+)
+def test_a_distillation_without_task_rewards_is_an_error_where_a_loss_is_ours(
+    named: dict[str, Any], is_ours: bool, by_policy_gradient: bool
+) -> None:
+    """Also under use_policy_gradient, where verl logs the metrics of a policy loss that it sets to 0."""
+    changes = {DISTILLATION: True, f"{DISTILLED}.use_policy_gradient": by_policy_gradient}
+    before = judged(tree({**named, **changes}))
+    found = judged(tree({**named, **changes, f"{DISTILLED}.use_task_rewards": False}))
+    added = [one.key for one in found if one not in before]
+    assert added == [f"{DISTILLED}.use_task_rewards"] * is_ours
+
+
+def test_a_loss_of_verls_distillation_is_an_error_also_where_no_other_is_ours() -> None:
+    theirs = {"algorithm.adv_estimator": "grpo", DISTILLATION: True}
+    found = judged(tree({**theirs, f"{DISTILLED}.policy_loss_mode": "composer/dapo"}))
+    assert [one.key for one in found] == [f"{DISTILLED}.policy_loss_mode", "algorithm.adv_estimator"]
 
 
 def test_a_channel_needs_verl_0_9() -> None:
