@@ -47,6 +47,10 @@ class Finding(NamedTuple):
         """The same finding with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
         return self._replace(key=f"{prefix}.{self.key}")
 
+    def without(self, prefix: str) -> "Finding":
+        """The same finding with its key from below `prefix`: the inverse of `under`."""
+        return self._replace(key=self.key.removeprefix(f"{prefix}."))
+
 
 def enforce(findings: Iterable[Finding]) -> None:
     """Warn of each warning up to the first error, and raise one ConfigError with all errors.

@@ -1,14 +1,18 @@
 """Move the loss of one framework's config into another's: what `composer-plugins migrate` prints.
 
 Each adapter has a module `migration` with `read(table, version)`, which returns the `Objective` that its
-framework trains, `write(objective, version)`, which returns a config of its framework, and `render(table)`,
-its text. KNOWN has names at the top of a config, by which one of the framework is recognised, and TABLES the
-tables that are read, as dotted paths.
+framework trains, `write(objective, version)`, which returns a config of its framework, `render(table)`, its
+text, and `release(version)`, the release whose options these are. KNOWN has names at the top of a config, by
+which one of the framework is recognised.
 What the target cannot do is found by reading back what was written, so nobody keeps a list of differences.
+
+Each adapter has three tables of keys: those that it reads; those that bear on the loss and have no field in
+`Objective`, each with the values that change nothing (NOT_CARRIED); and those that have no bearing on the
+loss (NO_BEARING). Any other key is not understood, and may bear on the loss: see `not_understood`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -23,6 +27,24 @@ MODULES = {
     "verl": "composer_plugins.adapters.verl_plugin.migration",
     "prime-rl": "composer_plugins.adapters.prime_rl_plugin.migration",
 }
+# Configs of other schemas, by keys at the top that no config of the named framework lacks. A file with such a
+# key is not read as one of another framework.
+SCHEMAS = {
+    "verl": ("actor_rollout_ref",),
+    "prime-rl": ("orchestrator",),
+    "Axolotl": ("base_model", "rl", "trl"),
+    "EasyR1": ("worker",),
+    "LLaMA-Factory": ("finetuning_type", "stage"),
+    "ms-swift": ("rlhf_type",),
+    "NeMo-RL": ("loss_fn",),
+    "SkyRL": ("generator",),
+    "AReaL": ("gconfig", "allocation_mode"),
+    "ROLL": ("actor_train", "actor_infer"),
+    "Trinity-RFT": ("explorer", "synchronizer"),
+}
+# What stands in place of a policy loss that the user has to choose. OmegaConf calls a value missing that is
+# written in this way, and TRL's and PRIME-RL's configs reject it.
+MISSING = "???"
 NORM = "seq-mean-token-sum-norm"  # the only mode with a constant
 NOT_CARRIED_OVER, TO_CORRECT = "not carried over", "to correct in this config"
 # The numbers among a framework's options: each is checked, and the error is worded, as a parameter of ours.
@@ -46,8 +68,8 @@ class KL(NamedTuple):
 class Objective:
     """What one framework trains with one config, in the catalogue's terms."""
 
-    policy: Choice
-    mode: str  # the aggregation mode
+    policy: Choice  # STAND_IN, where `no_policy` says why there is none
+    mode: str  # the aggregation mode; "" where there is no policy
     length: float | None = None  # the constant of NORM; None: the padded width
     old: Behaviour | None = None  # whose are its old_logprobs; None: it needs none
     rollout: Behaviour | None = None  # whose are its rollout_logprobs; None: it needs none
@@ -64,8 +86,10 @@ class Objective:
     denominators: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the config asks for and no field holds
     to_correct: tuple[str, ...] = ()  # errors of the options, which the user has to correct
-    unread: tuple[str, ...] = ()  # keys of the config that were not looked at, misspelt ones among them
+    unread: tuple[str, ...] = ()  # keys of the config that are not understood: `not_understood`
     has_terms: bool = True  # False for a bare loss: the fields in NOT_OF_A_LOSS were not given
+    no_policy: str = ""  # why this config trains no policy loss that could be written; "" if it trains one
+    read_as: str = ""  # the release whose options were read, in words; "" for a bare loss
 
     def facts(self) -> dict[str, Any]:
         """Everything that decides the gradient, as names and values that can be compared."""
@@ -108,6 +132,9 @@ class Objective:
 # What a bare loss does not say, so that it is not compared.
 NOT_OF_A_LOSS = {"advantage", "KL", "rollout correction", "entropy bonus", "temperature"}
 NOT_OF_A_LOSS |= {"denominator.max_length"}
+# What a policy loss decides, so that it is not compared where there is none.
+OF_A_POLICY = {"policy", "denominator", "old_logprobs", "rollout_logprobs"}
+STAND_IN = "reinforce"  # compared in place of a policy loss that is not there: every framework runs it
 
 
 class Effect(NamedTuple):
@@ -210,7 +237,8 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
     Raises ConfigError where the target cannot run the policy loss at all.
     """
     table = module(target).write(objective, version)
-    written = read(target, table, version)
+    compared = module(target).write(replace(objective, no_policy=""), version)
+    written = read(target, compared, version)
     if objective.group_size is None:
         written = replace(written, group_size=None)
     return Migrated(module(target).render(table), table, tuple(differences(objective, written)))
@@ -218,6 +246,7 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
 
 def read(framework: str, table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What `framework` trains with a config that was read from its file."""
+    check_schema(framework, table)
     adapter = module(framework)
     if table and not any(near(str(key).partition(".")[0], adapter.KNOWN) for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
@@ -235,18 +264,46 @@ def read(framework: str, table: Mapping[str, Any], version: str | None = None) -
     ) as error:  # a list where a number is read
         problem = f"a value has the wrong type, or {framework} refuses it: {in_a_line(error)}"
         raise ConfigError(f"the config of {framework}", problem, "correct the value") from None
-    unread = dict.fromkeys((*misspelt(table, adapter.TABLES), *found.unread))
-    return replace(found, unread=tuple(unread))
+    return found
 
 
-def misspelt(config: Mapping[str, Any], paths: Iterable[str]) -> Iterator[str]:
-    """Yield the tables of a config with a name like one of these dotted paths, where that one is missing."""
-    for path in paths:
-        head, dot, name = path.rpartition(".")
-        parent = at(config, head) if head else config
-        if isinstance(parent, Mapping) and parent.get(name) is None:
-            tables = [str(key) for key, value in parent.items() if isinstance(value, Mapping)]
-            yield from (f"{head}{dot}{one}" for one in near(name, tables))
+def check_schema(framework: str, table: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a config of another schema than this framework's."""
+    if any(key in table for key in SCHEMAS.get(framework, ())):
+        return
+    for owner, marks in SCHEMAS.items():
+        if owner != framework and (found := [key for key in marks if key in table]):
+            verb = "stands" if len(found) == 1 else "stand"
+            problem = f"the config is one of {owner}: {', '.join(found)} {verb} at its top"
+            remedy = (
+                f"set --from {owner}" if owner in MODULES else f"write the loss with {framework}'s options"
+            )
+            raise ConfigError("--from", problem, remedy)
+
+
+def not_understood(config: Mapping[str, Any], known: Collection[str], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config that `known` does not have. A known key covers everything below it.
+
+    A key in a list of tables has no number. A table is one key if nothing in it is known.
+    """
+    for name, value in config.items():
+        key = f"{above}{name}"
+        if key in known:
+            continue
+        inner = value if isinstance(value, list) else [value]
+        is_a_table = all(one is None or isinstance(one, Mapping) for one in inner)
+        if is_a_table and any(one.startswith(f"{key}.") for one in known):
+            for one in inner:
+                yield from not_understood(one or {}, known, f"{key}.")
+        elif value != {}:
+            yield key
+
+
+def not_carried(config: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+    """Yield "key = value" for each key of `neutral` with another value than those, which change nothing."""
+    for key, values in neutral.items():
+        if (found := at(config, key)) not in values:
+            yield f"{key} = {found!r}"
 
 
 def check_flag(key: str, value: Any) -> None:
@@ -261,6 +318,12 @@ def check_tables(config: Mapping[str, Any], *paths: str) -> None:
         found = at(config, path)
         if found is not None and not isinstance(found, Mapping):
             raise ConfigError(path, f"it is {found!r}", "write a table of options")
+
+
+def without_policy(why: str, **fields: Any) -> Objective:
+    """What a config trains that has no policy loss, with the reason."""
+    policy = choose(losses(), "policy", STAND_IN)
+    return Objective(policy=policy, mode="", no_policy=why, **fields)
 
 
 def of_choice(chosen: Choice) -> Objective:
@@ -283,9 +346,12 @@ def behaviours(
 def differences(source: Objective, target: Objective) -> Iterator[Difference]:
     """Yield what `target` does otherwise than `source`, and what neither can express."""
     ours, theirs = source.facts(), target.facts()
+    skipped = (set() if source.has_terms else NOT_OF_A_LOSS) | (OF_A_POLICY if source.no_policy else set())
+    if source.no_policy:
+        yield Difference("policy", f"none, because {source.no_policy}", f"{MISSING}, for you to choose")
     for what in dict.fromkeys((*ours, *theirs)):
         head, values = what.partition(".")[0], (ours.get(what), theirs.get(what))
-        if values[0] == values[1] or (not source.has_terms and {what, head} & NOT_OF_A_LOSS):
+        if values[0] == values[1] or {what, head} & skipped:
             continue
         if ours.get(head) == theirs.get(head):
             is_small = EFFECTS[effect_of(what)].is_small(*values)
@@ -352,6 +418,11 @@ def named(option: str, choice: Choice) -> dict[str, Any]:
         choice = replace(choice, upstream="")
         params = set_params(choice)
     return {option: choice.name} | ({f"{option}_params": params} if params else {})
+
+
+def named_policy(objective: Objective) -> dict[str, Any]:
+    """The options that name the policy loss; MISSING in place of one that the user has to choose."""
+    return {"policy": MISSING} if objective.no_policy else named("policy", objective.policy)
 
 
 def set_params(choice: Choice) -> dict[str, Any]:

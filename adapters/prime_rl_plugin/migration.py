@@ -1,6 +1,7 @@
 """PRIME-RL's side of `composer-plugins migrate`: its TOML as an Objective, and an Objective as TOML."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import native, upstream
@@ -12,11 +13,13 @@ from composer_plugins.adapters.prime_rl_plugin.config import (
     findings,
     parse,
 )
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import sources
+from composer_plugins.adapters.prime_rl_plugin.doctor import file
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source, as_rl, kind_of, together
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
-from composer_plugins.adapters.prime_rl_plugin.native import inline
-from composer_plugins.catalogue import choose
-from composer_plugins.errors import ConfigError, raise_all
+from composer_plugins.adapters.prime_rl_plugin.native import Native, inline
+from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.catalogue import Choice, Parameter, choose
+from composer_plugins.errors import ConfigError, raise_all, unknown
 from composer_plugins.migration import (
     COUNT,
     POSITIVE,
@@ -26,70 +29,198 @@ from composer_plugins.migration import (
     channels_of,
     check_tables,
     named,
+    named_policy,
+    not_carried,
+    not_understood,
+    without_policy,
 )
 from composer_plugins.plugins import losses
 
+__all__ = ["read", "release", "render", "together", "write"]
 ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
 ALGORITHMS = {row.partition("@")[0]: kind for kind, row in reversed(ADVANTAGES.items())}
-KNOWN = {"trainer", "orchestrator", "inference", "loss", "model"}  # tables at the top of a file
-TABLES = ["trainer", "trainer.loss", "loss", "trainer.loss.kwargs", "loss.kwargs", "orchestrator"]
+ADVANTAGES |= {"default": "dr_grpo@prime-rl"}  # of 0.4 to 0.6, in [orchestrator.advantage]
+KNOWN = {*upstream.FILE_NAMES, "model"}.union(*upstream.OWN_FILES.values())  # names at a file's top
+TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]
-READ = {"algo", "group_size", "rollouts_per_example", "sampling", "train", "advantage"}  # of [orchestrator]
+LOSS = "trainer.loss"
+# Options that each source may set, with the values where nothing sets them.
+PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "temperature": (POSITIVE, 1.0)}
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
-    """What PRIME-RL trains with this TOML, an rl.toml or a trainer's own."""
-    check_tables(table, *TABLES)
-    remarks: list[str] = []
-    kwargs, function = _kwargs(table, version, remarks)
+    """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
+    kind = kind_of(table)
+    above = "" if kind == upstream.RL else f"{kind}."  # an own file has the keys of this table at its top
+    if kind in upstream.WITHOUT_LOSS:
+        problem = f"this is {upstream.FILE_NAMES[kind]}, which has no policy loss"
+        raise ConfigError(
+            "FILE", problem, "give the rl.toml, or the files of the trainer and the orchestrator"
+        )
+    check_tables(table, *(path.removeprefix(above) for path in TABLES))
+    try:
+        found = _read(as_rl(table, kind), kind, version)
+    except ConfigError as error:
+        every = [
+            ConfigError(one.key.removeprefix(above), one.problem, one.remedy)
+            for one in (error, *error.others)
+        ]
+        raise every[0].with_others(every[1:]) from None
+    remarks, unread = ([one.removeprefix(above) for one in keys] for keys in (found.remarks, found.unread))
+    why = found.no_policy.removeprefix(above)
+    return replace(found, remarks=tuple(remarks), unread=tuple(unread), no_policy=why)
+
+
+def release(version: str | None = None) -> str:
+    """The release whose options are written."""
+    return _in_words(upstream.generation_of(version), version)
+
+
+def _in_words(generation: Generation, version: str | None) -> str:
+    end = f", before {generation.until}" if generation.until else ""
+    end = f" to {upstream.NEWEST_TESTED}, commit 559b447" if generation is upstream.NEWEST else end
+    how = "no --version is given" if version is None else f"--version {version}"
+    return f"PRIME-RL {generation.since}{end} ({how})"
+
+
+def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective:
+    """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
+    loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
+    generation = _assumed(table, version)
+    own = native.find(loss.get("type", native.default_kind(generation)), generation)
+    routed, is_routed = file.routed(table, listed)
+    with_rewards = [one for one in listed if one.algorithm not in upstream.ROUTED] or listed
+    remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
+    remarks = [] if is_routed else remarks
+    advantage = None if is_routed else _advantage(with_rewards, remarks)
+    remarks += [*_of_sources(table, listed), *not_carried(table, upstream.NOT_CARRIED), *_filters(table)]
+    size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
+    checked = {LOSS} if own is not None else set[str]()  # native.wrong_options looks at each option
+    known = upstream.KNOWN_KEYS | checked | {one.algorithm_key for one in listed}
+    common: dict[str, Any] = {
+        "advantage": advantage,
+        "group_size": size,
+        "temperature": temperature or 1.0,
+        "unread": tuple(dict.fromkeys(not_understood(table, known))),
+        "read_as": _in_words(generation, version),
+    }
+    if why := _no_policy(table, kind, routed if is_routed else [], generation):
+        has_rewards = kind == upstream.ORCHESTRATOR and not is_routed
+        common |= {} if has_rewards else {"advantage": None}
+        return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common)
+    kwargs, function = _kwargs(loss, own, generation, remarks)
     channels = parse(kwargs, function)
     policy, config = channels.policy, channels.config
     given: Behaviour = "policy itself" if config.old_policy == "current" else "rollout engine"
     old, rollout = behaviours(policy, given, "rollout engine")
-    orchestrator = at(table, "orchestrator")
-    algorithm = at(orchestrator, "algo")
-    sampling = at(orchestrator, "sampling") | at(orchestrator, "train", "sampling")
-    kind = str(algorithm.get("type", upstream.DEFAULT_ALGORITHM))
-    advantage = choose(losses(), "advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
-    if advantage is None:
-        remarks.append(f"orchestrator.algo.type = {kind!r}")
-    if algorithm.get("length_penalty") is not None:
-        remarks.append("orchestrator.algo.length_penalty")
     if config.hint_weight:
         remarks.append("the hint's teacher: it is whatever computed the reference log-probabilities")
     if config.replay_weight:
         remarks.append("the replay's loss: its coefficients are computed where the pairs are stamped")
-    generation = upstream.generation_of(version)
-    if generation.denominator != upstream.GLOBAL_TOKENS:
-        remarks.append(f"PRIME-RL {generation.since} divides by {generation.denominator}")
-    own = [one for one in sources(dict(table)) if one.algorithm_key != "orchestrator.algo.type"]
-    remarks += [f"{one.algorithm_key} = {one.algorithm!r}" for one in own]
-    if "advantage" in orchestrator:
-        remarks.append(f"orchestrator.advantage = {orchestrator['advantage']!r}")
-    size = orchestrator.get("group_size", orchestrator.get("rollouts_per_example"))
-    COUNT.check("orchestrator.group_size", size, None)
-    POSITIVE.check("orchestrator.sampling.temperature", sampling.get("temperature"), None)
+    divisor = generation.denominator if own is None else own.divisor(loss, generation)
+    if divisor != upstream.GLOBAL_TOKENS:
+        remarks.append(f"PRIME-RL {generation.since} divides by {divisor}")
     return Objective(
         policy=policy,
         mode=upstream.MODE,
         old=old,
         rollout=rollout,
-        advantage=advantage,
-        group_size=size,
         correction=channels.rollout_correction,
-        temperature=sampling.get("temperature") or 1.0,
         channels=channels_of(config),
         denominators={"hint_weight": upstream.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
         to_correct=tuple(str(one) for one in findings(channels, generation) if one.severity == "error"),
-        unread=tuple(f"orchestrator.{name}" for name in orchestrator if name not in READ),
+        **common,
     )
+
+
+def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:
+    """The generation of this version; without one the newest tested, or the nearest with these options."""
+    generation, kind = upstream.generation_of(version), at(table, "trainer", "loss").get("type")
+    if version is not None:
+        return generation
+    if "training_mode" in at(table, "orchestrator"):
+        return upstream.TRAINING_MODE_IN
+    if kind == upstream.SUPERVISED:
+        return upstream.SUPERVISED_IN
+    own = native.find(kind, generation)
+    return generation if own is None or generation in own.generations else own.generations[0]
+
+
+def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], generation: Generation) -> str:
+    """Why no sample is trained with [trainer.loss] as a policy loss; "" if one is."""
+    mode = at(table, "orchestrator").get("training_mode", upstream.MODE_OF_RL)
+    modes = (upstream.MODE_OF_RL, *upstream.TRAINING_MODES)
+    if mode not in modes:
+        raise unknown(upstream.TRAINING_MODE, str(mode), modes, noun="mode")
+    if routed:
+        asked = " and ".join(f"{one.key} = {one.name!r}" for one in routed)
+        own = " and ".join(dict.fromkeys(one.own for one in routed))
+        return f"{asked} trains with PRIME-RL's own {own}, without rewards"
+    if kind == upstream.ORCHESTRATOR:
+        return f"this is {upstream.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
+    given = at(table, "trainer", "loss").get("type")
+    if given == upstream.SUPERVISED and generation is upstream.SUPERVISED_IN:
+        return f"{LOSS}.type = {given!r} trains with PRIME-RL's own cross-entropy, without rewards"
+    return ""
+
+
+def _advantage(listed: Sequence[Source], remarks: list[str]) -> Choice | None:
+    """The advantages of these sources: where they differ, those of the orchestrator's algorithm."""
+    inherited = [one for one in listed if not one.algorithm_key.startswith(f"{one.key}.")]
+    kind = (inherited or listed)[0].algorithm
+    for one in listed:
+        if kind not in ADVANTAGES or ADVANTAGES.get(one.algorithm) != ADVANTAGES[kind]:
+            remarks.append(f"{one.algorithm_key} = {one.algorithm!r}")
+        if one.echo:
+            remarks.append(f"{one.algorithm_key} = {one.algorithm!r}: {one.echo}")
+    return choose(losses(), "advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
+
+
+def _per_source(field: str, listed: Sequence[Source], remarks: list[str]) -> Any:
+    """The value of an option that each source may set: the first one's where they differ, with a remark."""
+    parameter, default = PER_SOURCE[field]
+    given = {}
+    for number, one in enumerate(listed, 1):
+        value, key = getattr(one, field), getattr(one, f"{field}_key")
+        parameter.check(key or f"orchestrator.{field}", value, None)
+        given[number, one.name or f"source {number}"] = value
+    first = next(iter(given.values()))
+    if len({default if value is None else value for value in given.values()}) > 1:
+        shown = ", ".join(f"{default if x is None else x} for {name}" for (_, name), x in given.items())
+        remarks.append(f"{field} differs by source ({shown}), and that of the first one is written")
+    return first
+
+
+def _of_sources(table: Mapping[str, Any], listed: Sequence[Source]) -> Iterator[str]:
+    """Yield what is not carried over of the algorithms, the sampling and the curricula."""
+    found = []
+    for one in listed:
+        values = upstream.ALGORITHM_NOT_CARRIED.items()
+        found += [f"{one.algo_key}.{name}" for name, neutral in values if one.algo.get(name) not in neutral]
+        gates = not_carried(one.table, upstream.SOURCE_NOT_CARRIED)
+        found += [f"{one.key}.{text}" for text in gates]
+    samplings = {key: at(table, *key.split(".")) for key in upstream.SAMPLINGS}
+    of_listed = [(f"{one.key}.sampling", at(one.table, "sampling")) for one in listed]
+    for key, sampling in (*samplings.items(), *of_listed):
+        found += [f"{key}.{text}" for text in not_carried(sampling, upstream.SAMPLING_NOT_CARRIED)]
+    yield from dict.fromkeys(found)
+
+
+def _filters(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the filters that drop rollouts whatever their advantage is."""
+    for key in upstream.FILTERS:
+        listed = at(table, "orchestrator").get(key.rpartition(".")[2])
+        for one in listed if isinstance(listed, list) else ():
+            kind = at(one).get("type")
+            if at(one).get("enforce") is True and kind != upstream.FILTERED_BY_ADVANTAGE:
+                yield f"{key}: {kind!r} with enforce = true"
 
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A TOML of PRIME-RL for this objective, as far as it can run it."""
     policy = objective.policy
-    kwargs = named("policy", policy)
+    kwargs = named_policy(objective)
     if "old_logprobs" in policy.loss.needs:
         kwargs["old_policy"] = "current" if objective.old == "policy itself" else "rollout"
     has_ratio = not {"old_logprobs", "rollout_logprobs"}.isdisjoint(policy.loss.needs)
@@ -134,23 +265,26 @@ def _without_none(value: Any) -> Any:
     return {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else value
 
 
-def _kwargs(table: Mapping[str, Any], version: str | None, remarks: list[str]) -> tuple[dict[str, Any], str]:
-    """The kwargs and the function of ours that this file's loss is, where it is PRIME-RL's own too."""
-    key = "trainer.loss" if "trainer" in table or "orchestrator" in table else "loss"
-    loss = at(table, *key.split("."))
-    generation = upstream.generation_of(version)
+def _kwargs(
+    loss: Mapping[str, Any], own: Native | None, generation: Generation, remarks: list[str]
+) -> tuple[dict[str, Any], str]:
+    """The kwargs and the function of ours that this `[trainer.loss]` is, where it is PRIME-RL's own too."""
     kind = loss.get("type", native.default_kind(generation))
     if kind == "custom":
         function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
         if function not in ("loss_fn", *PRESETS):
             problem = f"{loss.get('import_path')!r} is not a function of this package"
-            raise ConfigError(f"{key}.import_path", problem, f"name one of {MODULE}, or PRIME-RL's own type")
+            remedy = f"name one of {MODULE}, or PRIME-RL's own type"
+            raise ConfigError(f"{LOSS}.import_path", problem, remedy)
         return dict(loss.get("kwargs") or {}), function
-    own = native.find(kind, generation)
-    if own is None:
-        known = ", ".join(native.KINDS)
-        raise ConfigError(f"{key}.type", f"{kind!r} is not a loss of PRIME-RL", f"set one of {known}, custom")
-    raise_all(native.wrong_options(own, loss, key))
+    if own is None or generation not in own.generations:
+        here = [one.kind for one in native.NATIVE if generation in one.generations]
+        problem = f"{kind!r} is not a loss of PRIME-RL {generation.since}"
+        versions = [one.versions for one in native.NATIVE if one.kind == kind]
+        versions += [upstream.SUPERVISED_IN.since] if kind == upstream.SUPERVISED else []
+        problem += f": PRIME-RL {' and '.join(versions)} has it" if versions else ""
+        raise ConfigError(f"{LOSS}.type", problem, f"set one of {', '.join(here)}, custom, or --version")
+    raise_all(native.wrong_options(own, loss, LOSS))
     kwargs, lost = native.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost
     return {"policy": DEFAULTS["policy"]} | kwargs, "loss_fn"

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, GENERATIONS, Generation
+from composer_plugins.adapters.prime_rl_plugin.upstream import (
+    AFTER_559B447,
+    GENERATIONS,
+    OWN_TOKENS,
+    Generation,
+)
 from composer_plugins.catalogue import REQUIRED, Loss, Parameter, of_kind
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near
 from composer_plugins.plugins import losses
@@ -51,6 +56,12 @@ class Native(NamedTuple):
     function: str  # the function of ours for `import_path`
     kwargs: Mapping[str, Any]
     options: tuple[Option, ...]
+    # By ratio_type, what the trainer divides its sum by, where that is not the divisor of a custom loss.
+    denominators: Mapping[str, str] = {}
+
+    def divisor(self, table: Mapping[str, Any], generation: Generation) -> str:
+        """What the trainer divides the sum of this loss by, with the options of this `[trainer.loss]`."""
+        return self.denominators.get(table.get("ratio_type", "token"), generation.denominator)
 
     @property
     def versions(self) -> str:
@@ -111,6 +122,7 @@ NATIVE = (
             _same("kl_tau", 0.0),
             _TEACHER,
         ),
+        {"token": OWN_TOKENS},
     ),
     Native(
         "default",

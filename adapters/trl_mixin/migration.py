@@ -6,6 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 import yaml
+from transformers import TrainingArguments
+from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
@@ -24,7 +26,9 @@ from composer_plugins.migration import (
     behaviours,
     channels_of,
     check_flag,
-    named,
+    named_policy,
+    not_carried,
+    not_understood,
 )
 from composer_plugins.plugins import losses
 
@@ -58,10 +62,43 @@ READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use
 READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
 # Options that are no part of LOSS_OPTIONS and change the loss all the same.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
-TABLES: tuple[str, ...] = ()  # its options stand in no table
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
 NAMES = (OURS | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
+# Options that change what is sampled, or what the model computes, with their values that change nothing.
+NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    "top_p": (None, 1.0),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "generation_kwargs": (None, {}),
+    "neftune_noise_alpha": (None, 0.0),
+}
+# Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
+CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
+# Options that have no bearing on the loss: those of transformers' Trainer, of TRL's script and models, the
+# rest of GRPOConfig, and names of earlier releases of these.
+NO_BEARING = {one.name for cls in (TrainingArguments, ModelConfig, ScriptArguments) for one in fields(cls)}
+_OTHERS = """
+    cache_implementation disable_dropout ds3_gather_for_generation log_completions log_completions_hub_repo
+    log_unique_prompts max_tool_calling_iterations model_init_kwargs num_completions_to_print shuffle_dataset
+    transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
+    use_transformers_paged vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+    vllm_guided_decoding_regex vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
+    vllm_tensor_parallel_size
+
+    datasets streaming test_split_size reward_model_name_or_path reward_funcs env config wandb_project
+    wandb_entity wandb_run_group max_prompt_length torch_dtype use_liger_loss wandb_log_unique_prompts
+
+    adafactor dispatch_batches evaluation_strategy fp16_backend fp16_opt_level fsdp_min_num_params
+    fsdp_transformer_layer_cls_to_wrap group_by_length half_precision_backend include_inputs_for_metrics
+    include_tokens_per_second jit_mode_eval logging_dir mp_parameters no_cuda num_input_tokens_seen
+    overwrite_output_dir past_index per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id
+    push_to_hub_organization push_to_hub_token ray_scope save_safetensors split_batches torchdynamo
+    tpu_metrics_debug tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device warmup_ratio
+"""
+NO_BEARING |= {*_OTHERS.split()}
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -107,15 +144,21 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "replay_weight": ALL_ROWS,
             "policy_weight": "the policy loss, the KL and the entropy bonus",
         },
-        remarks=tuple(_remarks(options)),
-        unread=tuple(name for name in table if name not in NAMES),
+        remarks=(*_remarks(options), *not_carried(table, NOT_CARRIED)),
+        unread=tuple(not_understood(table, NAMES | BATCH | NOT_CARRIED.keys() | NO_BEARING)),
+        read_as=release(version),
     )
+
+
+def release(version: str | None = None) -> str:
+    """The release whose options are read and written."""
+    return f"TRL {upstream.VERSION}, which is installed here"
 
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """Options of ComposerGRPOConfig for this objective, as far as TRL can run it."""
     policy = objective.policy
-    table = named("policy", policy)
+    table = named_policy(objective)
     if objective.mode in upstream.LOSS_TYPES:
         table["loss_type"] = upstream.LOSS_TYPES[objective.mode]
     if objective.length is not None:
@@ -234,7 +277,8 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
     """What TRL's loss reads, and no field of Objective has."""
     for name, option in upstream.LOSS_OPTIONS.items():
         value, default = getattr(options, name), upstream.DEFAULTS[name]
-        if value != default and not option.sets and name not in (*READ, *BATCH):
+        changes = value != default and not (name in CHANGES_NOTHING and CHANGES_NOTHING[name](value))
+        if changes and not option.sets and name not in (*READ, *BATCH):
             yield f"{name} = {value!r}"
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps

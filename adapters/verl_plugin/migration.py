@@ -28,6 +28,9 @@ from composer_plugins.migration import (
     check_flag,
     check_tables,
     named,
+    named_policy,
+    not_carried,
+    not_understood,
     set_params,
 )
 from composer_plugins.plugins import losses
@@ -56,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
 TABLES = ["algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, "trainer", "trainer.v1"]
 TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, "algorithm.kl_ctrl"]
 KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
+NEWEST_READ = "0.9.1"  # the release whose defaults and options are below
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
 BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, NORMALISE)
@@ -68,16 +72,78 @@ NUMBERS = {
     Key.SCALE_FACTOR: COUNT,
 }
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
-# What verl's losses read, and no field of Objective has: the key, and its values that change nothing.
+# What bears on the loss and has no field in Objective: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
     f"{Key.CORRECTION}.rollout_rs": (None, False),
     f"{Key.CORRECTION}.rollout_token_veto_threshold": (None,),
+    **{f"{Key.CORRECTION}.{name}": (None, default) for name, default in upstream.OF_THE_LOSS.items()},
     "algorithm.kl_ctrl.type": (None, "fixed"),
-    "algorithm.filter_groups.enable": (None, False),
+    Key.FILTER_GROUPS: (None, False),
     "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
     f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
+    f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
+    f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
+    f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
+    # what is sampled, and with which log-probabilities
+    f"{Key.ROLLOUT}.top_p": (None, 1.0),
+    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
+    f"{Key.ROLLOUT}.min_p": (None, 0.0),
+    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+    f"{Key.ROLLOUT}.do_sample": (None, True),
+    f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
+    f"{Key.ROLLOUT}.ignore_eos": (None, False),
+    f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
+    f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
 }
+# What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
+# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
+NO_BEARING_IN = {
+    "": """
+        critic custom_reward_function data distillation global_profiler hydra model_engine ray_init
+        ray_kwargs reward reward_model sandbox_fusion skip transfer_queue
+        """,
+    "algorithm": "_target_ filter_groups kl_ctrl._target_",
+    "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
+    Key.ACTOR: """
+        _target_ calculate_sum_pi_squared checkpoint entropy_checkpointing entropy_from_logits_chunk_size
+        entropy_from_logits_with_chunking freeze_vision_tower fsdp_config grad_clip load_weight megatron
+        optim pad_to_length ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu
+        profiler qat rollout_n router_replay strategy sum_pi_squared_checkpointing torchtitan
+        ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper
+        use_remove_padding use_torch_compile veomni
+        """,
+    Key.ROLLOUT: """
+        _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
+        disaggregation dtype enable_chunked_prefill enable_prefix_caching enforce_eager engine_kwargs
+        expert_parallel_size free_cache_engine full_determinism gpu_memory_utilization layer_name_map
+        layered_summon limit_images load_format log_prob_max_token_len_per_gpu log_prob_micro_batch_size
+        log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens
+        max_num_seqs mode moe_load_balance_metrics_interval mtp multi_stage_wake_up multi_turn
+        n_gpus_per_node name nnodes pipeline_model_parallel_size profiler prometheus prompt_length qat
+        quantization quantization_config_file response_length router_config_path scheduling_policy seed
+        skip skip_dump_dir skip_rollout skip_tokenizer_init swap_space tensor_model_parallel_size trace
+        update_weights_bucket_megabytes val_kwargs
+        """,
+    "trainer": """
+        balance_batch checkpoint_callback_class controller_nsight_options critic_warmup default_hdfs_dir
+        default_local_dir del_local_ckpt_after_load device esi_redundant_time experiment_name
+        log_val_generations logger max_actor_ckpt_to_keep max_critic_ckpt_to_keep n_gpus_per_node nnodes
+        npu_profile profile_steps project_name ray_wait_register_center_timeout
+        remove_previous_ckpt_in_save resume_from_path resume_mode rollout_data_dir save_freq test_freq
+        total_epochs total_training_steps use_legacy_worker_impl use_v1 v1 val_before_train
+        val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
+        """,
+}
+NO_BEARING = {
+    f"{table}.{name}".lstrip(".") for table, names in NO_BEARING_IN.items() for name in names.split()
+}
+# The keys that are read: verl's own options of its losses and estimators, and ours.
+_KEYS = {f"{table}.{one.key}" for kind, table in OPTION_TABLES.items() for one in upstream.OPTIONS[kind]}
+_KEYS |= {f"{table}.{name}" for kind, table in OPTION_TABLES.items() for name in upstream.ACTING[kind]}
+_KEYS |= {f"{Key.ROLLOUT}.{name}" for name in ("n", "temperature", "calculate_log_probs")}
+_KEYS |= {"defaults", NODE, f"{Key.POLICY_LOSS}.composer", Key.LOSS_TARGET}
+READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
 KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k1+": "k1_plus", "k2+": "k2"}
 KL_TYPES |= {"k3+": "k3_plus", "low_var_kl+": "k3_plus"}
 # By row, the first of verl's names; verl's k3 stands for the corrected one, which it does not have.
@@ -95,8 +161,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         return found
 
     _check_tables(table)
-    read_beside = {key: at(table, key) for key in NOT_CARRIED}
-    remarks = [f"{key} = {x!r}" for key, x in read_beside.items() if x not in NOT_CARRIED[key]]
+    remarks = list(not_carried(table, NOT_CARRIED))
     others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
@@ -147,15 +212,21 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         },
         remarks=tuple(remarks),
         to_correct=tuple(_to_correct(table)),
-        unread=tuple(_unread(table)),
+        unread=tuple(not_understood(table, READ | NOT_CARRIED.keys() | NO_BEARING)),
+        read_as=release(version),
     )
+
+
+def release(version: str | None = None) -> str:
+    """The release whose options are read and written."""
+    return f"verl {NEWEST_READ}"
 
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """A config of main_ppo for this objective, as far as verl can run it."""
     advantage = objective.advantage
     node = {} if advantage is None else named("advantage", advantage)
-    node |= named("policy", objective.policy)
+    node |= named_policy(objective)
     node |= {name: x for name, x in objective.channels.items() if name not in rules.NOT_AVAILABLE}
     algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
     algorithm["composer"] = node
@@ -184,7 +255,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     if correction:
         algorithm["rollout_correction"] = correction
         rollout["calculate_log_probs"] = True
-    if objective.kl is None and rules.channels_of(rules.parse(node)).uses_reference:
+    has_policy = not objective.no_policy
+    if has_policy and objective.kl is None and rules.channels_of(rules.parse(node)).uses_reference:
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # without it verl has no reference policy
     if objective.entropy:
         actor["entropy_coeff"] = objective.entropy
@@ -241,19 +313,6 @@ def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
     for finding in requirements.findings(requirements.Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
         if finding.severity == "error":
             yield str(finding)
-
-
-def _unread(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of the tables that verl's losses read and that are not among the known options."""
-    known: dict[str, set[str]] = {Key.ROLLOUT: {"n", "temperature", "calculate_log_probs"}}
-    for kind, at_table in OPTION_TABLES.items():
-        keys = {option.key for option in upstream.OPTIONS[kind]} | {*upstream.ACTING[kind]}
-        known[at_table] = keys | {key.partition(".")[0] for key in keys}
-    known["algorithm"] |= {"composer", *(key.removeprefix("algorithm.") for key in NOT_CARRIED)}
-    inner = {key.removeprefix("policy_loss.") for key in known[Key.ACTOR]}
-    known[Key.POLICY_LOSS] = inner | {"composer", "_target_", "loss_mode"}
-    for path, names in known.items():
-        yield from (f"{path}.{name}" for name in at(table, path) or () if name not in names)
 
 
 def _choice(

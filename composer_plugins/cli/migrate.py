@@ -46,7 +46,7 @@ def migrate(
     """Print a config with the same mathematics for another framework, and what differs.
 
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
-    of each; 1: something differs, and it is listed; 2: it cannot be done.
+    of each; 1: something differs, or a key was not understood, and it is listed; 2: it cannot be done.
     """
     if bool(loss) == bool(given):
         problem = "both are given" if loss else "neither is given"
@@ -60,9 +60,13 @@ def migrate(
         if to not in migration.MODULES:
             raise unknown("--to", to, migration.MODULES, noun="framework")
         found = migration.migrate(objective, to, version)
-    lines = [f"# {line}".rstrip() for line in comments(name, to, found, objective.unread)]
+    versions = f"Written for {migration.module(to).release(version)}."
+    if objective.read_as:
+        versions = f"Read as a config of {objective.read_as}. {versions}"
+    shown = comments(name, to, found, objective.unread, versions)
+    lines = [f"# {line}".rstrip() for line in shown]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences:
+    if found.differences or objective.unread:
         raise typer.Exit(1)
 
 
@@ -82,19 +86,27 @@ def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[m
     if source not in migration.MODULES:
         raise unknown("--from", source, migration.MODULES, noun="framework")
     files, overrides = split(given)
-    if len(files) > 1:
+    together = getattr(migration.module(source), "together", None)  # where one run has several files
+    if len(files) > 1 and together is None:
         raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    table = replaced(table_of(files[0]) if files else {}, overrides)
+    tables = [table_of(one) for one in files]
+    table = replaced(together(tables) if together else next(iter(tables), {}), overrides)
     return migration.read(source, table, version), f"{examined(files, overrides)} of {source}"
 
 
-def comments(name: str, to: str, found: migration.Migrated, unread: Sequence[str]) -> Iterator[str]:
-    """What the written config is, what was not read for it, and each difference in a line."""
-    yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
+def comments(
+    name: str, to: str, found: migration.Migrated, unread: Sequence[str], versions: str = ""
+) -> Iterator[str]:
+    """What was not understood, what the written config is, and each difference in a line."""
     if unread:
-        yield f"Not looked at, because no loss reads such a key, or it is misspelt: {', '.join(unread)}"
+        keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
+        yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
+        yield "Correct or remove each of these keys, or find out what it does and set that by hand."
+    yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
+    if versions:
+        yield versions
     if not found.differences:
-        yield "Nothing differs."
+        yield "Of what was understood, nothing differs." if unread else "Nothing differs."
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"
@@ -106,7 +118,8 @@ def comments(name: str, to: str, found: migration.Migrated, unread: Sequence[str
             if alike := [one for one in group if migration.effect_of(one.what) == key]:
                 yield from (f"  {one}" for one in alike)
                 yield f"    {effect.meaning} {effect.remedy}"
-    yield f"Where no remedy is named, {to} has no option for it."
+    if any(migration.MISSING not in one.target for one in found.differences):
+        yield f"Where no remedy is named, {to} has no option for it."
 
 
 def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

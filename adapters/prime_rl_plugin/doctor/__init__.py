@@ -26,10 +26,19 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
     channels,
     echo_filters,
+    echo_terms,
     groups_of_one,
     unweighted,
 )
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Run, misspelt, read, table
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
+    NOT_LISTED,
+    Run,
+    as_rl,
+    misspelt,
+    read,
+    routed,
+    table,
+)
 from composer_plugins.adapters.prime_rl_plugin.native import Native
 from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
 from composer_plugins.catalogue import Loss, of_kind
@@ -51,7 +60,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question["installation"] = upstream.INSTALLATION
     question["filters"] = sorted({path for one in run.sources if "." in (path := one.filter_path)})
-    own_class = upstream.RL_CONFIG if run.is_for_rl else upstream.TRAINER_CONFIG
+    own_class = upstream.CONFIG_CLASSES[run.kind]
     question["config"] = (*own_class, run.config) if target.version is None else None
     facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
     release, features = facts["prime_rl"]
@@ -73,9 +82,13 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
             found += unweighted(run, asked, generation, facts["plugins"])
             found += groups_of_one(run, asked, generation) if uses_advantages(run) else []
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
+    reported = {one.key for one in found}
+    found += [one for one in echo_terms(run) if one.key not in reported]
+    if run.kind == upstream.ORCHESTRATOR:  # whose options are at the top
+        found = [one.without(NOT_LISTED) for one in found]
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
-    compared += "; read as " + ("an rl.toml" if run.is_for_rl else "a trainer's own config")
+    compared += f"; read as {upstream.FILE_NAMES[run.kind]}"
     compared += "" if facts["rejected"] is None else f", which PRIME-RL's own {own_class[1]} checked"
     return Examination(compared, tuple(found))
 
@@ -83,6 +96,9 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
     guesses = {one.key: one for one in misspelt(run.config)}
+    if run.kind == upstream.ORCHESTRATOR:
+        whole = misspelt(as_rl(run.config, run.kind))
+        guesses = {one.key: one.without(NOT_LISTED) for one in whole}
     if rejected is None:
         yield from guesses.values()
     for key, message, is_missing in rejected or ():
@@ -109,6 +125,15 @@ def against(target: Target, release: str | None, generation: Generation, is_by_f
 
 def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
+    if run.kind == upstream.SFT:
+        problem = f"this is {upstream.FILE_NAMES[run.kind]}, which has no policy loss"
+        yield Finding("info", "loss", problem, "give the doctor a file of an RL run")
+        return
+    if run.kind in (upstream.ORCHESTRATOR, upstream.INFERENCE):
+        problem = f"this is {upstream.FILE_NAMES[run.kind]}, and the loss is in the trainer's"
+        remedy = "give the doctor the trainer's file too, or the rl.toml, which has all three"
+        yield Finding("info", "loss", problem, remedy)
+        return
     key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
     for name in upstream.TRAINER_TABLES:
         if run.is_for_rl and name in run.config:
@@ -120,7 +145,12 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
             problem = "PRIME-RL has no such table: what is in it does not reach the loss"
             yield Finding("error", name, problem, f"rename it to [{key}.kwargs]")
     if run.loss is None:
-        yield Finding("warning", key, "there is no such table, so PRIME-RL trains with its own loss", ours)
+        problem, remedy = "there is no such table, so PRIME-RL trains with its own loss", ours
+        found, everything = routed(run.config, run.sources)
+        if everything and found:
+            problem += f", which is {found[0].own} for {found[0].name!r}: such a table would have no effect"
+            remedy = f"leave it, or {found[0].instead}, and {ours}"
+        yield Finding("warning", key, problem, remedy)
         return
     kind = run.loss.get("type")
     own = native.find(native.default_kind(generation) if kind is None else kind, generation)
@@ -135,12 +165,25 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         yield _own_loss(run.loss, wrong, key, own, generation)
         yield from map(Finding.from_error, wrong.values())
     elif kind == upstream.SUPERVISED:
-        yield Finding("warning", f"{key}.type", f"{kind!r} is PRIME-RL's own loss", ours)
+        yield _supervised(key, ours, generation)
     else:
         name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
         problem = f'it is {kind!r}, and PRIME-RL has only its own losses and "custom"'
         remedy = f'set type = "custom", import_path = "{MODULE}.{name}"'
         yield Finding("error", f"{key}.type", problem, remedy)
+
+
+def _supervised(key: str, ours: str, generation: Generation) -> Finding:
+    """The type "sft", which only 0.5 has."""
+    kind, since = upstream.SUPERVISED, upstream.SUPERVISED_IN.since
+    if generation is upstream.SUPERVISED_IN:
+        problem = f"{kind!r} is PRIME-RL's own cross-entropy on the rollouts: rewards have no effect"
+        remedy = f"keep it to train without rewards; otherwise {ours}"
+        return Finding("warning", f"{key}.type", problem, remedy)
+    problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {since} has it"
+    now = upstream.SUPERVISED_NOW.get(generation)
+    remedy = f"to train without rewards set {now}, and remove it here; otherwise {ours}" if now else ours
+    return Finding("error", f"{key}.type", problem, remedy)
 
 
 def _misplaced(run: Run) -> Iterator[Finding]:
@@ -171,6 +214,8 @@ def _own_loss(
     kwargs, differences = native.kwargs_of(own, rest)
     differences += [f"{name} is left out" for name in loss if name not in rest]
     is_here = generation in own.generations
+    if is_here and (divisor := own.divisor(loss, generation)) != generation.denominator:
+        differences.append(f"the sum is divided by {generation.denominator} and not by {divisor}")
     problem = f"{own.kind!r} is PRIME-RL's own loss"
     if not is_here:
         problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {own.versions} has it"

@@ -4,14 +4,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE, Requested, not_available
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import NOT_LISTED, Run, Source, table
+from composer_plugins.adapters.prime_rl_plugin.config import Requested, not_available
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
+    ECHO_FILTER,
+    NOT_LISTED,
+    OF_RL,
+    Run,
+    Source,
+    routed,
+    table,
+)
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
 from composer_plugins.adapters.prime_rl_plugin.upstream import ECHO, NEWEST, NODE, ROUTED, TEACHER, Generation
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ComposerError, unknown
 
-ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
 REFERENCE_FIELD, WEIGHTS_FIELD = upstream.NODE_FIELDS
 HINT_WORDS = {"stamp_reference", "stamp_from_store", REFERENCE_FIELD}
@@ -73,6 +80,15 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
             yield Finding("warning", key or unset, problem, remedy)
 
 
+def echo_terms(run: Run) -> Iterator[Finding]:
+    """What the algorithm "echo" trains beside the policy loss, with a cross-entropy of PRIME-RL's own."""
+    for key, term in {one.algorithm_key: one.echo for one in run.sources if one.echo}.items():
+        own = ROUTED[upstream.SUPERVISED]
+        problem = f"'echo' also trains {term}, with PRIME-RL's own {own} and not with this loss"
+        remedy = 'leave it if you mean that; otherwise set type = "grpo"'
+        yield Finding("warning", key, problem, remedy)
+
+
 def echo_filters(run: Run) -> Iterator[Finding]:
     """Options of `echo_filter` that it would reject in the middle of the first rollout, and its store."""
     for source in run.sources:
@@ -112,27 +128,19 @@ def _stamps_pairs(source: Source, asked: Requested, generation: Generation, word
 
 
 def _routed_past(run: Run, asked: Requested) -> Iterator[Finding]:
-    """Algorithms whose samples PRIME-RL trains with its own ref_kl or ce, without calling a custom loss."""
-    mode = table(run.config, "orchestrator").get("training_mode", "")  # v0.6: of the whole run
+    """Samples that PRIME-RL trains with a loss of its own, without calling a custom loss."""
+    mode = table(run.config, "orchestrator").get("training_mode", "")
     if not isinstance(mode, str):
-        remedy = 'set training_mode = "rl"'
-        yield Finding("error", "orchestrator.training_mode", f"it is {mode!r}, not a word", remedy)
-        mode = ""
-    sources = [(one.algorithm, one.algorithm_key) for one in run.sources]
-    if mode in ROUTED:
-        sources = [(mode, "orchestrator.training_mode")]
-    everything = all(name in ROUTED for name, _ in sources)
-    for name, key in dict.fromkeys(sources):
-        if name not in ROUTED:
-            continue
-        own = ROUTED[name]
-        problem = f"PRIME-RL trains the samples of {name!r} with its own {own}, not with this loss"
-        remedy = 'set type = "grpo", or another algorithm that assigns advantages'
+        yield Finding("error", upstream.TRAINING_MODE, f"it is {mode!r}, not a word", OF_RL)
+    found, everything = routed(run.config, run.sources)
+    for one in found:
+        problem = f"PRIME-RL trains the samples of {one.name!r} with its own {one.own}, not with this loss"
+        remedy = one.instead
         if asked.any:
             problem += f", so {asked.any} has no effect on them"
-        if asked.hint and own == OWN_STREAM:
+        if asked.hint and one.own == OWN_STREAM:
             remedy = 'choose one: remove hint_weight, or set type = "grpo" and stamp in the environment'
-        yield Finding("error" if everything and asked.any else "warning", key, problem, remedy)
+        yield Finding("error" if everything and asked.any else "warning", one.key, problem, remedy)
 
 
 def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterator[Finding]:

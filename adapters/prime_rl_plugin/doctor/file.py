@@ -2,27 +2,47 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
+from composer_plugins.adapters.prime_rl_plugin.config import MODULE
+from composer_plugins.config import at
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ConfigError, did_you_mean, near
 
+ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
+OF_RL = f'set training_mode = "{upstream.MODE_OF_RL}"'
+WITH_ADVANTAGES = 'set type = "grpo", or another algorithm that assigns advantages'
 NOT_LISTED = "orchestrator"  # the key of a source that stands for those that the file does not list
 
 
 class Source(NamedTuple):
-    """A training environment and the algorithm of its samples."""
+    """A training environment, and what PRIME-RL does with its samples."""
 
     key: str
+    name: str  # "" if neither the source nor its environment has one
+    table: dict[str, Any]  # its own options; the orchestrator's, where no source is listed
     algorithm: str
     algorithm_key: str
+    algo: dict[str, Any]  # the table of the algorithm, its own or the orchestrator's
+    algo_key: str
     group_size: Any  # completions per prompt; None if it is not set
     group_size_key: str
-    filter: dict[str, Any]  # the algorithm's, with import_path and kwargs
-    filter_key: str
+    temperature: Any  # None if it is not set
+    temperature_key: str
     plugins: dict[str, str]  # what verifiers imports, by the key that names it
+
+    @property
+    def filter(self) -> dict[str, Any]:
+        """The algorithm's filter, with import_path and kwargs."""
+        return table(self.algo, "filter")
+
+    @property
+    def filter_key(self) -> str:
+        """The key of the filter."""
+        return f"{self.algo_key}.filter"
 
     @property
     def filter_path(self) -> str:
@@ -30,15 +50,41 @@ class Source(NamedTuple):
         path = self.filter.get("import_path") if self.algorithm == upstream.ECHO_ALGORITHM else None
         return path if isinstance(path, str) else ""
 
+    @property
+    def echo(self) -> str:
+        """What "echo" trains beside the policy loss, in words; "" where it trains nothing else."""
+        if self.algorithm != upstream.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
+            return ""
+        roles = self.algo.get("roles", upstream.ECHO_ROLES)
+        roles = roles if isinstance(roles, dict) else {}
+        weights = {role: table(one).get("alpha", upstream.ECHO_ALPHA) for role, one in roles.items()}
+        shown = ", ".join(f"{role} {alpha}" for role, alpha in weights.items())
+        only = f", of those that {self.filter_path} selects" if self.filter_path else ""
+        return f"a cross-entropy on observation tokens, weighted by the alpha of their role ({shown}){only}"
+
+
+class Routed(NamedTuple):
+    """Samples that PRIME-RL trains with a loss of its own, and not with [trainer.loss]."""
+
+    key: str
+    name: str  # of the algorithm, or of the mode of the run
+    own: str  # the loss
+    instead: str  # what trains them with [trainer.loss]
+
 
 class Run(NamedTuple):
-    """The merged file. A file for `rl` and a trainer's own differ in where the loss table is."""
+    """The merged file. The files of the parts have at their top what an rl.toml has in tables."""
 
     config: dict[str, Any]
     loss_key: str
     loss: dict[str, Any] | None
     sources: list[Source]
-    is_for_rl: bool  # and not a trainer's own
+    kind: str  # a key of upstream.FILE_NAMES
+
+    @property
+    def is_for_rl(self) -> bool:
+        """Whether it is a file for `rl`."""
+        return self.kind == upstream.RL
 
     @property
     def path(self) -> str:
@@ -49,31 +95,55 @@ class Run(NamedTuple):
 
 def read(files: Sequence[Path]) -> Run:
     """Read and merge the files. ConfigError if one cannot be read, or none is PRIME-RL's."""
-    config: dict[str, Any] = {}
+    tables = []
     for file in files:
         try:
-            config = merged(config, tomllib.loads(file.read_text(encoding="utf-8")))
+            tables.append(tomllib.loads(file.read_text(encoding="utf-8")))
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
             raise ConfigError(str(file), problem, "name a file that exists") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
-    of_rl = [*upstream.RL_TABLES, *([upstream.INFERENCE_TABLE] if "data" not in config else [])]
-    of_rl += upstream.DEPLOYMENT_TABLES if "loss" in config else []
-    is_for_rl = any(name in config for name in of_rl)
-    if not (is_for_rl or "loss" in config or "model" in config or list(misspelt(config))):
+    config = together(tables)
+    kind = kind_of(config)
+    if kind == upstream.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config))):
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
     for name in upstream.RL_TABLES:
         if not isinstance(config.get(name, {}), dict):
             raise ConfigError(name, f"it is {config[name]!r}", f"make it a table: [{name}]")
-    loss = (table(config, "trainer") if is_for_rl else config).get("loss")
-    key = "trainer.loss" if is_for_rl else "loss"
+    loss = table(as_rl(config, kind), "trainer").get("loss")
+    key = "loss" if kind == upstream.TRAINER else "trainer.loss"
     if loss is not None and not isinstance(loss, dict):
         remedy = f"make it a table: [{key}] with type, import_path and kwargs"
         raise ConfigError(key, f"it is {loss!r}", remedy)
-    return Run(config, key, loss, list(sources(config)), is_for_rl)
+    return Run(config, key, loss, list(sources(as_rl(config, kind))), kind)
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Which kind of file this is: a key of upstream.FILE_NAMES. One without a mark is a trainer's own."""
+    of_rl = [*upstream.RL_TABLES, *([upstream.INFERENCE_TABLE] if "data" not in config else [])]
+    of_rl += upstream.DEPLOYMENT_TABLES if "loss" in config else []
+    if any(name in config for name in of_rl):
+        return upstream.RL
+    if "loss" not in config and table(config, "data").keys() - upstream.FAKE_DATA:
+        return upstream.SFT
+    marks = {kind: sum(one in config for one in names) for kind, names in upstream.OWN_FILES.items()}
+    return max(marks, key=lambda kind: marks[kind])
+
+
+def as_rl(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The options of a file below the tables that they have in an rl.toml."""
+    return dict(config) if kind == upstream.RL else {kind: dict(config)}
+
+
+def together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several files as one: the trainer's own and the orchestrator's, or files that add to one another."""
+    own = [kind_of(one) for one in tables]
+    if upstream.RL not in own and len(set(own)) > 1:
+        tables = [as_rl(one, kind) for one, kind in zip(tables, own, strict=True)]
+    return reduce(merged, tables, {})
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,45 +177,82 @@ def misspelt(config: Mapping[str, Any]) -> Iterator[Finding]:
                 yield Finding("warning", key, problem, did_you_mean(nearest))
 
 
-def algorithm(holder: dict[str, Any]) -> str:
-    """The algorithm that this table names, or ""; 0.5 and 0.6 have a table `advantage` in its place."""
-    given = table(holder, "algo") or holder.get("advantage", "")
-    return str(given.get("type", upstream.DEFAULT_ALGORITHM) if isinstance(given, dict) else given)
+class Algorithm(NamedTuple):
+    """An algorithm that a table names."""
+
+    name: str
+    key: str
+    options: dict[str, Any]
+    options_key: str
 
 
-def group_size(holders: Mapping[str, Any]) -> tuple[Any, str]:
-    """The number of completions per prompt, and its key; of these tables the last one that sets it wins."""
-    for at, holder in reversed([*holders.items()]):
-        for name in upstream.GROUP_SIZES:
+def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
+    """The algorithm that this table names; 0.4 to 0.6 have a table `advantage` in place of `algo`."""
+    for name in ("algo", "advantage"):
+        given, key = holder.get(name), f"{above}.{name}"
+        if given and isinstance(given, dict):
+            kind = str(given.get("type", upstream.DEFAULT_ALGORITHM))
+            return Algorithm(kind, f"{key}.type", given, key)
+        if given:
+            return Algorithm(str(given), key, {}, key)
+    return None
+
+
+def last_set(holders: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, str]:
+    """The value of the option with one of these names, and its key; the last table that sets it wins."""
+    for above, holder in reversed([*holders.items()]):
+        for name in names:
             if name in table(holder):
-                return holder[name], f"{at}.{name}"
+                return holder[name], f"{above}.{name}"
     return None, ""
 
 
-def sources(config: dict[str, Any]) -> Iterator[Source]:
+def sources(config: Mapping[str, Any]) -> Iterator[Source]:
     """The training environments of an rl.toml, with the options that they take from the orchestrator.
 
     If the file lists none, one with the orchestrator's own options stands for them.
     """
     orchestrator = table(config, "orchestrator")
-    train = table(orchestrator, "train")
+    algo_key = f"{NOT_LISTED}.algo"
+    default = Algorithm(upstream.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
+    common = algorithm(orchestrator, NOT_LISTED) or default
+    shared = {key: at(config, key) for key in upstream.SAMPLINGS}
     # v0.8 has [[train.source]]; before, [[train.env]] and [[env]].
-    tables = {
-        "orchestrator.train.source": train.get("source"),
-        "orchestrator.train.env": train.get("env"),
-        "orchestrator.env": orchestrator.get("env"),
-    }
+    tables = {key: at(config, key) for key in upstream.SOURCES}
     listed = [(key, one) for key, every in tables.items() if isinstance(every, list) for one in every]
     for key, one in listed or [(NOT_LISTED, orchestrator)]:
-        own, env = algorithm(table(one)), table(one, "env")
-        algo = table(one, "algo") or table(orchestrator, "algo")
+        own, env = table(one), table(one, "env")
         ids = {f"{key}.env.taskset.id": table(env, "taskset").get("id"), f"{key}.env.id": env.get("id")}
+        plugins = {where: name for where, name in ids.items() if isinstance(name, str) and name}
+        algo = algorithm(own, key) or common
+        size, size_key = last_set({NOT_LISTED: orchestrator, key: own}, upstream.GROUP_SIZES)
+        samplings = {**shared, f"{key}.sampling": own.get("sampling")}
+        temperature, temperature_key = last_set(samplings, ("temperature",))
         yield Source(
-            key,
-            own or algorithm(orchestrator) or upstream.DEFAULT_ALGORITHM,
-            f"{key}.algo.type" if own else "orchestrator.algo.type",
-            *group_size({"orchestrator": orchestrator, key: one}),
-            table(algo, "filter"),
-            f"{key if table(one, 'algo') else 'orchestrator'}.algo.filter",
-            {at: name for at, name in ids.items() if isinstance(name, str) and name},
+            key=key,
+            name=str(own.get("name") or own.get("id") or next(iter(plugins.values()), "")),
+            table=own,
+            algorithm=algo.name,
+            algorithm_key=algo.key,
+            algo=algo.options,
+            algo_key=algo.options_key,
+            group_size=size,
+            group_size_key=size_key,
+            temperature=temperature,
+            temperature_key=temperature_key,
+            plugins=plugins,
         )
+
+
+def routed(config: Mapping[str, Any], listed: Sequence[Source]) -> tuple[list[Routed], bool]:
+    """The samples of these sources that no policy loss trains, and whether all of them are such samples."""
+    mode = table(config, "orchestrator").get("training_mode")
+    if isinstance(mode, str) and mode in upstream.TRAINING_MODES:
+        return [Routed(upstream.TRAINING_MODE, mode, upstream.TRAINING_MODES[mode], OF_RL)], True
+    own = upstream.ROUTED
+    found = [
+        Routed(one.algorithm_key, one.algorithm, own[one.algorithm], WITH_ADVANTAGES)
+        for one in listed
+        if one.algorithm in own
+    ]
+    return list(dict.fromkeys(found)), all(one.algorithm in own for one in listed)

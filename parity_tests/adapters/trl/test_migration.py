@@ -1,12 +1,16 @@
 """`composer-plugins migrate` from TRL and to it. The gradients: adapters/verl/test_migration.py."""
 
 import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from trl import GRPOConfig
+from typer.testing import CliRunner
 
-from composer_plugins import migration
+from composer_plugins import cli, migration
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, OWN_LOSSES, READ
 from composer_plugins.catalogue import choose
@@ -107,6 +111,141 @@ def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], me
 
 def test_a_key_that_was_not_read_is_named() -> None:
     assert migration.read("trl", {"epsilon_hgih": 0.28, "beta": 0.1}).unread == ("epsilon_hgih",)
+
+
+# What a training script of TRL reads beside the loss, in this release and in earlier ones.
+USUAL = """
+model_name_or_path: Qwen/Qwen3-4B
+dtype: bfloat16
+attn_implementation: flash_attention_2
+use_peft: true
+lora_r: 16
+dataset_name: trl-lib/DeepMath-103K
+dataset_train_split: train
+reward_funcs: [accuracy_reward]
+output_dir: out
+run_name: a
+report_to: [wandb]
+learning_rate: 1.0e-6
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+warmup_steps: 10
+num_train_epochs: 1
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: true
+max_grad_norm: 0.2
+logging_steps: 1
+save_strategy: steps
+save_steps: 50
+push_to_hub: false
+seed: 42
+log_completions: true
+max_completion_length: 2048
+num_generations: 8
+num_iterations: 1
+loss_type: dapo
+epsilon: 0.2
+epsilon_high: 0.2
+scale_rewards: none
+beta: 0.0
+temperature: 1.0
+top_p: 1.0
+top_k: 0
+repetition_penalty: 1.0
+use_vllm: true
+vllm_mode: colocate
+vllm_gpu_memory_utilization: 0.4
+vllm_importance_sampling_correction: false
+reward_weights: [1.0, 1, 1.0]
+"""
+
+
+def migrated(tmp_path: Path, text: str, target: str = "trl") -> tuple[int, str, str]:
+    """The status of `migrate` on a file of this text, its stdout, and the error that it shows."""
+    (tmp_path / "a.yaml").write_text(text)
+    found = CliRunner().invoke(
+        cli.app, ["migrate", str(tmp_path / "a.yaml"), "--from", "trl", "--to", target]
+    )
+    error = str(found.exception) if isinstance(found.exception, ConfigError) else ""
+    return 2 if error else found.exit_code, found.stdout, error
+
+
+def test_a_usual_config_of_trl_is_understood(tmp_path: Path) -> None:
+    status, out, _ = migrated(tmp_path, USUAL)
+    assert status == 0 and "# Nothing differs.\n" in out, out
+    versions = f"TRL {upstream.VERSION}, which is installed here"
+    assert out.splitlines()[1] == f"# Read as a config of {versions}. Written for {versions}."
+
+
+@pytest.mark.parametrize("more", ["scale_reward: false", "apply_gdpo: {x: 1}", "my_fork: 3"])
+def test_a_key_that_is_not_understood_stands_in_the_first_line(tmp_path: Path, more: str) -> None:
+    status, out, _ = migrated(tmp_path, f"{USUAL}{more}\n")
+    key = more.partition(":")[0]
+    assert status == 1 and out.startswith(f"# Not understood, and it may bear on the loss: {key}\n")
+    assert "# Of what was understood, nothing differs.\n" in out and "Nothing differs" not in out
+
+
+def test_every_option_of_grpo_config_has_its_place() -> None:
+    """A new release's option is not understood before somebody has looked at it."""
+    names = dict.fromkeys((field.name for field in fields(GRPOConfig)), None)
+    values = {name: upstream.DEFAULTS[name] for name in names if name != "output_dir"}
+    assert migration.read("trl", {**values, "output_dir": "x", "bf16": False}).unread == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("reward_weights", [1.0, 1], [1.0, 0.5]),
+        ("top_p", 1.0, 0.9),
+        ("top_k", 0, 20),
+        ("min_p", 0.0, 0.1),
+        ("repetition_penalty", 1.0, 1.1),
+        ("generation_kwargs", {}, {"top_p": 0.9}),
+    ],
+)
+def test_a_value_that_changes_nothing_is_no_difference(key: str, neutral: object, other: object) -> None:
+    assert differences("trl", {key: neutral}, "trl") == []
+    assert differences("trl", {key: other}, "trl") == [f"not carried over: {key} = {other!r}"]
+
+
+AXOLOTL = """
+base_model: x/y
+rl: gdpo
+trl:
+  beta: 0.04
+  num_generations: 2
+  loss_type: grpo
+learning_rate: 1.0e-5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (AXOLOTL, "Axolotl: base_model, rl, trl stand"),
+        (
+            "stage: ppo\nfinetuning_type: lora\nlearning_rate: 1.0e-5",
+            "LLaMA-Factory: finetuning_type, stage stand",
+        ),
+        ("rlhf_type: grpo\nbeta: 0.04\nnum_generations: 8", "ms-swift: rlhf_type stands"),
+        ("actor_rollout_ref: {}\nbeta: 0.04", "verl: actor_rollout_ref stands"),
+    ],
+)
+def test_a_config_of_another_schema_is_refused_by_its_name(tmp_path: Path, text: str, words: str) -> None:
+    status, out, error = migrated(tmp_path, text)
+    assert (status, out) == (2, "") and error.startswith(f"--from: the config is one of {words}"), error
+
+
+def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
+    table = {"training_mode": "opd", "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}
+    found = migration.migrate(migration.read("prime-rl", {"orchestrator": table}, "0.6.0"), "trl")
+    assert found.table["policy"] == migration.MISSING and "loss_type" not in found.table
+    assert found.table["num_generations"] == 8 and found.table["temperature"] == 0.7
+    with pytest.raises(ConfigError, match="policy"):
+        ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
 
 
 def test_vllm_gets_no_correction_that_the_source_did_not_have() -> None:

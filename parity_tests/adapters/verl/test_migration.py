@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import verl
+import yaml
+from omegaconf import OmegaConf
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold
 from verl.workers.config import ActorConfig
@@ -20,7 +23,7 @@ from composer_plugins.adapters.verl_plugin import migration
 from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.catalogue import choose
 from composer_plugins.config import at
-from composer_plugins.migration import of_choice
+from composer_plugins.migration import migrate, of_choice, read
 from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import tolerance
 from parity_tests.support.paths import ROOT
@@ -88,6 +91,27 @@ def test_what_a_file_leaves_out_is_at_verls_default() -> None:
             assert value == default, key
     left = set(migration.DEFAULTS) - compared
     assert left == {f"{Key.ROLLOUT}.temperature", f"{Key.CORRECTION}.rollout_is_threshold"}, left
+
+
+TREES = sorted((Path(verl.__file__).parent / "trainer" / "config").glob("_generated_ppo_*.yaml"))
+
+
+@pytest.mark.parametrize("file", TREES, ids=lambda file: file.stem)
+def test_every_option_of_verls_own_defaults_is_understood(file: Path) -> None:
+    """A new release's option is not understood before somebody has looked at it."""
+    tree = yaml.safe_load(file.read_text())
+    tree["algorithm"]["adv_estimator"] = "grpo"
+    objective = read("verl", tree)
+    assert objective.unread == ()
+    assert migrate(objective, "verl").differences == ()
+
+
+def test_omegaconf_calls_the_value_missing_that_stands_for_a_policy_loss() -> None:
+    orchestrator = {"training_mode": "opd", "group_size": 8}
+    found = migrate(read("prime-rl", {"orchestrator": orchestrator}, "0.6.0"), "verl")
+    config = OmegaConf.create(found.text)
+    assert config.actor_rollout_ref.rollout.n == 8
+    assert OmegaConf.missing_keys(config) == {"algorithm.composer.policy"}
 
 
 def test_verl_takes_the_threshold_of_a_mask_without_a_lower_bound() -> None:

@@ -352,3 +352,149 @@ def test_a_value_of_another_type_is_named_by_its_key() -> None:
         table = {"actor_rollout_ref": {"actor": {"use_kl_loss": True, key: value}}}
         with pytest.raises(ConfigError, match=key):
             migration.read("verl", table)
+
+
+# What a launch script of verl sets beside the loss.
+USUAL = """
+data: {train_files: a.parquet, train_batch_size: 1024, max_response_length: 1024, my_own_dataset: {x: 1}}
+algorithm: {adv_estimator: grpo, filter_groups: {enable: false, metric: acc}, kl_ctrl: {kl_coef: 0.001}}
+actor_rollout_ref:
+  model: {path: Qwen/Qwen3-8B, lora_rank: 32, use_remove_padding: true}
+  actor:
+    optim: {lr: 1e-6, lr_warmup_steps: 10}
+    fsdp_config: {param_offload: true}
+    megatron: {tensor_model_parallel_size: 2}
+    checkpoint: {save_contents: [model]}
+    ppo_mini_batch_size: 256
+    ppo_micro_batch_size_per_gpu: 4
+    grad_clip: 1.0
+    use_dynamic_bsz: true
+  rollout:
+    {name: vllm, n: 8, tensor_model_parallel_size: 2, gpu_memory_utilization: 0.6, top_p: 1.0, top_k: -1,
+     val_kwargs: {temperature: 0.6, top_p: 0.7}, engine_kwargs: {vllm: {disable_mm: true}}}
+  ref: {log_prob_micro_batch_size_per_gpu: 8}
+critic: {optim: {lr: 1e-5}}
+reward_model: {reward_manager: dapo, overlong_buffer: {enable: true}}
+custom_reward_function: {path: r.py}
+trainer: {logger: [console, wandb], project_name: p, n_gpus_per_node: 8, total_epochs: 15, save_freq: 20}
+ray_kwargs: {ray_init: {num_cpus: 8}}
+"""
+
+
+def test_a_usual_config_of_verl_is_understood(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(USUAL)
+    status, out, _ = run(str(file), "--from", "verl", "--to", "verl")
+    assert status == 0 and "# Nothing differs.\n" in out and "Not understood" not in out
+    assert out.splitlines()[1] == "# Read as a config of verl 0.9.1. Written for verl 0.9.1."
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("my_fork.alpha", "my_fork"),
+        ("trainer.spo.enable", "trainer.spo"),
+        ("algorithm.norm_adv_by_sdt", "algorithm.norm_adv_by_sdt"),
+        ("algorithm.rollout_correction.rollout_iss", "algorithm.rollout_correction.rollout_iss"),
+        ("actor_rollout_ref.hint", "actor_rollout_ref.hint"),
+        ("actor_rollout_ref.actor.use_off_policy_loss", "actor_rollout_ref.actor.use_off_policy_loss"),
+        ("actor_rollout_ref.actor.policy_loss.ratio", "actor_rollout_ref.actor.policy_loss.ratio"),
+        ("actor_rollout_ref.rollout.n_prefix", "actor_rollout_ref.rollout.n_prefix"),
+    ],
+)
+def test_a_key_that_is_not_understood_stands_in_the_first_line(run: Any, key: str, named: str) -> None:
+    status, out, _ = run("algorithm.adv_estimator=grpo", f"{key}=1", "--from", "verl", "--to", "verl")
+    first, second, third, *_ = out.splitlines()
+    assert first == f"# Not understood, and it may bear on the loss: {named}"
+    assert second == "# Correct or remove each of these keys, or find out what it does and set that by hand."
+    assert third.startswith("# The loss of 2 overrides of verl, for verl.")
+    assert status == 1 and "# Of what was understood, nothing differs.\n" in out
+    assert "Nothing differs" not in out
+
+
+def test_what_is_not_understood_stands_before_what_differs(run: Any) -> None:
+    given = ("algorithm.adv_estimator=grpo", "algorithm.fo=1", "actor_rollout_ref.actor.use_kl_loss=true")
+    status, out, _ = run(*given, "--from", "verl", "--to", "prime-rl")
+    assert status == 1 and out.startswith("# Not understood, and it may bear on the loss: algorithm.fo\n")
+    assert "of its properties differ" in out and "nothing differs" not in out
+
+
+def test_a_key_cannot_break_out_of_the_comment(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text('algorithm: {adv_estimator: grpo}\n"a\\nb: 1": 2\n')
+    _, out, _ = run(str(file), "--from", "verl", "--to", "verl")
+    assert out.startswith("# Not understood, and it may bear on the loss: a b: 1\n# ")
+    assert "a" not in yaml.safe_load(out)
+
+
+def test_which_keys_are_not_understood() -> None:
+    known = {"a.x", "b", "c.d.e"}
+    table = {
+        "a": [{"x": 1, "y": 2}, {"z": {"u": 1}}],
+        "b": {"anything": 1},
+        "c": {"d": 3, "f": {}},
+        "e": {},
+        "g": None,
+    }
+    assert list(migration.not_understood(table, known)) == ["a.y", "a.z", "c.d", "g"]
+    assert list(migration.not_understood({"a": None, "c": {"d": None}}, known)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("actor_rollout_ref.rollout.top_p", 1, 0.9),
+        ("actor_rollout_ref.rollout.top_k", -1, 20),
+        ("actor_rollout_ref.rollout.do_sample", True, False),
+        ("actor_rollout_ref.actor.router_replay.mode", "disabled", "R3"),
+        ("actor_rollout_ref.actor.megatron.router_replay.mode", "disabled", "R2"),
+        ("algorithm.rollout_correction.loss_type", "ppo_clip", "reinforce"),
+        ("algorithm.filter_groups.enable", False, True),
+        ("distillation.enabled", False, True),
+    ],
+)
+def test_a_value_that_changes_nothing_is_no_difference(
+    run: Any, key: str, neutral: object, other: object
+) -> None:
+    common = ("algorithm.adv_estimator=grpo", "--from", "verl", "--to", "verl")
+    status, out, _ = run(f"{key}={neutral}", *common)
+    assert status == 0 and "# Nothing differs.\n" in out
+    status, out, _ = run(f"{key}={other}", *common)
+    assert status == 1 and f"#   not carried over: {key} = {other!r}\n" in out
+    assert "Not understood" not in out
+
+
+EASYR1 = """
+algorithm: {adv_estimator: grpo}
+worker:
+  actor: {clip_ratio_high: 0.3, clip_ratio_low: 0.1}
+  rollout: {n: 5, temperature: 0.6}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "words"),
+    [
+        ("verl", EASYR1, "EasyR1: worker stands|write the loss with verl's options"),
+        ("verl", "trainer: {algorithm: {}}\ngenerator: {}\nalgorithm: {}", "SkyRL: generator"),
+        ("verl", "algorithm: {}\nexplorer: {}\nsynchronizer: {}", "Trinity-RFT: explorer, synchronizer"),
+        ("verl", "loss_fn: {ratio_clip_min: 0.2}\npolicy: {}", "NeMo-RL: loss_fn"),
+        ("verl", "gconfig: {n_samples: 4}\nactor: {}", "AReaL: gconfig"),
+        ("verl", "orchestrator: {group_size: 8}\ntrainer: {}", "prime-rl: orchestrator|set --from prime-rl"),
+        ("prime-rl", "actor_rollout_ref: {}\ntrainer: {}", "verl: actor_rollout_ref|set --from verl"),
+        ("prime-rl", "worker: {}\ntrainer: {}", "EasyR1: worker|prime-rl's options"),
+    ],
+)
+def test_a_config_of_another_schema_is_refused_by_its_name(
+    run: Any, tmp_path: Path, source: str, text: str, words: str
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    status, out, err = run(str(file), "--from", source, "--to", "verl")
+    assert (status, out) == (2, "") and err.startswith("error: --from: the config is one of ")
+    assert all(word in err for word in words.split("|")), err
+
+
+def test_a_config_with_the_tables_of_its_framework_is_one_of_it() -> None:
+    table = {"actor_rollout_ref": {"rollout": {"n": 2}}, "worker": {"x": 1}}
+    assert migration.read("verl", table).unread == ("worker",)
