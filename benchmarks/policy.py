@@ -16,9 +16,8 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from benchmarks.timing import THREADS, best_seconds
-from composer_plugins.catalogue import choose
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
 
 SHAPE = (64, 4096)
 ROUNDS = 7
@@ -51,7 +50,7 @@ def batch() -> dict[str, Tensor]:
 
 def ours(name: str, given: dict[str, Tensor]) -> Callable[[], object]:
     """The kernel, a token mean, and its backward."""
-    choice = choose(losses(), "policy", name)
+    choice = choose("policy", name)
     loss, params = choice.loss, choice.params
     kernel = loss.kernel()
     given = {**given, "rollout_logprobs": given["old_logprobs"]}

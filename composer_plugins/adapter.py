@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from composer_plugins.catalogue import Choice, Kind, Loss
+from composer_plugins.losses.row import Kind, Loss
+
+if TYPE_CHECKING:  # the registry, to which a choice belongs, imports this module
+    from composer_plugins.losses.choosing import Choice
 from composer_plugins.errors import ConfigError
 
 
@@ -26,7 +30,7 @@ class Adapter:
         """Whether this framework has every input of `loss`, and the whole batch if the loss needs it."""
         return loss.kind in self.provides and not self.missing(loss) and not loss.over_batch
 
-    def require(self, choice: Choice) -> None:
+    def require(self, choice: "Choice") -> None:
         """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
         loss, listed = choice.loss, f"composer-plugins list --framework {self.framework} --kind "
         remedy = f"choose another: {listed}{loss.kind} shows those that run here"

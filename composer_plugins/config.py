@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer_plugins.catalogue import Choice, of_kind
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
-from composer_plugins.lookup import choose
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 
 
 class ComposerConfig(BaseModel):

@@ -28,8 +28,8 @@ def paths() -> dict[str, str]:
     Where two kernels share a name, the first kind has it: grpo is the policy loss, and the other is
     grpo_advantage. A module keeps its name: taid is the module, and taid_divergence the function.
     """
-    from composer_plugins import bundled
-    from composer_plugins.catalogue import KINDS
+    from composer_plugins.losses import bundled
+    from composer_plugins.losses.row import KINDS
 
     rows = [row for family in bundled.FAMILIES for row in family.LOSSES]
     found: dict[str, str] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pluggy
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 
 PROJECT = "composer_plugins"  # also the entry-point group
 

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.catalogue import Choice, Parameter, choose
 from composer_plugins.config import ComposerConfig, at
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line, near
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.row import Parameter
 
 MODULES = {
     "trl": "composer_plugins.adapters.trl_mixin.migration",
@@ -322,7 +325,7 @@ def check_tables(config: Mapping[str, Any], *paths: str) -> None:
 
 def without_policy(why: str, **fields: Any) -> Objective:
     """What a config trains that has no policy loss, with the reason."""
-    policy = choose(losses(), "policy", STAND_IN)
+    policy = choose("policy", STAND_IN)
     return Objective(policy=policy, mode="", no_policy=why, **fields)
 
 
@@ -385,7 +388,7 @@ def as_mis(correction: Choice) -> Choice:
     name = correction.loss.name
     if name == "icepop":
         name, params = "mis", params | {"level": "token"}
-    return choose(losses(), "correction", name, params) if name in ("mis", "tis") else correction
+    return choose("correction", name, params) if name in ("mis", "tis") else correction
 
 
 def channels_of(config: ComposerConfig) -> dict[str, Any]:

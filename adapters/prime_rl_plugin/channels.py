@@ -9,13 +9,17 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.config import TABLE, Channels, findings, newer_than_tested
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
-from composer_plugins.checks import differ_by_token, differing_advantages
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.calling import (
+    call,
+    differ_by_token,
+    differing_advantages,
+)
 
 
 class Masks(NamedTuple):
@@ -144,12 +148,12 @@ class ChannelsLoss:
             # PRIME-RL passes None for a sample without them, which then is not centred.
             none = s.logprobs.new_zeros(*s.mask.shape, 0)
             given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
-        token: TokenLoss = self.channels.policy.call(given)
+        token: TokenLoss = call(self.channels.policy, given)
         if self.channels.policy.is_third_party:  # PRIME-RL adds up every token; ours are 0 at masked ones
             token = TokenLoss(keep(token.loss, given["mask"]), token.metrics)
         if self.channels.rollout_correction is not None:
             pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}
-            token = corrected(token, self.channels.rollout_correction.call(pair), masks.policy)
+            token = corrected(token, call(self.channels.rollout_correction, pair), masks.policy)
         return token
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
@@ -167,7 +171,7 @@ class ChannelsLoss:
         if self.hint is None or masks.hint is None:
             return None
         given = {"student_logprobs": s.logprobs, "teacher_logprobs": s.reference, "mask": masks.hint}
-        token: TokenLoss = self.hint.call(given | {"old_logprobs": s.rollout_logprobs})
+        token: TokenLoss = call(self.hint, given | {"old_logprobs": s.rollout_logprobs})
         return token
 
     def _metrics(

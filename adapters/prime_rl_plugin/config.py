@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.native import advice
 from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
-from composer_plugins.bundled.adapters import PRIME_RL
-from composer_plugins.catalogue import Choice, Loss, choose, of_kind
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, raise_all
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import PRIME_RL
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    Loss,
+    of_kind,
+)
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
@@ -205,7 +212,7 @@ def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss |
     if not isinstance(name, str):
         return None
     try:
-        return choose(losses(), "policy", name).loss
+        return choose("policy", name).loss
     except ConfigError:  # a parameter that is required, or a wrong name
         return of_kind(losses(), "policy").get(name.partition("@")[0])
 

@@ -18,8 +18,12 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.native import Native, inline
 from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
-from composer_plugins.catalogue import Choice, Parameter, choose
 from composer_plugins.errors import ConfigError, raise_all, unknown
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.row import Parameter
 from composer_plugins.migration import (
     COUNT,
     POSITIVE,
@@ -34,7 +38,6 @@ from composer_plugins.migration import (
     not_understood,
     without_policy,
 )
-from composer_plugins.plugins import losses
 
 __all__ = ["read", "release", "render", "together", "write"]
 ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
@@ -174,7 +177,7 @@ def _advantage(listed: Sequence[Source], remarks: list[str]) -> Choice | None:
             remarks.append(f"{one.algorithm_key} = {one.algorithm!r}")
         if one.echo:
             remarks.append(f"{one.algorithm_key} = {one.algorithm!r}: {one.echo}")
-    return choose(losses(), "advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
+    return choose("advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
 
 
 def _per_source(field: str, listed: Sequence[Source], remarks: list[str]) -> Any:

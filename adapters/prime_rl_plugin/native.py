@@ -15,9 +15,14 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import (
     OWN_TOKENS,
     Generation,
 )
-from composer_plugins.catalogue import REQUIRED, Loss, Parameter, of_kind
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+    Parameter,
+    of_kind,
+)
 
 Rule = Literal["same", "value - 1", "1 - value", "'ipo_centered' where it is true"]
 PARAMS = "policy_params"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from composer_plugins.errors import DataError
-from composer_plugins.inputs import largest_logprob
+from composer_plugins.losses.inputs import largest_logprob
 
 if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
     from torch import Tensor

@@ -15,7 +15,6 @@ from composer_plugins.adapters.trl_mixin.forward import completion, longest_inpu
 from composer_plugins.adapters.trl_mixin.hints import HintSource, environment_rows
 from composer_plugins.adapters.trl_mixin.predictions import HeadInputs, Predictions
 from composer_plugins.adapters.trl_mixin.teachers import Teacher
-from composer_plugins.catalogue import Choice
 from composer_plugins.columns import (
     CHOSEN,
     DOUBTS,
@@ -33,6 +32,8 @@ from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.kernels.types import Metric
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import Choice
 
 SIDES = (CHOSEN, REJECTED)
 PARTS = ("ids", "attention", "mask")  # of the tensors of a side
@@ -55,7 +56,7 @@ class Channel:
 
     def call(self, tensors: dict[str, Tensor]) -> Any:
         """Call the chosen loss. The tensors of the first batch are checked."""
-        result = self.choice.call(tensors, check=not self._checked)
+        result = call(self.choice, tensors, check=not self._checked)
         self._checked = True
         return result
 

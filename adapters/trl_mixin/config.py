@@ -19,11 +19,11 @@ from composer_plugins.adapters.trl_mixin.hints import (
     RolloutOptions,
     SuccessfulRollouts,
 )
-from composer_plugins.bundled.adapters import TRL as ADAPTER
-from composer_plugins.catalogue import Choice
 from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
+from composer_plugins.losses.bundled.adapters import TRL as ADAPTER
+from composer_plugins.losses.choosing import Choice
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")

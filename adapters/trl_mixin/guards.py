@@ -14,12 +14,12 @@ from composer_plugins.adapters.trl_mixin import forward, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS
 from composer_plugins.adapters.trl_mixin.forward import text_config
-from composer_plugins.catalogue import Choice
-from composer_plugins.checks import check_top_k
 from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.losses.calling import check_top_k
+from composer_plugins.losses.choosing import Choice
 
 DataChannel = HintChannel | ReplayChannel
 LIVE_RATE = 0.5  # of hint_ema_rate: from here on the teacher is rather the policy than its average

@@ -11,9 +11,12 @@ from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
-from composer_plugins.catalogue import Choice, choose
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
 from composer_plugins.migration import (
     COUNT,
     KL,
@@ -30,7 +33,6 @@ from composer_plugins.migration import (
     not_carried,
     not_understood,
 )
-from composer_plugins.plugins import losses
 
 # The row of the catalogue that TRL's loss_type is, where importance_sampling_level is "token" and "sequence".
 OWN_LOSSES = {
@@ -122,14 +124,14 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         if options.use_bias_correction_kl:
             by_sequence = policy.loss.name in upstream.SEQUENCE_LEVEL
             name, level = "k3_corrected@trl", {"level": "sequence" if by_sequence else "token"}
-        kl = KL(choose(losses(), "kl", name, level), options.beta)
+        kl = KL(choose("kl", name, level), options.beta)
     return Objective(
         policy=policy,
         mode=mode,
         length=options.max_completion_length if mode == NORM else None,
         old=old,
         rollout=rollout,
-        advantage=choose(losses(), "advantage", "grpo@trl", {"scale": scale}),
+        advantage=choose("advantage", "grpo@trl", {"scale": scale}),
         group_size=options.num_generations,
         kl=kl,
         correction=_correction(options),
@@ -250,7 +252,7 @@ def _correction(options: ComposerGRPOConfig) -> Choice | None:
         high: options.vllm_importance_sampling_clip_max,
     }
     bounds = {bound: value for bound, value in given.items() if value is not None}
-    return choose(losses(), "correction", name, bounds | {"level": level})
+    return choose("correction", name, bounds | {"level": level})
 
 
 def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:

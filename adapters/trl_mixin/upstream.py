@@ -31,7 +31,6 @@ from trl.models import prepare_deepspeed
 from trl.trainer import utils
 
 from composer_plugins.adapters.trl_mixin import sharding
-from composer_plugins.bundled.shared import ALSO_HIGH, ALSO_LOW
 from composer_plugins.columns import (
     HINT,
     Completion,
@@ -45,6 +44,10 @@ from composer_plugins.columns import (
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.kernels.aggregation import Mode, aggregate
+from composer_plugins.losses.bundled.shared import (
+    ALSO_HIGH,
+    ALSO_LOW,
+)
 
 OLDEST = "1.0"
 TESTED = (

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import compared_with_none, during, node_of, parse_registered
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, Key, beside, given_options
-from composer_plugins.catalogue import Choice
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import DataError
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import Choice
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
@@ -59,7 +60,7 @@ def estimator(name: str | None) -> Estimator:
                 final, of_session = final_outputs(keys)
                 tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
                 index = np.asarray(index)[final]
-        found = choice.with_optional(*choice.loss.optional).call(tensors, check=True)
+        found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
         if in_groups and options.policy_weight:
             warn_of_groups_of_one(choice, index, found)
         if of_session is not None:

@@ -10,9 +10,17 @@ from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
 from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
 from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, loss_in
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key
-from composer_plugins.catalogue import REQUIRED, Choice, choose, of_kind
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    of_kind,
+)
 from composer_plugins.migration import (
     COUNT,
     KL,
@@ -33,7 +41,6 @@ from composer_plugins.migration import (
     not_understood,
     set_params,
 )
-from composer_plugins.plugins import losses
 
 # The rows that are verl's vanilla: a config is named by the one that has its mode and its clips.
 VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")
@@ -173,7 +180,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     policy = _choice(table, of_workers, "policy", str(value(Key.LOSS_MODE)), remarks)
     assert policy is not None
     if value(Key.LOSS_MODE) == "vanilla":
-        rows = (choose(losses(), "policy", name) for name in VANILLA)
+        rows = (choose("policy", name) for name in VANILLA)
         of_mode = [replace(one, params=policy.params) for one in rows if one.mode == set_mode]
         policy = min(of_mode or [policy], key=lambda one: len({*set_params(one)} - {"dual_clip"}))
     mode = upstream.FORCED_MODES.get(policy.name, set_mode)
@@ -342,11 +349,11 @@ def _choice(
     read_by = rules.options_of(of_kind(losses(), kind)[row.partition("@")[0]], kind)
     given = {key: value for key, value in given.items() if key in read_by}
     node = rules.with_options({kind: row}, kind, None, given)
-    return choose(losses(), kind, row, node.get(f"{kind}_params"), option=kind)
+    return choose(kind, row, node.get(f"{kind}_params"), option=kind)
 
 
 def _estimator(kind: Any) -> Choice:
-    return choose(losses(), "kl", f"{KL_TYPES.get(str(kind), kind)}@verl", option="kl_loss_type")
+    return choose("kl", f"{KL_TYPES.get(str(kind), kind)}@verl", option="kl_loss_type")
 
 
 def _correction(value: Any) -> Choice | None:
@@ -361,11 +368,11 @@ def _correction(value: Any) -> Choice | None:
     try:
         *lower, upper = (float(bound) for bound in str(threshold).split("_", 1))
         if not lower:
-            return choose(losses(), "correction", "tis", {"cap": upper, "level": level} | common)
+            return choose("correction", "tis", {"cap": upper, "level": level} | common)
         bounds = {"high": upper} | ({"low": lower[0]} if lower[0] > NO_BOUND else {})
         if level == "token" and "low" in bounds:
-            return choose(losses(), "correction", "icepop", bounds | common)
-        return choose(losses(), "correction", "mis", bounds | {"level": level} | common)
+            return choose("correction", "icepop", bounds | common)
+        return choose("correction", "mis", bounds | {"level": level} | common)
     except ValueError as error:
         problem = f"it is {threshold!r}" + (f": {error.problem}" if isinstance(error, ConfigError) else "")
         raise ConfigError(THRESHOLD, problem, "set a number, or a band as '0.5_5.0'") from None

@@ -18,14 +18,18 @@ from composer_plugins.adapters.verl_plugin.upstream import (
     given_options,
     norm_mode_is_a_sum,
 )
-from composer_plugins.catalogue import Choice
-from composer_plugins.checks import differ_by_token, differing_advantages
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
+from composer_plugins.losses.calling import (
+    call,
+    differ_by_token,
+    differing_advantages,
+)
+from composer_plugins.losses.choosing import Choice
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
@@ -63,7 +67,7 @@ def policy_loss(name: str | None) -> PolicyLoss:
         mask = response_mask.bool()
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
         tensors |= {"advantages": advantages, "mask": mask}
-        token: TokenLoss = choice.call(tensors, check=first)
+        token: TokenLoss = call(choice, tensors, check=first)
         logged = {f"composer/policy/{name}": metric for name, metric in token.metrics.items()}
         logged |= verl_metrics(choice, tensors, token.metrics)
         if rollout_is_weights is not None:

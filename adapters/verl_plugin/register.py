@@ -24,8 +24,8 @@ def register() -> None:
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
     from composer_plugins.adapters.verl_plugin.policy_loss import policy_loss
-    from composer_plugins.bundled.adapters import VERL
-    from composer_plugins.plugins import losses
+    from composer_plugins.losses.bundled.adapters import VERL
+    from composer_plugins.losses.registry import losses
 
     if NAME in ADV_ESTIMATOR_REGISTRY:
         return

@@ -23,13 +23,19 @@ from composer_plugins.adapters.verl_plugin.rules import (
     loss_in,
 )
 from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release
-from composer_plugins.catalogue import Choice, Kind, of_kind
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
-from composer_plugins.lookup import with_plugin_problems
-from composer_plugins.plugins import losses, registry
+from composer_plugins.losses.choosing import Choice, with_plugin_problems
+from composer_plugins.losses.registry import (
+    losses,
+    registry,
+)
+from composer_plugins.losses.row import (
+    Kind,
+    of_kind,
+)
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"

@@ -17,13 +17,18 @@ from composer_plugins.adapters.verl_plugin.upstream import (
     Key,
     Option,
 )
-from composer_plugins.bundled.adapters import VERL
-from composer_plugins.catalogue import REQUIRED, Choice, Loss, of_kind
 from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
-from composer_plugins.plugins import losses
-from composer_plugins.rows import row_of_import_path
+from composer_plugins.losses.bundled.adapters import VERL
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.derived import row_of_import_path
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+    of_kind,
+)
 
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
@@ -316,12 +321,14 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
     """Yield a warning where an advantage that compares the rollouts of a prompt gets one of each prompt."""
     if group_size != 1 or "group_ids" not in choice.loss.needs:
         return
-    import torch  # which the doctor's own process does not need
+    import torch  # which the doctor's own process does not need, nor the next one, which loads it
+
+    from composer_plugins.losses.calling import call
 
     rewards = torch.tensor([1.0, 2.0])
     alone = {"rewards": rewards, "group_ids": torch.arange(2), "lengths": torch.ones(2)}
     try:
-        problem = f"it is 1, and {compared_with_none(choice, is_zero=not choice.call(alone).any())}"
+        problem = f"it is 1, and {compared_with_none(choice, is_zero=not call(choice, alone).any())}"
     except Exception:  # a function of the user's own that needs other inputs
         return
     remedy = "set 2 or more (GRPO: 8, for example), or an advantage without groups, as reinforce_pp"
@@ -386,7 +393,7 @@ def _check_hint(found: Channels) -> None:
             raise ConfigError("hint_top_k", problem, remedy)
         if "teacher_logits" in hint.loss.needs:
             # It loads torch, which the doctor's own process does not need.
-            from composer_plugins.checks import check_top_k
+            from composer_plugins.losses.calling import check_top_k
 
             entries = "entries that are sent: hint_top_k, and one for the rest"
             check_top_k(hint, config.hint_top_k + 1, entries)

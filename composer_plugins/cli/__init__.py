@@ -33,7 +33,7 @@ from composer_plugins.cli.plot import plot
 from composer_plugins.errors import ComposerError
 
 if TYPE_CHECKING:
-    from composer_plugins.plugins import Problem
+    from composer_plugins.losses.registry import Problem
 
 app = typer.Typer(
     name="composer-plugins",
@@ -161,7 +161,7 @@ def explain(
     A kernel that fails on the example is reported on stderr, and the exit status is then 1.
     """
     from composer_plugins.cli import explaining
-    from composer_plugins.lookup import find
+    from composer_plugins.losses.choosing import find
 
     registry = installed()
     problems = list["Problem | None"]()

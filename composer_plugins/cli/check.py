@@ -14,7 +14,7 @@ from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
 
 if TYPE_CHECKING:
-    from composer_plugins.catalogue import Kind
+    from composer_plugins.losses.row import Kind
     from composer_plugins.testing.report import Report
 
 MANY = 4  # laws that do not apply for one reason: only the first is named

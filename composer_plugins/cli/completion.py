@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from composer_plugins.catalogue import KINDS
 from composer_plugins.cli.console import foreign_code
+from composer_plugins.losses.row import KINDS
 
 if TYPE_CHECKING:
-    from composer_plugins.plugins import Registry
+    from composer_plugins.losses.registry import Registry
 
 
 TESTING = Path(__file__).parents[1] / "testing"
@@ -115,7 +115,10 @@ def complete_convention(incomplete: str) -> Iterator[str]:
 
 def _installed() -> "Registry":
     """Everything installed whose rows can be read without torch, which takes seconds to load."""
-    from composer_plugins.plugins import collect, get_plugin_manager
+    from composer_plugins.losses.registry import (
+        collect,
+        get_plugin_manager,
+    )
 
     loaded: dict[str, Any] = sys.modules
     is_loaded = "torch" in loaded

@@ -95,7 +95,7 @@ def conform(
 
 
 def _check_losses(names: list[str] | tuple[str, ...]) -> None:
-    from composer_plugins.plugins import losses
+    from composer_plugins.losses.registry import losses
 
     known = {loss.name for loss in losses()}
     for name in names:

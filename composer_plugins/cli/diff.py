@@ -8,16 +8,23 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.catalogue import KINDS, REQUIRED, Choice
 from composer_plugins.cli.completion import complete_kind, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
 from composer_plugins.errors import ConfigError
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import (
+    KINDS,
+    REQUIRED,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer_plugins.lookup import Found
-    from composer_plugins.plugins import Problem, Registry
+    from composer_plugins.losses.choosing import Found
+    from composer_plugins.losses.registry import (
+        Problem,
+        Registry,
+    )
 
 ABSENT = "not there"  # of a parameter that one of them does not have
 LONG = 24  # a value of more characters stands below its name, and not in a table
@@ -57,7 +64,7 @@ def diff(
 
 def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple["Found", "Found"]]:
     """The two losses, once for each kind that both names have; ConfigError if there is none."""
-    from composer_plugins.lookup import find
+    from composer_plugins.losses.choosing import find
 
     ours, theirs = find(registry, first, kind, "FIRST"), find(registry, second, kind, "SECOND")
     found = [(a, b) for a in ours for b in theirs if a[0].kind == b[0].kind]

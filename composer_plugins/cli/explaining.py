@@ -6,12 +6,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.catalogue import Dialect, Loss
 from composer_plugins.cli import layout
 from composer_plugins.cli.layout import Column, entries, facts, indented
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
-from composer_plugins.inputs import INPUTS
-from composer_plugins.plugins import Problem, Registry
+from composer_plugins.losses.inputs import INPUTS
+from composer_plugins.losses.registry import (
+    Problem,
+    Registry,
+)
+from composer_plugins.losses.row import (
+    Dialect,
+    Loss,
+)
 
 GRADIENTS = {
     "derivative": "",

@@ -4,10 +4,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import KINDS, Dialect, Loss
 from composer_plugins.errors import ConfigError, did_you_mean, near, spelling
-from composer_plugins.lookup import PARTS, mentions
-from composer_plugins.plugins import Registry
+from composer_plugins.losses.choosing import (
+    PARTS,
+    mentions,
+)
+from composer_plugins.losses.registry import Registry
+from composer_plugins.losses.row import (
+    KINDS,
+    Dialect,
+    Loss,
+)
 
 Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
 

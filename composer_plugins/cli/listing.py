@@ -8,10 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Loss, Parameter
 from composer_plugins.cli.filters import Shown
 from composer_plugins.cli.layout import GAP, facts, indented, wrapped
-from composer_plugins.plugins import OURS, Problem, Registry
+from composer_plugins.losses.registry import (
+    OURS,
+    Problem,
+    Registry,
+)
+from composer_plugins.losses.row import (
+    KINDS,
+    REQUIRED,
+    Dialect,
+    Loss,
+    Parameter,
+)
 
 Cells = tuple[str, str, str, str]  # a name, what it is, its source, its proof
 

@@ -11,11 +11,10 @@ import typer
 import yaml
 
 from composer_plugins import migration
-from composer_plugins.catalogue import choose
 from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.cli.doctor import examined, split
 from composer_plugins.errors import ConfigError, in_a_line, unknown
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
 
 FRAMEWORKS = ", ".join(migration.MODULES)
 CHANGES = "What is trained changes, the most important first:"
@@ -73,7 +72,7 @@ def migrate(
 def of_loss(name: str) -> tuple[migration.Objective, str]:
     """The objective of a loss of the catalogue, and what to call it."""
     try:
-        return migration.of_choice(choose(losses(), "policy", name, option="--loss")), name
+        return migration.of_choice(choose("policy", name, option="--loss")), name
     except ConfigError as error:
         if error.key == "--loss":
             raise

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from composer_plugins.errors import ConfigError, writing
-from composer_plugins.plugins import OURS
+from composer_plugins.losses.registry import OURS
 
 TEMPLATE = Path(__file__).parents[1] / "template"
 MODULE, DISTRIBUTION = "my_losses", "my-losses"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Kind
+from composer_plugins.losses.row import Kind
 from composer_plugins.testing.assertions import assert_parity, tolerance
 from composer_plugins.testing.draws import Draw
 

@@ -7,14 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Kind, choose, of_kind
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    Kind,
+    of_kind,
+)
 
 
 def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:
     """The kernel of a catalogue row, or of a dialect ("cispo@trl"), with its parameters and `params`."""
-    choice = choose(losses(), kind, name, params)
+    choice = choose(kind, name, params)
     return partial(choice.loss.kernel(), **choice.params)
 
 

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import KINDS, Choice
 from composer_plugins.errors import ConfigError
+from composer_plugins.losses import calling
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import KINDS
 from composer_plugins.testing.settings import main_tensor
 
 
@@ -14,7 +16,7 @@ def call(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:
         problem = f"{choice.name} needs {' and '.join(absent)}, which the picture of "
         problem += f"{KINDS[choice.loss.kind].singular} does not have"
         raise ConfigError("plot", problem, f"it has {', '.join(inputs)}: draw a loss of these")
-    return main_tensor(choice.call(inputs))
+    return main_tensor(calling.call(choice, inputs))
 
 
 def one_by_one(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:

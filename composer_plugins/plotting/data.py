@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from composer_plugins.catalogue import Choice
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import Ends
 
 Heights = tuple[float, float]

@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-from composer_plugins.catalogue import KINDS, REQUIRED, Choice, Dialect, Kind, Loss, choose
 from composer_plugins.cli.explaining import GRADIENTS
 from composer_plugins.errors import ConfigError
-from composer_plugins.lookup import find
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+    find,
+)
+from composer_plugins.losses.registry import (
+    registry,
+)
+from composer_plugins.losses.row import (
+    KINDS,
+    REQUIRED,
+    Dialect,
+    Kind,
+    Loss,
+)
 from composer_plugins.plotting.data import joined
-from composer_plugins.plugins import losses, registry
 from composer_plugins.testing.settings import UNIFORM, sample
 
 
@@ -46,7 +58,7 @@ def _choice(loss: Loss, dialect: Dialect | None) -> Choice:
     if ":" in loss.name:
         return Choice(loss, params, "plot", optional=loss.optional)
     name = f"{loss.name}@{dialect.upstream}" if dialect else loss.name
-    return choose(losses(), loss.kind, name, params, option="plot").with_optional(UNIFORM)
+    return choose(loss.kind, name, params, option="plot").with_optional(UNIFORM)
 
 
 def filled(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:

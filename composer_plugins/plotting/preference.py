@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Choice
 from composer_plugins.errors import ConfigError
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import Ends, bends, with_both_sides
 from composer_plugins.plotting.calls import one_by_one
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series

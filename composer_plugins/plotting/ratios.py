@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Choice
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import bends, with_both_sides
 from composer_plugins.plotting.calls import call
 from composer_plugins.plotting.data import Curves, Panel, Picture, with_series

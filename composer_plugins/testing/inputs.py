@@ -1,11 +1,16 @@
-"""Random inputs for a loss, by the names in its row (`composer_plugins.inputs.INPUTS`)."""
+"""Random inputs for a loss, by the names in its row (`composer_plugins.losses.inputs.INPUTS`)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.inputs import INPUTS, TOKENS, TOP_K, VOCAB
+from composer_plugins.losses.inputs import (
+    INPUTS,
+    TOKENS,
+    TOP_K,
+    VOCAB,
+)
 from composer_plugins.testing.settings import NUM_GROUPS, Setting
 
 Batch = dict[str, Any]

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import REQUIRED, Choice, Loss, Parameter, Value
+from composer_plugins.losses.calling import call_unchecked
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+    Parameter,
+    Value,
+)
 
 VOCABULARY = 5  # a drawn vocabulary has at least as many entries, except where a test asks for fewer
 
@@ -62,9 +69,8 @@ class Setting:
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Call the kernel unchecked; a seed stands for a new generator: two calls draw the same numbers."""
         seeds = {name: batch[name] for name in batch if name == GENERATOR}
-        return self.choice.call_unchecked(
-            {**batch, **{name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}}
-        )
+        generators = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
+        return call_unchecked(self.choice, {**batch, **generators})
 
     def result(self, batch: Mapping[str, Any]) -> Tensor:
         """Call the kernel and return the loss, the advantages or the weights."""

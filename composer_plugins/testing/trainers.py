@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError, unknown, with_place
-from composer_plugins.rows import function_of_import_path
+from composer_plugins.losses.derived import function_of_import_path
 from composer_plugins.testing.report import Outcome, Report
 from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED, Move, option_check, other_values
 from composer_plugins.testing.trainer_runs import PARTS, MakeTrainer, Subject, padded, poisoned

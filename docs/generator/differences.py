@@ -4,8 +4,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from composer_plugins.catalogue import Loss
-from composer_plugins.plugins import registry
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import Loss
 from docs.generator.markdown import table
 
 FILE = "parity_tests/divergences.md"

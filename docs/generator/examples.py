@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from composer_plugins.catalogue import Loss
 from composer_plugins.cli.example_tables import at, label_of, positions_of, results_of, written
 from composer_plugins.cli.worked_example import examples, tensors
+from composer_plugins.losses.row import Loss
 from docs.generator.markdown import table
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from composer_plugins.catalogue import KINDS
+from composer_plugins.losses.row import KINDS
 from composer_plugins.testing.all_laws import Section, sections
 from docs.generator.markdown import plain, table
 

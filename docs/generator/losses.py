@@ -3,10 +3,14 @@
 import inspect
 from pathlib import Path
 
-from composer_plugins.catalogue import KINDS, Dialect, Loss
 from composer_plugins.cli.explaining import AVERAGES, GRADIENTS
-from composer_plugins.inputs import INPUTS
-from composer_plugins.plugins import registry
+from composer_plugins.losses.inputs import INPUTS
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import (
+    KINDS,
+    Dialect,
+    Loss,
+)
 from docs.generator import differences, examples, formulas, plots, usage
 from docs.generator.markdown import paper, plain, proof, table
 

@@ -3,9 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from composer_plugins.catalogue import KINDS, Dialect, Loss
-from composer_plugins.lookup import PARTS
-from composer_plugins.plugins import registry
+from composer_plugins.losses.choosing import PARTS
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import (
+    KINDS,
+    Dialect,
+    Loss,
+)
 from docs.generator.markdown import plain, table
 
 FRAMEWORKS = {

@@ -4,9 +4,9 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import Loss
 from composer_plugins.plotting import drawing, picture
-from composer_plugins.plugins import registry
 
 KEPT = Path(__file__).resolve().parents[2] / "build" / "plots"
 CODE = Path(drawing.__file__).read_bytes()

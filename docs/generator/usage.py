@@ -4,8 +4,12 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.catalogue import KINDS, REQUIRED, Loss
-from composer_plugins.plugins import registry
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import (
+    KINDS,
+    REQUIRED,
+    Loss,
+)
 
 WEIGHTS = {"hint_divergence": {"hint_weight": 1.0}, "replay_loss": {"replay_weight": 0.5}}
 LANGUAGES = {"verl": "yaml", "PRIME-RL": "toml"}

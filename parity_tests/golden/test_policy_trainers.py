@@ -9,11 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import choose
 from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import dialects, golden
 from parity_tests.support.golden import Case, claim
@@ -40,7 +39,7 @@ def ours(case: Case, names: dict[str, str]) -> dict[str, float]:
 
 def reduced(name: str, token: TokenLoss, mask: Tensor, **counts: float) -> Tensor:
     """Reduce by the mode of the row."""
-    return aggregate(token.loss, mask, choose(losses(), "policy", name).mode, **counts)
+    return aggregate(token.loss, mask, choose("policy", name).mode, **counts)
 
 
 def assert_logs(
@@ -106,7 +105,7 @@ def test_ppo_equals_slime(case: Case) -> None:
         values = [aggregate(x.double(), mask, by) for x in (clipped(token), drift(case))]
     else:
         assert case["normalizer"] == 1
-        loss, by = reduced(name, token, mask, num_sequences=rows), choose(losses(), "policy", name).mode
+        loss, by = reduced(name, token, mask, num_sequences=rows), choose("policy", name).mode
         values = [
             aggregate(x.double(), mask, by, num_sequences=1) for x in (clipped(token), drift(case))
         ]  # its caller divides these
@@ -148,12 +147,12 @@ def test_grpo_equals_nemo_rl(case: Case) -> None:
     name = "grpo@nemo-rl"
     token, logprobs, mask = token_loss(name, sampled(case), NEMO_RL)
     if case["kwargs"].get("token_level_loss", True):
-        assert choose(losses(), "policy", name).mode == "token-mean"
+        assert choose("policy", name).mode == "token-mean"
         loss = dialects.nemo_rl(token.loss, mask)
     else:
         loss = dialects.nemo_rl(token.loss, mask, num_sequences=sum(case["sample_mask"]))
     assert_equals(case, loss, token.loss, logprobs)
-    ratio, row = token.metrics["ratio"].value, choose(losses(), "policy", name)
+    ratio, row = token.metrics["ratio"].value, choose("policy", name)
     bounds = {**row.params, **ours(case, NEMO_RL)}
     between = ratio.clamp(1 - bounds["clip_low"], 1 + bounds["clip_high"])
     assert_logs(case, mask, eps=dialects.NEMO_RL_EPS, probs_ratio=ratio, probs_ratio_clamped=between)

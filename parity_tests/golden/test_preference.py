@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import choose
 from composer_plugins.conformance import reductions
 from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighted, wpo_weights
 from composer_plugins.kernels.types import PairLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity, tolerance
 from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim
@@ -84,7 +83,7 @@ def test_ipo_equals_eric_mitchell_on_sums(case: Case) -> None:
     assert_recorded(ours, policy, case)
     rewards = zip(scores(case, "{}_rewards"), left_out, strict=True)
     assert_rewards(ours, *(reward + beta * x for reward, x in rewards))
-    assert not choose(losses(), "preference", "ipo@eric-mitchell").average
+    assert not choose("preference", "ipo@eric-mitchell").average
 
 
 def with_reference(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -137,7 +136,7 @@ def test_alpha_po_equals_trl_cpo(case: Case) -> None:
 
 def test_trl_takes_gamma_itself_and_a_small_beta() -> None:
     """Its default margin of 0.5 / 0.1 is 20 times that of SimPO's authors."""
-    theirs, official = (choose(losses(), "preference", f"simpo@{who}") for who in ("trl", "official"))
+    theirs, official = (choose("preference", f"simpo@{who}") for who in ("trl", "official"))
     assert theirs.params["gamma_beta_ratio"] == 0.5 / 0.1 == 20 * official.params["gamma_beta_ratio"]
 
 
@@ -157,7 +156,7 @@ def of_trl(case: Case) -> tuple[PairLoss, Tensor, Tensor]:
     Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
     """
     loss_type, divergence = case["loss_type"], DIVERGENCES[case["f_divergence_type"]]
-    choice = choose(losses(), "preference", f"{ROWS.get(loss_type, loss_type)}@trl")
+    choice = choose("preference", f"{ROWS.get(loss_type, loss_type)}@trl")
     settings = {"beta": case["beta"]}
     if loss_type in SMOOTHED:
         settings["label_smoothing"] = case["label_smoothing"]

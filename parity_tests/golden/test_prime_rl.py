@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import of_kind
 from composer_plugins.conformance import reductions
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.masking import keep
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import golden
 from parity_tests.support.golden import Case, claim

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.catalogue import Loss
 from composer_plugins.kernels.advantages import (
     dr_grpo,
     gdpo,
@@ -21,7 +20,8 @@ from composer_plugins.kernels.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import grouped_rewards
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.catalogue import choose, of_kind
 from composer_plugins.kernels import advantages, corrections, divergences, policy, preference
 from composer_plugins.kernels.aggregation import Mode
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
@@ -119,10 +120,10 @@ def test_dppo_in_an_endless_region_is_cispo(batch: Batch) -> None:
     """A bound of 1 masks nothing, and neither does the 10 that PRIME-RL's own tests set."""
     cispo, inputs = policy.cispo(**batch, clip_high=1.5).loss, tuple(batch.values())
     for bound in (1.0, 10.0):
-        tv = choose(losses(), "policy", "dppo_tv", {"tv_low": bound, "tv_high": bound, "ratio_cap": 2.5})
+        tv = choose("policy", "dppo_tv", {"tv_low": bound, "tv_high": bound, "ratio_cap": 2.5})
         assert torch.equal(tv.loss.kernel()(*inputs, **tv.params).loss, cispo)
     for name in ("ipo", "dppo_topk_tv", "ref_kl"):
-        assert choose(losses(), "policy", name, {"tv_low": 10.0, "tv_high": 10.0})
+        assert choose("policy", name, {"tv_low": 10.0, "tv_high": 10.0})
     assert torch.equal(policy.dppo_kl(*inputs, kl_low=1e9, kl_high=1e9, ratio_cap=2.5).loss, cispo)
 
 

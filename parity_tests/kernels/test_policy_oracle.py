@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.catalogue import of_kind
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches

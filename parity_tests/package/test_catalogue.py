@@ -8,13 +8,22 @@ import pytest
 import torch
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import REQUIRED, Choice, Loss, Parameter, choose
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.policy import cispo
-from composer_plugins.plugins import losses
-from composer_plugins.rows import check_row
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.derived import check_row
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+    Parameter,
+)
 from parity_tests.support.every import row_id
 from parity_tests.support.paths import TESTS
 
@@ -34,7 +43,7 @@ def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None
     for dialect in loss.dialects:
         given = {name: value for name, value in examples.items() if name not in dialect.params}
         given = {name: value for name, value in given.items() if name not in dialect.denominators}
-        choice = choose(LOSSES, loss.kind, f"{loss.name}@{dialect.upstream}", given)
+        choice = choose(loss.kind, f"{loss.name}@{dialect.upstream}", given)
         assert choice.params == {**dialect.params, **given} and choice.optional == dialect.optional
 
 
@@ -194,12 +203,12 @@ def test_an_unknown_name_without_a_near_match_lists_eight_of_the_known_ones() ->
 
 
 def test_a_choice_calls_its_kernel_with_inputs_by_position_and_parameters_by_keyword() -> None:
-    choice = choose(LOSSES, "policy", "cispo@verl", {"clip_high": 0.4}, option="policy")
+    choice = choose("policy", "cispo@verl", {"clip_high": 0.4}, option="policy")
     batch = tensors(choice.loss)
     expected = cispo(*batch.values(), clip_low=0.2, clip_high=0.4, log_ratio_clamp=20.0)
     in_any_order = dict(sorted(batch.items())) | {"values": torch.zeros(2, 3)}  # one it does not take
-    torch.testing.assert_close(choice.call(in_any_order).loss, expected.loss, rtol=0, atol=0)
-    overridden = choice.call(batch, clip_high=0.1).loss
+    torch.testing.assert_close(call(choice, in_any_order).loss, expected.loss, rtol=0, atol=0)
+    overridden = call(choice, batch, clip_high=0.1).loss
     assert torch.equal(overridden, cispo(*batch.values(), **{**choice.params, "clip_high": 0.1}).loss)
     assert not torch.equal(overridden, expected.loss)
 
@@ -214,31 +223,31 @@ def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() 
     )  # fmt: skip
     object.__setattr__(row, "kernel", lambda: kernel)
     choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
-    assert choice.call(batch) == (None, None)
+    assert call(choice, batch) == (None, None)
     assert choice.with_optional("values", "mask").optional == ("values",)  # it has no optional input `mask`
     assert replace(choice, optional=("values",)).with_optional("entropies").optional == (
         "values",
         "entropies",
     )
-    assert choice.with_optional("values", "entropies").call({"logprobs": 1, "values": 3}) == (None, 3)
+    assert call(choice.with_optional("values", "entropies"), {"logprobs": 1, "values": 3}) == (None, 3)
 
 
 def test_a_choice_checks_its_inputs_only_when_asked() -> None:
-    choice = choose(LOSSES, "policy", "grpo")
+    choice = choose("policy", "grpo")
     batch = tensors(choice.loss)
     batch["old_logprobs"] = batch["old_logprobs"].clone()
     batch["old_logprobs"][0, 0] = 0.5
-    choice.call(batch)
+    call(choice, batch)
     with pytest.raises(DataError, match="it holds 0.5 at an unmasked token"):
-        choice.call(batch, check=True)
+        call(choice, batch, check=True)
 
 
 def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -> None:
     def chosen(loss: Loss, **changes: Any) -> Choice:
         dialects = (replace(loss.dialects[0], upstream="acme", **changes),)
-        return choose([replace(loss, dialects=dialects)], loss.kind, f"{loss.name}@acme")
+        return choose(loss.kind, f"{loss.name}@acme", losses=[replace(loss, dialects=dialects)])
 
-    policy, dpo = choose(LOSSES, "policy", "cispo"), choose(LOSSES, "preference", "dpo")
+    policy, dpo = choose("policy", "cispo"), choose("preference", "dpo")
     assert (policy.mode, policy.name, dpo.average) == ("token-mean", "cispo", False)
     assert chosen(policy.loss, mode="token-sum").mode == "token-sum"
     assert chosen(policy.loss, mode="").mode == "token-mean"
@@ -247,9 +256,9 @@ def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -
 
 
 def test_a_choice_knows_the_value_that_each_parameter_will_have() -> None:
-    choice = choose(LOSSES, "policy", "cispo@trl")
+    choice = choose("policy", "cispo@trl")
     assert [choice.value(name) for name in ("clip_high", "clip_low", "no_such")] == [-0.8, None, None]
-    assert choose(LOSSES, "policy", "dapo").value("clip_high") == 0.28  # of a preset
+    assert choose("policy", "dapo").value("clip_high") == 0.28  # of a preset
 
 
 def test_an_estimator_of_a_divergence_without_one_is_an_error_at_the_key_that_was_set() -> None:
@@ -285,7 +294,7 @@ ADAPTER = Adapter(
 def test_a_framework_refuses_a_loss_that_it_cannot_run(
     kind: Any, name: str, params: dict[str, Any], problem: str
 ) -> None:
-    choice = choose(LOSSES, kind, name, params, option="the_option")
+    choice = choose(kind, name, params, option="the_option")
     assert ADAPTER.runs(choice.loss) == bool(params)  # tis, without normalise
     with pytest.raises(ConfigError) as refused:
         ADAPTER.require(choice)
@@ -295,8 +304,8 @@ def test_a_framework_refuses_a_loss_that_it_cannot_run(
 
 
 def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
-    ADAPTER.require(choose(LOSSES, "policy", "grpo", option="policy"))
-    ADAPTER.require(choose(LOSSES, "correction", "tis", {"normalise": False}, option="rollout_correction"))
+    ADAPTER.require(choose("policy", "grpo", option="policy"))
+    ADAPTER.require(choose("correction", "tis", {"normalise": False}, option="rollout_correction"))
 
 
 @pytest.mark.parametrize(
@@ -313,8 +322,8 @@ def test_a_parameter_that_acts_only_beside_another_one_is_an_error_without_it(
     name: str, params: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose(losses(), "divergence", name, params, option="hint_divergence")
+        choose("divergence", name, params, option="hint_divergence")
     assert all(part in str(caught.value) for part in words.split("*")), caught.value
     beside = {"estimator": "k3"} if "sampled" in name else {"top_k": 5}
-    choose(losses(), "divergence", name, params | beside)
-    choose(losses(), "divergence", "jsd", {"rest": "renormalised"})  # its default
+    choose("divergence", name, params | beside)
+    choose("divergence", "jsd", {"rest": "renormalised"})  # its default

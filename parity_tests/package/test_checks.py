@@ -6,28 +6,33 @@ import numpy as np
 import pytest
 import torch
 
-from composer_plugins.catalogue import Choice, choose
-from composer_plugins.checks import check_inputs, check_result
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.errors import ComposerError, ConfigError, DataError
-from composer_plugins.inputs import INPUTS
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import Metric, PairLoss, TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.calling import (
+    call,
+    check_inputs,
+    check_result,
+)
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+    find_one,
+)
+from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.testing.gradients import value_and_gradients
 from composer_plugins.testing.inputs import draw
 from composer_plugins.testing.settings import settings
 from parity_tests.support.every import each
 
-GRPO = choose(losses(), "policy", "grpo")
-CLIP_COV = choose(losses(), "policy", "clip_cov")
-JSD = choose(losses(), "divergence", "jsd")
-TOP_K = choose(losses(), "divergence", "forward_kl_topk")
-TOP_K_TV = choose(losses(), "policy", "dppo_topk_tv")
-DPO, KTO, BCO = (choose(losses(), "preference", name) for name in ("dpo", "kto", "bco"))
-ADVANTAGE, OPO, GDPO, REMAX = (
-    choose(losses(), "advantage", name) for name in ("grpo", "opo", "gdpo", "remax")
-)
+GRPO = choose("policy", "grpo")
+CLIP_COV = choose("policy", "clip_cov")
+JSD = choose("divergence", "jsd")
+TOP_K = choose("divergence", "forward_kl_topk")
+TOP_K_TV = choose("policy", "dppo_topk_tv")
+DPO, KTO, BCO = (choose("preference", name) for name in ("dpo", "kto", "bco"))
+ADVANTAGE, OPO, GDPO, REMAX = (choose("advantage", name) for name in ("grpo", "opo", "gdpo", "remax"))
 
 
 def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
@@ -65,7 +70,7 @@ def test_a_wrong_result_of_a_loss_is_rejected(choice: Choice, result: Any, messa
     with pytest.raises(ConfigError) as refused:
         check_result(choice, given, result)
     assert message in str(refused.value)
-    check_result(choice, given, choice.call(given, check=True))
+    check_result(choice, given, call(choice, given, check=True))
 
 
 @each("policy")
@@ -96,7 +101,7 @@ def test_a_loss_that_averages_advantages_over_a_sequence_is_marked_and_rejects_t
 def test_the_worked_example_of_every_row_passes(row: Any) -> None:
     example = {name: p.example for name, p in row.parameters.items() if p.example is not None}
     example |= {"top_k": 3} if "top_k" in row.parameters else {}
-    check(choose(losses(), row.kind, row.name, example))
+    check(choose(row.kind, row.name, example))
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -159,7 +164,7 @@ def with_id(wrong: int, *place: int) -> torch.Tensor:
          "student_logits 5; pad the smaller one with -inf logits"),
         (TOP_K, {"teacher_topk_logprobs": zeros(2, 3, 6), "teacher_topk_ids": ids(2, 3, 6)},
          "teacher_topk_logprobs: it has 6 entries, and the vocabulary of student_logits 5; pass no more"),
-        (choose(losses(), "divergence", "jsd", {"top_k": 6}, option="hint_divergence"), {},
+        (choose("divergence", "jsd", {"top_k": 6}, option="hint_divergence"), {},
          "hint_params.top_k: 6 is more than the 5 entries of the vocabulary; set it"),
         (TOP_K, {"teacher_topk_ids": with_id(-1, 0, 0, 0)}, "teacher_topk_ids: they go from -1 to "),
         (TOP_K, {"teacher_topk_ids": with_id(5, 0, 0, 0)}, " to 5, and student_logits has 5 entries; use a "
@@ -220,23 +225,20 @@ def test_a_positive_log_probability_is_rejected_only_where_it_is_unmasked() -> N
             check(choice, **{name: x})
 
 
-def test_a_loss_may_be_given_by_its_name() -> None:
-    check_inputs("dapo", tensors(GRPO.loss))
-    check_inputs("dro", tensors(GRPO.loss) | {"ref_logprobs": ZEROS})  # a required parameter may be missing
-    with pytest.raises(DataError, match="policy 'dapo', mask: it is torch.float32"):
-        check_inputs("dapo@trl", tensors(GRPO.loss) | {"mask": ZEROS})
-    check_inputs("grpo", tensors(ADVANTAGE.loss), kind="advantage")
-    with pytest.raises(
-        ConfigError, match="'grpo' is of several kinds; set kind .--kind. to policy or advantage"
-    ):
-        check_inputs("grpo", tensors(GRPO.loss))
+def test_a_loss_is_found_by_its_name_alone_unless_two_kinds_have_it() -> None:
+    assert find_one("dapo@trl").name == "dapo@trl"
+    assert find_one("dro").params == {}  # a required parameter may be missing
+    assert find_one("grpo", kind="advantage").loss.kind == "advantage"
+    message = "'grpo' is of several kinds; set kind .--kind. to policy or advantage"
+    with pytest.raises(ConfigError, match=message):
+        find_one("grpo")
     with pytest.raises(ConfigError, match="unknown loss 'dapoo'; did you mean 'dapo'"):
-        check_inputs("dapoo", tensors(GRPO.loss))
+        find_one("dapoo")
 
 
 def test_a_token_loss_is_not_reduced_and_the_error_says_what_to_pass() -> None:
     given = tensors(GRPO.loss)
-    result = GRPO.call(given)
+    result = call(GRPO, given)
     with pytest.raises(TypeError, match="pass its field loss, result.loss"):
         aggregate(result, given["mask"], "token-mean")
     assert aggregate(result.loss, given["mask"], "token-mean").dim() == 0

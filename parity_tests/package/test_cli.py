@@ -12,11 +12,15 @@ import typer
 from typer.testing import CliRunner
 
 from composer_plugins import cli
-from composer_plugins.catalogue import Loss
 from composer_plugins.cli import app, filters, listing
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels import preference
-from composer_plugins.plugins import collect, get_plugin_manager, losses
+from composer_plugins.losses.registry import (
+    collect,
+    get_plugin_manager,
+    losses,
+)
+from composer_plugins.losses.row import Loss
 from parity_tests.support.every import each
 
 RUN = CliRunner(env={"COLUMNS": "200"})

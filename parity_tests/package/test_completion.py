@@ -73,7 +73,7 @@ def test_other_shells_are_offered_whole_names() -> None:
 
 
 PLUGIN = """
-from composer_plugins.catalogue import Dialect, Loss
+from composer_plugins.losses.row import Dialect, Loss
 from composer_plugins.hookspecs import hookimpl
 
 @hookimpl

@@ -5,9 +5,9 @@ import tomllib
 
 import pytest
 
-from composer_plugins import bundled
-from composer_plugins.catalogue import Loss
-from composer_plugins.plugins import losses
+from composer_plugins.losses import bundled
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from parity_tests.support.every import row_id
 from parity_tests.support.paths import ROOT
 
@@ -25,6 +25,6 @@ def test_a_loss_has_a_formula_of_its_own_parameters_and_inputs(loss: Loss) -> No
 
 
 def test_the_file_of_formulas_has_no_row_of_a_loss_that_is_gone() -> None:
-    table = tomllib.loads((ROOT / "composer_plugins/bundled/formulas.toml").read_text())
+    table = tomllib.loads((ROOT / "composer_plugins/losses/bundled/formulas.toml").read_text())
     rows = {(loss.kind, loss.name) for family in bundled.FAMILIES for loss in family.LOSSES}
     assert {(kind, name) for kind, names in table.items() for name in names} == rows

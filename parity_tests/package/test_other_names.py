@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.catalogue import Loss
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from parity_tests.support.every import row_id
 
 

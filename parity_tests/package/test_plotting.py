@@ -13,14 +13,14 @@ import torch
 from typer.testing import CliRunner
 
 from composer_plugins import plotting
-from composer_plugins.catalogue import Loss
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.types import PairLoss, TokenLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from composer_plugins.plotting.bends import bends
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
 from composer_plugins.plotting.terminal import render
-from composer_plugins.plugins import losses
 from parity_tests.support.every import row_id
 
 LOSSES = losses()

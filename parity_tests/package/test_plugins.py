@@ -11,14 +11,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from composer_plugins import plugins
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import choose, of_kind
 from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.hookspecs import hookimpl
-from composer_plugins.plugins import add_plugin, collect, get_plugin_manager
+from composer_plugins.losses import registry
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import (
+    add_plugin,
+    collect,
+    get_plugin_manager,
+)
+from composer_plugins.losses.row import of_kind
 
 GRPO = of_kind(collect(get_plugin_manager(entry_points=False)).losses, "policy")["grpo"]
 MINE = replace(GRPO, name="mine", summary="a loss of mine", dialects=())
@@ -142,7 +148,7 @@ def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: li
 
 
 def test_a_policy_loss_may_name_an_advantage_of_a_plugin_that_loads_later() -> None:
-    (rloo,) = (loss for loss in plugins.losses() if (loss.kind, loss.name) == ("advantage", "rloo"))
+    (rloo,) = (loss for loss in registry.losses() if (loss.kind, loss.name) == ("advantage", "rloo"))
     with_advantage = replace(MINE, name="with_advantage", advantage="of_theirs")
     assert problems(plugin(with_advantage), plugin(replace(rloo, name="of_theirs"), MINE)) == []
 
@@ -153,7 +159,7 @@ def test_the_second_of_two_plugins_with_one_name_is_named() -> None:
 
 
 PLUGIN = """
-from composer_plugins.catalogue import Dialect, Loss, Parameter
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 from composer_plugins.hookspecs import hookimpl
 from composer_plugins.kernels.types import TokenLoss
 
@@ -241,15 +247,15 @@ def test_a_plugin_that_ends_the_program_is_a_fault_of_the_plugin(tmp_path: Path)
 
 @pytest.mark.usefixtures("acme_is_installed")
 def test_an_installed_plugin_is_chosen_by_name_and_its_faults_are_warned_of() -> None:
-    plugins.registry.cache_clear()
+    registry.registry.cache_clear()
     try:
-        with pytest.warns(plugins.PluginWarning) as warned:
-            choice = choose(plugins.losses(), "policy", "scaled@acme")
+        with pytest.warns(registry.PluginWarning) as warned:
+            choice = choose("policy", "scaled@acme")
     finally:
-        plugins.registry.cache_clear()
+        registry.registry.cache_clear()
     assert [str(one.message) for one in warned] == FAULTS
     batch = {"logprobs": torch.tensor([3.0, 4.0]), "mask": torch.tensor([True, False])}
-    assert choice.call(batch, check=False).loss.tolist() == [6.0, 0.0]
+    assert call(choice, batch, check=False).loss.tolist() == [6.0, 0.0]
 
 
 @pytest.mark.usefixtures("acme_is_installed")
@@ -297,11 +303,11 @@ def test_a_kernel_that_fails_is_compared_without_numbers_and_its_fault_is_named(
 
 @pytest.fixture
 def acme_is_registered(acme_is_installed: None) -> Iterator[None]:
-    plugins.registry.cache_clear()
-    with pytest.warns(plugins.PluginWarning):
-        plugins.registry()
+    registry.registry.cache_clear()
+    with pytest.warns(registry.PluginWarning):
+        registry.registry()
     yield
-    plugins.registry.cache_clear()
+    registry.registry.cache_clear()
 
 
 ABSENT = f"'absent' cannot be used. {FAULTS[2]}; correct or update acme-losses 2.5"

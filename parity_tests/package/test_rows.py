@@ -12,12 +12,21 @@ import torch
 from typer.testing import CliRunner
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import REQUIRED, Choice, Dialect, Loss, Parameter, choose
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
-from composer_plugins.inputs import INPUTS
-from composer_plugins.plugins import losses
-from composer_plugins.rows import check_row
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import (
+    Choice,
+    choose,
+)
+from composer_plugins.losses.derived import check_row
+from composer_plugins.losses.inputs import INPUTS
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Dialect,
+    Loss,
+    Parameter,
+)
 
 KERNELS = '''from composer_plugins.kernels.types import TokenLoss
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...
@@ -89,7 +98,7 @@ def test_a_sound_row_passes() -> None:
         ({"dialects": (dialect())}, "dialects: it is a Dialect; set a tuple: (Dialect(...),)"),
         # inputs and modes
         ({"needs": ("logprobs", "old_logprob")}, "old_logprob: it is not an input that any framework "
-         "provides; did you mean 'old_logprobs'? composer_plugins/inputs.py lists all"),
+         "provides; did you mean 'old_logprobs'? composer_plugins/losses/inputs.py lists all"),
         ({"needs": ("logprobs", "xyz")}, "xyz: it is not an input that any framework provides;"),
         ({"mode": ""}, "mode: a policy loss has one, the denominator of its paper; set one of token-mean, "),
         ({"mode": "token_mean"}, "mode: unknown mode 'token_mean'; did you mean 'token-mean'?"),
@@ -131,7 +140,7 @@ def test_a_row_that_could_not_be_run_is_rejected(changes: dict[str, Any], error:
 
 
 def test_what_is_not_a_row_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="register: it got 'grpo'; pass a composer_plugins.catalogue.Loss"):
+    with pytest.raises(ConfigError, match="register: it got 'grpo'; pass a composer_plugins.losses.row.Loss"):
         check_row("grpo")
 
 
@@ -139,7 +148,7 @@ def test_what_is_not_a_row_is_rejected() -> None:
 
 
 def chosen(function: str, params: Mapping[str, Any] | None = None, kind: Any = "policy") -> Choice:
-    return choose(losses(), kind, f"foreign_kernels:{function}", params, option=kind)
+    return choose(kind, f"foreign_kernels:{function}", params, option=kind)
 
 
 def test_the_row_of_an_import_path_is_derived_from_the_signature() -> None:
@@ -155,13 +164,13 @@ def test_the_row_of_an_import_path_is_derived_from_the_signature() -> None:
 def test_a_loss_by_import_path_is_called_as_one_of_ours() -> None:
     batch = {"mask": None, "advantages": torch.tensor(2.0), "logprobs": torch.tensor(3.0), "entropies": 1.0}
     choice = chosen("loss", {"scale": 5.0})
-    assert choice.call(batch) == (30.0, 1.0, "none")  # an optional input is passed where the batch has it
+    assert call(choice, batch) == (30.0, 1.0, "none")  # an optional input is passed where the batch has it
     del batch["entropies"]
-    assert choice.call(batch, bonus="some") == (30.0, None, "some")
+    assert call(choice, batch, bonus="some") == (30.0, None, "some")
 
 
 def test_the_import_path_of_one_of_ours_is_its_row() -> None:
-    assert choose(losses(), "policy", "composer_plugins.kernels.policy:clip_cov").loss.over_batch
+    assert choose("policy", "composer_plugins.kernels.policy:clip_cov").loss.over_batch
 
 
 @pytest.mark.parametrize(
@@ -195,9 +204,9 @@ def test_a_function_that_is_not_a_loss_is_rejected(function: str, params: Any, e
 def test_a_loss_that_writes_to_an_input_is_an_error() -> None:
     batch = {"logprobs": torch.ones(2, 3), "advantages": torch.ones(2, 1), "mask": torch.ones(2, 3).bool()}
     with pytest.raises(ConfigError, match=r"writes to its input 'advantages', .*; compute on a copy"):
-        chosen("writes").call(batch)
+        call(chosen("writes"), batch)
     with torch.inference_mode():
-        chosen("writes").call({name: x.clone() for name, x in batch.items()})  # no versions are counted
+        call(chosen("writes"), {name: x.clone() for name, x in batch.items()})  # no versions are counted
 
 
 def test_a_loss_of_a_plugin_is_checked_as_one_by_import_path_is() -> None:
@@ -206,8 +215,8 @@ def test_a_loss_of_a_plugin_is_checked_as_one_by_import_path_is() -> None:
     choice = chosen("writes")
     named = replace(choice, loss=replace(choice.loss, name="of_a_plugin"))
     with pytest.raises(ConfigError, match="'of_a_plugin' writes to its input 'advantages'"):
-        named.call(batch)
-    assert not choose(losses(), "policy", "grpo").is_third_party
+        call(named, batch)
+    assert not choose("policy", "grpo").is_third_party
 
 
 @pytest.mark.parametrize(
@@ -238,7 +247,7 @@ def test_ctrl_c_during_an_import_ends_the_program(tmp_path: Path, monkeypatch: p
     (tmp_path / "interrupted_losses.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        choose(losses(), "policy", "interrupted_losses:loss")
+        choose("policy", "interrupted_losses:loss")
 
 
 @pytest.mark.parametrize("command", ["check", "plot", "explain"])
@@ -250,12 +259,12 @@ def test_a_function_without_a_signature_is_an_error(command: str) -> None:
 
 def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
     with pytest.raises(ConfigError, match="write 'my_package.losses:mine'"):
-        choose(losses(), "policy", "my_package.losses.mine")
+        choose("policy", "my_package.losses.mine")
 
 
 def test_a_module_that_fails_on_import_is_named_at_the_option() -> None:
     with pytest.raises(ConfigError, match="policy: 'nowhere:loss' cannot be imported: .*; make `import"):
-        choose(losses(), "policy", "nowhere:loss", option="policy")
+        choose("policy", "nowhere:loss", option="policy")
 
 
 def test_a_framework_refuses_an_import_path_whose_inputs_it_does_not_have() -> None:

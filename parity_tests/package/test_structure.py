@@ -23,11 +23,12 @@ REGULAR_EXPRESSIONS = {
     "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
     "adapters/verl_plugin/keys.py": "a message of hydra's",
     "adapters/verl_plugin/upstream.py": "a version",
-    "composer_plugins/catalogue.py": "the version in the name of a dialect",
+    "composer_plugins/losses/row.py": "the version in the name of a dialect",
     "recipes/trace_replay/redact.py": "secrets in the text of logs",
 }
 KERNEL_USERS = {
-    "composer_plugins/catalogue.py",  # Choice.call; the defaults
+    "composer_plugins/losses/row.py",  # the defaults
+    "composer_plugins/losses/calling.py",
     "composer_plugins/cli/explaining.py",  # the docstring
     "composer_plugins/conformance/reductions.py",  # a row by name, for a comparison
     "composer_plugins/cli/worked_example.py",  # every dialect of a loss, none of them chosen

@@ -5,9 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.catalogue import REQUIRED, Loss, choose
 from composer_plugins.config import unlikely
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+)
 from parity_tests.support.every import row_id
 
 SEQUENCE = "bounds the ratio of a sequence, a geometric mean over its tokens"
@@ -38,10 +42,10 @@ TRAPS = {"cispo@trl", "gspo@trl", "luspo@trl", "gspo_token@verl"}
 def test_a_bound_that_hardly_anyone_intends_is_a_warning(
     name: str, params: dict[str, Any], key: str, words: str
 ) -> None:
-    (found,) = unlikely(choose(losses(), "policy", name, params, option="policy"))
+    (found,) = unlikely(choose("policy", name, params, option="policy"))
     assert (found.severity, found.key) == ("warning", f"policy_params.{key}")
     assert all(part in str(found) for part in words.split("*")), found
-    (moved,) = unlikely(choose(losses(), "policy", name, params), {key: "epsilon_high"})
+    (moved,) = unlikely(choose("policy", name, params), {key: "epsilon_high"})
     assert moved == found._replace(key="epsilon_high")
 
 
@@ -58,11 +62,11 @@ def test_a_bound_that_hardly_anyone_intends_is_a_warning(
     ],
 )  # fmt: skip
 def test_a_bound_that_somebody_uses_is_no_warning(name: str, params: dict[str, Any]) -> None:
-    assert not list(unlikely(choose(losses(), "policy", name, params)))
+    assert not list(unlikely(choose("policy", name, params)))
 
 
 def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
-    (found,) = unlikely(choose(losses(), "policy", "cispo@trl", {"clip_low": 0.2}, option="policy"))
+    (found,) = unlikely(choose("policy", "cispo@trl", {"clip_low": 0.2}, option="policy"))
     assert found.severity == "error"
     assert str(found).startswith(
         "policy_params.clip_low: clip_low=0.2 is a lower bound of 0.8, which is above"
@@ -74,7 +78,7 @@ def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
 def test_no_default_is_a_warning_but_those_of_the_dialects_that_are_a_trap(loss: Loss) -> None:
     examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
     for name in (loss.name, *(f"{loss.name}@{dialect.upstream}" for dialect in loss.dialects)):
-        assert bool([*unlikely(choose(losses(), loss.kind, name, examples))]) == (name in TRAPS), name
+        assert bool([*unlikely(choose(loss.kind, name, examples))]) == (name in TRAPS), name
 
 
 def test_a_cap_below_one_multiplies_the_gradient_of_an_on_policy_token_as_the_warning_says() -> None:
@@ -83,7 +87,7 @@ def test_a_cap_below_one_multiplies_the_gradient_of_an_on_policy_token_as_the_wa
 
     def gradient(clip_high: float) -> torch.Tensor:
         leaf = logprobs.clone().requires_grad_()
-        kernel = choose(losses(), "policy", "cispo").loss.kernel()
+        kernel = choose("policy", "cispo").loss.kernel()
         kernel(leaf, logprobs, one, mask, clip_high=clip_high).loss.sum().backward()
         assert leaf.grad is not None
         return leaf.grad

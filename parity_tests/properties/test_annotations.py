@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.inputs import draw, float_tensors, tensors
 from composer_plugins.testing.settings import settings
 from parity_tests.support.every import each

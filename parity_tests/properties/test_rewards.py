@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.inputs import Batch, draw, float_tensors
 from composer_plugins.testing.settings import Setting, settings
 from parity_tests.support.every import each

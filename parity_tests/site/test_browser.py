@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.catalogue import KINDS
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import KINDS
 
 # A page of each kind. Of the losses those with most on their page.
 LOSSES = [

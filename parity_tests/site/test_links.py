@@ -7,7 +7,7 @@ from urllib.parse import unquote, urldefrag
 
 from fontTools.ttLib import TTFont
 
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
 from docs.generator.names import anchor
 
 LOADED = {"img": "src", "script": "src", "link": "href", "source": "src", "iframe": "src"}

@@ -16,10 +16,10 @@ import torch
 import yaml
 from typer.main import get_command
 
-from composer_plugins.catalogue import Loss
 from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.conventions import CONVENTIONS, find_convention
 from composer_plugins.testing.conventions.laws import REDUCED
 from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.catalogue import Kind, Loss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    Kind,
+    Loss,
+)
 
 
 def rows(*kinds: Kind) -> list[Loss]:

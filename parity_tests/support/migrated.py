@@ -30,11 +30,15 @@ from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
-from composer_plugins.bundled.adapters import ADAPTERS
-from composer_plugins.catalogue import REQUIRED, Loss, choose
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.conformance.trl_claims import upstream
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import ADAPTERS
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    Loss,
+)
 from parity_tests.support.prime_rl_doubles import GENERATIONS, scale
 from parity_tests.support.prime_rl_doubles import compute_loss as called_by_prime_rl
 
@@ -269,9 +273,9 @@ def catalogue_tables() -> Iterator[Case]:
     """Every loss that all three adapters run, in each framework's config."""
     for loss in policies():
         required = {name: loss.parameters[name].example for name, d in loss.defaults.items() if d is REQUIRED}
-        choice = choose(losses(), "policy", loss.name, required)
+        choice = choose("policy", loss.name, required)
         # Advantages that every framework computes, and a constant for the mode that needs one.
-        advantage = choose(losses(), "advantage", "dr_grpo")
+        advantage = choose("advantage", "dr_grpo")
         length = MAX_LENGTH if choice.mode == migration.NORM else None
         objective = replace(
             migration.of_choice(choice), advantage=advantage, group_size=8, length=length, has_terms=True

@@ -16,9 +16,13 @@ from typing import Any
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
-from composer_plugins.bundled.adapters import TRL
-from composer_plugins.catalogue import Choice, Loss, Parameter
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import TRL
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    Loss,
+    Parameter,
+)
 from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, OPTIONS, Option
-from composer_plugins.catalogue import of_kind
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from parity_tests.support.paths import ROOT
 
 # Where verl's losses and advantages read its config: a file, and its functions; (): all of them.
@@ -133,7 +133,7 @@ def meaning(kind: str, option: Option) -> str:
 
 
 def _runs(name: str, kind: str) -> bool:
-    from composer_plugins.bundled.adapters import VERL
+    from composer_plugins.losses.bundled.adapters import VERL
 
     return VERL.runs(of_kind(losses(), kind)[name])  # type: ignore[arg-type]
 

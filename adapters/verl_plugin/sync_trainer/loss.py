@@ -31,6 +31,7 @@ from composer_plugins.kernels.divergences.supports import Pair, with_rest
 from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric as TokenMetric
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.calling import call
 
 KERNELS = "composer_plugins.kernels."  # our own losses read the student at the teacher's ids only
 
@@ -152,7 +153,7 @@ class ComposerLoss:
         assert hint is not None
         if hint.value("ratio_cap") is not None:  # weights each token by its ratio to the old policy
             hint = hint.with_optional("student_logprobs", "old_logprobs")
-        token: TokenLoss = hint.call(tensors, check=self.hint_metrics is None, **params)
+        token: TokenLoss = call(hint, tensors, check=self.hint_metrics is None, **params)
         self.hint_metrics = token.metrics
         return token.loss
 

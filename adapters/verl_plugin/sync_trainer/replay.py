@@ -24,10 +24,11 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import REPLAY as
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, score
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID
-from composer_plugins.catalogue import Choice
 from composer_plugins.columns import AGREEING, CHOSEN, REJECTED, TOOLS, Pair, Row, pairs_of
 from composer_plugins.kernels.preference import weighted
 from composer_plugins.kernels.types import PairLoss
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import Choice
 
 SIDES = (CHOSEN, REJECTED)
 
@@ -64,7 +65,7 @@ def replayed_rows(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> 
 def linearise(choice: Choice, scores: dict[str, Tensor], weights: Tensor) -> tuple[PairLoss, list[Tensor]]:
     """Return the weighted loss of each pair, and its mean's slope at each chosen, then rejected score."""
     leaves = {side: scores[side].detach().requires_grad_() for side in SIDES}
-    loss = weighted(choice.call(scores | leaves, check=True), weights)
+    loss = weighted(call(choice, scores | leaves, check=True), weights)
     slopes = torch.autograd.grad(loss.loss.mean(), list(leaves.values()))
     return PairLoss(loss.loss.detach(), loss.metrics), list(torch.cat(slopes).unbind())
 

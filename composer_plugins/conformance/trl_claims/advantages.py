@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Kind
 from composer_plugins.conformance.claims import Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import names, upstream_rollouts
+from composer_plugins.losses.row import Kind
 from composer_plugins.testing.draws import Draw, generator
 
 WEIGHTS = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)

@@ -12,14 +12,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import of_kind
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch, global_batch, policy_batch
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.draws import Draw, assume, flag
 from composer_plugins.testing.inputs import with_junk
 

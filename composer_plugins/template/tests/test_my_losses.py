@@ -8,7 +8,7 @@ import torch
 from my_losses.kernels import absolute_deviation, half_negative, logistic_margin
 from my_losses.plugin import LOSSES
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing import parametrize_with_checks
 from composer_plugins.testing.assertions import assert_parity
 
@@ -19,7 +19,7 @@ def test_the_loss_obeys_the_law(loss: Loss, check: Callable[[Loss], Any]) -> Non
 
 
 def test_the_losses_are_found_by_name() -> None:
-    from composer_plugins.plugins import losses
+    from composer_plugins.losses.registry import losses
 
     assert {loss.name for loss in LOSSES} <= {loss.name for loss in losses()}
 

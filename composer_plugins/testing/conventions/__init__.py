@@ -11,11 +11,14 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from composer_plugins.catalogue import Loss
 from composer_plugins.convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.plugins import losses
-from composer_plugins.rows import function_of_import_path, row_of_function
+from composer_plugins.losses.derived import (
+    function_of_import_path,
+    row_of_function,
+)
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.checking import check_row, exceptions_without_a_law, run_law
 from composer_plugins.testing.conventions.laws import (
     FIRST,

@@ -7,11 +7,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Loss, Parameter
-from composer_plugins.checks import versions
 from composer_plugins.convention import Called, Convention, Counts, Function
 from composer_plugins.errors import ConfigError
-from composer_plugins.rows import declared
+from composer_plugins.losses.calling import versions
+from composer_plugins.losses.derived import declared
+from composer_plugins.losses.row import (
+    Loss,
+    Parameter,
+)
 from composer_plugins.testing.inputs import Batch, draw, expand_mask, select_rows, tensors
 from composer_plugins.testing.laws.tokens import DRAWS as TOKEN_DRAWS
 from composer_plugins.testing.settings import Setting

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.conventions.law import (
     TRAINED,
     reduced,

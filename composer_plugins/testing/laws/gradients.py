@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from composer_plugins.catalogue import Loss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import draw, tensors

@@ -11,11 +11,14 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE, Flags
 from composer_plugins.adapters.prime_rl_plugin.config import parse
-from composer_plugins.bundled.adapters import PRIME_RL
-from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import PRIME_RL
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    of_kind,
+)
 
 
 def inputs(**changed: Any) -> SimpleNamespace:

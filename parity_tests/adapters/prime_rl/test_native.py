@@ -19,9 +19,9 @@ from composer_plugins.adapters.prime_rl_plugin import channels, loss_fn, native
 from composer_plugins.adapters.prime_rl_plugin.config import findings, parse
 from composer_plugins.adapters.prime_rl_plugin.native import NATIVE, Native, Option
 from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, NEWEST
-from composer_plugins.catalogue import of_kind
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.paths import ROOT
 

@@ -22,11 +22,11 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
 )
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
 from composer_plugins.adapters.prime_rl_plugin.values import MARKED, is_replay
-from composer_plugins.checks import _check_not_positive
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.inputs import MOST
 from composer_plugins.kernels.preference import dpo
+from composer_plugins.losses.calling import _check_not_positive
+from composer_plugins.losses.inputs import MOST
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import prime_rl_nodes as double
 from parity_tests.support.paths import ROOT

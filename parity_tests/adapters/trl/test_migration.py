@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from composer_plugins import cli, migration
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, OWN_LOSSES, READ
-from composer_plugins.catalogue import choose
 from composer_plugins.cli.migrate import comments
 from composer_plugins.errors import ConfigError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
 from parity_tests.support.paths import ROOT
 
 WITHOUT_STD = {"scale_rewards": "none"}
@@ -375,5 +374,5 @@ def test_the_example_of_the_page_is_what_the_command_prints() -> None:
 
 @pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 def test_a_bare_loss_has_no_constant_length() -> None:
-    found = migration.migrate(migration.of_choice(choose(losses(), "policy", "dr_grpo")), "trl")
+    found = migration.migrate(migration.of_choice(choose("policy", "dr_grpo")), "trl")
     assert found.differences == ()

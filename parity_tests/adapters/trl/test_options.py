@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
-from composer_plugins.bundled.adapters import TRL
-from composer_plugins.catalogue import choose
 from composer_plugins.errors import ConfigError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import TRL
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny, trl_options
 
@@ -259,7 +259,7 @@ def test_the_page_of_options_is_made_from_the_code() -> None:
 def test_the_page_of_options_names_the_defaults_that_differ() -> None:
     """The numbers of its sentences about cispo@trl and simpo@trl."""
     written = trl_options.PAGE.read_text()
-    cispo = choose(losses(), "policy", "cispo@trl")
+    cispo = choose("policy", "cispo@trl")
     logprobs = torch.tensor([[3.0, 0.1, -5.0]], dtype=torch.float64)  # ratios on both sides of the cap
     mask, one = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
     leaf = logprobs.clone().requires_grad_()
@@ -268,7 +268,7 @@ def test_the_page_of_options_names_the_defaults_that_differ() -> None:
     assert weights.max() == pytest.approx(0.2, rel=1e-12) and weights.min() < 0.2
     assert "`cispo@trl` with `clip_high=-0.8` caps each weight at\n0.2" in written
     for name, beta in (("simpo", 2.0), ("simpo@trl", 0.1)):
-        simpo = choose(losses(), "preference", name)
+        simpo = choose("preference", name)
         assert (simpo.value("beta"), simpo.value("beta") * simpo.value("gamma_beta_ratio")) == (beta, 0.5)
     assert "beta 2 and a margin of 0.5. `simpo@trl`" in written and "beta 0.1 and the same margin" in written
     assert (config().replay_temperature, config().temperature) == (1.0, 1.0)

@@ -21,10 +21,9 @@ from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin import migration
 from composer_plugins.adapters.verl_plugin.upstream import Key
-from composer_plugins.catalogue import choose
 from composer_plugins.config import at
+from composer_plugins.losses.choosing import choose
 from composer_plugins.migration import migrate, of_choice, read
-from composer_plugins.plugins import losses
 from composer_plugins.testing.assertions import tolerance
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_wheels import FOLDERS
@@ -115,8 +114,8 @@ def test_omegaconf_calls_the_value_missing_that_stands_for_a_policy_loss() -> No
 
 
 def test_verl_takes_the_threshold_of_a_mask_without_a_lower_bound() -> None:
-    mask = choose(losses(), "correction", "mis", {"high": 3.0, "log_ratio_clamp": 20.0})
-    objective = replace(of_choice(choose(losses(), "policy", "grpo@verl")), correction=mask)
+    mask = choose("correction", "mis", {"high": 3.0, "log_ratio_clamp": 20.0})
+    objective = replace(of_choice(choose("policy", "grpo@verl")), correction=mask)
     written = migration.write(objective)
     upper, lower = _parse_rollout_is_threshold(at(written, f"{Key.CORRECTION}.rollout_is_threshold"))
     assert upper == 3.0 and lower is not None and 0 < lower < math.exp(-20)

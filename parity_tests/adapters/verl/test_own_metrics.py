@@ -10,14 +10,17 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.bundled.adapters import VERL
-from composer_plugins.catalogue import REQUIRED, of_kind
 from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, draw_options
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import VERL
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import (
+    REQUIRED,
+    of_kind,
+)
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import ByHypothesis
 from parity_tests.support.verl_facts import policy_batches

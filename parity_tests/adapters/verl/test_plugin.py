@@ -24,14 +24,14 @@ from verl.trainer.ppo.core_algos import (
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.rules import log_once
-from composer_plugins.bundled.adapters import VERL
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims.batches import MODES, Batch
 from composer_plugins.conformance.verl_claims.upstream import actor, names
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.plugins import losses
+from composer_plugins.losses.bundled.adapters import VERL
+from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_facts import global_batches, policy_batches
 

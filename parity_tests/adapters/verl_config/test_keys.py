@@ -66,7 +66,9 @@ def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing
 
 
 def test_a_field_of_the_dataclass_that_a_table_becomes_is_known() -> None:
-    config = {"data": {"_target_": "composer_plugins.catalogue.Parameter", "max_responselength": 1, "low": 1}}
+    config = {
+        "data": {"_target_": "composer_plugins.losses.row.Parameter", "max_responselength": 1, "low": 1}
+    }
     own = {"data": {"_target_": "x", "lo": 0}}
     assert not list(keys.misspelt(config, own))
 

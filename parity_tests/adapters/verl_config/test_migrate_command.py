@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from composer_plugins import cli, migration
-from composer_plugins.catalogue import REQUIRED, choose
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED
 from composer_plugins.migration import EFFECTS, Objective, effect_of
-from composer_plugins.plugins import losses
 
 # Options of ComposerConfig that no channel has.
 NOT_OF_A_CHANNEL = {"policy", "policy_params", "advantage", "advantage_params", "old_policy"}
@@ -40,20 +41,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def objectives(*kinds: str) -> Iterator[Objective]:
     """Objectives with every loss of these kinds, and with every option of a channel."""
-    vespo = choose(losses(), "policy", "vespo")
+    vespo = choose("policy", "vespo")
     options = {name: "x" for name in ComposerConfig.model_fields if name not in NOT_OF_A_CHANNEL}
     terms = dict.fromkeys(("KL", "entropy bonus", "policy_weight", "hint_weight", "replay_weight"), "tokens")
     for row in losses():
         required = {n: row.parameters[n].example for n, d in row.defaults.items() if d is REQUIRED}
         if row.kind not in kinds:
             continue
-        one = choose(losses(), row.kind, row.name, required)
+        one = choose(row.kind, row.name, required)
         yield Objective(
             policy=one if row.kind == "policy" else vespo,
             mode=migration.NORM,
             advantage=one if row.kind == "advantage" else None,
             group_size=None if row.kind == "advantage" else 8,
-            kl=migration.KL(one if row.kind == "kl" else choose(losses(), "kl", "k1"), 0.1),
+            kl=migration.KL(one if row.kind == "kl" else choose("kl", "k1"), 0.1),
             correction=one if row.kind == "correction" else None,
             entropy=0.1,
             channels=options,
@@ -269,7 +270,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
     """Every loss that both run: the two are the same, and the text holds all that was written."""
     parse = {"verl": yaml.safe_load, "prime-rl": tomllib.loads}
     source, target = pair
-    correction = choose(losses(), "correction", "icepop", {"log_ratio_clamp": 20.0})
+    correction = choose("correction", "icepop", {"log_ratio_clamp": 20.0})
     exact = 0
     for one in objectives("policy"):
         old, rollout = migration.behaviours(one.policy, "rollout engine", "rollout engine")
@@ -278,7 +279,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
             mode="token-mean",
             old=old,
             rollout=rollout,
-            advantage=choose(losses(), "advantage", "dr_grpo"),
+            advantage=choose("advantage", "dr_grpo"),
             group_size=8,
             correction=None if old or rollout else correction,
         )

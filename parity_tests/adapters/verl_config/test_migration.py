@@ -310,10 +310,9 @@ def test_a_channel_with_a_reference_gets_one_in_verl() -> None:
 
 
 def test_a_bare_loss_is_compared_only_in_what_it_says() -> None:
-    from composer_plugins.catalogue import choose
-    from composer_plugins.plugins import losses
+    from composer_plugins.losses.choosing import choose
 
-    objective = migration.of_choice(choose(losses(), "policy", "gpg@verl"))
+    objective = migration.of_choice(choose("policy", "gpg@verl"))
     assert migration.migrate(objective, "prime-rl").differences == ()
 
 

@@ -14,10 +14,10 @@ from composer_plugins.adapters.verl_plugin.rules import (
     reduction,
 )
 from composer_plugins.adapters.verl_plugin.upstream import OPTIONS
-from composer_plugins.catalogue import choose
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
-from composer_plugins.plugins import losses
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
 
 SAMPLED = {"hint_weight": 1.0, "hint_divergence": "sampled_token"}
 LIVE = SAMPLED | {"hint_teacher": "live"}
@@ -115,7 +115,7 @@ def test_the_registries_alone_refuse_a_channel_that_the_trainer_delivers(node: M
     ],
 )
 def test_a_reduction_that_is_not_the_losss_own_is_a_warning(name: str, mode: str, own: str) -> None:
-    choice = choose(losses(), "divergence" if ":" in name else "policy", name)
+    choice = choose("divergence" if ":" in name else "policy", name)
     found = list(reduction(choice, mode))
     assert [one.severity for one in found] == ["warning"] * bool(own)
     assert all(repr(own) in one.remedy and repr(mode) in one.problem for one in found)

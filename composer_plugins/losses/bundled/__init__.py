@@ -7,9 +7,17 @@ from itertools import chain
 from pathlib import Path
 
 from composer_plugins.adapter import Adapter
-from composer_plugins.bundled import adapters, advantages, divergences, policy, preference, reduction, regions
-from composer_plugins.catalogue import Loss
 from composer_plugins.hookspecs import hookimpl
+from composer_plugins.losses.bundled import (
+    adapters,
+    advantages,
+    divergences,
+    policy,
+    preference,
+    reduction,
+    regions,
+)
+from composer_plugins.losses.row import Loss
 
 FAMILIES = (policy, regions, advantages, divergences, preference, reduction)
 

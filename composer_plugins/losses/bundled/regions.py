@@ -3,8 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.bundled.policy import OLD, ORACLE, ROLLOUT, policy
-from composer_plugins.bundled.shared import (
+from composer_plugins.losses.bundled.policy import (
+    OLD,
+    ORACLE,
+    ROLLOUT,
+    policy,
+)
+from composer_plugins.losses.bundled.shared import (
     CLIPS,
     LOG_RATIO_CLAMP,
     PPO_CLIPS,
@@ -15,7 +20,10 @@ from composer_plugins.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.catalogue import Dialect, Parameter
+from composer_plugins.losses.row import (
+    Dialect,
+    Parameter,
+)
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")

@@ -1,6 +1,6 @@
-"""Check the tensors that a loss is called with. Kernels do not, because it would wait for the device.
+"""Call a chosen loss with a framework's tensors. Kernels check none of them: that waits for the device.
 
-An adapter checks its first batch (`Choice.call(..., check=True)`). Nothing is converted: a mask of floats or
+An adapter checks its first batch (`call(..., check=True)`). Nothing is converted: a mask of floats or
 log-probabilities of integers are a mistake of the caller, and the error says so.
 """
 
@@ -10,10 +10,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from composer_plugins.catalogue import Choice, Loss
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.inputs import INPUTS, ROUNDINGS, ROWS, TOKENS, largest_logprob
-from composer_plugins.lookup import find_one
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.inputs import (
+    INPUTS,
+    ROUNDINGS,
+    ROWS,
+    TOKENS,
+    largest_logprob,
+)
+from composer_plugins.losses.row import Loss
 
 BOOLEANS = {"mask", "desirable", "component_mask"}
 INTEGERS = {"group_ids", "teacher_topk_ids"}
@@ -21,19 +27,39 @@ INTEGERS_OR_FLOATS = {"lengths"}  # a count, or a sum of weights
 NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
 
 
-def check_inputs(
-    choice: Choice | str, inputs: Mapping[str, Any], *, kind: str | None = None, values: bool = True
-) -> None:
+def call(choice: Choice, tensors: Mapping[str, Any], *, check: bool = False, **params: Any) -> Any:
+    """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
+
+    Every needed input goes in by position, and every taken one that `tensors` has by keyword. `params`
+    replace the chosen ones. With `check` the tensors are checked first (`check_inputs`), which waits for the
+    device: an adapter does so on its first batch. The result is then checked too. The result of a kernel
+    that is not of this package is always checked.
+    """
+    if check:
+        check_inputs(choice, tensors)
+    before = versions(tensors) if choice.is_third_party else {}
+    result = call_unchecked(choice, tensors, **params)
+    if check or choice.is_third_party:
+        check_result(choice, tensors, result)
+        check_not_written(choice, tensors, before)
+    return result
+
+
+def call_unchecked(choice: Choice, tensors: Mapping[str, Any], **params: Any) -> Any:
+    """Call the kernel as `call` does, and check neither what it takes nor what it returns."""
+    needed = [tensors[name] for name in choice.loss.needs]
+    taken = {name: tensors[name] for name in choice.optional if name in tensors}
+    return choice.loss.kernel()(*needed, **taken, **{**choice.params, **params})
+
+
+def check_inputs(choice: Choice, inputs: Mapping[str, Any], *, values: bool = True) -> None:
     """Raise DataError unless these tensors, by their names in the catalogue, are what the loss takes.
 
-    The loss may be given by its name ("dapo", "dapo@trl"), with its `kind` where two kinds share the name.
     Checked are presence, dtype, shape, a top-k no larger than the vocabulary (`top_k`: ConfigError); and
     of values, at unmasked tokens, that log-probabilities are not positive, that ids are within the
     vocabulary, and that a loss per sequence gets one advantage per sequence. The values wait for the
     device; `values=False` leaves them out. NaN passes: the loss shows it.
     """
-    if isinstance(choice, str):
-        choice = find_one(choice, kind)
     loss = choice.loss
     name = f"{loss.kind} {loss.name!r}"
     if absent := [need for need in loss.needs if inputs.get(need) is None]:

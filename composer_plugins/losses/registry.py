@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from composer_plugins import bundled, hookspecs
+from composer_plugins import hookspecs
 from composer_plugins.adapter import Adapter
-from composer_plugins.catalogue import Loss, unknown_loss
 from composer_plugins.errors import ConfigError, in_a_line, unknown
-from composer_plugins.rows import check_row
+from composer_plugins.losses import bundled
+from composer_plugins.losses.derived import check_row
+from composer_plugins.losses.row import (
+    Loss,
+    unknown_loss,
+)
 
 GROUP = hookspecs.PROJECT
 OURS = "composer-plugins"

@@ -5,7 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from composer_plugins.catalogue import Dialect, Parameter, Unlikely
+from composer_plugins.losses.row import (
+    Dialect,
+    Parameter,
+    Unlikely,
+)
 
 TINY = math.ulp(0.0)  # the least positive number: "above zero"
 

@@ -1,15 +1,15 @@
-"""The losses by name: which kernel, from which paper, with which parameters, called with which inputs.
+"""A loss as data: which kernel, from which paper, with which parameters, called with which inputs.
 
-A row is data and loads nothing: `Loss.kernel()` and `Loss.defaults` import torch. The bundled rows are
-registered through the same pluggy hook as a third party's (`hookspecs.py`).
+A row loads nothing: `Loss.kernel()` and `Loss.defaults` import torch. The bundled rows are registered through
+the same pluggy hook as a third party's (`hookspecs.py`).
 """
 
 import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -40,6 +40,17 @@ KINDS: dict[str, KindNames] = {
     "correction": KindNames("a rollout correction", "rollout corrections", "corrections"),
     "aggregation": KindNames("an aggregation mode", "aggregation modes", "aggregation"),
 }
+
+
+# The aggregation modes: how a loss per token is reduced, by the names of the kind's rows.
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "prompt-mean",
+)
 
 
 class Unlikely(NamedTuple):
@@ -257,155 +268,6 @@ def check_kind(kind: object, key: str) -> None:
 def of_kind(losses: Iterable[Loss], kind: Kind) -> dict[str, Loss]:
     """The rows of one kind by name. Two kinds may share a name: grpo is a policy and an advantage."""
     return {loss.name: loss for loss in losses if loss.kind == kind}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A loss as a user named it: the row, the parameters it is called with, and the option that names it."""
-
-    loss: Loss
-    params: Mapping[str, Any]
-    option: str = ""  # "policy", "hint_divergence" ...: the key of errors about this choice
-    upstream: str = ""  # of a dialect: "trl"
-    optional: tuple[str, ...] = ()  # the optional inputs that are passed to it
-
-    @property
-    def name(self) -> str:
-        """The name with its dialect: "cispo@trl"."""
-        return f"{self.loss.name}@{self.upstream}" if self.upstream else self.loss.name
-
-    @property
-    def described(self) -> str:
-        """The name and the values that act, for a log: "dapo(clip_low=0.2, clip_high=0.28)"."""
-        values = {name: self.value(name) for name in self.loss.parameters}
-        shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-        return f"{self.name}({shown})"
-
-    @property
-    def is_import_path(self) -> bool:
-        """Whether the loss is a function that the user named by import path."""
-        return ":" in self.loss.name
-
-    @property
-    def is_third_party(self) -> bool:
-        """Whether the kernel is not one of this package, whose tests have not seen it."""
-        return not self.loss.path.startswith("composer_plugins.kernels.")
-
-    @property
-    def params_option(self) -> str:
-        """The option that holds the parameters: "hint_params" beside "hint_divergence"."""
-        return f"{self.option.removesuffix('_divergence').removesuffix('_loss')}_params"
-
-    @property
-    def dialect(self) -> Dialect | None:
-        """The row of the dialect, if one was named."""
-        return self.loss.dialect(self.upstream) if self.upstream else None
-
-    @property
-    def average(self) -> bool:
-        """Preference: whether scores are averages over tokens, and not sums."""
-        dialect = self.dialect
-        return self.loss.average if dialect is None or dialect.average is None else dialect.average
-
-    @property
-    def mode(self) -> str:
-        """Policy: the aggregation mode of the paper, or of the upstream whose dialect was named."""
-        dialect = self.dialect
-        return dialect.mode if dialect is not None and dialect.mode else self.loss.mode
-
-    def value(self, parameter: str) -> Any:
-        """The value of a parameter: as set, or the kernel's default; None if the loss lacks it."""
-        return self.params[parameter] if parameter in self.params else self.loss.defaults.get(parameter)
-
-    def with_optional(self, *names: str) -> "Choice":
-        """This choice, called with these optional inputs too, as far as its loss has them."""
-        added = [name for name in names if name in self.loss.optional and name not in self.optional]
-        return replace(self, optional=(*self.optional, *added))
-
-    def call_unchecked(self, tensors: Mapping[str, Any], **params: Any) -> Any:
-        """Call the kernel as `call` does, and check neither what it takes nor what it returns."""
-        needed = [tensors[name] for name in self.loss.needs]
-        taken = {name: tensors[name] for name in self.optional if name in tensors}
-        return self.loss.kernel()(*needed, **taken, **{**self.params, **params})
-
-    def call(self, tensors: Mapping[str, Any], *, check: bool = False, **params: Any) -> Any:
-        """Call the kernel with a framework's tensors, by their names in `inputs.INPUTS`.
-
-        Every needed input goes in by position, and every taken one that `tensors` has by keyword.
-        `params` replace the chosen ones. With `check` the tensors are checked first (`check_inputs`), which
-        waits for the device: an adapter does so on its first batch. The result is then checked too. The
-        result of a kernel that is not of this package is always checked.
-        """
-        from composer_plugins import checks  # loads torch, as the kernel does
-
-        if check:
-            checks.check_inputs(self, tensors)
-        versions = checks.versions(tensors) if self.is_third_party else {}
-        result = self.call_unchecked(tensors, **params)
-        if check or self.is_third_party:
-            checks.check_result(self, tensors, result)
-            checks.check_not_written(self, tensors, versions)
-        return result
-
-
-def choose(
-    losses: Iterable[Loss],
-    kind: Kind,
-    name: str,
-    params: Mapping[str, Any] | None = None,
-    *,
-    option: str = "",
-    also_accepted: Iterable[str] = (),
-) -> Choice:
-    """The loss that `name` names, with `params` over those of its dialect.
-
-    `name` is a loss ("cispo"), a dialect of one ("cispo@trl"), or the import path of a function of the
-    user's ("my_package.losses:my_loss"). `option` is the option that holds the name, and `also_accepted` what
-    else that option accepts, for the error.
-    Raises ConfigError for an unknown name, dialect or parameter, for a value out of its range, and for a
-    required parameter that is missing.
-    """
-    losses, option = tuple(losses), option or kind
-    if ":" in name:
-        from composer_plugins.rows import row_of_import_path
-
-        rows_by_path = {row.path: row for row in losses if row.kind == kind}
-        loss, upstream = rows_by_path.get(name) or row_of_import_path(name, kind, option, losses), ""
-        chosen = Choice(loss, {}, option, optional=loss.optional if ":" in loss.name else ())
-    else:
-        base, at, upstream = name.partition("@")
-        rows = of_kind(losses, kind)
-        if base not in rows:
-            raise unknown_loss(losses, base, kind, option=option, also_accepted=also_accepted)
-        loss = rows[base]
-        if at and not upstream:
-            loss.dialect(upstream, option)
-        chosen = Choice(loss, {}, option, upstream)
-    dialect = loss.dialect(upstream, option) if upstream else None
-    key = chosen.params_option
-    others = of_kind(losses, kind).values()
-    merged = loss.check({**(dialect.params if dialect else {}), **(params or {})}, key, others)
-    given = {*merged, *(dialect.denominators if dialect else {})}
-    for parameter, default in loss.defaults.items():
-        if default is REQUIRED and parameter not in given:
-            meaning = "" if chosen.is_import_path else f": {loss.parameters[parameter].help}"
-            raise ConfigError(f"{key}.{parameter}", f"{loss.name!r} has no default for it{meaning}", "set it")
-    chosen = replace(chosen, params=merged, optional=dialect.optional if dialect else chosen.optional)
-    raise_all(_without_effect(chosen, params or {}))
-    return chosen
-
-
-def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigError]:
-    """Yield an error for each given parameter that acts only beside another one, where it does not act."""
-    for name in given:
-        other, *values = choice.loss.parameters[name].only_with or (name,)
-        value = choice.value(other)
-        if other == name or choice.value(name) == choice.loss.defaults.get(name):
-            continue
-        if value is None or (values and value not in values):
-            problem = f"it has no effect, because {other} is {'not set' if value is None else repr(value)}"
-            remedy = f"set {other}{f' to {values[0]!r}' if values else ''}, or remove it"
-            yield ConfigError(f"{choice.params_option}.{name}", problem, remedy)
 
 
 def is_dotted(name: str) -> bool:

@@ -3,8 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.bundled.shared import TINY, trl
-from composer_plugins.catalogue import Dialect, Loss, Parameter
+from composer_plugins.losses.bundled.shared import (
+    TINY,
+    trl,
+)
+from composer_plugins.losses.row import (
+    Dialect,
+    Loss,
+    Parameter,
+)
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from composer_plugins.bundled.shared import (
+from composer_plugins.losses.bundled.shared import (
     ALSO_HIGH,
     ALSO_LOW,
     CLIPS,
@@ -21,7 +21,12 @@ from composer_plugins.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.catalogue import Dialect, Loss, Parameter, Unlikely
+from composer_plugins.losses.row import (
+    Dialect,
+    Loss,
+    Parameter,
+    Unlikely,
+)
 
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")

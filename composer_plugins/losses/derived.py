@@ -10,19 +10,27 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
-from composer_plugins.bundled import reduction
-from composer_plugins.catalogue import KINDS, REQUIRED, Dialect, Kind, Loss, Parameter, Unlikely, check_kind
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
-from composer_plugins.inputs import INPUTS
+from composer_plugins.losses.inputs import INPUTS
+from composer_plugins.losses.row import (
+    KINDS,
+    MODES,
+    REQUIRED,
+    Dialect,
+    Kind,
+    Loss,
+    Parameter,
+    Unlikely,
+    check_kind,
+)
 
-MODES = [loss.name for loss in reduction.LOSSES if loss.kind == "aggregation"]
 STRINGS = {
     Loss: ("path", "summary", "paper", "proof", "tex", "mode", "advantage", "gradient"),
     Dialect: ("source", "proof", "note", "mode"),
 }
 GRADIENTS = get_args(get_type_hints(Loss)["gradient"])
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-MEND = "correct the row, a composer_plugins.catalogue.Loss"
+MEND = "correct the row, a composer_plugins.losses.row.Loss"
 
 
 def check_row(loss: object, *, kernel: bool = True) -> None:
@@ -31,7 +39,7 @@ def check_row(loss: object, *, kernel: bool = True) -> None:
     Without `kernel` only the data is checked, and nothing is imported.
     """
     if not isinstance(loss, Loss):
-        raise ConfigError("register", f"it got {loss!r}", "pass a composer_plugins.catalogue.Loss")
+        raise ConfigError("register", f"it got {loss!r}", "pass a composer_plugins.losses.row.Loss")
     check_kind(loss.kind, f"loss {loss.name!r}")
     where, name = f"{loss.kind} {loss.name!r}", loss.name
     if not isinstance(name, str) or not name or {"@", ":"} & {*name} or name != name.strip():
@@ -319,5 +327,7 @@ def _unknown_input(name: str) -> ConfigError:
     nearest = near(name, INPUTS)
     hint = did_you_mean(nearest) + " " if nearest else ""
     return ConfigError(
-        name, "it is not an input that any framework provides", f"{hint}composer_plugins/inputs.py lists all"
+        name,
+        "it is not an input that any framework provides",
+        f"{hint}composer_plugins/losses/inputs.py lists all",
     )
