@@ -1,6 +1,7 @@
 """`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from functools import partial
 from string import Formatter
 from typing import Any, Literal
 
@@ -8,9 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
-from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.registry import counterpart, what_to_set
+from composer_plugins.losses import choosing
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
+
+choose = partial(choosing.choose, what_to_set=what_to_set)
 
 
 class ComposerConfig(BaseModel):
@@ -183,19 +189,20 @@ def first_error(error: ValidationError, model: type[BaseModel], policy: object =
 
 
 def unknown_option(
-    name: str, known: Iterable[str], policy: object, elsewhere: Mapping[str, str] | None = None
+    name: str, known: Iterable[str], policy: object, framework: Framework | None = None
 ) -> ConfigError:
     """The error for an option that does not exist. It may be a parameter of `policy`, the policy by name.
 
-    `elsewhere` has the known option by the name that other frameworks have for it.
+    Or it is another framework's name of an option of `framework`.
     """
-    row = of_kind(losses(), "policy").get(str(policy).partition("@")[0])
+    rows = of_kind(losses(), "policy")
+    row = rows.get(str(policy).partition("@")[0])
     if row is not None:
         own = f"set {name} in policy_params" if name in row.parameters else ""
-        if remedy := own or row.what_to_set(name, " in policy_params"):
+        if remedy := own or what_to_set(row, name, " in policy_params"):
             return ConfigError(name, f"it is a parameter of policy {row.name!r}", remedy)
-    if elsewhere and name in elsewhere:
-        return ConfigError(name, f"unknown option {name!r}", did_you_mean([elsewhere[name]]))
+    if framework and (theirs := counterpart(framework, name, rows["ppo"])):
+        return ConfigError(name, f"unknown option {name!r}", did_you_mean([theirs]))
     return unknown(name, name, known, noun="option")
 
 

@@ -1,11 +1,9 @@
 """The hooks a plugin may implement; the argument of each must be called `register`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pluggy
-
-from composer_plugins.adapter import Adapter
-from composer_plugins.losses.row import Loss
 
 PROJECT = "composer_plugins"  # also the entry-point group
 
@@ -14,10 +12,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def register_losses(register: Callable[[Loss], None]) -> None:
-    """Call ``register(loss)`` for each loss: a catalogue row that names its kernel."""
+def register_losses(register: Callable[[Any], None]) -> None:
+    """Call ``register(loss)`` for each loss: a `losses.row.Loss`, which names its kernel."""
 
 
 @hookspec
-def register_adapters(register: Callable[[Adapter], None]) -> None:
-    """Call ``register(adapter)`` for each framework adapter: what it can feed a kernel with."""
+def register_frameworks(register: Callable[[Any], None]) -> None:
+    """Call ``register(framework)`` for each framework: a `frameworks.contract.Framework`."""

@@ -10,7 +10,7 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, raise_all
-from composer_plugins.losses.bundled.adapters import PRIME_RL
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.choosing import (
     Choice,
     choose,

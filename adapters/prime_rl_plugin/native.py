@@ -16,6 +16,7 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import (
     Generation,
 )
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near
+from composer_plugins.frameworks.registry import other_names
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
     REQUIRED,
@@ -280,13 +281,13 @@ def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss"
     if not found:
         return None
     base = chosen.name if chosen else ""
+    sets = other_names(chosen).get(name, {}) if chosen else {}
 
     def rank(pair: tuple[Native, Option]) -> tuple[bool, bool, bool, bool]:
         """First a loss of the chosen policy, then one whose parameters the chosen one has for this option."""
         own, option = pair
         ours = [key.rpartition(".")[2] for key in option.ours if "." in key]
-        also = {one: f"{one} {' '.join(parameters[one].also)}".split() for one in ours if one in parameters}
-        fits = all(name in also.get(one, ()) for one in ours)
+        fits = all(one in sets or one == name in parameters for one in ours)
         is_refused = bool(own.refusal(option, value))
         return own.policy.partition("@")[0] != base, not fits, is_refused, value != option.default
 

@@ -22,8 +22,11 @@ from composer_plugins.adapters.trl_mixin.hints import (
 from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
-from composer_plugins.losses.bundled.adapters import TRL as ADAPTER
+from composer_plugins.frameworks.registry import counterpart
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
@@ -52,10 +55,11 @@ def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> Confi
     if name in upstream.SINCE:
         problem = f"the installed TRL {upstream.VERSION} does not have it"
         return ConfigError(name, problem, f"install trl {upstream.SINCE[name]} or newer, or remove it")
-    if given.get("loss_type") == "cispo" and upstream.ELSEWHERE.get(name) == "epsilon_high":
+    clipped = of_kind(losses(), "policy")["ppo"]
+    if given.get("loss_type") == "cispo" and counterpart(TRL, name, clipped) == "epsilon_high":
         remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
         return ConfigError(name, f"unknown option {name!r}", remedy)
-    return unknown_option(name, known, given.get("policy"), upstream.ELSEWHERE)
+    return unknown_option(name, known, given.get("policy"), TRL)
 
 
 def option(default: Any, help: str) -> Any:
@@ -191,7 +195,7 @@ class ComposerGRPOConfig(GRPOConfig):
         config, policy = self.composer, self.policy_choice()
         chosen = (policy, config.choose_hint(), config.choose_replay())
         wrong = [
-            one for choice in chosen if choice is not None for one in caught(partial(ADAPTER.require, choice))
+            one for choice in chosen if choice is not None for one in caught(partial(TRL.require, choice))
         ]
         findings = list(self._without_effect(config))
         if policy is not None:
@@ -287,8 +291,8 @@ class ComposerGRPOConfig(GRPOConfig):
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
         if config.policy_weight == 0:
             of_policy: list[str] = [name for name in ("policy", "policy_params") if name in given]
-            for name, one in upstream.LOSS_OPTIONS.items():
-                if one.is_of_the_policy_loss and getattr(self, name, None) not in (
+            for name, one in LOSS_OPTIONS.items():
+                if one.is_of_the_policy and getattr(self, name, None) not in (
                     None,
                     upstream.DEFAULTS.get(name),
                 ):
@@ -358,16 +362,16 @@ class ComposerGRPOConfig(GRPOConfig):
         )
 
     def _set_by(self, chosen: Choice) -> dict[str, tuple[str, Any]]:
-        """The parameters that options of TRL set (`upstream.LOSS_OPTIONS`): TRL's option and our value.
+        """The parameters that options of TRL set (`frameworks.trl.LOSS_OPTIONS`): TRL's option and our value.
 
         With a loss that has no such parameter, setting one of these options is an error. A value at TRL's
         default counts as not set, so that gspo keeps its own clip range.
         """
         loss, set_by, wrong = chosen.loss, dict[str, tuple[str, Any]](), list[ConfigError]()
-        for key, option in upstream.LOSS_OPTIONS.items():
+        for key, option in LOSS_OPTIONS.items():
             if not option.sets or (value := getattr(self, key)) == upstream.DEFAULTS[key]:
                 continue
-            values = option.parameters(loss.name, value)
+            values = option.values(loss, value)
             if not values:
                 own = ", ".join(loss.parameters) or "none"
                 problem = f"it is not a parameter of policy={self.policy!r}"

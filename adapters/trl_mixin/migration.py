@@ -13,6 +13,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.losses.choosing import (
     Choice,
     choose,
@@ -61,12 +62,12 @@ BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_
 BATCH |= {"cast_lm_head_to_fp32"}
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
 READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
-READ |= {name for name in upstream.LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
+READ |= {name for name in LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
 # Options that are no part of LOSS_OPTIONS and change the loss all the same.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
-NAMES = (OURS | set(upstream.LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
+NAMES = (OURS | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
 # Options that change what is sampled, or what the model computes, with their values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "top_p": (None, 1.0),
@@ -204,9 +205,9 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
         number.check(name, values.get(name, default), default)
     if values.get("policy", TRL_LOSS) == TRL_LOSS:
         values |= _own_loss(values)
-        loss = values["policy"].partition("@")[0]
+        row = choose("policy", values["policy"]).loss
         # TRL's own loss does not read what our loss has no parameter for.
-        unread = {name for name, one in upstream.LOSS_OPTIONS.items() if one.does_nothing(loss)}
+        unread = {name for name, one in LOSS_OPTIONS.items() if one.sets and not one.values(row, 0.0)}
         values = {name: value for name, value in values.items() if name not in unread}
     # What the batch must satisfy, so that the options alone can be checked.
     size = values.get("num_generations", upstream.DEFAULTS["num_generations"])
@@ -277,7 +278,7 @@ def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:
 
 def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
     """What TRL's loss reads, and no field of Objective has."""
-    for name, option in upstream.LOSS_OPTIONS.items():
+    for name, option in LOSS_OPTIONS.items():
         value, default = getattr(options, name), upstream.DEFAULTS[name]
         changes = value != default and not (name in CHANGES_NOTHING and CHANGES_NOTHING[name](value))
         if changes and not option.sets and name not in (*READ, *BATCH):

@@ -20,8 +20,9 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin.upstream import LOSS_OPTIONS, replace_rollouts, watch_logprobs
+from composer_plugins.adapters.trl_mixin.upstream import replace_rollouts, watch_logprobs
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 
 __all__ = [
     "LOSS_OPTIONS",

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -44,10 +44,6 @@ from composer_plugins.columns import (
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.kernels.aggregation import Mode, aggregate
-from composer_plugins.losses.bundled.shared import (
-    ALSO_HIGH,
-    ALSO_LOW,
-)
 
 OLDEST = "1.0"
 TESTED = (
@@ -117,125 +113,7 @@ DENOMINATORS = {
 }
 
 
-class Sets(NamedTuple):
-    """The parameters of some of our losses that an option of TRL sets."""
-
-    losses: tuple[str, ...]
-    parameters: tuple[str, ...]
-    offset: float = 0.0  # the parameter is TRL's value plus this
-
-
-@dataclass(frozen=True)
-class LossOption:
-    """What an option of GRPOConfig that TRL's loss reads does beside a policy of ours.
-
-    It sets parameters of the losses in `sets`, and is an error with any other loss. Where `sets` is empty,
-    `effect` says what the option does.
-    """
-
-    effect: str = ""
-    sets: tuple[Sets, ...] = ()
-
-    @property
-    def is_of_the_policy_loss(self) -> bool:
-        """Whether policy_weight scales it: an option of the policy loss, or of a term beside that."""
-        return bool(self.sets) or self.effect in (OWN_TERM, CHOOSES)
-
-    def parameters(self, loss: str, value: Any) -> dict[str, Any]:
-        """The parameters of `loss` that the option sets at `value`; empty if `loss` has no such parameter."""
-        found = {one: row for row in self.sets if loss in row.losses for one in row.parameters}
-        return {one: value + row.offset if row.offset else value for one, row in found.items()}
-
-    def does_nothing(self, loss: str) -> bool:
-        """Whether the option sets parameters of other losses only, so that TRL's own does not read it."""
-        return bool(self.sets) and not self.parameters(loss, 0.0)
-
-
-def _sets(parameter: str, *losses: str) -> LossOption:
-    return LossOption(sets=(Sets(losses, (parameter,)),))
-
-
-CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
-CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")
 SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
-
-CHOOSES = "it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"
-OWN_TERM = "as in TRL, which adds this term to the policy loss"
-FACTOR = "as in TRL: it multiplies the policy loss of each token"
-WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
-BEFORE = "as in TRL, which applies it before any loss is computed"
-DENOMINATOR = "as in TRL, where the denominator depends on it"
-
-# Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
-# `_generate_and_score_completions` after the generation. A test reads this list from TRL's source.
-LOSS_OPTIONS: dict[str, LossOption] = {
-    # Of the policy loss. Where two of them set one parameter, the later one wins, as in TRL.
-    "epsilon": LossOption(sets=(Sets(CLIPPED, ("clip_low", "clip_high")),)),
-    # TRL caps the ratio of cispo at epsilon_high, and ours at 1 + clip_high.
-    "epsilon_high": LossOption(
-        sets=(Sets(CLIPPED, ("clip_high",)), Sets(("cispo",), ("clip_high",), offset=-1.0))
-    ),
-    "delta": _sets("ratio_cap", *CAPPED),
-    "sapo_temperature_pos": _sets("tau_pos", "sapo"),
-    "sapo_temperature_neg": _sets("tau_neg", "sapo"),
-    "vespo_k_pos": _sets("k_pos", "vespo"),
-    "vespo_lambda_pos": _sets("lambda_pos", "vespo"),
-    "vespo_k_neg": _sets("k_neg", "vespo"),
-    "vespo_lambda_neg": _sets("lambda_neg", "vespo"),
-    "loss_type": LossOption(CHOOSES),
-    "importance_sampling_level": LossOption(
-        "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
-    ),
-    # Of the other terms of TRL's loss.
-    "beta": LossOption(OWN_TERM),
-    "use_bias_correction_kl": LossOption(
-        "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
-    ),
-    "entropy_coef": LossOption(OWN_TERM),
-    "use_adaptive_entropy": LossOption(OWN_TERM),
-    "entropy_target": LossOption(OWN_TERM),
-    "entropy_coef_delta": LossOption(OWN_TERM),
-    "entropy_coef_min": LossOption(OWN_TERM),
-    "entropy_coef_max": LossOption(OWN_TERM),
-    "router_aux_loss_coef": LossOption(OWN_TERM),
-    # Factors and denominators.
-    "off_policy_mask_threshold": LossOption(FACTOR),
-    "top_entropy_quantile": LossOption(FACTOR),
-    "use_vllm": LossOption(WEIGHTS),
-    "vllm_importance_sampling_correction": LossOption(WEIGHTS),
-    "vllm_importance_sampling_mode": LossOption(WEIGHTS),
-    "vllm_importance_sampling_clip_min": LossOption(WEIGHTS),
-    "vllm_importance_sampling_clip_max": LossOption(WEIGHTS),
-    "max_completion_length": LossOption(DENOMINATOR),
-    "gradient_accumulation_steps": LossOption(DENOMINATOR),
-    "steps_per_generation": LossOption(DENOMINATOR),
-    # Of the forward pass and of the batch.
-    "temperature": LossOption("as in TRL, which divides the logits by it"),
-    "cast_lm_head_to_fp32": LossOption("as in TRL; an error with the hint and replay channels"),
-    "scale_rewards": LossOption(BEFORE),
-    "reward_weights": LossOption(BEFORE),
-    "multi_objective_aggregation": LossOption(BEFORE),
-    "mask_truncated_completions": LossOption(BEFORE),
-    "num_generations": LossOption(BEFORE),
-    "num_generations_eval": LossOption(BEFORE),
-    "num_iterations": LossOption(BEFORE),
-    "generation_batch_size": LossOption(BEFORE),
-    "per_device_train_batch_size": LossOption(BEFORE),
-    "per_device_eval_batch_size": LossOption(BEFORE),
-    "pad_to_multiple_of": LossOption(BEFORE),
-    "chat_template_kwargs": LossOption(BEFORE),
-    "gradient_checkpointing_kwargs": LossOption(BEFORE),
-    "log_multimodal": LossOption(BEFORE),
-}
-
-# What other frameworks and our losses call an option of GRPOConfig.
-ELSEWHERE = {
-    **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "beta"),
-    **dict.fromkeys(("clip_high", *ALSO_HIGH), "epsilon_high"),
-    **dict.fromkeys(("clip_low", *ALSO_LOW), "epsilon"),  # it sets both bounds
-    "entropy_coeff": "entropy_coef",
-    "loss_agg_mode": "loss_type",
-}
 
 # The values of `vllm_importance_sampling_mode` with one weight per token, which VESPO's weight is made of.
 TOKEN_WEIGHTS = ("token_truncate", "token_mask")

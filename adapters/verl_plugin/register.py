@@ -24,7 +24,7 @@ def register() -> None:
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
     from composer_plugins.adapters.verl_plugin.policy_loss import policy_loss
-    from composer_plugins.losses.bundled.adapters import VERL
+    from composer_plugins.frameworks.verl import VERL
     from composer_plugins.losses.registry import losses
 
     if NAME in ADV_ESTIMATOR_REGISTRY:

@@ -20,7 +20,7 @@ from composer_plugins.adapters.verl_plugin.upstream import (
 from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
-from composer_plugins.losses.bundled.adapters import VERL
+from composer_plugins.frameworks.verl import VERL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.derived import row_of_import_path
 from composer_plugins.losses.registry import losses

@@ -146,8 +146,8 @@ def print_report(console: Console, report: "Report", verbose: bool) -> None:
 
 
 def _print_laws(as_json: bool) -> None:
+    from composer_plugins.frameworks.registry import conventions
     from composer_plugins.testing.all_laws import sections
-    from composer_plugins.testing.conventions import CONVENTIONS
 
     if as_json:
         data = [{"option": one.option, **law._asdict()} for one in sections() for law in one.laws]
@@ -158,7 +158,7 @@ def _print_laws(as_json: bool) -> None:
             console.print(Text(section.text, style="underline"), soft_wrap=True)
             for law in section.laws:
                 where = f"({', '.join(law.kinds)})" if not section.option else ""
-                if section.option and len(law.frameworks) < len(CONVENTIONS):
+                if section.option and len(law.frameworks) < len(conventions()):
                     where = "".join(f" --as {one}" for one in law.frameworks).strip()
                 console.print(Text(law.name, style="bold"), Text(where, style="dim"), soft_wrap=True)
                 console.print(Text(f"  {law.summary}"), soft_wrap=True)

@@ -6,10 +6,10 @@ The losses of a plugin that imports torch beside its rows are left out.
 import ast
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from composer_plugins.losses.registry import Registry
 
 
+T = TypeVar("T")
 TESTING = Path(__file__).parents[1] / "testing"
 STEM = "_COMPOSER_PLUGINS_STEM"  # what stands before the word that bash completes: "cispo@"
 
@@ -77,8 +78,10 @@ def complete_input(incomplete: str) -> Iterator[str]:
 
 
 def complete_framework(incomplete: str) -> Iterator[str]:
-    """Yield the frameworks with an adapter that begin so."""
-    yield from (one.framework for one in _installed().adapters if one.framework.startswith(incomplete))
+    """Yield the frameworks that run losses of ours and that begin so."""
+    from composer_plugins.frameworks.registry import running
+
+    yield from (one.name for one in _quietly(running) if one.name.startswith(incomplete))
 
 
 def complete_upstream(incomplete: str) -> Iterator[str]:
@@ -90,12 +93,14 @@ def complete_upstream(incomplete: str) -> Iterator[str]:
 
 def complete_compared(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the frameworks that `conform` compares with and that begin so."""
-    from composer_plugins.conformance.frameworks import KNOWN
+    from composer_plugins.conformance.suites import compared
 
-    yield from ((one.name, one.title) for one in KNOWN if one.name.startswith(incomplete))
+    yield from (
+        (one.name, one.title) for one in _quietly(compared).values() if one.name.startswith(incomplete)
+    )
 
 
-# The next two read the names in the sources: to import the modules would load torch.
+# It reads the names in the sources: to import the modules would load torch.
 def complete_law(incomplete: str) -> Iterator[str]:
     """Yield the laws of `check` that begin so."""
     for path in sorted((TESTING / "laws").glob("*.py")):
@@ -108,18 +113,20 @@ def complete_law(incomplete: str) -> Iterator[str]:
 
 def complete_convention(incomplete: str) -> Iterator[str]:
     """Yield the conventions of `check --as` that begin so."""
-    for node in ast.parse((TESTING / "conventions" / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONVENTIONS":
-            yield from (name for name in ast.literal_eval(node.value) if name.startswith(incomplete))
+    from composer_plugins.frameworks.registry import conventions
+
+    yield from (name for name in _quietly(conventions) if name.startswith(incomplete))
 
 
 def _installed() -> "Registry":
-    """Everything installed whose rows can be read without torch, which takes seconds to load."""
-    from composer_plugins.losses.registry import (
-        collect,
-        get_plugin_manager,
-    )
+    """Every installed loss whose row can be read without torch."""
+    from composer_plugins.losses.registry import collect, get_plugin_manager
 
+    return _quietly(lambda: collect(get_plugin_manager(), kernels=False))
+
+
+def _quietly(read: Callable[[], T]) -> T:
+    """What `read` returns, without torch, which takes seconds to load, and without what plugins print."""
     loaded: dict[str, Any] = sys.modules
     is_loaded = "torch" in loaded
     if not is_loaded:
@@ -127,7 +134,7 @@ def _installed() -> "Registry":
     try:
         # What a plugin prints would stand in the line that the user types.
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), foreign_code():
-            return collect(get_plugin_manager(), kernels=False)
+            return read()
     finally:
         if not is_loaded:
             del loaded["torch"]

@@ -50,17 +50,17 @@ def conform(
     """
     if as_json and as_markdown:
         raise ConfigError("--markdown", "it was given with --json", "choose one of them")
-    from composer_plugins.conformance import frameworks as known
-    from composer_plugins.conformance import running, tables
+    from composer_plugins.conformance import running, suites, tables
 
+    known = suites.compared()
     for name in frameworks or ():
-        if name not in known.FRAMEWORKS:
-            raise unknown("conform", name, known.FRAMEWORKS, noun="framework")
+        if name not in known:
+            raise unknown("conform", name, known, noun="framework")
     if source is not None and not source.is_dir():
         raise ConfigError("--source", f"the folder {str(source)!r} does not exist", "correct it")
-    chosen = [one for name, one in known.FRAMEWORKS.items() if not frameworks or name in frameworks]
+    chosen = [one for name, one in known.items() if not frameworks or name in frameworks]
     if source is not None and all(one.package for one in chosen):
-        named = " and ".join(one.title for one in known.KNOWN if not one.package)
+        named = " and ".join(one.title for one in known.values() if not one.package)
         raise ConfigError("--source", f"it is for {named}, which is not compared here", "remove it")
     _check_losses(loss or ())
     results: list[tuple[str, Suite, list[Row]]] = []
@@ -69,13 +69,15 @@ def conform(
     for framework in chosen:
         try:
             with foreign_code():
-                suite = framework.suite(source)
+                suite = suites.suite_of(framework, source)
         except ConfigError as error:
             unusable = True
             stderr.print(Text(f"error: {error}", style="red"), soft_wrap=True)
             continue
         if suite is None:
-            stderr.print(Text(f"{framework.missing}: {framework.remedy}"), soft_wrap=True)
+            title = framework.title
+            missing = f"{title} is not installed" if framework.package else f"no checkout of {title} is given"
+            stderr.print(Text(f"{missing}: {framework.install}"), soft_wrap=True)
             continue
         with foreign_code(), stderr.status(f"comparing with {framework.title} {suite.version}"):
             rows = list(running.run(suite, cases=cases, only=loss or ()))

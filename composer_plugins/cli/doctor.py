@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,6 +22,8 @@ from rich.text import Text
 from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.diagnosis import Examination, Finding, Severity, Target
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.registry import OURS, frameworks
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -31,18 +33,9 @@ NOUNS: dict[Severity, tuple[str, str]] = {
 }
 
 
-class Framework(NamedTuple):
-    """The module with a framework's checks, and the suffixes of its config files."""
-
-    module: str
-    suffixes: tuple[str, ...]  # those that no other framework has
-    overrides: bool = False  # whether its command line takes overrides, with a file or without one
-
-
-FRAMEWORKS = {
-    "prime-rl": Framework("composer_plugins.adapters.prime_rl_plugin.doctor", (".toml",)),
-    "verl": Framework("composer_plugins.adapters.verl_plugin.doctor", (), overrides=True),
-}
+def examinable() -> dict[str, Framework]:
+    """The frameworks with a doctor, by name."""
+    return {name: one for name, one in frameworks().items() if one.doctor}
 
 
 def doctor(
@@ -56,7 +49,10 @@ def doctor(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(help=f"The framework of the config: {', '.join(FRAMEWORKS)}. Default: from the suffix."),
+        typer.Option(
+            help=f"The framework of the config: {', '.join(one.name for one in OURS if one.doctor)}. "
+            "Default: from the suffix."
+        ),
     ] = None,
     verl: Annotated[bool, typer.Option("--verl", help="Short for --framework verl.")] = False,
     python: Annotated[
@@ -80,13 +76,14 @@ def doctor(
         raise ConfigError("--verl", f"--framework {framework} is given too", "give one of them")
     files, overrides = [Path(one) for one in given or ()], tuple[str, ...]()
     name = framework_of("verl" if verl else framework, files)
-    if FRAMEWORKS[name].overrides:
+    known = examinable()[name]
+    if known.has_overrides:
         files, overrides = split(given or ())
     elif not files:
-        suffixes = " ".join(FRAMEWORKS[name].suffixes)
+        suffixes = " ".join(known.suffixes)
         raise ConfigError("FILE", f"no config file of {name} is given", f"give one ({suffixes})")
     with foreign_code():
-        found = import_module(FRAMEWORKS[name].module).examine(files, Target(python, version, overrides))
+        found = import_module(known.doctor).examine(files, Target(python, version, overrides))
     if as_json:
         answer(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
@@ -105,15 +102,15 @@ def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
 def framework_of(framework: str | None, files: Sequence[Path]) -> str:
     """The framework that was named, or else the one whose files have these suffixes."""
     if framework is not None:
-        if framework not in FRAMEWORKS:
-            raise unknown("--framework", framework, FRAMEWORKS, noun="framework")
+        if framework not in examinable():
+            raise unknown("--framework", framework, examinable(), noun="framework")
         return framework
     if not files:
         raise ConfigError("FILE", "nothing to examine is given", "give a config file, or --verl")
-    for name, known in FRAMEWORKS.items():
+    for name, known in examinable().items():
         if all(file.suffix in known.suffixes for file in files):
             return name
-    suffixes = ", ".join(f"{name}: {' '.join(f.suffixes)}" for name, f in FRAMEWORKS.items() if f.suffixes)
+    suffixes = ", ".join(f"{name}: {' '.join(f.suffixes)}" for name, f in examinable().items() if f.suffixes)
     problem = f"the framework of {', '.join(map(str, files))} is not known by the suffix ({suffixes})"
     raise ConfigError("FILE", problem, "set --framework, or --verl")
 
@@ -131,7 +128,7 @@ def as_data(
     return {
         "framework": framework,
         "files": [str(file) for file in files],
-        **({"overrides": list(overrides)} if FRAMEWORKS[framework].overrides else {}),
+        **({"overrides": list(overrides)} if examinable()[framework].has_overrides else {}),
         "against": found.against,
         "findings": [finding._asdict() for finding in found.findings],
     }

@@ -9,6 +9,7 @@ from rich.text import Text
 from composer_plugins.cli import layout
 from composer_plugins.cli.layout import Column, entries, facts, indented
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
+from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import (
     Problem,
@@ -75,7 +76,7 @@ def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[
     row = row_as_data(registry, loss, dialects)
     more = {
         "docstring": _docstring(loss),
-        "runs_in": _runs_in(registry, loss),
+        "runs_in": _runs_in(loss),
         "inputs": _inputs(loss, dialects),
     }
     return {**row, **more, "example": example}, problem
@@ -111,7 +112,7 @@ def _facts(registry: Registry, loss: Loss) -> list[tuple[str, str]]:
         "advantages": "one per sequence: it averages those that differ by token" if loss.per_sequence else "",
         "gradient": GRADIENTS[loss.gradient],
         "scores": AVERAGES[True] if loss.average else "",
-        "runs in": _runs_in(registry, loss),
+        "runs in": _runs_in(loss),
         "from": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
     }
     return [(label, text) for label, text in rows.items() if text]
@@ -128,10 +129,10 @@ def _facts_of_dialect(loss: Loss, dialect: Dialect) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows.items() if text]
 
 
-def _runs_in(registry: Registry, loss: Loss) -> str:
-    if running := [a.framework for a in registry.adapters if a.runs(loss)]:
-        return ", ".join(running)
-    meant_to = any(loss.kind in a.provides for a in registry.adapters)
+def _runs_in(loss: Loss) -> str:
+    if names := [one.name for one in running() if one.runs(loss)]:
+        return ", ".join(names)
+    meant_to = any(loss.kind in one.provides for one in running())
     return "no adapter yet: call the kernel" if meant_to else "a part of other losses: call the kernel"
 
 

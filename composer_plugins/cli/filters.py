@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from composer_plugins.adapter import Adapter
 from composer_plugins.errors import ConfigError, did_you_mean, near, spelling
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.registry import other_names, running
 from composer_plugins.losses.choosing import (
     PARTS,
     mentions,
@@ -82,7 +83,10 @@ def _hint(registry: Registry, word: str) -> str:
 def _search(word: str) -> Filter:
     if not word.strip():
         raise ConfigError("SEARCH", "an empty word is given", "give a word, or none to list all")
-    return Filter(repr(word), lambda row: row if mentions(row[0], word.removeprefix(ARXIV)) else None)
+    return Filter(
+        repr(word),
+        lambda row: row if mentions(row[0], word.removeprefix(ARXIV), other_names(row[0])) else None,
+    )
 
 
 def _of_kinds(kinds: Sequence[str]) -> Filter:
@@ -126,23 +130,23 @@ def _dialects_of(registry: Registry, wanted: Sequence[str]) -> Filter:
 
 
 def _run_by(registry: Registry, framework: str) -> Filter:
-    adapter = _adapter(registry, framework)
+    running = _framework(registry, framework)
 
     def keep(row: Shown) -> Shown | None:
-        provided = adapter.provides.get(row[0].kind, frozenset())
+        provided = running.provides.get(row[0].kind, frozenset())
         kept = [one for one in row[1] if {*one.optional} <= provided]
-        return (row[0], kept) if adapter.runs(row[0]) else None
+        return (row[0], kept) if running.runs(row[0]) else None
 
     return Filter(f"--framework {framework}", keep)
 
 
-def _adapter(registry: Registry, framework: str) -> Adapter:
-    adapters = {adapter.framework: adapter for adapter in registry.adapters}
-    if framework in adapters:
-        return adapters[framework]
+def _framework(registry: Registry, framework: str) -> Framework:
+    known = {one.name: one for one in running()}
+    if framework in known:
+        return known[framework]
     if framework not in upstreams(registry):
-        raise _not_accepted("--framework", framework, adapters, "framework")
-    problem = f"there is no adapter for {framework!r} yet (there is one for {', '.join(adapters)})"
+        raise _not_accepted("--framework", framework, known, "framework")
+    problem = f"there is no adapter for {framework!r} yet (there is one for {', '.join(known)})"
     remedy = f"list its dialects: composer-plugins list --dialects-of {framework}"
     raise ConfigError("--framework", problem, remedy)
 

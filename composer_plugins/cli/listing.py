@@ -10,6 +10,7 @@ from rich.text import Text
 
 from composer_plugins.cli.filters import Shown
 from composer_plugins.cli.layout import GAP, facts, indented, wrapped
+from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.registry import (
     OURS,
     Problem,
@@ -66,7 +67,7 @@ def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict
         "over_batch": loss.over_batch,
         "per_sequence": loss.per_sequence,
         "distribution": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
-        "frameworks": [a.framework for a in registry.adapters if a.runs(loss)],
+        "frameworks": [one.name for one in running() if one.runs(loss)],
         "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},
         "dialects": [
             {

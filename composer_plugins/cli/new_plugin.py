@@ -59,7 +59,7 @@ def _fill(folder: Path, name: str, module: str) -> None:
 
 def taken_by(module: str) -> str:
     """What has this name already, or "": our package, Python, a framework, or a dependency of ours."""
-    from composer_plugins.conformance.frameworks import FRAMEWORKS
+    from composer_plugins.frameworks.registry import frameworks
 
     if iskeyword(module):
         return "a keyword of Python"
@@ -67,7 +67,7 @@ def taken_by(module: str) -> str:
         return "a package of tests" if module == "tests" else "a module of Python"
     if module == _module(OURS):
         return "the name of this package"
-    if module in map(_module, FRAMEWORKS):
+    if module in map(_module, frameworks()):
         return "the name of a framework"
     try:
         required = {_module(_name(one)) for one in requires(OURS) or ()}

@@ -6,7 +6,7 @@ is then unknown says so.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -108,19 +108,21 @@ def choose(
     option: str = "",
     also_accepted: Iterable[str] = (),
     losses: Iterable[Loss] | None = None,
+    what_to_set: Callable[[Loss, str], str] = lambda loss, name: "",
 ) -> Choice:
     """Return the installed loss of this kind that `name` names, with `params` over those of its dialect.
 
     `option` is the option that holds the name, and `also_accepted` what else that option accepts, for the
-    error. `losses` are the rows to choose from, by default those that are installed.
+    error. `losses` are the rows to choose from, by default those that are installed. `what_to_set` is the
+    remedy for a parameter by the name that a framework has for it (`Loss.check`).
     Raises ConfigError for an unknown name, dialect or parameter, for a value out of its range, and for a
     required parameter that is missing.
     """
-    known = installed.registry() if losses is None else Registry(tuple(losses), (), {}, ())
+    known = installed.registry() if losses is None else Registry(tuple(losses), {}, ())
     chosen = _chosen(kind, name, option or kind, known, also_accepted)
     loss, dialect, key = chosen.loss, chosen.dialect, chosen.params_option
     others = of_kind(known.losses, kind).values()
-    merged = loss.check({**chosen.params, **(params or {})}, key, others)
+    merged = loss.check({**chosen.params, **(params or {})}, key, others, what_to_set)
     given = {*merged, *(dialect.denominators if dialect else {})}
     for parameter, default in loss.defaults.items():
         if default is REQUIRED and parameter not in given:
@@ -216,13 +218,11 @@ def with_plugin_problems(error: ConfigError, name: str, registry: Registry) -> C
     return ConfigError(error.key, error.problem, f"{error.remedy} (not everything is loaded: {which})")
 
 
-def mentions(loss: Loss, word: str) -> bool:
-    """Whether the row has this word in its names, or in those of other frameworks, which its notes have."""
-    texts = [loss.name, loss.summary, loss.paper, loss.path]
+def mentions(loss: Loss, word: str, more: Iterable[str] = ()) -> bool:
+    """Whether the row has this word in its names or in its notes, or whether one of `more` has it."""
+    texts = [loss.name, loss.summary, loss.paper, loss.path, *loss.parameters, *more]
     for dialect in loss.dialects:
         texts += [f"{loss.name}@{dialect.upstream}", dialect.source, dialect.note]
-    for name, parameter in loss.parameters.items():
-        texts += [name, *parameter.also]
     return any(spelling(word) in spelling(text) for text in texts)
 
 

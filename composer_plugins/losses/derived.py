@@ -220,7 +220,6 @@ def _check_data(loss: Loss) -> None:
     for name, parameter in loss.parameters.items():
         if not isinstance(parameter, Parameter):
             raise ConfigError(f"parameter {name!r}", f"it is {parameter!r}", "set a Parameter(help, ...)")
-        _check_tuple(f"also of parameter {name!r}", parameter.also, str)
         _check_tuple(f"only_with of parameter {name!r}", parameter.only_with[:1], str)
         _check_tuple(f"unlikely of parameter {name!r}", parameter.unlikely, Unlikely)
     listed = [*loss.needs, *loss.optional, *loss.parameters]

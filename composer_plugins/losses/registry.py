@@ -1,4 +1,4 @@
-"""The plugin manager: it collects our losses and adapters, and those of every installed plugin.
+"""The plugin manager: it collects our losses, and those of every installed plugin.
 
 A plugin is a distribution with an entry point in the group `composer_plugins`, which names a module or an
 object with our hooks (`hookspecs.py`). A fault in one plugin is kept as a `Problem` that names its
@@ -7,7 +7,7 @@ distribution, and the other plugins load.
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pluggy
 
 from composer_plugins import hookspecs
-from composer_plugins.adapter import Adapter
 from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.losses import bundled
 from composer_plugins.losses.derived import check_row
@@ -44,10 +43,9 @@ class PluginWarning(UserWarning):
 
 
 class Registry(NamedTuple):
-    """Everything that was registered, and the problems of what could not be."""
+    """Every loss that was registered, and the problems of those that could not be."""
 
     losses: tuple[Loss, ...]
-    adapters: tuple[Adapter, ...]
     origins: dict[tuple[str, str], str]  # the distribution of a loss, by its kind and name
     problems: tuple[Problem, ...]
 
@@ -103,23 +101,13 @@ def collect(manager: PluginManager, *, kernels: bool = True) -> Registry:
     Without `kernels` no kernel is imported, and so none is checked.
     """
     losses: dict[tuple[str, str], Loss] = {}
-    adapters: dict[str, Adapter] = {}
     origins: dict[tuple[str, str], str] = {}
     problems = list(manager.problems)
-    for name, plugin in manager.list_name_plugin():
-        if plugin is None:  # blocked
-            continue
-        distribution = name.partition(" (")[0]
-        try:
-            found, found_adapters = _call(manager, plugin)
-        except (Exception, SystemExit) as error:  # a plugin's own code
-            problems.append(Problem(distribution, f"its hook fails: {in_a_line(error)}"))
-            continue
+    for distribution, found, problem in registered(manager, "register_losses"):
+        problems += [problem] if problem else []
         for loss in found:
             try:
-                if plugin is not bundled or not isinstance(
-                    loss, Loss
-                ):  # the tests check ours, which loads torch
+                if distribution != OURS:  # the tests check ours, which loads torch
                     check_row(loss, kernel=kernels)
                 _refuse_a_duplicate(loss, losses, origins)
             except ConfigError as error:
@@ -129,31 +117,25 @@ def collect(manager: PluginManager, *, kernels: bool = True) -> Registry:
                 problems.append(Problem(distribution, message, _name(loss)))
             else:
                 losses[loss.kind, loss.name], origins[loss.kind, loss.name] = loss, distribution
-        for adapter in found_adapters:
-            if not isinstance(adapter, Adapter):
-                wrong = ConfigError(
-                    "register", f"it got {adapter!r}", "pass a composer_plugins.adapter.Adapter"
-                )
-            elif (name := adapter.framework) in adapters:
-                wrong = ConfigError(f"adapter {name!r}", "there is one already", "rename its framework")
-            else:
-                adapters[name] = adapter
-                continue
-            problems.append(Problem(distribution, str(wrong), ""))
     # Only now, because a plugin that loads later may bring the advantage.
-    for key, problem in [(one, problem) for one in losses for problem in _unknown_advantage(losses, *one)]:
-        problems.append(Problem(origins.pop(key), str(problem), key[1]))
+    for key, wrong in [(one, wrong) for one in losses for wrong in _unknown_advantage(losses, *one)]:
+        problems.append(Problem(origins.pop(key), str(wrong), key[1]))
         del losses[key]
-    return Registry(tuple(losses.values()), tuple(adapters.values()), origins, tuple(problems))
+    return Registry(tuple(losses.values()), origins, tuple(problems))
 
 
 @cache
 def registry() -> Registry:
-    """Everything installed here, collected once, with a warning for each problem."""
+    """Every loss that is installed here, collected once, with a warning for each problem."""
     found = collect(get_plugin_manager())
-    for problem in found.problems:
-        warnings.warn(str(problem), PluginWarning, stacklevel=2)
+    warn_of(found.problems)
     return found
+
+
+def warn_of(problems: Iterable[Problem]) -> None:
+    """Warn of each problem."""
+    for problem in problems:
+        warnings.warn(str(problem), PluginWarning, stacklevel=3)
 
 
 def losses() -> tuple[Loss, ...]:
@@ -161,14 +143,22 @@ def losses() -> tuple[Loss, ...]:
     return registry().losses
 
 
-def _call(manager: PluginManager, plugin: object) -> tuple[list[Loss], list[Adapter]]:
-    """What this plugin alone registers."""
-    others = [other for _, other in manager.list_name_plugin() if other is not plugin]
-    losses: list[Loss] = []
-    adapters: list[Adapter] = []
-    manager.subset_hook_caller("register_losses", others)(register=losses.append)
-    manager.subset_hook_caller("register_adapters", others)(register=adapters.append)
-    return losses, adapters
+def registered(manager: PluginManager, hook: str) -> Iterator[tuple[str, list[Any], Problem | None]]:
+    """Yield for each plugin its distribution, what it registers with this hook, and the problem of the hook.
+
+    Each plugin is called alone, so that a fault in one does not take the others down.
+    """
+    for name, plugin in manager.list_name_plugin():
+        if plugin is None:  # blocked
+            continue
+        distribution, found = name.partition(" (")[0], list[Any]()
+        others = [other for _, other in manager.list_name_plugin() if other is not plugin]
+        try:
+            manager.subset_hook_caller(hook, others)(register=found.append)
+        except (Exception, SystemExit) as error:  # a plugin's own code
+            yield distribution, [], Problem(distribution, f"its hook fails: {in_a_line(error)}")
+        else:
+            yield distribution, found, None
 
 
 def _refuse_a_duplicate(

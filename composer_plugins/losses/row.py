@@ -77,8 +77,6 @@ class Parameter:
     integer: bool = False
     example: Any = None  # a value for `explain`, where the kernel has no default
     unchecked: bool = False  # of a loss named by import path: only its type is known
-    # What frameworks call it: "epsilon_high", or where their value differs, ours by theirs: "ratio_high - 1".
-    also: tuple[str, ...] = ()
     unlikely: tuple[Unlikely, ...] = ()
     # It acts only beside this parameter, with one of these values; without a value, where that one is set.
     only_with: tuple[Any, ...] = ()
@@ -212,43 +210,32 @@ class Loss:
         return {name: REQUIRED if d is inspect.Parameter.empty else d for name, d in found.items()}
 
     def check(
-        self, params: Mapping[str, Any], key: str = "", others: Iterable["Loss"] = ()
+        self,
+        params: Mapping[str, Any],
+        key: str = "",
+        others: Iterable["Loss"] = (),
+        what_to_set: "Callable[[Loss, str], str]" = lambda loss, name: "",
     ) -> dict[str, Any]:
         """`params`, once each is known to be a parameter of this loss and in its range.
 
-        `key` is the option that holds them ("policy_params"), and `others` are losses whose parameters an
-        unknown name may mean, for the error.
+        `key` is the option that holds them ("policy_params"). `what_to_set` is the remedy for the name that
+        a framework has for a parameter of a loss, "" for any other name. `others` are losses whose parameters
+        an unknown name may mean.
         """
         prefix, wrong, noun = f"{key}." if key else "", list[ConfigError](), f"{self.name} parameter"
         for name, value in params.items():
             if name not in self.parameters:
-                if remedy := self.what_to_set(name):
+                if remedy := what_to_set(self, name):
                     wrong.append(ConfigError(prefix + name, f"unknown {noun} {name!r}", remedy))
                     continue
                 # A name that means a parameter of another loss is not a misspelling of one of this loss.
-                guess = not any(one.what_to_set(name) for one in others)
+                guess = not any(what_to_set(one, name) for one in others)
                 wrong.append(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
                 continue
             default = self.defaults.get(name, REQUIRED)
             wrong += caught(partial(self.parameters[name].check, prefix + name, value, default))
         raise_all(wrong)
         return dict(params)
-
-    def what_to_set(self, name: str, where: str = "") -> str:
-        """The remedy for `name` if a framework calls a parameter of this loss so; "" if none does.
-
-        `where` says where the parameter is set (" in policy_params").
-        """
-        found: dict[str, list[str]] = {}
-        for own, parameter in self.parameters.items():
-            for theirs in parameter.also:
-                if re.findall(r"[a-z]\w*", theirs)[:1] == [name]:
-                    found.setdefault(theirs, []).append(own)
-        return " and ".join(
-            f"set {' and '.join(own)}{where}"
-            + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
-            for theirs, own in found.items()
-        )
 
     def dialect(self, upstream: str, key: str = "") -> Dialect:
         """The dialect of that upstream; ConfigError with those there are."""

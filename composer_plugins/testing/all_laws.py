@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from composer_plugins.frameworks.registry import conventions
 from composer_plugins.testing import trainers
-from composer_plugins.testing.conventions import CONVENTIONS
 from composer_plugins.testing.conventions.functional import REDUCTIONS
 from composer_plugins.testing.conventions.laws import NOT_RUN, ONLY_FOR, REDUCED
 from composer_plugins.testing.laws import LAWS
@@ -42,7 +42,7 @@ def sections() -> Iterator[Section]:
     """Yield the laws of a loss, those of `--as` and those of `--trainer`."""
     laws = (Listed(law.name, law.summary, law.cause, law.kinds) for law in LAWS.values())
     yield Section("", OF_A_LOSS, tuple(laws))
-    every = tuple(CONVENTIONS)
+    every = tuple(conventions())
     reduced = [
         Listed(law.name, law.summary, law.cause, frameworks=ONLY_FOR.get(law.name, every))
         for law in REDUCED.values()

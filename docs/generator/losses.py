@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 
 from composer_plugins.cli.explaining import AVERAGES, GRADIENTS
+from composer_plugins.frameworks.registry import called, running
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import (
@@ -17,7 +18,6 @@ from docs.generator.markdown import paper, plain, proof, table
 ROOT = Path(__file__).resolve().parents[2]
 TRL_OPTIONS = ROOT / "docs/trl_options.md"
 UP = "../../"  # from a page of a loss to the repository
-FRAMEWORKS = {"trl": "TRL", "verl": "verl", "prime-rl": "PRIME-RL"}
 INTRODUCTION = """# The losses
 
 Each name is the loss of its paper. A name with a framework after an @, such as `cispo@trl`, is a *dialect*:
@@ -66,7 +66,7 @@ def file_of(loss: Loss) -> str:
 
 def runs_in(loss: Loss) -> str:
     """The frameworks whose adapter can run the loss."""
-    return ", ".join(FRAMEWORKS[a.framework] for a in registry().adapters if a.runs(loss))
+    return ", ".join(one.title for one in running() if one.runs(loss))
 
 
 def _index() -> str:
@@ -122,10 +122,10 @@ def _facts(loss: Loss) -> str:
 def _parameters(loss: Loss) -> str:
     if not loss.parameters:
         return ""
-    rows = []
+    rows, names = [], called(loss)
     for name, parameter in loss.parameters.items():
         domain = ", ".join(f"`{one}`" for one in parameter.choices) or parameter.interval
-        also = ", ".join(f"`{one}`" for one in parameter.also)
+        also = ", ".join(f"`{one}`" for one in names.get(name, ()))
         rows.append((f"`{name}`", plain(parameter.help), f"`{loss.defaults[name]}`", domain, also))
     head = ("name", "meaning", "default", "range", "names in other code")
     return f"## Parameters\n\n{names_of_trl(loss)}\n\n" + table(head, rows)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from composer_plugins.frameworks.registry import frameworks, other_names
 from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import (
@@ -12,30 +13,6 @@ from composer_plugins.losses.row import (
 )
 from docs.generator.markdown import plain, table
 
-FRAMEWORKS = {
-    "trl": "TRL",
-    "verl": "verl",
-    "prime-rl": "PRIME-RL",
-    "skyrl": "SkyRL",
-    "openrlhf": "OpenRLHF",
-    "nemo-rl": "NeMo-RL",
-    "areal": "AReaL",
-    "slime": "slime",
-    "oat": "oat",
-    "open-instruct": "open-instruct",
-    "liger": "Liger Kernel",
-    "tinker": "Tinker and its cookbook",
-    "r1-zero": "understand-r1-zero (Dr. GRPO)",
-    "stable-rl": "Stable-RL (DPPO)",
-    "gmpo": "GMPO",
-    "vespo": "VESPO",
-    "taid": "TAID",
-    "distillm": "DistiLLM",
-    "opsd": "OPSD",
-    "sdpo": "SDPO",
-    "eric-mitchell": "direct-preference-optimization (DPO)",
-    "official": "SimPO",
-}
 # An option of a framework that names a loss, as a note of the catalogue writes it: "loss_type grpo".
 OPTION = re.compile(
     r"\b(loss_type|loss_mode|critic_type|advantage_estimator|advantage_normalization_type|loss_fn|loss_reduction"
@@ -59,15 +36,15 @@ def pages() -> dict[str, str]:
     """The Markdown of the reverse index."""
     parts = [INTRODUCTION]
     found = [(loss, dialect) for loss in registry().losses for dialect in loss.dialects]
-    unknown = {dialect.framework for _, dialect in found} - set(FRAMEWORKS)
-    assert not unknown, f"FRAMEWORKS lacks {', '.join(sorted(unknown))}"
-    for framework, title in FRAMEWORKS.items():
+    unknown = {dialect.framework for _, dialect in found} - set(frameworks())
+    assert not unknown, f"composer_plugins/frameworks has no table of {', '.join(sorted(unknown))}"
+    for framework, one in frameworks().items():
         entries = [
             f"- {there(dialect)} → {_here(loss, dialect)}{f': {plain(dialect.note)}' if dialect.note else ''}"
             for loss, dialect in found
             if dialect.framework == framework
         ]
-        parts.append(f"## {title}\n\n" + "\n".join(entries) + "\n")
+        parts.append(f"## {one.title}\n\n" + "\n".join(entries) + "\n")
     published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
     what = "A parameter of a framework, and the one here. If the value differs, the second column says how."
@@ -107,9 +84,9 @@ def _parameters() -> Iterator[tuple[str, str, str]]:
     """Each name that a framework has for a parameter of ours, with the losses that have the parameter."""
     found: dict[tuple[str, str], list[str]] = {}
     for loss in registry().losses:
-        for own, parameter in loss.parameters.items():
-            for theirs in parameter.also:
-                name = re.findall(r"[a-z]\w*", theirs)[0]
+        for name, sets in other_names(loss).items():
+            for own, conversion in sets.items():
+                theirs = conversion.formula(name)
                 ours = f"`{own}`" if theirs == name else f"`{own} = {theirs}`"
                 found.setdefault((name, ours), []).append(f"[{loss.name}]({loss.kind}/{loss.name}.md)")
     for (name, ours), losses in sorted(found.items()):

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.losses.registry import registry
+from composer_plugins.frameworks import registry as frameworks
 from composer_plugins.losses.row import (
     KINDS,
     REQUIRED,
@@ -18,7 +18,7 @@ LANGUAGES = {"verl": "yaml", "PRIME-RL": "toml"}
 def section(loss: Loss) -> str:
     """A tab for the function, and one for each framework that runs the loss by name."""
     tabs = {"Function": _function(loss)}
-    running = [a.framework for a in registry().adapters if a.runs(loss)]
+    running = [one.name for one in frameworks.running() if one.runs(loss)]
     named = options(loss)
     if named and "trl" in running:
         given = named | ({"scale_rewards": "none"} if loss.advantage else {})

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.adapter import Adapter
 from composer_plugins.cli.worked_example import tensors
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.contract import Framework
 from composer_plugins.kernels.policy import cispo
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import (
@@ -271,8 +271,8 @@ def test_an_estimator_of_a_divergence_without_one_is_an_error_at_the_key_that_wa
 
 # What a framework provides
 
-ADAPTER = Adapter(
-    framework="acme", path="", summary="",
+ACME = Framework(
+    name="acme", title="Acme",
     partial_batch={"policy": "Acme cuts it", "correction": "Acme cuts it"},
     provides={
         "policy": frozenset({"logprobs", "old_logprobs", "advantages", "mask", "generator"}),
@@ -295,17 +295,17 @@ def test_a_framework_refuses_a_loss_that_it_cannot_run(
     kind: Any, name: str, params: dict[str, Any], problem: str
 ) -> None:
     choice = choose(kind, name, params, option="the_option")
-    assert ADAPTER.runs(choice.loss) == bool(params)  # tis, without normalise
+    assert ACME.runs(choice.loss) == bool(params)  # tis, without normalise
     with pytest.raises(ConfigError) as refused:
-        ADAPTER.require(choice)
+        ACME.require(choice)
     listed = f"composer-plugins list --framework acme --kind {kind} shows those that run here"
     assert (refused.value.key, refused.value.remedy) == ("the_option", f"choose another: {listed}")
     assert refused.value.problem.startswith(problem)
 
 
 def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
-    ADAPTER.require(choose("policy", "grpo", option="policy"))
-    ADAPTER.require(choose("correction", "tis", {"normalise": False}, option="rollout_correction"))
+    ACME.require(choose("policy", "grpo", option="policy"))
+    ACME.require(choose("correction", "tis", {"normalise": False}, option="rollout_correction"))
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() ->
         ("list --needs", "--needs: no input is given; --needs accepts advantages, "),
         (
             "list --framework foo",
-            "--framework: unknown framework 'foo'; --framework accepts trl, prime-rl, verl",
+            "--framework: unknown framework 'foo'; --framework accepts trl, verl, prime-rl",
         ),
         ("list --dialects-of foo", "--dialects-of: unknown upstream 'foo'; --dialects-of accepts areal, "),
         ("list --needs old_logprob", "--needs: unknown input 'old_logprob'; did you mean 'old_logprobs'?"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_plugins.cli import completion
-from composer_plugins.testing.conventions import CONVENTIONS
+from composer_plugins.frameworks.registry import conventions
 from composer_plugins.testing.laws import LAWS
 from parity_tests.support.paths import ROOT
 
@@ -65,7 +65,7 @@ def test_bash_is_offered_what_may_stand_there(line: str, expected: list[str]) ->
 
 def test_the_names_that_are_read_in_sources_are_those_that_the_modules_have() -> None:
     assert {*completion.complete_law("")} == {*LAWS}
-    assert [*completion.complete_convention("")] == [*CONVENTIONS]
+    assert [*completion.complete_convention("")] == [*conventions()]
 
 
 def test_other_shells_are_offered_whole_names() -> None:

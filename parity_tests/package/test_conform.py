@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from typer.testing import CliRunner
 
 from composer_plugins.cli import app
-from composer_plugins.conformance import frameworks
+from composer_plugins.conformance import suites
 from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
-from composer_plugins.conformance.frameworks import Framework
 from composer_plugins.conformance.prime_rl_claims.suite import version_of
 from composer_plugins.conformance.running import Suite
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.trl import TRL
 from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.draws import Draw, assume
 from parity_tests.support import installed
@@ -63,25 +65,21 @@ def suite(*claims: Claim, version: str = "2.0", absent: Iterable[Absent] = ()) -
     )
 
 
-class Fake(Framework):
-    """A framework that is installed if it has a suite."""
-
-    made: Any = None
-
-    def suite(self, source: Path | None) -> Suite | None:
-        if isinstance(self.made, Exception):
-            raise self.made
-        return self.made
-
-
 @pytest.fixture
 def conform(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    def run(*words: str, columns: int = 200, **suites: Any) -> Any:
-        known = {}
-        for name, made in suites.items():
-            known[name] = Fake(name, name.upper(), f"{name.upper()} is not installed", f"pip install {name}")
-            known[name].made = made
-        monkeypatch.setattr(frameworks, "FRAMEWORKS", known)
+    def run(*words: str, columns: int = 200, **found: Any) -> Any:
+        known = {
+            name: Framework(name=name, title=name.upper(), package=name, install=f"pip install {name}")
+            for name in found
+        }
+
+        def suite_of(framework: Framework, _: Path | None) -> Suite | None:
+            if isinstance(found[framework.name], Exception):
+                raise found[framework.name]
+            return found[framework.name]
+
+        monkeypatch.setattr(suites, "compared", lambda: known)
+        monkeypatch.setattr(suites, "suite_of", suite_of)
         return RUN.invoke(app, ["conform", *words], env={"COLUMNS": str(columns)})
 
     return run
@@ -293,16 +291,12 @@ def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(
     for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigError, match=r"trl: it cannot be imported \(RuntimeError: no transformers\)"):
-        frameworks.FRAMEWORKS["trl"].suite(None)
+        suites.suite_of(TRL, None)
 
 
 def test_every_framework_says_how_to_install_it() -> None:
-    for framework in frameworks.KNOWN:
-        one = replace_package(framework)
-        assert one.suite(None) is None
-        assert "pip install" in framework.remedy
-
-
-def replace_package(framework: Framework) -> Framework:
-    """The framework as if it were not installed."""
-    return framework._replace(package="not_installed_here" if framework.package else "")
+    assert list(suites.compared()) == ["trl", "verl", "prime-rl"]
+    for framework in suites.compared().values():
+        absent = replace(framework, package="not_installed_here" if framework.package else "")
+        assert suites.suite_of(absent, None) is None
+        assert "pip install" in framework.install

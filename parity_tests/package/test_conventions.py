@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from composer_plugins.cli import app
 from composer_plugins.convention import Counts
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.registry import conventions
 from composer_plugins.kernels.policy import ppo
-from composer_plugins.testing.conventions import CONVENTIONS, check_as, find_convention
+from composer_plugins.testing.conventions import check_as, find_convention
 from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, laws_of
 from composer_plugins.testing.conventions.sums import SKYRL
 from composer_plugins.testing.laws import LAWS
@@ -513,7 +514,7 @@ def test_a_planted_fault_is_named(framework: str, function: Loss, law: str, word
     assert failed[law].cause
 
 
-@pytest.mark.parametrize("framework", sorted(set(CONVENTIONS) - {"trl"}))  # adapters/trl/test_check_as.py
+@pytest.mark.parametrize("framework", sorted(set(conventions()) - {"trl"}))  # adapters/trl/test_check_as.py
 def test_every_convention_has_three_planted_faults_of_different_laws(framework: str) -> None:
     assert framework in SOUND
     assert len({law for name, _, law, _ in PLANTED if name == framework}) >= 3

@@ -1,12 +1,15 @@
 """A parameter by the name that another framework has for it: the error says what to set here."""
 
-import re
 from typing import Any
 
 import pytest
 
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import contract
+from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, SAME, Conversion, Framework, Sets
+from composer_plugins.frameworks.registry import other_names, what_to_set
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from parity_tests.support.every import row_id
@@ -93,11 +96,35 @@ def test_a_parameter_among_the_options_is_answered_with_its_place(values: dict[s
 
 @pytest.mark.parametrize("loss", losses(), ids=row_id)
 def test_the_other_names_of_a_loss_have_one_meaning_each(loss: Loss) -> None:
-    for parameter in loss.parameters.values():
-        for theirs in parameter.also:
-            name = re.findall(r"[a-z]\w*", theirs)[0]
-            assert name not in loss.parameters
-            assert re.fullmatch(rf"{name}( - 1| / beta)?|1 - {name}", theirs)
-            remedy = loss.what_to_set(name)
-            assert remedy.count("set ") == 1 and (f" to {theirs}" in remedy) == (theirs != name)
-    assert loss.what_to_set("") == loss.what_to_set("- 1") == loss.what_to_set("1") == ""
+    for name, sets in other_names(loss).items():
+        assert name not in loss.parameters and set(sets) <= set(loss.parameters)
+        (theirs,) = {conversion.formula(name) for conversion in sets.values()}
+        remedy = what_to_set(loss, name)
+        assert remedy.count("set ") == 1 and (f" to {theirs}" in remedy) == (theirs != name)
+    assert what_to_set(loss, "") == what_to_set(loss, "- 1") == what_to_set(loss, "1") == ""
+
+
+@pytest.mark.parametrize(
+    ("conversion", "theirs", "ours", "formula"),
+    [
+        (SAME, 0.28, 0.28, "x"),
+        (MINUS_ONE, 1.2, 0.2, "x - 1"),
+        (MINUS_ONE, 0.28, -0.72, "x - 1"),
+        (ONE_MINUS, 0.8, 0.2, "1 - x"),
+        (Conversion(values={True: "group", False: "none"}), False, "none", "x"),
+        (Conversion(2.0, 1.0), 3.0, 7.0, "2 * x + 1"),
+    ],
+)
+def test_a_value_is_converted_both_ways(conversion: Conversion, theirs: Any, ours: Any, formula: str) -> None:
+    assert (conversion.ours(theirs), conversion.theirs(ours)) == (ours, theirs)
+    assert conversion.formula("x") == formula
+    for same in (None, "text", True):
+        assert conversion.values or conversion.ours(same) is conversion.theirs(same) is same
+    exact = 0.1234567890123456789
+    assert conversion.values or conversion.ours(exact) == conversion.factor * exact + conversion.offset
+
+
+def test_a_framework_of_a_plugin_brings_its_names() -> None:
+    acme = Framework(name="acme", title="Acme", names={"upper": (Sets(("clip_high",), (), MINUS_ONE),)})
+    assert contract.what_to_set(find_one("dapo").loss, "upper", [acme]) == "set clip_high to upper - 1"
+    assert contract.what_to_set(find_one("reinforce").loss, "upper", [acme]) == ""

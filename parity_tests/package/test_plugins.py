@@ -11,10 +11,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from composer_plugins.adapter import Adapter
 from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import registry as frameworks
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.trl import TRL
 from composer_plugins.hookspecs import hookimpl
 from composer_plugins.losses import registry
 from composer_plugins.losses.calling import call
@@ -97,12 +99,12 @@ class Ending:
         raise SystemExit(3)
 
 
-class Adapters:
+class Tables:
     @hookimpl
-    def register_adapters(self, register: Any) -> None:
-        register(Adapter(framework="trl", path="x:y", summary="", provides={}))
-        register("skyrl")
-        register(Adapter(framework="skyrl", path="x:y", summary="", provides={}))
+    def register_frameworks(self, register: Any) -> None:
+        register(Framework(name="trl", title="TRL"))
+        register("acme")
+        register(Framework(name="acme", title="Acme"))
 
 
 SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
@@ -112,7 +114,7 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
     ("wrong", "expected"),
     [
         (Misspelt(), ["register_loses: unknown hook 'register_loses'; did you mean 'register_losses'?"]),
-        (Unmarked(), ["hooks: it implements none; implement register_losses or register_adapters with @"]),
+        (Unmarked(), ["hooks: it implements none; implement register_losses or register_frameworks with "]),
         (Renamed(), ["register_losses: its argument is named 'catalogue'; name it 'register'"]),
         (Raising(), ["its hook fails: RuntimeError: no licence"]),
         (Ending(), ["its hook fails: SystemExit: 3"]),
@@ -131,13 +133,6 @@ SAME = f"{GRPO.path} has the name of {GRPO.path}, which"
                 "policy 'another', advantage: 'cispo' is a policy loss, not an advantage; choose another",
             ],
         ),
-        (
-            Adapters(),
-            [
-                "adapter 'trl': there is one already; rename its framework",
-                "register: it got 'skyrl'; pass a composer_plugins.adapter.Adapter",
-            ],
-        ),
     ],
 )
 def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: list[str]) -> None:
@@ -145,6 +140,19 @@ def test_a_wrong_plugin_is_named_and_the_others_load(wrong: object, expected: li
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
         assert problem.startswith(f"plugin of dist-0 1.0: {start}")
+
+
+def test_a_framework_of_a_plugin_is_registered_and_a_wrong_one_is_named() -> None:
+    manager = get_plugin_manager(entry_points=False)
+    for one in (Tables(), plugin(MINE)):
+        add_plugin(manager, one, "dist-0 1.0")
+    found = frameworks.collect(manager)
+    assert found.known["acme"].title == "Acme" and found.known["trl"] is TRL
+    wanted = "pass a composer_plugins.frameworks.contract.Framework"
+    assert [str(one) for one in found.problems] == [
+        "plugin of dist-0 1.0: framework 'trl': there is one already; rename it",
+        f"plugin of dist-0 1.0: register: it got 'acme'; {wanted}",
+    ]
 
 
 def test_a_policy_loss_may_name_an_advantage_of_a_plugin_that_loads_later() -> None:

@@ -18,9 +18,10 @@ from typer.main import get_command
 
 from composer_plugins.cli import app
 from composer_plugins.config import ComposerConfig
+from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
-from composer_plugins.testing.conventions import CONVENTIONS, find_convention
+from composer_plugins.testing.conventions import find_convention
 from composer_plugins.testing.conventions.laws import REDUCED
 from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER
 from docs.generator import laws, names, picture, usage
@@ -68,7 +69,7 @@ def test_the_function_of_another_convention_prints_what_the_page_shows(tmp_path:
 )  # those that need no framework
 def test_the_page_has_the_signature_of_each_convention(framework: str) -> None:
     assert f"| `{framework}` | `{find_convention(framework).signature}` | " in CHECKING
-    assert all(f"| `{one}` |" in CHECKING for one in CONVENTIONS)
+    assert all(f"| `{one}` |" in CHECKING for one in conventions())
 
 
 def test_the_losses_that_pages_show_as_right_obey_every_law(tmp_path: Path) -> None:

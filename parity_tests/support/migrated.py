@@ -32,7 +32,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.conformance.trl_claims import upstream
-from composer_plugins.losses.bundled.adapters import ADAPTERS
+from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
@@ -221,7 +221,7 @@ def without_denominator(gradient: Tensor, objective: migration.Objective) -> Ten
 def policies() -> Iterator[Loss]:
     """The policy losses that all three adapters run."""
     for loss in losses():
-        if loss.kind == "policy" and all(adapter.runs(loss) for adapter in ADAPTERS):
+        if loss.kind == "policy" and all(one.runs(loss) for one in running()):
             yield loss
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
-from composer_plugins.losses.bundled.adapters import TRL
+from composer_plugins.frameworks.registry import called
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
@@ -118,13 +119,13 @@ def options() -> str:
 def trl_options() -> str:
     """What each of TRL's options does beside a policy of ours."""
     body = []
-    for name, option in upstream.LOSS_OPTIONS.items():
+    for name, option in LOSS_OPTIONS.items():
         for row in option.sets:
-            value = f"{name} - {-row.offset:g}" if row.offset else name
+            value = row.conversion.formula(name)
             effect = f"sets {' and '.join(f'`{one}`' for one in row.parameters)} to `{value}`"
             body.append((f"`{name}`", ", ".join(f"`{loss}`" for loss in row.losses), effect))
     by_effect: dict[str, list[str]] = {}
-    for name, option in upstream.LOSS_OPTIONS.items():
+    for name, option in LOSS_OPTIONS.items():
         if not option.sets:
             by_effect.setdefault(option.effect, []).append(f"`{name}`")
     body += [(", ".join(names), "all", effect) for effect, names in by_effect.items()]
@@ -153,11 +154,12 @@ def parameters_of(kind: str) -> str:
 
     A parameter that means the same in several losses has one row.
     """
-    rows: dict[tuple[str, Parameter], list[str]] = {}
+    rows: dict[tuple[str, Parameter, tuple[str, ...]], list[str]] = {}
     for loss in losses():
         if loss.kind == kind and TRL.runs(loss):
+            names = called(loss)
             for name, parameter in loss.parameters.items():
-                key = (name, replace(parameter, example=None, unlikely=()))
+                key = (name, replace(parameter, example=None, unlikely=()), tuple(names.get(name, ())))
                 rows.setdefault(key, []).append(f"`{loss.name}`")
     body = [
         (
@@ -165,9 +167,9 @@ def parameters_of(kind: str) -> str:
             ", ".join(_code(repr(choice)) for choice in parameter.choices) or parameter.interval,
             _text(parameter.help),
             ", ".join(names),
-            ", ".join(map(_code, parameter.also)),
+            ", ".join(map(_code, elsewhere)),
         )
-        for (name, parameter), names in rows.items()
+        for (name, parameter, elsewhere), names in rows.items()
     ]
     return table(("parameter", "values", "meaning", "losses", "called elsewhere"), *body)
 

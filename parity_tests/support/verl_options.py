@@ -133,7 +133,7 @@ def meaning(kind: str, option: Option) -> str:
 
 
 def _runs(name: str, kind: str) -> bool:
-    from composer_plugins.losses.bundled.adapters import VERL
+    from composer_plugins.frameworks.verl import VERL
 
     return VERL.runs(of_kind(losses(), kind)[name])  # type: ignore[arg-type]
 

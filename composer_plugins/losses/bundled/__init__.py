@@ -1,4 +1,4 @@
-"""The losses and adapters that this distribution brings, through the hooks that a third party uses."""
+"""The losses that this distribution brings, through the hook that a third party uses."""
 
 import tomllib
 from collections.abc import Callable
@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from composer_plugins.adapter import Adapter
 from composer_plugins.hookspecs import hookimpl
 from composer_plugins.losses.bundled import (
-    adapters,
     advantages,
     divergences,
     policy,
@@ -28,10 +26,3 @@ def register_losses(register: Callable[[Loss], None]) -> None:
     formulas = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text())
     for loss in chain.from_iterable(family.LOSSES for family in FAMILIES):
         register(replace(loss, tex=formulas[loss.kind].get(loss.name, "")))
-
-
-@hookimpl(tryfirst=True)
-def register_adapters(register: Callable[[Adapter], None]) -> None:
-    """Register every bundled adapter."""
-    for adapter in adapters.ADAPTERS:
-        register(adapter)

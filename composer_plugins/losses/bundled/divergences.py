@@ -32,15 +32,12 @@ taid = partial(Dialect, upstream="taid", proof=f"{GOLDEN}::test_divergences_equa
 opsd = partial(Dialect, upstream="opsd", proof=f"{GOLDEN}::test_divergences_equal_opsd")
 sdpo = partial(Dialect, upstream="sdpo", proof=f"{GOLDEN}::test_sdpo_equals_its_authors")
 
-TEACHER_WEIGHT = Parameter(
-    "the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1, also=("distillation_alpha",)
-)
+TEACHER_WEIGHT = Parameter("the teacher's weight: 0 forward KL, 1 reverse KL", low=0, high=1)
 VALUE = Parameter("a KL, or larger by the teacher's entropy", choices=("kl", "cross-entropy"))
-ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05", also=("token_clip",))
+ENTRY_CLIP = Parameter("bound on each summand over the vocabulary, in nats; OPSD: 0.05")
 RATIO_CAP = Parameter(
     "cap on the ratio of the student to what it was, with old_logprobs; SDPO: 2.0",
     low=TINY,
-    also=("is_clip", "distillation_is_clip"),
 )
 REST = Parameter(
     "with a top k, the probability of all other entries: renormalised scales the k to a sum of 1, raw leaves "
@@ -49,9 +46,7 @@ REST = Parameter(
 )
 SUPPORT = {  # the temperature, and the part of the vocabulary that is compared
     "temperature": Parameter("divides both logits", low=1e-3),
-    "top_k": Parameter(
-        "compare this many entries; none: the vocabulary", low=1, integer=True, also=("distillation_topk",)
-    ),
+    "top_k": Parameter("compare this many entries; none: the vocabulary", low=1, integer=True),
     "top_k_of": Parameter(
         "whose largest entries these are", choices=("teacher", "student"), only_with=("top_k",)
     ),

@@ -4,19 +4,13 @@ import math
 from functools import partial
 
 from composer_plugins.losses.bundled.shared import (
-    ALSO_HIGH,
-    ALSO_LOW,
     CLIPS,
     GRPO_LOSS,
     LOG_RATIO_CLAMP,
     PERCENTAGE,
     PPO_CLIPS,
-    RATIO_HIGH,
-    RATIO_LOW,
     SEQUENCE_CLIPS,
     TINY,
-    VERL_HIGH,
-    VERL_LOW,
     oat,
     trl,
     verl,
@@ -34,12 +28,9 @@ ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 DUAL_CLIP = Parameter(
     "bound on the loss where A < 0, in units of |A|; verl: 3.0",
     low=1,
-    also=("clip_ratio_c", "eps_clip_c", "c_clip", "ratio_clip_c"),
 )
-RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch", low=1, also=("delta",))
-WEIGHT_CAP = Parameter(
-    "the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1, also=("max_importance_ratio",)
-)
+RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch", low=1)
+WEIGHT_CAP = Parameter("the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1)
 # A weight of at most 1 + clip_high, below 1: the ratio of a token that is on-policy is 1. TRL's documentation
 # has a cap of 5.0, from ScaleRL, arXiv 2510.13786. Its default, 0.2, is that of PPO's clip.
 BELOW_ONE = Unlikely(
@@ -205,12 +196,8 @@ LOSSES = (
         summary="a sigmoid gate on the ratio in place of the clip",
         paper="arXiv 2511.20347",
         parameters={
-            "tau_pos": Parameter(
-                "sharpness of the gate where A > 0", low=TINY, also=("sapo_temperature_pos", "sapo_tau_pos")
-            ),
-            "tau_neg": Parameter(
-                "sharpness of the gate elsewhere", low=TINY, also=("sapo_temperature_neg", "sapo_tau_neg")
-            ),
+            "tau_pos": Parameter("sharpness of the gate where A > 0", low=TINY),
+            "tau_neg": Parameter("sharpness of the gate elsewhere", low=TINY),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
         },
         mode="seq-mean-token-mean",
@@ -296,12 +283,8 @@ LOSSES = (
         summary="the geometric mean of ratios clipped one by one in log space",
         paper="arXiv 2507.20673",
         parameters={
-            "clip_low": Parameter(
-                "the log ratio is clipped below at -clip_low, in nats", low=0, also=ALSO_LOW
-            ),
-            "clip_high": Parameter(
-                "the log ratio is clipped above at clip_high, in nats", low=0, also=ALSO_HIGH
-            ),
+            "clip_low": Parameter("the log ratio is clipped below at -clip_low, in nats", low=0),
+            "clip_high": Parameter("the log ratio is clipped above at clip_high, in nats", low=0),
         },
         per_sequence=True,
         mode="seq-mean-token-mean",
@@ -334,13 +317,10 @@ LOSSES = (
         summary="REINFORCE weighted by a clipped, detached ratio",
         paper="arXiv 2506.13585",
         parameters={
-            "clip_low": Parameter(
-                "the weight is at least 1 - clip_low; None: no bound", low=0, also=(*VERL_LOW, *RATIO_LOW)
-            ),
+            "clip_low": Parameter("the weight is at least 1 - clip_low; None: no bound", low=0),
             "clip_high": Parameter(
                 "the weight is at most 1 + clip_high",
                 low=-1,
-                also=(*VERL_HIGH, *RATIO_HIGH, "epsilon_high - 1"),
                 unlikely=(BELOW_ONE, PERCENTAGE),
             ),
             "log_ratio_clamp": LOG_RATIO_CLAMP,
@@ -367,10 +347,10 @@ LOSSES = (
         paper="arXiv 2602.10693",
         optional=("log_weights",),
         parameters={
-            "k_pos": Parameter("power of the ratio where A >= 0", low=0, also=("vespo_k_pos",)),
-            "lambda_pos": Parameter("decay in the ratio where A >= 0", low=1e-4, also=("vespo_lambda_pos",)),
-            "k_neg": Parameter("power of the ratio where A < 0", low=0, also=("vespo_k_neg",)),
-            "lambda_neg": Parameter("decay in the ratio where A < 0", low=1e-4, also=("vespo_lambda_neg",)),
+            "k_pos": Parameter("power of the ratio where A >= 0", low=0),
+            "lambda_pos": Parameter("decay in the ratio where A >= 0", low=1e-4),
+            "k_neg": Parameter("power of the ratio where A < 0", low=0),
+            "lambda_neg": Parameter("decay in the ratio where A < 0", low=1e-4),
         },
         mode="token-mean",
         dialects=(
@@ -395,9 +375,7 @@ LOSSES = (
         name="dro",
         summary="REINFORCE held near the old policy by a squared log-ratio",
         paper="arXiv 2405.19107",
-        parameters={
-            "beta": Parameter("weight of the squared log-ratio", low=0, example=0.05, also=("dro_beta",))
-        },
+        parameters={"beta": Parameter("weight of the squared log-ratio", low=0, example=0.05)},
         mode="token-mean",
         proof=GOLDEN + "test_dro_equals_verl",
     ),

@@ -25,7 +25,7 @@ MITCHELL = "eric-mitchell/direct-preference-optimization trainers.py preference_
 
 BETA = Parameter("how strongly the reference holds", low=TINY)
 LABEL_SMOOTHING = Parameter("chance that a preference is labelled the wrong way", low=0, high=0.5)
-MARGIN = Parameter("target margin gamma over beta", low=0, also=("simpo_gamma / beta",))
+MARGIN = Parameter("target margin gamma over beta", low=0)
 NLL_WEIGHT = Parameter("weight of the negative log-likelihood", low=0)
 SIMPO_PARAMETERS = {
     "beta": Parameter("scale of the length-averaged margin", low=TINY),

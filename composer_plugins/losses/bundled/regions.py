@@ -14,8 +14,6 @@ from composer_plugins.losses.bundled.shared import (
     LOG_RATIO_CLAMP,
     PPO_CLIPS,
     TINY,
-    VERL_HIGH,
-    VERL_LOW,
     prime_rl,
     trl,
     verl,
@@ -31,7 +29,6 @@ SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
 WEIGHT_CAP = Parameter(
     "the ratio, as a weight, is capped here; Stable-RL and verl: 3",
     low=TINY,
-    also=("clip_ratio_c", "max_importance_ratio", "sequence_clip_high"),
 )
 FORM = Parameter(
     "the value of the loss: score is -sg(w) A log pi, ratio is -w A; the gradient is the same",
@@ -56,15 +53,10 @@ stable_rl = partial(Dialect, upstream="stable-rl", proof=f"{REGIONS}::test_losse
 
 def region(measure: str) -> dict[str, Parameter]:
     """How far a token's probability may move, by total variation (which is at most 1) or KL."""
-    # verl has one pair of options for the clip and for the region. PRIME-RL's are of the TV.
-    low, high = (
-        (f"dppo_mask_{side}", f"ipo_mask_{side}", "ipo_threshold", "eps") if measure == "tv" else ()
-        for side in ("low", "high")
-    )
     down, up = "how far down a token may move (A < 0)", "how far up a token may move (A > 0)"
     return {
-        f"{measure}_low": Parameter(down, low=0, also=(*VERL_LOW, *low)),
-        f"{measure}_high": Parameter(up, low=0, also=(*VERL_HIGH, *high)),
+        f"{measure}_low": Parameter(down, low=0),
+        f"{measure}_high": Parameter(up, low=0),
     }
 
 
@@ -228,31 +220,19 @@ LOSSES = (
         needs=ROLLOUT,
         parameters={
             # A ratio of 1, which is no change, is within every bound.
-            "token_low": Parameter(
-                "a token below this ratio is dropped", low=0, high=1, also=("token_mask_low", "ratio_low")
-            ),
-            "token_high": Parameter(
-                "a token above this ratio is dropped", low=1, also=("token_mask_high", "ratio_high")
-            ),
-            "geo_low": Parameter(
-                "a sequence whose mean ratio is below this is dropped", low=0, high=1, also=("geo_mask_low",)
-            ),
-            "geo_high": Parameter(
-                "a sequence whose mean ratio is above this is dropped", low=1, also=("geo_mask_high",)
-            ),
+            "token_low": Parameter("a token below this ratio is dropped", low=0, high=1),
+            "token_high": Parameter("a token above this ratio is dropped", low=1),
+            "geo_low": Parameter("a sequence whose mean ratio is below this is dropped", low=0, high=1),
+            "geo_high": Parameter("a sequence whose mean ratio is above this is dropped", low=1),
             "sequence_low": Parameter(
                 "a sequence with any token below this ratio is dropped",
                 low=0,
                 high=1,
-                also=("sequence_mask_low",),
             ),
-            "sequence_high": Parameter(
-                "a sequence with any token above this ratio is dropped", low=1, also=("sequence_mask_high",)
-            ),
+            "sequence_high": Parameter("a sequence with any token above this ratio is dropped", low=1),
             "level": Parameter(
                 "whose ratio is the weight: the token's, or the product",
                 choices=("token", "sequence"),
-                also=("ratio_type",),
             ),
             "ratio_cap": WEIGHT_CAP,
             "adv_tau": ADV_TAU,
@@ -292,7 +272,6 @@ LOSSES = (
                 "drift that drops a sequence of A < 0, in nats per token",
                 low=0,
                 example=0.5,
-                also=("off_policy_mask_threshold",),
             )
         }
         | CLIPS,
@@ -319,11 +298,9 @@ LOSSES = (
         },
         parameters=CLIPS
         | {
-            "cov_ratio": Parameter(
-                "share of the unmasked tokens that lose their loss", low=0, high=1, also=("clip_cov_ratio",)
-            ),
-            "cov_low": Parameter("only tokens of more covariance are drawn", also=("clip_cov_lb",)),
-            "cov_high": Parameter("only tokens of less covariance are drawn", also=("clip_cov_ub",)),
+            "cov_ratio": Parameter("share of the unmasked tokens that lose their loss", low=0, high=1),
+            "cov_low": Parameter("only tokens of more covariance are drawn"),
+            "cov_high": Parameter("only tokens of less covariance are drawn"),
         },
         dialects=(
             verl(
@@ -339,10 +316,8 @@ LOSSES = (
         name="kl_cov",
         summary="policy gradient with a penalty on the tokens of highest covariance",
         parameters={
-            "cov_ratio": Parameter(
-                "share of the unmasked tokens with the penalty", low=0, high=1, also=("kl_cov_ratio",)
-            ),
-            "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0, also=("ppo_kl_coef",)),
+            "cov_ratio": Parameter("share of the unmasked tokens with the penalty", low=0, high=1),
+            "kl_coef": Parameter("weight of |log ratio| on these tokens", low=0),
         },
         dialects=(
             verl(
@@ -359,9 +334,7 @@ LOSSES = (
         summary="policy gradient on a teacher's log-ratio of the sampled tokens",
         paper="thinkingmachines.ai/blog/on-policy-distillation",
         optional=("advantages",),
-        parameters={
-            "kl_coef": Parameter("weight of the teacher beside the task", low=0, also=("kl_penalty_coef",))
-        },
+        parameters={"kl_coef": Parameter("weight of the teacher beside the task", low=0)},
         mode="token-sum",
         dialects=(
             Dialect(
@@ -409,8 +382,8 @@ LOSSES = (
         summary="on-policy distillation that weighs early disagreement more",
         paper="arXiv 2606.22600",
         parameters={
-            "gamma": Parameter("the first token weighs 1 + gamma", low=0, also=("iw_opd_gamma",)),
-            "eps": Parameter("least total disagreement of a sequence", low=TINY, also=("iw_opd_epsilon",)),
+            "gamma": Parameter("the first token weighs 1 + gamma", low=0),
+            "eps": Parameter("least total disagreement of a sequence", low=TINY),
         },
         mode="token-mean",
         dialects=(

@@ -15,18 +15,6 @@ TINY = math.ulp(0.0)  # the least positive number: "above zero"
 
 LOG_RATIO_CLAMP = Parameter("clamp on the log ratio, in nats; verl: 20.0", low=TINY)
 
-# What frameworks call the two bounds: TRL epsilon, verl clip_ratio and cliprange, OpenRLHF, slime, SkyRL and
-# AReaL eps_clip, NeMo-RL ratio_clip. Tinker and PRIME-RL have bounds of the ratio itself.
-VERL_LOW = ("clip_ratio", "clip_ratio_low", "cliprange", "cliprange_low")
-VERL_HIGH = ("clip_ratio", "clip_ratio_high", "cliprange", "cliprange_high")
-ALSO_LOW = (*VERL_LOW, "epsilon", "epsilon_low", "eps_clip", "eps_clip_low", "ratio_clip_min")
-ALSO_HIGH = (
-    *(*VERL_HIGH, "epsilon", "epsilon_high"),
-    *("eps_clip", "eps_clip_high", "eps_clip_higher", "ratio_clip_max"),
-)
-RATIO_LOW = ("1 - clip_low_threshold", "1 - ratio_low")
-RATIO_HIGH = ("clip_high_threshold - 1", "ratio_high - 1")
-
 # 10 is the largest published bound of a ratio per token: DeepSeek-R1, arXiv 2501.12948v2 section 3.2.1. From
 # 100 on, the bound is taken to be switched off on purpose.
 PERCENTAGE = Unlikely(
@@ -54,13 +42,11 @@ CLIPS = {
     "clip_low": Parameter(
         "the ratio is clipped below at 1 - clip_low; from 1 on it is not",
         low=0,
-        also=(*ALSO_LOW, *RATIO_LOW),
         unlikely=(NO_LOWER_BOUND,),
     ),
     "clip_high": Parameter(
         "the ratio is clipped above at 1 + clip_high",
         low=0,
-        also=(*ALSO_HIGH, *RATIO_HIGH),
         unlikely=(PERCENTAGE,),
     ),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from composer_plugins.convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.derived import (
     function_of_import_path,
     row_of_function,
@@ -32,21 +33,13 @@ from composer_plugins.testing.conventions.reduced import row_of
 from composer_plugins.testing.laws import LAWS, Law
 from composer_plugins.testing.report import Outcome, Report
 
-CONVENTIONS = {
-    "verl": "composer_plugins.adapters.verl_plugin.convention:VERL",
-    "trl": "composer_plugins.adapters.trl_mixin.convention:TRL",
-    "prime-rl": "composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",
-    "skyrl": "composer_plugins.testing.conventions.sums:SKYRL",
-    "tinker": "composer_plugins.testing.conventions.sums:TINKER",
-    "torch": "composer_plugins.testing.conventions.functional:TORCH",
-}
-
 
 def find_convention(framework: str) -> Convention:
     """The convention of a framework; ConfigError with those there are."""
-    if framework not in CONVENTIONS:
-        raise unknown("--as", framework, CONVENTIONS, noun="convention")
-    module, _, name = CONVENTIONS[framework].partition(":")
+    known = conventions()
+    if framework not in known:
+        raise unknown("--as", framework, known, noun="convention")
+    module, _, name = known[framework].partition(":")
     try:
         found: Convention = getattr(import_module(module), name)
     except ImportError as error:

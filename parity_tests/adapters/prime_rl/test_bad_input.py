@@ -13,7 +13,7 @@ from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE, Flags
 from composer_plugins.adapters.prime_rl_plugin.config import parse
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.losses.bundled.adapters import PRIME_RL
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
     REQUIRED,

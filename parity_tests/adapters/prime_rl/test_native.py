@@ -20,6 +20,7 @@ from composer_plugins.adapters.prime_rl_plugin.config import findings, parse
 from composer_plugins.adapters.prime_rl_plugin.native import NATIVE, Native, Option
 from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, NEWEST
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.registry import called
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
@@ -108,7 +109,7 @@ def test_an_option_that_sets_a_parameter_is_among_its_other_names(own: Native, o
         table, _, name = key.rpartition(".")
         if table and name != option.name:
             theirs = words[option.rule].format(option.name)
-            assert theirs in row.parameters[name].also
+            assert theirs in called(row)[name]
             found = eval(theirs, {option.name: option.default})
             assert found == pytest.approx(option.converted(option.default), abs=1e-12)
 

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from typer.testing import CliRunner
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer, upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.probe import SCRATCH, tiny_trainer, tokenizer
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.testing.report import Report
 from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED, option_check
 from composer_plugins.testing.trainer_runs import padded
@@ -289,7 +290,7 @@ def test_a_loss_that_raises_fails_the_first_check_with_its_error_and_no_cause() 
 
 def test_every_option_of_trls_loss_is_moved_or_has_a_reason() -> None:
     assert not set(MOVES) & set(NOT_MOVED)
-    assert {*MOVES, *NOT_MOVED} == set(upstream.LOSS_OPTIONS)
+    assert {*MOVES, *NOT_MOVED} == set(LOSS_OPTIONS)
 
 
 def test_padding_is_masked_where_the_last_column_is_not() -> None:

@@ -15,6 +15,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, OWN_LOSSES, READ
 from composer_plugins.cli.migrate import comments
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.losses.choosing import choose
 from parity_tests.support.paths import ROOT
 
@@ -278,10 +279,10 @@ def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
         "sapo_temperature_neg": {"loss_type": "sapo"},
     }
     beside |= {name: {"use_vllm": True} for name in READ if name.startswith("vllm_")}
-    beside |= {name: {"loss_type": "vespo"} for name in upstream.LOSS_OPTIONS if name.startswith("vespo_")}
+    beside |= {name: {"loss_type": "vespo"} for name in LOSS_OPTIONS if name.startswith("vespo_")}
     entropy = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
     beside |= dict.fromkeys(entropy, {"use_adaptive_entropy": True})
-    for name in upstream.LOSS_OPTIONS:
+    for name in LOSS_OPTIONS:
         default = upstream.DEFAULTS[name]
         if name in BATCH:
             continue

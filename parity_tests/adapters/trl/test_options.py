@@ -9,8 +9,8 @@ import torch
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.bundled.adapters import TRL
-from composer_plugins.losses.choosing import choose
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
+from composer_plugins.losses.choosing import choose, find_one
 from composer_plugins.losses.registry import losses
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny, trl_options
@@ -90,17 +90,17 @@ def assert_acts_as_in_trl(
 
 def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
     """Read from TRL's source: an option that a new TRL adds or drops fails here."""
-    assert trl_options.options_read() == set(upstream.LOSS_OPTIONS)
-    mapped = {name for name, option in upstream.LOSS_OPTIONS.items() if option.sets}
+    assert trl_options.options_read() == set(LOSS_OPTIONS)
+    assert {name: upstream.DEFAULTS[name] for name in LOSS_OPTIONS} == {
+        name: option.default for name, option in LOSS_OPTIONS.items()
+    }
+    mapped = {name for name, option in LOSS_OPTIONS.items() if option.sets}
     assert mapped == set(VALUES)
-    for name, option in upstream.LOSS_OPTIONS.items():
+    for name, option in LOSS_OPTIONS.items():
         assert bool(option.effect) != bool(option.sets), name
         for row in option.sets:
             known = {loss.name: loss for loss in POLICIES}
             assert all(set(row.parameters) <= set(known[loss].parameters) for loss in row.losses), name
-            theirs = f"{name} - {-row.offset:g}" if row.offset else name  # in the words of Parameter.also
-            for loss in row.losses:
-                assert all(theirs in known[loss].parameters[one].also for one in row.parameters), (name, loss)
 
 
 @pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")  # of losses whose paper does not divide
@@ -108,7 +108,7 @@ def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
 def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> None:
     params = REQUIRED.get(loss.name)
     for name, value in VALUES.items():
-        sets = upstream.LOSS_OPTIONS[name].parameters(loss.name, value)
+        sets = LOSS_OPTIONS[name].values(loss, value)
         options = {"policy": loss.name, "policy_params": params, name: value}
         if not sets:
             message = f"{name}: it is not a parameter of policy='{loss.name}'"
@@ -141,7 +141,7 @@ def test_a_parameter_out_of_its_range_names_trls_option() -> None:
         (theirs, policy, name)
         for theirs, policy in TWINS
         for name, value in VALUES.items()
-        if upstream.LOSS_OPTIONS[name].parameters(policy.split("@")[0], value)
+        if LOSS_OPTIONS[name].values(find_one(policy, "policy").loss, value)
     ],
 )
 def test_an_option_that_sets_a_parameter_acts_as_in_trl(

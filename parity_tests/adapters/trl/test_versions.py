@@ -16,6 +16,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.config import _unknown
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from parity_tests.support import tiny
 from parity_tests.support.paths import ROOT
 
@@ -33,7 +34,7 @@ def test_the_options_of_a_version_are_those_that_the_adapter_expects() -> None:
     assert {name for name, since in upstream.SINCE.items() if Version(since) <= INSTALLED} == names & set(
         upstream.SINCE
     )
-    assert set(upstream.LOSS_OPTIONS) <= names | set(upstream.SINCE)
+    assert set(LOSS_OPTIONS) <= names | set(upstream.SINCE)
 
 
 @pytest.mark.parametrize("name", upstream.SINCE)

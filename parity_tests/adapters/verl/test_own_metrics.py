@@ -14,8 +14,8 @@ from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, draw_options
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
+from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.bundled.adapters import VERL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
     REQUIRED,

@@ -29,8 +29,8 @@ from composer_plugins.conformance.verl_claims.batches import MODES, Batch
 from composer_plugins.conformance.verl_claims.upstream import actor, names
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.bundled.adapters import VERL
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_facts import global_batches, policy_batches

@@ -16,6 +16,7 @@ from composer_plugins.adapters.verl_plugin.rules import (
 from composer_plugins.adapters.verl_plugin.upstream import OPTIONS
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.registry import called
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 
@@ -145,7 +146,7 @@ def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> 
             for loss in losses():
                 ours = _parameter(option, loss) if loss.kind == kind else None
                 if ours is not None and not option.values and ours != name:
-                    assert name in loss.parameters[ours].also, (name, loss.name)
+                    assert name in called(loss)[ours], (name, loss.name)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""`Framework`: what is known of one framework, as data, and the refusal of a loss that it cannot run.
+
+Everything that needs such a fact reads it here: an adapter, the doctor, `migrate`, `conform`, `check --as`,
+the pages. "Option X of framework U is parameter Y of loss L" is an `Option` with a `Sets`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.row import Kind, Loss
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+DIGITS = 12  # of a converted number, so that 1.2 - 1 is 0.2; 1.2 - 1 moves by less than a rounding
+ROUNDING = 4e-16
+
+
+class Conversion(NamedTuple):
+    """How a framework's value becomes ours: `factor * theirs + offset`, or its entry in `values`."""
+
+    factor: float = 1.0
+    offset: float = 0.0
+    values: Mapping[Any, Any] = NOTHING
+    text: str = ""  # the formula where it needs another option too, as "simpo_gamma / beta"
+
+    def ours(self, theirs: Any) -> Any:
+        """Our value for a framework's. A value that is no number, and None, stay as they are."""
+        if self.values:
+            return self.values[theirs]
+        if self == SAME or isinstance(theirs, bool) or not isinstance(theirs, int | float):
+            return theirs
+        exact = self.factor * theirs + self.offset
+        rounded = round(exact, DIGITS)
+        return rounded if abs(rounded - exact) <= ROUNDING * max(1.0, abs(theirs)) else exact
+
+    def theirs(self, ours: Any) -> Any:
+        """The framework's value for ours; KeyError where it has none."""
+        if self.values:
+            return {value: key for key, value in self.values.items()}[ours]
+        if self == SAME or isinstance(ours, bool) or not isinstance(ours, int | float):
+            return ours
+        return Conversion(1 / self.factor, -self.offset / self.factor).ours(ours)
+
+    def formula(self, name: str) -> str:
+        """Our value in terms of the option `name`: "ratio_high - 1"."""
+        if self.text or self.values or self == SAME:
+            return self.text or name
+        if self.factor == -1:
+            return f"{self.offset:g} - {name}"
+        scaled = name if self.factor == 1 else f"{self.factor:g} * {name}"
+        return f"{scaled} {'-' if self.offset < 0 else '+'} {abs(self.offset):g}"
+
+
+SAME, MINUS_ONE, ONE_MINUS = Conversion(), Conversion(offset=-1.0), Conversion(-1.0, 1.0)
+
+
+class Sets(NamedTuple):
+    """The parameters that an option sets in the losses that are named, or else in all that have them."""
+
+    parameters: tuple[str, ...]
+    losses: tuple[str, ...] = ()
+    conversion: Conversion = SAME
+
+    def is_of(self, loss: Loss) -> bool:
+        """Whether this loss has the parameters, with this meaning."""
+        named = not self.losses or loss.name in self.losses
+        return named and all(one in loss.parameters for one in self.parameters)
+
+
+def parameters_of(sets: Iterable[Sets], loss: Loss) -> dict[str, Conversion]:
+    """The parameters of a loss that are set, with their conversion, by the first of `sets` that fits it."""
+    found = next((one for one in sets if one.is_of(loss)), None)
+    return dict.fromkeys(found.parameters, found.conversion) if found else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of a framework that its loss reads, and what it does beside a loss of ours.
+
+    The first of `sets` that fits the loss says which parameters it sets. Otherwise `effect` says what it
+    does, or `without_effect` why it does nothing. A value equal to `default` counts as not set, so that a
+    loss keeps its own.
+    """
+
+    key: str  # as it is written in the framework's config, below the table of its kind
+    kind: Kind = "policy"
+    default: Any = None
+    sets: tuple[Sets, ...] = ()
+    effect: str = ""
+    adds_a_term: bool = False  # whether it chooses the policy loss, or belongs to a term that is added to it
+    without_effect: str = ""  # why the framework's own losses do not read it either: a warning
+    instead: str = ""  # what to set where a loss has no such parameter
+    fulfilled_by: tuple[str, ...] = ()  # losses that always do what a value other than the default asks for
+    fallback: str = ""  # the option that is read where this one is null
+
+    @property
+    def acts_by_parameters(self) -> bool:
+        """Whether it acts on a loss of ours by setting parameters only."""
+        return not (self.effect or self.without_effect)
+
+    @property
+    def is_of_the_policy(self) -> bool:
+        """Whether the weight of the policy loss scales it."""
+        return self.kind == "policy" and (bool(self.sets) or self.adds_a_term)
+
+    def values(self, loss: Loss, value: Any) -> dict[str, Any]:
+        """The parameters of a loss that the option sets at this value; empty if the loss has none of them."""
+        return {name: one.ours(value) for name, one in parameters_of(self.sets, loss).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One framework. The modules of its adapter are named, because importing them may load the framework."""
+
+    name: str  # in commands, and in the name of a dialect: "trl"
+    title: str  # in prose: "TRL"
+    summary: str = ""
+    path: str = ""  # of its adapter, "module:object", what a user imports; "" where there is none
+    options: tuple[Option, ...] = ()
+    # Other names of parameters: of its other trainers, its functions, its earlier releases.
+    names: Mapping[str, tuple[Sets, ...]] = field(default_factory=dict)
+    # Its option by the name that other frameworks have for it, where that sets no parameter of a loss.
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    # By kind of loss, the inputs that a loss can be called with.
+    provides: Mapping[Kind, frozenset[str]] = field(default_factory=dict)
+    # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".
+    partial_batch: Mapping[Kind, str] = field(default_factory=dict)
+    package: str = ""  # what is imported; "" where it is run from a checkout, because no index has it
+    install: str = ""  # how to install it, for a message
+    suffixes: tuple[str, ...] = ()  # of its config files, those that no other framework has
+    has_overrides: bool = False  # whether its command line takes options (key=value) beside a file
+    convention: str = ""  # "module:object", the calling convention of its loss functions
+    claims: str = ""  # the module with the claims of `conform`
+    doctor: str = ""  # the package with its doctor
+    migration: str = ""  # the module with its side of `migrate`
+
+    def missing(self, loss: Loss) -> list[str]:
+        """The inputs of `loss` that this framework does not have; all of them for a kind it never runs."""
+        return [need for need in loss.needs if need not in self.provides.get(loss.kind, frozenset())]
+
+    def runs(self, loss: Loss) -> bool:
+        """Whether this framework has every input of `loss`, and the whole batch if the loss needs it."""
+        return loss.kind in self.provides and not self.missing(loss) and not loss.over_batch
+
+    def require(self, choice: Choice) -> None:
+        """Raise ConfigError, at the option that names the loss, unless this framework can run it."""
+        loss, listed = choice.loss, f"composer-plugins list --framework {self.name} --kind "
+        remedy = f"choose another: {listed}{loss.kind} shows those that run here"
+        over_weights = choice.params.get("normalise") and loss.kind in self.partial_batch
+        if loss.over_batch or over_weights:
+            why = self.partial_batch.get(loss.kind, "the loss would change with the size of a micro-batch")
+            what = (
+                f"{choice.name!r}{' with normalise' * bool(over_weights)} is a statistic of the whole batch"
+            )
+            raise ConfigError(choice.option, f"{what}, and {why}", remedy)
+        if missing := self.missing(loss):
+            available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
+            problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
+            raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
+
+    def options_of(self, kind: Kind) -> Iterator[Option]:
+        """The options that concern losses of this kind."""
+        return (one for one in self.options if one.kind == kind)
+
+    def option(self, key: str, kind: Kind = "policy") -> Option:
+        """The option of this key."""
+        return next(one for one in self.options_of(kind) if one.key == key)
+
+
+def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:
+    """By a framework's name of an option, the parameters of a loss that it sets, with their conversions."""
+    found: dict[str, dict[str, Conversion]] = {}
+    for framework in frameworks:
+        options = {one.key.rpartition(".")[2]: one.sets for one in framework.options_of(loss.kind)}
+        for name, sets in (*options.items(), *framework.names.items()):
+            found.setdefault(name, {}).update(parameters_of(sets, loss))
+    return {name: sets for name, sets in found.items() if sets and name not in loss.parameters}
+
+
+def what_to_set(loss: Loss, name: str, frameworks: Iterable[Framework], where: str = "") -> str:
+    """The remedy for an option that a framework has for a parameter of this loss; "" if none has.
+
+    `where` says where the parameter is set (" in policy_params").
+    """
+    found: dict[str, list[str]] = {}
+    for own, conversion in other_names(loss, frameworks).get(name, {}).items():
+        found.setdefault(conversion.formula(name), []).append(own)
+    return " and ".join(
+        f"set {' and '.join(own)}{where}"
+        + (f" to {theirs}" if theirs != name else f", its name{'s' * (len(own) > 1)} here")
+        for theirs, own in found.items()
+    )

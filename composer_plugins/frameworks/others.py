@@ -1,0 +1,71 @@
+"""Frameworks without an adapter: their names of parameters. Their dialects are in the rows of the losses."""
+
+from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, Framework, Sets
+
+# The losses whose clip is a distance from 1, and those that have a second clip where A < 0.
+CLIPPED = (
+    "ppo",
+    "grpo",
+    "dapo",
+    "dr_grpo",
+    "gspo",
+    "gspo_token",
+    "luspo",
+    "gmpo",
+    "minirl",
+    "opsm",
+    "clip_cov",
+)
+LOW, HIGH = (Sets(("clip_low",), CLIPPED),), (Sets(("clip_high",), CLIPPED),)
+BOTH, DUAL = (Sets(("clip_low", "clip_high"), CLIPPED),), (Sets(("dual_clip",)),)
+BY_RATIO = tuple(name for name in (*CLIPPED, "cispo") if name != "gmpo")  # gmpo's bounds are of the log ratio
+
+OTHERS = (
+    Framework(
+        name="skyrl",
+        title="SkyRL",
+        names={
+            "eps_clip_low": LOW,
+            "eps_clip_high": HIGH,
+            "clip_ratio_c": DUAL,
+            "sapo_tau_pos": (Sets(("tau_pos",), ("sapo",)),),
+            "sapo_tau_neg": (Sets(("tau_neg",), ("sapo",)),),
+        },
+        convention="composer_plugins.testing.conventions.sums:SKYRL",
+    ),
+    Framework(name="openrlhf", title="OpenRLHF", names={"eps_clip": BOTH}),
+    Framework(
+        name="nemo-rl",
+        title="NeMo-RL",
+        names={"ratio_clip_min": LOW, "ratio_clip_max": HIGH, "ratio_clip_c": DUAL},
+    ),
+    Framework(name="areal", title="AReaL", names={"eps_clip": BOTH, "eps_clip_higher": HIGH, "c_clip": DUAL}),
+    Framework(
+        name="slime", title="slime", names={"eps_clip": BOTH, "eps_clip_high": HIGH, "eps_clip_c": DUAL}
+    ),
+    Framework(name="oat", title="oat"),
+    Framework(name="open-instruct", title="open-instruct"),
+    Framework(name="liger", title="Liger Kernel"),
+    Framework(
+        name="tinker",
+        title="Tinker and its cookbook",
+        names={
+            "clip_low_threshold": (Sets(("clip_low",), BY_RATIO, ONE_MINUS),),
+            "clip_high_threshold": (Sets(("clip_high",), BY_RATIO, MINUS_ONE),),
+            "kl_penalty_coef": (Sets(("kl_coef",), ("opd",)),),
+        },
+        convention="composer_plugins.testing.conventions.sums:TINKER",
+    ),
+    Framework(name="r1-zero", title="understand-r1-zero (Dr. GRPO)"),
+    Framework(name="stable-rl", title="Stable-RL (DPPO)"),
+    Framework(name="gmpo", title="GMPO"),
+    Framework(name="vespo", title="VESPO"),
+    Framework(name="taid", title="TAID"),
+    Framework(name="distillm", title="DistiLLM"),
+    Framework(name="opsd", title="OPSD", names={"token_clip": (Sets(("entry_clip",)),)}),
+    Framework(
+        name="sdpo", title="SDPO", names={"is_clip": (Sets(("ratio_cap",), ("sampled_token", "sdpo")),)}
+    ),
+    Framework(name="eric-mitchell", title="direct-preference-optimization (DPO)"),
+    Framework(name="official", title="SimPO"),
+)

@@ -1,0 +1,88 @@
+"""The frameworks that are known here: ours, and those of every installed plugin (`register_frameworks`)."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import contract
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.others import OTHERS
+from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.frameworks.trl import TRL
+from composer_plugins.frameworks.verl import VERL
+from composer_plugins.losses.registry import PluginManager, Problem, get_plugin_manager, registered, warn_of
+from composer_plugins.losses.row import Loss
+
+OURS = (TRL, VERL, PRIME_RL, *OTHERS)
+
+
+class Frameworks(NamedTuple):
+    """Every framework by its name, and the problems of those that could not be registered."""
+
+    known: Mapping[str, Framework]
+    problems: tuple[Problem, ...]
+
+
+def collect(manager: PluginManager) -> Frameworks:
+    """Call the hook of every plugin, one plugin at a time, and keep the frameworks that are sound."""
+    known, problems = {one.name: one for one in OURS}, list[Problem]()
+    for distribution, found, problem in registered(manager, "register_frameworks"):
+        problems += [problem] if problem else []
+        for framework in found:
+            if not isinstance(framework, Framework):
+                remedy = "pass a composer_plugins.frameworks.contract.Framework"
+                wrong = ConfigError("register", f"it got {framework!r}", remedy)
+            elif (name := framework.name) in known:
+                wrong = ConfigError(f"framework {name!r}", "there is one already", "rename it")
+            else:
+                known[name] = framework
+                continue
+            problems.append(Problem(distribution, str(wrong), ""))
+    return Frameworks(known, tuple(problems))
+
+
+@cache
+def frameworks() -> Mapping[str, Framework]:
+    """Every framework that is known here, collected once, with a warning for each problem."""
+    found = collect(get_plugin_manager())
+    warn_of(found.problems)
+    return found.known
+
+
+def conventions() -> dict[str, str]:
+    """The calling conventions by name, "module:object": those of frameworks, and that of plain functions."""
+    found = {name: one.convention for name, one in frameworks().items() if one.convention}
+    return found | {"torch": "composer_plugins.testing.conventions.functional:TORCH"}
+
+
+def running() -> list[Framework]:
+    """The frameworks in which losses of ours run."""
+    return [one for one in frameworks().values() if one.provides]
+
+
+def what_to_set(loss: Loss, name: str, where: str = "") -> str:
+    """The remedy for an option that some framework has for a parameter of this loss; "" if none has."""
+    return contract.what_to_set(loss, name, frameworks().values(), where)
+
+
+def other_names(loss: Loss) -> dict[str, dict[str, contract.Conversion]]:
+    """By the name of a framework's option, the parameters of this loss that it sets, with the conversions."""
+    return contract.other_names(loss, frameworks().values())
+
+
+def called(loss: Loss) -> dict[str, list[str]]:
+    """What frameworks call each parameter of this loss, in terms of their options: "epsilon_high - 1"."""
+    found: dict[str, list[str]] = {}
+    for name, sets in other_names(loss).items():
+        for own, conversion in sets.items():
+            found.setdefault(own, []).append(conversion.formula(name))
+    return found
+
+
+def counterpart(framework: Framework, name: str, loss: Loss) -> str | None:
+    """The option of `framework` for what another framework, or this loss, calls `name`."""
+    wanted = {*other_names(loss).get(name, ()), *({name} & {*loss.parameters})}
+    options = {one.key: {*contract.parameters_of(one.sets, loss)} for one in framework.options_of(loss.kind)}
+    having = [key for key, sets in options.items() if wanted and wanted <= sets]
+    return min(having, key=lambda key: len(options[key])) if having else framework.elsewhere.get(name)

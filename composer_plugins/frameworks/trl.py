@@ -1,0 +1,121 @@
+"""TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
+
+from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, Option, Sets
+
+# The losses that clip the ratio, and those with a second clip above it.
+CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
+CLIPPED_ELSEWHERE = ("gmpo", "minirl", "clip_cov")  # by the same bounds, in other trainers
+CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")
+
+CHOOSES = "it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"
+OWN_TERM = "as in TRL, which adds this term to the policy loss"
+FACTOR = "as in TRL: it multiplies the policy loss of each token"
+WEIGHTS = f"{FACTOR}; with `vespo` it enters the weight of the sequence"
+BEFORE = "as in TRL, which applies it before any loss is computed"
+DENOMINATOR = "as in TRL, where the denominator depends on it"
+LEVEL = "`sequence` is accepted with `gspo` and `luspo`, which have that level, and is an error with others"
+CORRECTED_KL = (
+    "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
+)
+TEMPERATURE = "as in TRL, which divides the logits by it"
+HEAD = "as in TRL; an error with the hint and replay channels"
+
+
+def _sets(key: str, default: float, parameter: str, *losses: str) -> Option:
+    return Option(key=key, default=default, sets=(Sets((parameter,), losses),))
+
+
+def _acts(effect: str, **defaults: object) -> tuple[Option, ...]:
+    """Options with the same effect, each with its default."""
+    adds = effect in (CHOOSES, OWN_TERM)
+    return tuple(
+        Option(key=key, default=default, effect=effect, adds_a_term=adds) for key, default in defaults.items()
+    )
+
+
+# Every option that TRL reads for the loss of a batch: in `_compute_loss`, in the methods it calls, and in
+# `_generate_and_score_completions` after the generation. A test reads this list and the defaults from TRL.
+OPTIONS = (
+    # Of the policy loss. Where two of them set one parameter, the later one wins, as in TRL.
+    Option(key="epsilon", default=0.2, sets=(Sets(("clip_low", "clip_high"), CLIPPED),)),
+    # TRL caps the ratio of cispo at epsilon_high, and ours at 1 + clip_high.
+    Option(
+        key="epsilon_high",
+        sets=(Sets(("clip_high",), CLIPPED), Sets(("clip_high",), ("cispo",), MINUS_ONE)),
+    ),
+    Option(key="delta", sets=(Sets(("ratio_cap",), CAPPED),)),
+    _sets("sapo_temperature_pos", 1.0, "tau_pos", "sapo"),
+    _sets("sapo_temperature_neg", 1.05, "tau_neg", "sapo"),
+    _sets("vespo_k_pos", 2.0, "k_pos", "vespo"),
+    _sets("vespo_lambda_pos", 3.0, "lambda_pos", "vespo"),
+    _sets("vespo_k_neg", 3.0, "k_neg", "vespo"),
+    _sets("vespo_lambda_neg", 2.0, "lambda_neg", "vespo"),
+    *_acts(CHOOSES, loss_type="dapo"),
+    *_acts(LEVEL, importance_sampling_level="token"),
+    # Of the other terms of TRL's loss.
+    *_acts(OWN_TERM, beta=0.0),
+    *_acts(CORRECTED_KL, use_bias_correction_kl=True),
+    *_acts(OWN_TERM, entropy_coef=0.0, use_adaptive_entropy=False, entropy_target=0.2),
+    *_acts(OWN_TERM, entropy_coef_delta=0.005, entropy_coef_min=0.0, entropy_coef_max=1.0),
+    *_acts(OWN_TERM, router_aux_loss_coef=None),
+    # Factors and denominators.
+    *_acts(FACTOR, off_policy_mask_threshold=None, top_entropy_quantile=1.0),
+    *_acts(WEIGHTS, use_vllm=False, vllm_importance_sampling_correction=True),
+    *_acts(WEIGHTS, vllm_importance_sampling_mode="sequence_mask"),
+    *_acts(WEIGHTS, vllm_importance_sampling_clip_min=None, vllm_importance_sampling_clip_max=3.0),
+    *_acts(DENOMINATOR, max_completion_length=512, gradient_accumulation_steps=1, steps_per_generation=None),
+    # Of the forward pass and of the batch.
+    *_acts(TEMPERATURE, temperature=1.0),
+    *_acts(HEAD, cast_lm_head_to_fp32=False),
+    *_acts(
+        BEFORE, scale_rewards="group", reward_weights=None, multi_objective_aggregation="sum_then_normalize"
+    ),
+    *_acts(BEFORE, mask_truncated_completions=False, num_generations=8, num_generations_eval=None),
+    *_acts(BEFORE, num_iterations=1, generation_batch_size=None, per_device_train_batch_size=8),
+    *_acts(BEFORE, per_device_eval_batch_size=8, pad_to_multiple_of="auto", chat_template_kwargs=None),
+    *_acts(BEFORE, gradient_checkpointing_kwargs=None, log_multimodal=True),
+)
+
+LOSS_OPTIONS = {one.key: one for one in OPTIONS}
+
+# Of SDPOConfig, IWOPDConfig and CPOConfig; GRPOTrainer splits `epsilon` in two.
+NAMES = {
+    "epsilon": (Sets(("clip_low", "clip_high"), CLIPPED_ELSEWHERE),),
+    "epsilon_low": (Sets(("clip_low",), (*CLIPPED, *CLIPPED_ELSEWHERE)),),
+    "epsilon_high": (Sets(("clip_high",), CLIPPED_ELSEWHERE),),
+    "off_policy_mask_threshold": (Sets(("threshold",), ("opsm",)),),
+    "iw_opd_gamma": (Sets(("gamma",), ("iw_opd",)),),
+    "iw_opd_epsilon": (Sets(("eps",), ("iw_opd",)),),
+    "distillation_topk": (Sets(("top_k",)),),
+    "distillation_alpha": (Sets(("beta",), ("jsd",)), Sets(("alpha",), ("sdpo",))),
+    "distillation_is_clip": (Sets(("ratio_cap",), ("sampled_token", "sdpo")),),
+    "simpo_gamma": (Sets(("gamma_beta_ratio",), (), Conversion(text="simpo_gamma / beta")),),
+}
+
+TRL = Framework(
+    name="trl",
+    title="TRL",
+    path="composer_plugins.adapters.trl_mixin:ComposerGRPOTrainer",
+    summary="TRL's GRPOTrainer with any policy loss, a hint channel and a replay channel",
+    options=OPTIONS,
+    names=NAMES,
+    elsewhere={
+        **dict.fromkeys(("kl_coef", "kl_loss_coef", "init_kl_coef"), "beta"),
+        "entropy_coeff": "entropy_coef",
+        "loss_agg_mode": "loss_type",
+    },
+    provides={
+        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
+        "divergence": frozenset(
+            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "old_logprobs"}
+            | {"mask"}
+        ),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
+    },
+    partial_batch=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
+    package="trl",
+    install="pip install 'composer-plugins[trl]'",
+    convention="composer_plugins.adapters.trl_mixin.convention:TRL",
+    claims="composer_plugins.conformance.trl_claims.suite",
+    migration="composer_plugins.adapters.trl_mixin.migration",
+)

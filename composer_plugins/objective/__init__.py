@@ -1,0 +1,1 @@
+"""What a run trains: the options of a framework's config, resolved once."""

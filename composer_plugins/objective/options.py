@@ -1,0 +1,95 @@
+"""The options of a framework that set parameters of our losses, beside the parameters that a user names."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from composer_plugins.diagnosis import Finding
+from composer_plugins.errors import ConfigError, caught, raise_all
+from composer_plugins.frameworks.contract import Framework, Option, parameters_of
+from composer_plugins.losses.row import REQUIRED, Loss
+
+
+class SetBy(NamedTuple):
+    """A parameter that an option of a framework sets: the option as the user writes it, and our value."""
+
+    key: str
+    value: Any
+
+
+def given_options(options: Iterable[Option], value_of: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """The options that are not at their default, by key, with their value.
+
+    `value_of(key, default)` is the value in the framework's config, or the default where it has no such key.
+    Where an option is null, the value of its fallback counts, as in the framework.
+    """
+    options = tuple(options)
+    found = {one.key: value_of(one.key, one.default) for one in options}
+    read = {one.fallback for one in options if one.fallback and found[one.key] is None}
+    given = {}
+    for one in options:
+        value = found[one.fallback] if found[one.key] is None and one.fallback else found[one.key]
+        if value != one.default and one.key not in read:
+            given[one.key] = value
+    return given
+
+
+def parameters_set(
+    framework: Framework,
+    loss: Loss,
+    params: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    table: str = "",
+    params_key: str,
+) -> dict[str, SetBy]:
+    """The parameters of a loss that the framework's own options set, each with its option.
+
+    `given` has the options that are not at their default (`given_options`), whose keys are below `table`, and
+    `params` the parameters that the user has named, whose keys are below `params_key`. Raises ConfigError, at
+    the framework's key, for an option that the loss does not have, for one that `params` contradict, and for a
+    value out of its range.
+    """
+    found, wrong = dict[str, SetBy](), list[ConfigError]()
+    for option in framework.options_of(loss.kind):
+        if option.key not in given or not option.acts_by_parameters or loss.name in option.fulfilled_by:
+            continue
+        key, value = f"{table}{option.key}", given[option.key]
+        sets = parameters_of(option.sets, loss)
+        if not sets:
+            problem = (
+                f"it is {value!r}, and it has no effect on the {loss.kind} {loss.name!r}, which has no such "
+            )
+            problem += "parameter"
+            wrong.append(ConfigError(key, problem, _instead(framework, option, loss, params_key)))
+        for name, conversion in sets.items():
+            if conversion.values and (not isinstance(value, Hashable) or value not in conversion.values):
+                known = " or ".join(map(repr, (option.default, *conversion.values)))
+                wrong.append(ConfigError(key, f"it is {value!r}", f"set {known}"))
+                continue
+            ours = conversion.ours(value)
+            if name in params and params[name] != ours:
+                problem = f"it is {value!r}, which sets {name} to {ours!r}, and {params_key}.{name} is "
+                wrong.append(ConfigError(key, f"{problem}{params[name]!r}", "set one of them"))
+            default = loss.defaults.get(name, REQUIRED)
+            wrong += caught(partial(loss.parameters[name].check, key, ours, default))
+            found[name] = SetBy(key, ours)
+    raise_all(wrong)
+    return found
+
+
+def without_effect(
+    framework: Framework, kind: str, given: Mapping[str, Any], table: str = ""
+) -> Iterator[Finding]:
+    """Yield a warning for each option that is set and that the framework's own losses do not read either."""
+    for option in framework.options:
+        if option.kind == kind and option.key in given and option.without_effect:
+            problem = f"it is {given[option.key]!r}, and it has no effect: {option.without_effect}"
+            yield Finding("warning", f"{table}{option.key}", problem, option.instead)
+
+
+def _instead(framework: Framework, option: Option, loss: Loss, params_key: str) -> str:
+    """The remedy for an option that sets no parameter of a loss."""
+    has = ", ".join(loss.parameters)
+    ours = f"set {params_key}, whose keys are {has}" if has else "name another loss: it has no parameters"
+    return f"leave it at {framework.title}'s default, {option.default!r}, or {option.instead or ours}"
