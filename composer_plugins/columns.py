@@ -7,7 +7,7 @@ tools                optional: the tools that the pairs' prompt shows, a list of
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, DataError
@@ -29,6 +29,7 @@ class Pair(NamedTuple):
     chosen: Completion
     rejected: Completion
     weight: float
+    texts: tuple[str, str]  # of both
 
 
 def content_text(content: Any) -> str:
@@ -169,11 +170,13 @@ def pairs_of(row: Row) -> list[Pair]:
     if len(chosen) != len(rejected):
         problem = f"it has {len(chosen)} completions, and {REJECTED} has {len(rejected)}"
         raise DataError(CHOSEN, problem, "write as many of each")
-    for name, sides in ((CHOSEN, chosen), (REJECTED, rejected)):
-        if any(not text_of(side).strip() for side in sides):
+    texts = {name: list(map(text_of, sides)) for name, sides in ((CHOSEN, chosen), (REJECTED, rejected))}
+    for name, written in texts.items():
+        if not all(map(str.strip, written)):
             raise DataError(name, "it is empty", "remove the pair, or write None for both sides")
     weights = _weights(row.get(AGREEING), len(chosen))
-    return [Pair(*pair) for pair in zip(chosen, rejected, weights, strict=True)]
+    both = zip(*texts.values(), strict=True)
+    return [Pair(*pair) for pair in zip(chosen, rejected, weights, both, strict=True)]
 
 
 def completion_messages(side: Completion) -> list[dict[str, Any]]:
@@ -229,15 +232,16 @@ def hint_notes(row: Row, prompt: Prompt) -> list[str]:
     return ["hint", *absent, *(["prompt"] if hint == _asked(prompt) else [])]
 
 
-def pair_notes(row: Row, prompt: Prompt, special_tokens: Collection[str]) -> list[str]:
+def pair_notes(pairs: Iterable[Pair], prompt: Prompt, special_tokens: Collection[str]) -> list[str]:
     """Return "pair" for each pair with a weight above 0, and its doubts, as `hint_notes` has them."""
     notes, asked = [], _asked(prompt)
-    for pair in pairs_of(row):
+    for pair in pairs:
         if pair.weight > 0:
-            sides = text_of(pair.chosen), text_of(pair.rejected)
-            equal = ["equal"] if sides[0] == sides[1] else []
-            repeats = ["repeats"] if asked and all(one.lstrip().startswith(asked) for one in sides) else []
-            inside = [f"token {token!r}" for token in special_tokens if any(token in one for one in sides)]
+            chosen, rejected = pair.texts
+            begins = chosen.lstrip().startswith(asked) and rejected.lstrip().startswith(asked)
+            equal = ["equal"] if chosen == rejected else []
+            repeats = ["repeats"] if asked and begins else []
+            inside = [f"token {token!r}" for token in special_tokens if token in chosen or token in rejected]
             notes += ["pair", *equal, *repeats, *inside[:1]]
     return notes
 
@@ -259,7 +263,7 @@ def warnings_of(notes: Sequence[Collection[str]], channel: str, name: str) -> It
     """A warning if the channel uses no row of the data set, and one for each doubt, with its first row."""
     unit, wanted, needed = UNITS[channel]
     found = [(*note.partition(" ")[::2], i) for i, row in enumerate(notes) for note in row]
-    total = sum(kind == unit for kind, _, _ in found)
+    total = len([kind for kind, _, _ in found if kind == unit])
     if not total:
         yield (
             f"{name}: none of its {len(notes)} rows has {wanted}, so the {channel} loss is always 0; "
@@ -288,8 +292,8 @@ def rows_of(dataset: Any, columns: tuple[str, ...], weight: str, name: str) -> I
                 weight, problem, f"add the column (None in rows without one), or set {weight}=0"
             )
     yield f"{name} row 0", first
-    if not is_streamed(dataset):
-        yield from ((f"{name} row {i}", row) for i, row in enumerate(rows, start=1))
+    for i, row in enumerate([] if is_streamed(dataset) else rows, start=1):
+        yield f"{name} row {i}", row
 
 
 def is_streamed(dataset: Any) -> bool:
@@ -300,10 +304,10 @@ def is_streamed(dataset: Any) -> bool:
 def _is_side(value: Any) -> bool:
     if isinstance(value, str):
         return True
-    messages = isinstance(value, list) and len(value) > 0
-    return messages and all(
-        isinstance(m, Mapping) and ("content" in m or bool(m.get("tool_calls"))) for m in value
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    messages = [m for m in value if isinstance(m, Mapping) and ("content" in m or m.get("tool_calls"))]
+    return len(messages) == len(value)
 
 
 def _sides(row: Row, column: str) -> list[Completion]:
@@ -312,8 +316,10 @@ def _sides(row: Row, column: str) -> list[Completion]:
         return []
     if _is_side(value):
         return [value]
-    if isinstance(value, list) and all(_is_side(side) for side in value):
-        return value
+    if isinstance(value, list):
+        sides = [side for side in value if isinstance(side, str) or _is_side(side)]
+        if len(sides) == len(value):
+            return sides
     remedy = "write a string, messages, a list of either, or None"
     raise DataError(column, f"it is {_short(value)}", remedy)
 

@@ -1,11 +1,10 @@
 """`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from functools import partial
 from string import Formatter
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
@@ -14,9 +13,7 @@ from composer_plugins.frameworks.registry import counterpart, what_to_set
 from composer_plugins.losses import choosing
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
-
-choose = partial(choosing.choose, what_to_set=what_to_set)
+from composer_plugins.losses.row import Kind, of_kind
 
 
 class ComposerConfig(BaseModel):
@@ -53,6 +50,8 @@ class ComposerConfig(BaseModel):
     replay_params: dict[str, Any] = Field(default_factory=dict)
     replay_temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
 
+    _chosen: dict[str, Choice] = PrivateAttr(default_factory=dict)  # what was looked up already
+
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, framework_loss: str | None = None) -> "ComposerConfig":
         """`values` as a config; one ConfigError if anything is wrong, with all that is wrong in `others`.
@@ -68,8 +67,8 @@ class ComposerConfig(BaseModel):
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
         for prefixes, check in config._checks(framework_loss):
-            is_given = any(str(name).startswith(prefixes) for name in values)
-            if is_given and not any(name.startswith(prefixes) for name in bad):
+            given = [name for name in values if str(name).startswith(prefixes)]
+            if given and not [name for name in bad if name.startswith(prefixes)]:
                 wrong += caught(check)
         raise_all(wrong)
         return config
@@ -115,21 +114,20 @@ class ComposerConfig(BaseModel):
     def choose_policy(self, framework_loss: str | None = None) -> Choice:
         """The policy loss, which may be a dialect ("cispo@trl"), with its parameters checked."""
         others = (framework_loss,) if framework_loss else ()
-        params = self.policy_params
-        return choose("policy", self.policy, params, option="policy", also_accepted=others)
+        return self._choose("policy", self.policy, self.policy_params, "policy", others)
 
     def choose_advantage(self) -> Choice:
         """The advantage estimator, which may be a dialect ("grpo@verl")."""
-        return choose("advantage", self.advantage, self.advantage_params, option="advantage")
+        return self._choose("advantage", self.advantage, self.advantage_params, "advantage")
 
     def choose_rollout_correction(self) -> Choice | None:
         """The weight for the gap between trainer and rollout engine; None: none."""
         if self.rollout_correction is not None:
-            chosen = choose(
+            chosen = self._choose(
                 "correction",
                 self.rollout_correction,
                 self.rollout_correction_params,
-                option="rollout_correction",
+                "rollout_correction",
             )
             _check_bounds(chosen)
             return chosen
@@ -150,7 +148,7 @@ class ComposerConfig(BaseModel):
         if self.hint_estimator not in (None, "advantage"):
             params["estimator"] = self.hint_estimator
         try:
-            return choose("divergence", self.hint_divergence, params, option="hint_divergence")
+            return self._choose("divergence", self.hint_divergence, params, "hint_divergence")
         except ConfigError as error:
             if self.hint_estimator is None or error.key != "hint_params.estimator":
                 raise
@@ -160,7 +158,18 @@ class ComposerConfig(BaseModel):
 
     def choose_replay(self) -> Choice:
         """The replay channel's preference loss."""
-        return choose("preference", self.replay_loss, self.replay_params, option="replay_loss")
+        return self._choose("preference", self.replay_loss, self.replay_params, "replay_loss")
+
+    def _choose(
+        self, kind: Kind, name: str, params: Mapping[str, Any], option: str, also_accepted: Iterable[str] = ()
+    ) -> Choice:
+        """The loss of an option, which is looked up once for the same name and parameters."""
+        key = f"{option} {name} {params}"
+        if key not in self._chosen:
+            self._chosen[key] = choosing.choose(
+                kind, name, params, option=option, also_accepted=also_accepted, what_to_set=what_to_set
+            )
+        return self._chosen[key]
 
     def without_effect(self, given: Collection[str], severity: Severity = "error") -> Iterator[Finding]:
         """Yield a finding for each channel with options that are `given` and have no effect.

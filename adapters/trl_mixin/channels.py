@@ -273,23 +273,21 @@ class ReplayChannel(Channel):
             option = "num_generations" if training else "num_generations_eval"
             remedy = f"put the other pairs into a copy of the row, or raise {option}"
             raise DataError(CHOSEN, problem, remedy)
-        for pair in pairs:
-            encoded = {side: upstream.encode_pair(trainer, row, getattr(pair, side)) for side in SIDES}
-            for side, (_, ids) in encoded.items():
-                if not isinstance(completion := getattr(pair, side), str):
-                    check_calls_are_shown(completion, upstream.tokenizer(trainer).decode(ids))
-            if encoded[CHOSEN] == encoded[REJECTED] and pair.chosen != pair.rejected:
+        sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+        start, encoded = upstream.encode_replayed(trainer, row, sides) if pairs else ([], [])
+        for i, (side, ids) in enumerate(zip(sides, encoded, strict=True)):
+            if not isinstance(side, str):
+                check_calls_are_shown(side, upstream.tokenizer(trainer).decode(ids))
+            if i % 2 and ids == encoded[i - 1] and side != sides[i - 1]:
                 problem = f"it differs from {REJECTED}, and their tokens are equal"
                 remedy = "set a chat template that shows what differs, or remove the pair"
                 raise DataError(CHOSEN, problem, remedy)
-            for side in SIDES:
-                length = sum(map(len, encoded[side]))
-                if limit is not None and length > limit:
-                    problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
-                    raise DataError(side, problem, "remove the pair")
+            if limit is not None and (length := len(start) + len(ids)) > limit:
+                problem = f"with the prompt it has {length} tokens, and the model takes {limit}"
+                raise DataError(SIDES[i % 2], problem, "remove the pair")
         if self._special_tokens is None:
             self._special_tokens = special_tokens(upstream.tokenizer(trainer))
-        return pair_notes(row, prompt, self._special_tokens)
+        return pair_notes(pairs, prompt, self._special_tokens)
 
     def tensors(self, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """The replay channel's part of a generation batch; S is `chosen` or `rejected`.
@@ -317,7 +315,9 @@ class ReplayChannel(Channel):
             prompts, completions = [placeholder] * len(rows), [placeholder] * len(rows)
             for i, pair in enumerate(pairs):
                 if pair is not None:
-                    prompts[i], completions[i] = upstream.encode_pair(trainer, rows[i], getattr(pair, side))
+                    prompts[i], (completions[i],) = upstream.encode_replayed(
+                        trainer, rows[i], [getattr(pair, side)]
+                    )
             whole = [start + end for start, end in zip(prompts, completions, strict=True)]
             ids, attention = upstream.pad_left(trainer, whole)
             _, mask = upstream.pad_left(trainer, completions)

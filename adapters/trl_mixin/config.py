@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from transformers import Trainer
@@ -26,7 +26,8 @@ from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
+from composer_plugins.losses.row import Loss, of_kind
+from composer_plugins.objective.options import SetBy, given_options, parameters_set
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
@@ -65,6 +66,19 @@ def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> Confi
 def option(default: Any, help: str) -> Any:
     """A dataclass field with the help text that TRL's parser shows."""
     return field(default=default, metadata={"help": help})
+
+
+class Resolved(NamedTuple):
+    """What a config asks for: the options of the channels, and each loss, looked up once."""
+
+    composer: ComposerConfig
+    policy: Choice | None  # None with policy="trl"
+    mode: str  # how our policy loss is reduced, a key of `upstream.DENOMINATORS`
+    mode_source: str  # what decided so
+    hint: Choice
+    replay: Choice
+    hints: HintSource  # where hints come from
+    set_by: Mapping[str, SetBy]  # the parameters of the policy loss that options of TRL set
 
 
 @dataclass
@@ -179,37 +193,80 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "ComposerGRPOConfig":
         # This runs before the dataclass's __init__, whose TypeError does not name the nearest option.
-        accepted = inspect.signature(cls.__init__).parameters
-        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
-            return super().__new__(cls)  # a subclass with an __init__ of its own
-        for name in kwargs:
-            if name not in accepted:
-                raise _unknown(name, accepted, kwargs)
+        accepted = inspect.getfullargspec(cls.__init__)
+        known = {*accepted.args, *accepted.kwonlyargs}
+        if accepted.varkw is None and (unknown_names := [name for name in kwargs if name not in known]):
+            raise _unknown(unknown_names[0], known, kwargs)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         raise_all(one for name in PARAMS for one in caught(partial(self._parse_json, name)))
         super().__post_init__()
-        checks = (lambda: self.composer, self.policy_choice, self.hints, self._check_fused_linear)
-        raise_all(one for check in checks for one in caught(check))  # the next checks need what these return
-        config, policy = self.composer, self.policy_choice()
-        chosen = (policy, config.choose_hint(), config.choose_replay())
-        wrong = [
-            one for choice in chosen if choice is not None for one in caught(partial(TRL.require, choice))
-        ]
+        enforce(self._findings(self.resolved))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_resolved"}
+
+    @property
+    def resolved(self) -> Resolved:
+        """What the options ask for. They are read once, and again only after one of them has been changed."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        known: tuple[dict[str, Any], Resolved] | None = vars(self).get("_resolved")
+        if known is None or known[0] != values:
+            known = self.__dict__["_resolved"] = (values, self._resolve())
+        return known[1]
+
+    def _resolve(self) -> Resolved:
+        """Read the options; one ConfigError with all that cannot be understood."""
+        wrong, composer, hints = list[ConfigError](), None, None
+        try:
+            composer = self._composer_config()
+        except ConfigError as error:
+            wrong.append(error)
+        policy, set_by = None, dict[str, SetBy]()
+        if composer is not None and composer.policy != TRL_LOSS:
+            policy = composer.choose_policy(TRL_LOSS)
+            try:
+                set_by = self._set_by(policy.loss, composer)
+            except ConfigError as error:
+                wrong.append(error)
+            values = {name: one.value for name, one in set_by.items()}
+            policy = replace(policy, params={**policy.params, **values})
+            policy = policy.with_optional("log_weights") if upstream.corrects_rollouts(self) else policy
+        try:
+            hints = self._hint_source()
+        except ConfigError as error:
+            wrong.append(error)
+        if not isinstance(self.fused_linear, bool):
+            problem = f"it is {self.fused_linear!r}"
+            wrong.append(ConfigError("fused_linear", problem, "set it to True or to False"))
+        raise_all(wrong)
+        assert composer is not None and hints is not None
+        mode, source = self._mode(policy) if policy is not None else ("", "")
+        return Resolved(
+            composer, policy, mode, source, composer.choose_hint(), composer.choose_replay(), hints, set_by
+        )
+
+    def _findings(self, found: Resolved) -> Iterator[Finding]:
+        """Yield what is wrong with the options, and what has no effect."""
+        config, policy = found.composer, found.policy
+        wrong = list[ConfigError]()
+        for choice in (policy, found.hint, found.replay):
+            wrong += caught(partial(TRL.require, choice)) if choice is not None else []
         findings = list(self._without_effect(config))
         if policy is not None:
-            wrong += self._wrong_options_beside(policy)
+            wrong += self._wrong_options_beside(policy, found.mode)
             if config.policy_weight != 0:
                 findings += self._advantage_of_the_paper(policy)
-                findings += unlikely(policy, {name: key for name, (key, _) in self._set_by(policy).items()})
+                findings += unlikely(policy, {name: one.key for name, one in found.set_by.items()})
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
             wrong.append(ConfigError("remove_unused_columns", problem, remedy))
-        wrong += [] if wrong else self._length_of_the_denominator(policy)
-        findings += [] if wrong else self._of_this_trl(config)
-        raise_all([*wrong, *caught(lambda: enforce(findings))])
+        wrong += [] if wrong else self._length_of_the_denominator(found)
+        yield from (one for error in wrong for one in Finding.all_from(error))
+        yield from findings
+        yield from () if wrong else self._of_this_trl(found)
 
     def get_process_log_level(self) -> int:
         """The log level of this process. ConfigError if a trainer without the mixin is made with this config.
@@ -235,13 +292,7 @@ class ComposerGRPOConfig(GRPOConfig):
                 problem = f"{value!r} is not JSON: {error}"
                 raise ConfigError(name, problem, 'write it as {"beta": 0.5}') from None
 
-    def _check_fused_linear(self) -> None:
-        if not isinstance(self.fused_linear, bool):
-            raise ConfigError("fused_linear", f"it is {self.fused_linear!r}", "set it to True or to False")
-
-    @property
-    def composer(self) -> ComposerConfig:
-        """The options of the three channels as a checked ComposerConfig."""
+    def _composer_config(self) -> ComposerConfig:
         values = {name: getattr(self, name) for name in ComposerConfig.model_fields if hasattr(self, name)}
         values |= {name: {} for name in PARAMS if values[name] is None}
         return ComposerConfig.parse(values, framework_loss=TRL_LOSS)
@@ -249,12 +300,11 @@ class ComposerGRPOConfig(GRPOConfig):
     @property
     def changes_loss(self) -> bool:
         """Whether the loss is not TRL's own."""
-        config = self.composer
+        config = self.resolved.composer
         own = config.policy == TRL_LOSS and config.policy_weight == 1
         return not own or config.hint_weight > 0 or config.replay_weight > 0
 
-    def hints(self) -> HintSource:
-        """Where hints come from, with its checked options."""
+    def _hint_source(self) -> HintSource:
         if self.hint_source not in HINT_SOURCES:
             raise unknown("hint_source", str(self.hint_source), HINT_SOURCES)
         values = {name: getattr(self, name) for name in RolloutOptions.model_fields}
@@ -311,9 +361,9 @@ class ComposerGRPOConfig(GRPOConfig):
             remedy = "set it to 2 or more, or dont_reprompt_on_self_success to False"
             yield Finding("warning", "num_generations_eval", problem, remedy)
 
-    def _of_this_trl(self, config: ComposerConfig) -> Iterator[Finding]:
+    def _of_this_trl(self, found: Resolved) -> Iterator[Finding]:
         """Yield what the installed version of TRL computes otherwise than the later ones."""
-        version, policy = upstream.VERSION, self.policy_choice()
+        version, config, mode = upstream.VERSION, found.composer, found.mode
         if upstream.liger_replaces_the_loss(self) and self.changes_loss:
             problem = f"TRL {version} then computes its loss with Liger, without the composer loss"
             yield Finding(
@@ -321,12 +371,12 @@ class ComposerGRPOConfig(GRPOConfig):
             )
         if upstream.counts_tokens_of_the_step():
             return
-        if policy is None:
+        if found.policy is None:
             term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
             channels = config.hint_weight > 0 or config.replay_weight > 0
             by_tokens = channels and loss_type in upstream.BY_TOKENS
         else:
-            term, (mode, _) = "KL and entropy bonus", self.policy_mode(policy)
+            term = "KL and entropy bonus"
             by_tokens = bool(self.beta or getattr(self, "entropy_coef", 0)) and mode == "token-mean"
             if self.beta and mode == "seq-mean-token-sum":
                 problem = f"with this denominator TRL {version} averages its KL over the padding too"
@@ -341,50 +391,18 @@ class ComposerGRPOConfig(GRPOConfig):
             remedy = "make them equal, or install trl 1.10 or newer"
             yield Finding("warning", "steps_per_generation", problem, remedy)
 
-    def policy_choice(self) -> Choice | None:
-        """Our policy loss with its parameters; None with policy="trl"."""
-        config = self.composer
-        if config.policy == TRL_LOSS:
-            return None
-        chosen = config.choose_policy(TRL_LOSS)
-        if upstream.corrects_rollouts(self):
-            chosen = chosen.with_optional("log_weights")
-        set_by, wrong = self._set_by(chosen), list[ConfigError]()
-        for name, (key, value) in set_by.items():
-            if name in config.policy_params and config.policy_params[name] != value:
-                problem = f"it asks for {name}={value}, and policy_params for {config.policy_params[name]}"
-                wrong.append(ConfigError(key, problem, "set one of them"))
-            default = chosen.loss.defaults[name]
-            wrong += caught(partial(chosen.loss.parameters[name].check, key, value, default))
-        raise_all(wrong)
-        return replace(
-            chosen, params={**chosen.params, **{name: value for name, (_, value) in set_by.items()}}
-        )
+    def _set_by(self, loss: Loss, composer: ComposerConfig) -> dict[str, SetBy]:
+        """The parameters of the policy loss that options of TRL set, unless they are at TRL's default."""
+        given = given_options(TRL.options, vars(self).get)
+        return parameters_set(TRL, loss, composer.policy_params, given, params_key="policy_params")
 
-    def _set_by(self, chosen: Choice) -> dict[str, tuple[str, Any]]:
-        """The parameters that options of TRL set (`frameworks.trl.LOSS_OPTIONS`): TRL's option and our value.
+    def _mode(self, choice: Choice) -> tuple[str, str]:
+        """How our policy loss is reduced, a key of `upstream.DENOMINATORS`, and what decided so.
 
-        With a loss that has no such parameter, setting one of these options is an error. A value at TRL's
-        default counts as not set, so that gspo keeps its own clip range.
+        "" for a loss_type that is no denominator.
         """
-        loss, set_by, wrong = chosen.loss, dict[str, tuple[str, Any]](), list[ConfigError]()
-        for key, option in LOSS_OPTIONS.items():
-            if not option.sets or (value := getattr(self, key)) == upstream.DEFAULTS[key]:
-                continue
-            values = option.values(loss, value)
-            if not values:
-                own = ", ".join(loss.parameters) or "none"
-                problem = f"it is not a parameter of policy={self.policy!r}"
-                remedy = f"leave it at TRL's default, and set policy_params (parameters: {own})"
-                wrong.append(ConfigError(key, problem, remedy))
-            set_by |= {name: (key, ours) for name, ours in values.items()}
-        raise_all(wrong)
-        return set_by
-
-    def policy_mode(self, choice: Choice) -> tuple[str, str]:
-        """How our policy loss is reduced (a key of `upstream.DENOMINATORS`), and what decided so."""
         if self.loss_type is not None:
-            return upstream.MODES[self.loss_type], f"set by loss_type={self.loss_type}"
+            return upstream.MODES.get(self.loss_type, ""), f"set by loss_type={self.loss_type}"
         if not choice.mode:
             default = upstream.DEFAULTS["loss_type"]
             return upstream.MODES[default], f"TRL's default, {default}: the loss names no reduction"
@@ -400,25 +418,25 @@ class ComposerGRPOConfig(GRPOConfig):
             problem += "by their standard deviation"
             yield Finding("warning", "scale_rewards", problem, "set scale_rewards='none'")
 
-    def _length_of_the_denominator(self, policy: Choice | None) -> Iterator[ConfigError]:
+    def _length_of_the_denominator(self, found: Resolved) -> Iterator[ConfigError]:
         """Yield an error where the denominator is max_completion_length, and that is None."""
-        mode = upstream.MODES.get(self.loss_type or "") if policy is None else self.policy_mode(policy)[0]
+        mode = found.mode or upstream.MODES.get(self.loss_type or "")
         if mode == upstream.MODES["dr_grpo"] and self.max_completion_length is None:
             loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
             problem = f"it is None, and {loss} divides the loss of a completion by it"
             remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
             yield ConfigError("max_completion_length", problem, remedy)
 
-    def _wrong_options_beside(self, policy: Choice) -> Iterator[ConfigError]:
+    def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[ConfigError]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
-        denominators, mode = ", ".join(upstream.MODES), ""
+        denominators = ", ".join(upstream.MODES)
         if self.loss_type not in (None, *upstream.MODES, *upstream.OTHER_LOSSES):
             yield unknown("loss_type", str(self.loss_type), upstream.MODES)
         elif self.loss_type in upstream.OTHER_LOSSES:
             problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
             remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
             yield ConfigError("loss_type", problem, remedy)
-        elif (mode := self.policy_mode(policy)[0]) not in upstream.DENOMINATORS:
+        elif mode not in upstream.DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield ConfigError("loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}

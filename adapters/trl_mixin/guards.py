@@ -2,8 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -347,8 +346,7 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
             notes = []
             for label, row in rows:
-                with _errors_of(label):
-                    notes.append(channel.check_row(trainer, row, name == "train_dataset"))
+                notes.append(_checked(channel, trainer, row, label, name == "train_dataset"))
             if not columns.is_streamed(dataset):
                 for warning in columns.warnings_of(notes, channel.name, name):
                     _warn(warning)
@@ -363,23 +361,23 @@ def check_streamed(
     if any(map(columns.is_streamed, datasets)):
         for channel in channels:
             for row in rows:
-                with _errors_of("streamed row"):
-                    channel.check_row(trainer, row, training)
+                _checked(channel, trainer, row, "streamed row", training)
+
+
+def _checked(
+    channel: DataChannel, trainer: GRPOTrainer, row: columns.Row, label: str, training: bool
+) -> list[str]:
+    """The notes of a row; its label stands before the key of its DataError."""
+    try:
+        return channel.check_row(trainer, row, training)
+    except DataError as error:
+        raise error.under(label, ", ") from None
 
 
 def _evaluated(trainer: GRPOTrainer) -> dict[str, Any]:
     """The evaluation data sets by name; a single one, and None, has the name ""."""
     datasets = trainer.eval_dataset
     return datasets if isinstance(datasets, dict) else {"": datasets}
-
-
-@contextmanager
-def _errors_of(label: str) -> Iterator[None]:
-    """Put the label of a row before the key of its DataError."""
-    try:
-        yield
-    except DataError as error:
-        raise error.under(label, ", ") from None
 
 
 def _warn(message: str) -> None:

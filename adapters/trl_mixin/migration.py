@@ -116,7 +116,7 @@ ALL_ROWS = "all completions of the batch"
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What TRL trains with these options of a ComposerGRPOConfig, whatever other keys there are."""
     options, policy = _config(table)
-    mode, _ = options.policy_mode(policy)
+    mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
     kl = None
@@ -139,7 +139,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         entropy=options.entropy_coef,
         temperature=options.temperature,
         replay_temperature=options.replay_temperature,
-        channels=channels_of(options.composer),
+        channels=channels_of(options.resolved.composer),
         denominators={
             "KL": mode,
             "entropy bonus": "the tokens of one micro-batch",
@@ -218,7 +218,7 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
         options = ComposerGRPOConfig(
             output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=size, **values
         )
-    policy = options.policy_choice()
+    policy = options.resolved.policy
     assert policy is not None
     return options, policy
 
@@ -286,5 +286,5 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps
         yield f"sync_ref_model = True: the KL's reference follows the policy every {every} steps"
-    if options.composer.hint_weight and options.hint_source != "column":
+    if options.resolved.composer.hint_weight and options.hint_source != "column":
         yield f"hint_source = {options.hint_source!r}: the others take hints from the data set alone"

@@ -48,16 +48,17 @@ class ComposerLossMixin(_Trainer):
         if not isinstance(options, ComposerGRPOConfig):
             remedy = "pass a ComposerGRPOConfig, or derive your config class from it"
             raise ConfigError("args", f"it is of type {type(options).__name__}", remedy)
-        config = self._composer = options.composer
+        asked = options.resolved
+        config = self._composer = asked.composer
         guards.check_own_policy(type(self), options)
-        choice = options.policy_choice()
         guards.warn_of_new_trl()
-        self._policy = None if choice is None else PolicyChannel(choice, *options.policy_mode(choice))
-        self._hint = self._replay = None
+        self._policy = self._hint = self._replay = None
+        if asked.policy is not None:
+            self._policy = PolicyChannel(asked.policy, asked.mode, asked.mode_source)
         if config.hint_weight > 0:
-            self._hint = HintChannel(config.choose_hint(), options.hints())
+            self._hint = HintChannel(asked.hint, asked.hints)
         if config.replay_weight > 0:
-            self._replay = ReplayChannel(config.choose_replay(), config.replay_temperature)
+            self._replay = ReplayChannel(asked.replay, config.replay_temperature)
         self._data_channels = [channel for channel in (self._hint, self._replay) if channel is not None]
         self._forward: upstream.PolicyForward | None = None
         self._reaches_loss = False  # whether _compute_loss has been called

@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -506,8 +506,10 @@ def encode_prompts(trainer: GRPOTrainer, prompts: list[Prompt]) -> list[list[int
     return trainer._tokenize_prompts(prompts)[0] if prompts else []
 
 
-def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple[list[int], list[int]]:
-    """Token ids of the row's prompt, and of a replayed completion of it with the end of sequence.
+def encode_replayed(
+    trainer: GRPOTrainer, row: Row, completions: Sequence[Completion]
+) -> tuple[list[int], list[list[int]]]:
+    """Token ids of the row's prompt, and of replayed completions of it, each with the end of sequence.
 
     Those of a conversation are what the chat template makes of it, with the tools of the row, or, if it does
     not say, those that the policy sees.
@@ -515,13 +517,14 @@ def encode_pair(trainer: GRPOTrainer, row: Row, completion: Completion) -> tuple
     prompt = row["prompt"]
     tools = tools_of(row, prompt)
     if isinstance(prompt, str):
-        if not isinstance(completion, str):
+        texts = [one for one in completions if isinstance(one, str)]
+        if len(texts) < len(completions):
             raise DataError("prompt", "it is a string, and a completion is messages", "write both alike")
-        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, completion)
+        return encode_prompts(trainer, [prompt])[0], _encode_generated(trainer, texts)
     messages = template_messages(prompt)
     tools = (_policy_tools(trainer, row) if tools is None else tools) or None
     start = _render(trainer, messages, tools, add_generation_prompt=True)
-    return start, _completion_after(trainer, start, messages, completion, tools)
+    return start, [_completion_after(trainer, start, messages, one, tools) for one in completions]
 
 
 def _policy_tools(trainer: GRPOTrainer, row: Row) -> Any:
@@ -580,15 +583,18 @@ def _completion_after(
             problem = f"its prompt ends with <{tag}>, and the completion has no </{tag}>"
             remedy = f"write it as the model does after this prompt: the reasoning, </{tag}>, the answer"
             raise DataError(error.key, problem, remedy) from None
-        return _encode_generated(trainer, text.removeprefix(opened[0]).removeprefix(f"<{tag}>"))
+        return _encode_generated(trainer, [text.removeprefix(opened[0]).removeprefix(f"<{tag}>")])[0]
 
 
-def _encode_generated(trainer: GRPOTrainer, text: str) -> list[int]:
-    """Token ids of what the model generates after a prompt, with the end of sequence."""
-    ids = tokenizer(trainer)(text, add_special_tokens=False)["input_ids"]
-    end: int = tokenizer(trainer).eos_token_id
-    ends = bool(ids) and ids[-1] in getattr(trainer, "eos_token_ids", [end])  # one before TRL 1.16
-    return ids if ends else [*ids, end]
+def _encode_generated(trainer: GRPOTrainer, texts: Iterable[str]) -> list[list[int]]:
+    """Token ids of what the model generates after a prompt, each with the end of sequence."""
+    tokenize, made = tokenizer(trainer), []
+    end: int = tokenize.eos_token_id
+    ends = getattr(trainer, "eos_token_ids", [end])  # one before TRL 1.16
+    for text in texts:
+        ids = tokenize(text, add_special_tokens=False)["input_ids"]
+        made.append(ids if ids and ids[-1] in ends else [*ids, end])
+    return made
 
 
 def pad_left(trainer: GRPOTrainer, rows: list[list[int]]) -> tuple[Tensor, Tensor]:

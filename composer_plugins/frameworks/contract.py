@@ -4,7 +4,7 @@ Everything that needs such a fact reads it here: an adapter, the doctor, `migrat
 the pages. "Option X of framework U is parameter Y of loss L" is an `Option` with a `Sets`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -161,9 +161,9 @@ class Framework:
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
             raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
 
-    def options_of(self, kind: Kind) -> Iterator[Option]:
+    def options_of(self, kind: Kind) -> list[Option]:
         """The options that concern losses of this kind."""
-        return (one for one in self.options if one.kind == kind)
+        return [one for one in self.options if one.kind == kind]
 
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""

@@ -45,10 +45,10 @@ def parameters_set(
 ) -> dict[str, SetBy]:
     """The parameters of a loss that the framework's own options set, each with its option.
 
-    `given` has the options that are not at their default (`given_options`), whose keys are below `table`, and
-    `params` the parameters that the user has named, whose keys are below `params_key`. Raises ConfigError, at
-    the framework's key, for an option that the loss does not have, for one that `params` contradict, and for a
-    value out of its range.
+    `given` has the options that are not at their default (`given_options`), whose keys are below `table`.
+    `params` are the parameters that the user has named, whose keys are below `params_key`. Raises
+    ConfigError, at the framework's key, for an option that the loss does not have, for one that `params`
+    contradict, and for a value out of its range.
     """
     found, wrong = dict[str, SetBy](), list[ConfigError]()
     for option in framework.options_of(loss.kind):

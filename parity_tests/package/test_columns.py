@@ -9,6 +9,7 @@ from composer_plugins.columns import (
     hint_notes,
     hint_of,
     pair_notes,
+    pairs_of,
     special_tokens,
     template_messages,
     tools_of,
@@ -47,24 +48,32 @@ def test_a_hint_that_is_a_number_is_an_error() -> None:
 
 def test_the_notes_of_pairs_leave_out_those_with_a_weight_of_0() -> None:
     row = {"chosen": ["a", "b", "c"], "rejected": ["a", "b", [{"role": "assistant", "content": "<end>d"}]]}
-    assert pair_notes(row, ASKED, ["<end>"]) == ["pair", "equal", "pair", "equal", "pair", "token '<end>'"]
-    assert pair_notes(row | {"n_teachers_agreeing": [1, 0, 0]}, ASKED, ["<end>"]) == ["pair", "equal"]
-    assert pair_notes({"chosen": None}, ASKED, ["<end>"]) == []
+    assert pair_notes(pairs_of(row), ASKED, ["<end>"]) == [
+        "pair",
+        "equal",
+        "pair",
+        "equal",
+        "pair",
+        "token '<end>'",
+    ]
+    assert pair_notes(pairs_of(row | {"n_teachers_agreeing": [1, 0, 0]}), ASKED, ["<end>"]) == [
+        "pair",
+        "equal",
+    ]
+    assert pair_notes(pairs_of({"chosen": None}), ASKED, ["<end>"]) == []
 
 
 def test_a_tool_call_is_the_text_of_a_side_without_content() -> None:
     def call(path: str) -> list[dict[str, Any]]:
         return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": path}}]}]
 
-    assert pair_notes({"chosen": call("a"), "rejected": call("b")}, ASKED, []) == ["pair"]
-    assert pair_notes({"chosen": call("a"), "rejected": call("a")}, ASKED, []) == ["pair", "equal"]
-    assert pair_notes({"chosen": call("<end>"), "rejected": call("b")}, ASKED, ["<end>"])[1:] == [
+    assert pair_notes(pairs_of({"chosen": call("a"), "rejected": call("b")}), ASKED, []) == ["pair"]
+    assert pair_notes(pairs_of({"chosen": call("a"), "rejected": call("a")}), ASKED, []) == ["pair", "equal"]
+    assert pair_notes(pairs_of({"chosen": call("<end>"), "rejected": call("b")}), ASKED, ["<end>"])[1:] == [
         "token '<end>'"
     ]
     with pytest.raises(DataError, match="rejected: it is empty"):
-        pair_notes(
-            {"chosen": call("a"), "rejected": [{"role": "assistant", "content": "", **NO_CALLS}]}, ASKED, []
-        )
+        pairs_of({"chosen": call("a"), "rejected": [{"role": "assistant", "content": "", **NO_CALLS}]})
 
 
 @pytest.mark.parametrize("prompt", [" 1+1? ", [{"role": "system", "content": "Add."}, *ASKED]])
@@ -81,10 +90,12 @@ def test_a_pair_repeats_its_prompt_where_both_sides_begin_with_it(
     prompt: Any, chosen: str, rejected: str, notes: list[str]
 ) -> None:
     row = {"chosen": chosen, "rejected": rejected}
-    assert pair_notes(row, prompt, []) == notes
+    assert pair_notes(pairs_of(row), prompt, []) == notes
     sides = {name: [{"role": "assistant", "content": text}] for name, text in row.items()}
-    assert pair_notes(sides, prompt, []) == notes
-    assert pair_notes(row, [{"role": "system", "content": "Add."}], []) == ["pair"]  # nothing was asked
+    assert pair_notes(pairs_of(sides), prompt, []) == notes
+    assert pair_notes(pairs_of(row), [{"role": "system", "content": "Add."}], []) == [
+        "pair"
+    ]  # nothing was asked
 
 
 def test_messages_for_a_template_have_no_key_that_is_none() -> None:
@@ -100,7 +111,7 @@ def test_text_beside_a_tool_call_is_kept_and_counts() -> None:
     call = {"function": {"name": "f", "arguments": {}}}
     said, silent = ({"role": "assistant", "content": text, "tool_calls": [call]} for text in ("a", None))
     assert [m["content"] for m in template_messages([said, silent])] == ["a", ""]
-    assert pair_notes({"chosen": [said], "rejected": [silent]}, ASKED, []) == ["pair"]
+    assert pair_notes(pairs_of({"chosen": [said], "rejected": [silent]}), ASKED, []) == ["pair"]
     (blocks,) = template_messages([{"role": "user", "content": [{"type": "text", "text": "b"}]}])
     assert blocks["content"] == "b"
 

@@ -117,11 +117,11 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
         loss = upstream.policy_loss(trainer, logprobs, torch.zeros_like(logprobs), inputs)
         return torch.autograd.grad(loss, logprobs)[0]
     assert isinstance(options, ComposerGRPOConfig)
-    choice = options.policy_choice()
+    choice = options.resolved.policy
     assert choice is not None
     instance = object.__new__(ComposerGRPOTrainer)
-    channel = PolicyChannel(choice, *options.policy_mode(choice))
-    instance.__dict__ |= vars(trainer) | {"_composer": options.composer, "_policy": channel}
+    channel = PolicyChannel(choice, options.resolved.mode, options.resolved.mode_source)
+    instance.__dict__ |= vars(trainer) | {"_composer": options.resolved.composer, "_policy": channel}
     instance.__dict__ |= {"_hint": None, "_replay": None, "_forward": None}
     forward = (logprobs, torch.zeros_like(logprobs), None)
     own = GRPOTrainer._get_per_token_logps_and_entropies

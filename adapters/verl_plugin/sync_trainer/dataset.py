@@ -116,7 +116,7 @@ class RowCheck:
                 self.prompts.check_length(longest, "prompt + hint + data.max_response_length")
                 found["hint"] += ["same"] if ids == self.prompts.ids(messages) else []
         if "replay" in self.channels:
-            for pair in pairs_of(row):
+            for pair in (pairs := pairs_of(row)):
                 self.prompts.completion(messages, pair.chosen, row)
                 self.prompts.completion(messages, pair.rejected, row)
-            found["replay"] = columns.pair_notes(row, messages, self.special_tokens)
+            found["replay"] = columns.pair_notes(pairs, messages, self.special_tokens)

@@ -64,11 +64,17 @@ def config(**options: Any) -> ComposerGRPOConfig:
             for policy in ("trl", "gspo")
         ),
         ({"policy": "grpo", "importance_sampling_level": "sequence"}, "set policy='gspo'"),
-        ({"policy": "dppo_tv", "epsilon": 0.1}, "epsilon: it is not a parameter of policy='dppo_tv'"),
-        ({"policy": "gspo_token", "delta": 2.0}, "delta: it is not a parameter of policy='gspo_token'"),
+        (
+            {"policy": "dppo_tv", "epsilon": 0.1},
+            "epsilon: it is 0.1, and it has no effect on the policy 'dppo_tv'",
+        ),
+        (
+            {"policy": "gspo_token", "delta": 2.0},
+            "delta: it is 2.0, and it has no effect on the policy 'gspo_token'",
+        ),
         (
             {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
-            "epsilon_high: it asks for clip_high=0.3, and policy_params for 0.4",
+            "epsilon_high: it is 0.3, which sets clip_high to 0.3, and policy_params.clip_high is 0.4",
         ),
         ({"policy": "dppo_tv", "use_vllm": True}, "vllm_importance_sampling_correction: "),
         ({"hint_weight": 1.0, "remove_unused_columns": True}, "remove_unused_columns: it is True"),
@@ -403,10 +409,10 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Any) -> None:
     words = ["--config", str(yaml), "--output_dir", str(tmp_path), "--hint_weight", "0.7"]
     words += ["--replay_params", '{"beta": 0.3}', "--loss_type", "dr_grpo"]
     (made,) = ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
-    assert made.policy_choice().params == {"clip_high": 0.28}
-    assert (made.composer.hint_weight, made.loss_type) == (0.7, "dr_grpo")
-    assert made.composer.hint_params == {"beta": 0.1}
-    assert made.composer.replay_params == {"beta": 0.3}
+    assert made.resolved.policy.params == {"clip_high": 0.28}
+    assert (made.resolved.composer.hint_weight, made.loss_type) == (0.7, "dr_grpo")
+    assert made.resolved.composer.hint_params == {"beta": 0.1}
+    assert made.resolved.composer.replay_params == {"beta": 0.3}
 
 
 def test_an_option_of_a_channel_without_a_weight_is_a_warning() -> None:
@@ -422,12 +428,12 @@ def test_an_option_of_a_channel_without_a_weight_is_a_warning() -> None:
 
 
 def test_trls_clip_options_reach_our_kernel() -> None:
-    assert config(policy="grpo").policy_choice().params == {}
-    params = config(policy="gspo", epsilon=0.001).policy_choice().params
+    assert config(policy="grpo").resolved.policy.params == {}
+    params = config(policy="gspo", epsilon=0.001).resolved.policy.params
     assert params == {"clip_low": 0.001, "clip_high": 0.001}
-    params = config(policy="grpo", epsilon=10.0).policy_choice().params  # TRL's settings for DeepSeek-R1
+    params = config(policy="grpo", epsilon=10.0).resolved.policy.params  # TRL's settings for DeepSeek-R1
     assert params == {"clip_low": 10.0, "clip_high": 10.0}
-    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).policy_choice().params
+    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).resolved.policy.params
     assert made == {"clip_high": 0.28, "ratio_cap": 2.0}
 
 

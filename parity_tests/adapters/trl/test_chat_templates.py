@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from composer_plugins.adapters.trl_mixin.upstream import encode_pair
+from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.errors import DataError
 from parity_tests.support import tiny
 
@@ -32,7 +32,7 @@ def with_template(template: str, **options: Any) -> Any:
 
 def text_of(made: Any, completion: Any) -> str:
     """The completion after QUESTION, as the tokens say it."""
-    return made.processing_class.decode(encode_pair(made, {"prompt": QUESTION}, completion)[1])
+    return made.processing_class.decode(encode_replayed(made, {"prompt": QUESTION}, [completion])[1][0])
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_another_template_that_rewrites_the_prompt_names_trls_remedy(opens: Any)
         with pytest.raises(
             DataError, match=r"set processing_class.chat_template .*get_training_chat_template"
         ):
-            encode_pair(made, {"prompt": QUESTION}, completion)[1]
+            encode_replayed(made, {"prompt": QUESTION}, [completion])[1][0]
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen3_5_think"])

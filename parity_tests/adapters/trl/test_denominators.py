@@ -162,8 +162,8 @@ def test_trls_kl_has_the_denominator_of_our_policy(tmp_path: Path, loss_type: st
 def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
     config = ComposerGRPOConfig(output_dir="out", use_cpu=True, bf16=False)
     gspo = replace(config, policy="gspo", generation_batch_size=None)
-    choice = gspo.policy_choice()
-    assert choice is not None and gspo.policy_mode(choice)[0] == "seq-mean-token-mean"
+    choice = gspo.resolved.policy
+    assert choice is not None and gspo.resolved.mode == "seq-mean-token-mean"
 
 
 def test_without_a_policy_of_ours_loss_type_is_trls() -> None:

@@ -38,16 +38,16 @@ def test_a_dialect_trains_as_trls_own_loss_type(policy: str, theirs: dict[str, A
 def test_a_dialect_of_another_upstream_has_that_upstreams_denominator() -> None:
     """verl divides by tokens unless loss_agg_mode is set."""
     made = config(policy="grpo@verl")
-    assert made.policy_mode(made.policy_choice()) == ("token-mean", "as in verl: loss_type is not set")
+    assert made.resolved[2:4] == ("token-mean", "as in verl: loss_type is not set")
 
 
 def test_a_parameter_of_ones_own_stands_over_the_dialects() -> None:
     with pytest.warns(ComposerWarning, match="policy_params.clip_high: .* caps every weight at 0.2, so"):
         made = config(policy="cispo@trl")
-    assert made.policy_choice().params == {"clip_high": -0.8}
+    assert made.resolved.policy.params == {"clip_high": -0.8}
     made = config(policy="cispo@trl", policy_params={"clip_high": 4.0})
-    assert made.policy_choice().params == {"clip_high": 4.0}
-    assert config(policy="grpo@trl", epsilon_high=0.28).policy_choice().params["clip_high"] == 0.28
+    assert made.resolved.policy.params == {"clip_high": 4.0}
+    assert config(policy="grpo@trl", epsilon_high=0.28).resolved.policy.params["clip_high"] == 0.28
 
 
 def test_a_loss_that_trl_cannot_run_is_refused() -> None:

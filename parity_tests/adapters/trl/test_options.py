@@ -111,15 +111,19 @@ def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> Non
         sets = LOSS_OPTIONS[name].values(loss, value)
         options = {"policy": loss.name, "policy_params": params, name: value}
         if not sets:
-            message = f"{name}: it is not a parameter of policy='{loss.name}'"
+            message = (
+                f"{name}: it is {value}, and it has no effect on the policy '{loss.name}', which has no such"
+            )
             with pytest.raises(ConfigError, match=re.escape(message)):
                 config(**options)
             continue
-        assert config(**options).policy_choice().params == {**(params or {}), **sets}
+        assert config(**options).resolved.policy.params == {**(params or {}), **sets}
         for parameter in sets:
             other = 1.7 if parameter == "ratio_cap" else 0.9
             options["policy_params"] = {**(params or {}), parameter: other}
-            with pytest.raises(ConfigError, match=f"{name}: it asks for {parameter}=.*set one of them"):
+            with pytest.raises(
+                ConfigError, match=f"{name}: it is .*, which sets {parameter} to .*; set one of them"
+            ):
                 config(**options)
 
 
@@ -127,7 +131,7 @@ def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> Non
 def test_an_option_at_trls_default_counts_as_not_set(name: str) -> None:
     default = upstream.DEFAULTS[name]
     for policy in ("gspo", "reinforce"):
-        assert config(policy=policy, **{name: default}).policy_choice().params == {}
+        assert config(policy=policy, **{name: default}).resolved.policy.params == {}
 
 
 def test_a_parameter_out_of_its_range_names_trls_option() -> None:
@@ -221,12 +225,12 @@ def test_an_adaptive_entropy_bonus_beside_a_sum_over_tokens_is_refused() -> None
 
 @pytest.mark.parametrize("policy", ["gspo", "luspo"])
 def test_the_sequence_level_is_accepted_where_the_policy_has_it(policy: str) -> None:
-    assert config(policy=policy, **SEQUENCE).policy_choice().params == {}
+    assert config(policy=policy, **SEQUENCE).resolved.policy.params == {}
 
 
 def test_vespo_takes_vllms_weights_into_the_weight_of_the_sequence_as_trl_does() -> None:
     """vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do."""
-    choice = config(policy="vespo@trl", **VLLM).policy_choice()
+    choice = config(policy="vespo@trl", **VLLM).resolved.policy
     theirs = tiny.trainer(num_iterations=2, loss_type="vespo")
     ours = tiny.trainer(num_iterations=2, policy="vespo@trl")
     inputs = off_policy_batch(theirs)

@@ -130,7 +130,7 @@ def both(made: Any, index: int, mine: slice, everything: dict[str, Any]) -> tupl
     """The teacher's prompts and the rows with a hint, from our trainer and from TRL's builder."""
     rows, ids = everything["rows"], everything["completion_ids"]
     batch = {"completion_ids": ids[mine], "completion_mask": (ids[mine] != 0).long()}
-    own = made.args.hints()
+    own = made.args.resolved.hints
     accelerator = made.accelerator
     patch = pytest.MonkeyPatch()
     with patch.context() as patched, warnings.catch_warnings():
@@ -427,4 +427,4 @@ def test_a_demonstration_has_no_padding(made: Any) -> None:
     ids = torch.tensor([[5, 6, 0, 0], [0, 7, 8, 0]])
     words = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
     theirs = SimpleNamespace(processing_class=words)
-    assert made.args.hints()._texts(theirs, ids) == ["[5, 6]", "[7, 8]"]
+    assert made.args.resolved.hints._texts(theirs, ids) == ["[5, 6]", "[7, 8]"]
