@@ -28,6 +28,7 @@ from composer_plugins.columns import (
 )
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
+from composer_plugins.frameworks.trl import DENOMINATORS
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -90,11 +91,11 @@ class PolicyChannel(Channel):
     """A policy loss of ours, on the log-probabilities of TRL's own forward pass."""
 
     name = "policy"
-    mode: str  # how it is reduced: a key of upstream.DENOMINATORS
+    mode: str  # how it is reduced: a key of DENOMINATORS
     source: str  # where the mode comes from: "set by loss_type=grpo", "as in the paper"
 
     def __post_init__(self) -> None:
-        self.denominator = f"{upstream.DENOMINATORS[self.mode]} ({self.source})"
+        self.denominator = f"{DENOMINATORS[self.mode]} ({self.source})"
 
     def loss(self, trainer: GRPOTrainer, inputs: dict[str, Any], forward: upstream.PolicyForward) -> Tensor:
         """The policy loss of one micro-batch. It is added to what TRL returns for zero advantages."""

@@ -23,7 +23,16 @@ from composer_plugins.config import ComposerConfig, first_error, unknown_option,
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
 from composer_plugins.frameworks.registry import counterpart
-from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
+from composer_plugins.frameworks.trl import (
+    BY_TOKENS,
+    DENOMINATORS,
+    LOSS_OPTIONS,
+    MODES,
+    OTHER_LOSSES,
+    SEQUENCE_LEVEL,
+    TOKEN_WEIGHTS,
+    TRL,
+)
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
@@ -73,7 +82,7 @@ class Resolved(NamedTuple):
 
     composer: ComposerConfig
     policy: Choice | None  # None with policy="trl"
-    mode: str  # how our policy loss is reduced, a key of `upstream.DENOMINATORS`
+    mode: str  # how our policy loss is reduced, a key of `DENOMINATORS`
     mode_source: str  # what decided so
     hint: Choice
     replay: Choice
@@ -374,7 +383,7 @@ class ComposerGRPOConfig(GRPOConfig):
         if found.policy is None:
             term, loss_type = "policy loss", self.loss_type or upstream.DEFAULTS["loss_type"]
             channels = config.hint_weight > 0 or config.replay_weight > 0
-            by_tokens = channels and loss_type in upstream.BY_TOKENS
+            by_tokens = channels and loss_type in BY_TOKENS
         else:
             term = "KL and entropy bonus"
             by_tokens = bool(self.beta or getattr(self, "entropy_coef", 0)) and mode == "token-mean"
@@ -397,15 +406,15 @@ class ComposerGRPOConfig(GRPOConfig):
         return parameters_set(TRL, loss, composer.policy_params, given, params_key="policy_params")
 
     def _mode(self, choice: Choice) -> tuple[str, str]:
-        """How our policy loss is reduced, a key of `upstream.DENOMINATORS`, and what decided so.
+        """How our policy loss is reduced, a key of `DENOMINATORS`, and what decided so.
 
         "" for a loss_type that is no denominator.
         """
         if self.loss_type is not None:
-            return upstream.MODES.get(self.loss_type, ""), f"set by loss_type={self.loss_type}"
+            return MODES.get(self.loss_type, ""), f"set by loss_type={self.loss_type}"
         if not choice.mode:
             default = upstream.DEFAULTS["loss_type"]
-            return upstream.MODES[default], f"TRL's default, {default}: the loss names no reduction"
+            return MODES[default], f"TRL's default, {default}: the loss names no reduction"
         source = "its attribute mode" if choice.is_import_path else f"as in {choice.upstream or 'the paper'}"
         return choice.mode, f"{source}: loss_type is not set"
 
@@ -420,8 +429,8 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def _length_of_the_denominator(self, found: Resolved) -> Iterator[ConfigError]:
         """Yield an error where the denominator is max_completion_length, and that is None."""
-        mode = found.mode or upstream.MODES.get(self.loss_type or "")
-        if mode == upstream.MODES["dr_grpo"] and self.max_completion_length is None:
+        mode = found.mode or MODES.get(self.loss_type or "")
+        if mode == MODES["dr_grpo"] and self.max_completion_length is None:
             loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
             problem = f"it is None, and {loss} divides the loss of a completion by it"
             remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
@@ -429,14 +438,14 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[ConfigError]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
-        denominators = ", ".join(upstream.MODES)
-        if self.loss_type not in (None, *upstream.MODES, *upstream.OTHER_LOSSES):
-            yield unknown("loss_type", str(self.loss_type), upstream.MODES)
-        elif self.loss_type in upstream.OTHER_LOSSES:
+        denominators = ", ".join(MODES)
+        if self.loss_type not in (None, *MODES, *OTHER_LOSSES):
+            yield unknown("loss_type", str(self.loss_type), MODES)
+        elif self.loss_type in OTHER_LOSSES:
             problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
             remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
             yield ConfigError("loss_type", problem, remedy)
-        elif mode not in upstream.DENOMINATORS:
+        elif mode not in DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield ConfigError("loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
@@ -444,9 +453,7 @@ class ComposerGRPOConfig(GRPOConfig):
             if mode == "token-sum" and getattr(self, key, False):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
                 yield ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
-        sequence = (
-            self.importance_sampling_level == "sequence" and policy.loss.name in upstream.SEQUENCE_LEVEL
-        )
+        sequence = self.importance_sampling_level == "sequence" and policy.loss.name in SEQUENCE_LEVEL
         if self.importance_sampling_level != "token" and not sequence:
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"
@@ -454,7 +461,7 @@ class ComposerGRPOConfig(GRPOConfig):
         corrected = upstream.corrects_rollouts(self)
         if corrected and "log_weights" in policy.optional:
             weights = self.vllm_importance_sampling_mode
-            if weights not in upstream.TOKEN_WEIGHTS:
+            if weights not in TOKEN_WEIGHTS:
                 problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
                 yield ConfigError("vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
         if corrected and "rollout_logprobs" in policy.loss.needs:

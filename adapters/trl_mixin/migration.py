@@ -13,7 +13,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.frameworks.trl import LOSS_OPTIONS
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES, MODES, OF_MODES, SEQUENCE_LEVEL, TRL
 from composer_plugins.losses.choosing import (
     Choice,
     choose,
@@ -35,17 +35,6 @@ from composer_plugins.migration import (
     not_understood,
 )
 
-# The row of the catalogue that TRL's loss_type is, where importance_sampling_level is "token" and "sequence".
-OWN_LOSSES = {
-    "grpo": ("grpo@trl", "gspo@trl"),
-    "bnpo": ("grpo@trl", "gspo@trl"),
-    "dr_grpo": ("dr_grpo@trl", "gspo@trl"),
-    "dapo": ("dapo@trl", "gspo@trl"),
-    "luspo": ("grpo@trl", "luspo@trl"),
-    "cispo": ("cispo@trl", None),
-    "sapo": ("sapo@trl", None),
-    "vespo": ("vespo@trl", "vespo@trl"),
-}
 # vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.
 WEIGHTS = {
     "token_truncate": ("tis", "token"),
@@ -123,7 +112,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     if options.beta:
         name, level = "k3@trl", {}
         if options.use_bias_correction_kl:
-            by_sequence = policy.loss.name in upstream.SEQUENCE_LEVEL
+            by_sequence = policy.loss.name in SEQUENCE_LEVEL
             name, level = "k3_corrected@trl", {"level": "sequence" if by_sequence else "token"}
         kl = KL(choose("kl", name, level), options.beta)
     return Objective(
@@ -162,8 +151,8 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     """Options of ComposerGRPOConfig for this objective, as far as TRL can run it."""
     policy = objective.policy
     table = named_policy(objective)
-    if objective.mode in upstream.LOSS_TYPES:
-        table["loss_type"] = upstream.LOSS_TYPES[objective.mode]
+    if objective.mode in OF_MODES:
+        table["loss_type"] = OF_MODES[objective.mode]
     if objective.length is not None:
         table["max_completion_length"] = int(objective.length)
     if objective.advantage is not None and objective.advantage.loss.name in ("grpo", "dr_grpo"):
@@ -227,16 +216,15 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     """The options with which our policy loss is the one that TRL's own options name."""
     kind = values.get("loss_type") or upstream.DEFAULTS["loss_type"]
     level = values.get("importance_sampling_level", "token")
-    by_sequence = level == "sequence"
-    name = OWN_LOSSES[kind][by_sequence] if kind in OWN_LOSSES else None
-    if name is None or level not in ("token", "sequence"):
+    name = TRL.row_of(loss_type=kind, importance_sampling_level=level)
+    if name is None:
         problem = f"with importance_sampling_level={level!r}, {kind!r} is not a loss of the catalogue"
-        raise ConfigError("loss_type", problem, f"set one of {', '.join(OWN_LOSSES)}")
+        raise ConfigError("loss_type", problem, f"set one of {', '.join(LOSS_TYPES)}")
     ours = name.partition("@")[0]
     return {
         "policy": name,
-        "loss_type": kind if kind in upstream.MODES else None,
-        "importance_sampling_level": "sequence" if ours in upstream.SEQUENCE_LEVEL else "token",
+        "loss_type": kind if kind in MODES else None,
+        "importance_sampling_level": "sequence" if ours in SEQUENCE_LEVEL else "token",
     }
 
 

@@ -16,6 +16,7 @@ from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeig
 from composer_plugins.columns import template_messages
 from composer_plugins.diagnosis import log_info
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import OF_MODES, SEQUENCE_LEVEL
 from composer_plugins.kernels.composer import composer
 
 # The mixin works in front of any GRPOTrainer, so at run time it has no base of its own.
@@ -83,10 +84,8 @@ class ComposerLossMixin(_Trainer):
         guards.check_tools(self)
         self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
-            self.loss_type = upstream.LOSS_TYPES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
-            if (
-                self._policy.choice.loss.name in upstream.SEQUENCE_LEVEL
-            ):  # the ratio by which TRL may weigh its KL
+            self.loss_type = OF_MODES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
+            if self._policy.choice.loss.name in SEQUENCE_LEVEL:  # the ratio by which TRL may weigh its KL
                 self.importance_sampling_level = "sequence"
         if self._hint is not None:
             self._hint.from_environment = environments_with_hints(self, self._hint.source)

@@ -90,33 +90,7 @@ SINCE = {
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
 
-# The values of `loss_type` that are a denominator of the one clipped loss, and the aggregation mode of each.
-# "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
-MODES = {
-    "grpo": "seq-mean-token-mean",
-    "bnpo": "bnpo",
-    "dr_grpo": "seq-mean-token-sum-norm",
-    "dapo": "token-mean",
-    "luspo": "seq-mean-token-sum",
-}
-LOSS_TYPES = {mode: loss_type for loss_type, mode in MODES.items()}  # "token-sum" has none, and no KL
-OTHER_LOSSES = ("cispo", "sapo", "vespo")  # values of `loss_type` that are losses of their own
-BY_TOKENS = ("dapo", "cispo", "vespo")  # values of `loss_type` whose denominator is a number of tokens
 
-DENOMINATORS = {
-    "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
-    "bnpo": "the mean over the tokens of one micro-batch",
-    "seq-mean-token-sum-norm": "the mean over completions of their sum over tokens / max_completion_length",
-    "token-mean": "the mean over all tokens of the whole batch",
-    "seq-mean-token-sum": "the mean over completions of the sum over their tokens",
-    "token-sum": "the sum over all tokens of the whole batch",
-}
-
-
-SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
-
-# The values of `vllm_importance_sampling_mode` with one weight per token, which VESPO's weight is made of.
-TOKEN_WEIGHTS = ("token_truncate", "token_mask")
 MIN_WEIGHT = 1e-8  # below it TRL takes no logarithm of a weight
 
 # The end of a prompt that opens a tag for the model, as DeepSeek-R1's "<think>\n". Its template drops the

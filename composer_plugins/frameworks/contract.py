@@ -111,6 +111,13 @@ class Option:
         return {name: one.ours(value) for name, one in parameters_of(self.sets, loss).items()}
 
 
+class NamedLoss(NamedTuple):
+    """A loss as a framework names it: the options that choose it, and its row or dialect here."""
+
+    row: str
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """One framework. The modules of its adapter are named, because importing them may load the framework."""
@@ -119,6 +126,8 @@ class Framework:
     title: str  # in prose: "TRL"
     summary: str = ""
     path: str = ""  # of its adapter, "module:object", what a user imports; "" where there is none
+    losses: tuple[NamedLoss, ...] = ()
+    denominators: Mapping[str, str] = field(default_factory=dict)  # its names of ours, the aggregation modes
     options: tuple[Option, ...] = ()
     # Other names of parameters: of its other trainers, its functions, its earlier releases.
     names: Mapping[str, tuple[Sets, ...]] = field(default_factory=dict)
@@ -160,6 +169,15 @@ class Framework:
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
             raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
+
+    def row_of(self, **options: Any) -> str | None:
+        """The row of the loss that these options choose; None if it is not one of the catalogue's."""
+        return next((one.row for one in self.losses if one.options == options), None)
+
+    def parameters(self, loss: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a loss that options set at these values, without a check; the later one wins."""
+        options = [one for one in self.options_of(loss.kind) if one.key in given]
+        return {name: x for one in options for name, x in one.values(loss, given[one.key]).items()}
 
     def options_of(self, kind: Kind) -> list[Option]:
         """The options that concern losses of this kind."""

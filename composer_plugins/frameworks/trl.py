@@ -1,6 +1,35 @@
 """TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
 
-from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, Option, Sets
+from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, NamedLoss, Option, Sets
+
+# TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
+# divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
+LOSS_TYPES: dict[str, tuple[str, str | None, str]] = {
+    "grpo": ("grpo@trl", "gspo@trl", "seq-mean-token-mean"),
+    "bnpo": ("grpo@trl", "gspo@trl", "bnpo"),
+    "dr_grpo": ("dr_grpo@trl", "gspo@trl", "seq-mean-token-sum-norm"),
+    "dapo": ("dapo@trl", "gspo@trl", "token-mean"),
+    "luspo": ("grpo@trl", "luspo@trl", "seq-mean-token-sum"),
+    "cispo": ("cispo@trl", None, "token-mean"),
+    "sapo": ("sapo@trl", None, "seq-mean-token-mean"),
+    "vespo": ("vespo@trl", "vespo@trl", "token-mean"),
+}
+OTHER_LOSSES = ("cispo", "sapo", "vespo")  # losses of their own, and no denominator of the clipped one
+BY_TOKENS = ("dapo", "cispo", "vespo")  # whose denominator is a number of tokens of the whole batch
+# The values of loss_type that are only a denominator, and the aggregation mode of each.
+MODES = {name: mode for name, (_, _, mode) in LOSS_TYPES.items() if name not in OTHER_LOSSES}
+OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none, and no KL
+SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
+# The values of vllm_importance_sampling_mode with one weight per token, which VESPO's weight is made of.
+TOKEN_WEIGHTS = ("token_truncate", "token_mask")
+DENOMINATORS = {
+    "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
+    "bnpo": "the mean over the tokens of one micro-batch",
+    "seq-mean-token-sum-norm": "the mean over completions of their sum over tokens / max_completion_length",
+    "token-mean": "the mean over all tokens of the whole batch",
+    "seq-mean-token-sum": "the mean over completions of the sum over their tokens",
+    "token-sum": "the sum over all tokens of the whole batch",
+}
 
 # The losses that clip the ratio, and those with a second clip above it.
 CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
@@ -97,6 +126,13 @@ TRL = Framework(
     title="TRL",
     path="composer_plugins.adapters.trl_mixin:ComposerGRPOTrainer",
     summary="TRL's GRPOTrainer with any policy loss, a hint channel and a replay channel",
+    losses=tuple(
+        NamedLoss(row, {"loss_type": name, "importance_sampling_level": level})
+        for name, rows in LOSS_TYPES.items()
+        for level, row in zip(("token", "sequence"), rows, strict=False)
+        if row is not None
+    ),
+    denominators={name: mode for name, (_, _, mode) in LOSS_TYPES.items()},
     options=OPTIONS,
     names=NAMES,
     elsewhere={

@@ -25,7 +25,6 @@ from composer_plugins import migration
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
-from composer_plugins.adapters.trl_mixin.migration import OWN_LOSSES
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
@@ -33,6 +32,7 @@ from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.frameworks.registry import running
+from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
@@ -227,7 +227,7 @@ def policies() -> Iterator[Loss]:
 
 def own_tables() -> Iterator[Case]:
     """Configs of the frameworks' own losses, at their defaults and with a changed clip."""
-    for kind, levels in OWN_LOSSES.items():
+    for kind, (*levels, _) in LOSS_TYPES.items():
         for level, row in zip(("token", "sequence"), levels, strict=True):
             if row is not None:
                 table: dict[str, Any] = {

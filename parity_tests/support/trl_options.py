@@ -15,9 +15,9 @@ from typing import Any
 
 from trl import GRPOConfig, GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
 from composer_plugins.frameworks.registry import called
-from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, OF_MODES, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import (
@@ -196,7 +196,7 @@ def _dialect(loss: Loss) -> str:
 
 
 def _denominator(mode: str) -> str:
-    return f"`{upstream.LOSS_TYPES[mode]}`" if mode in upstream.LOSS_TYPES else "a sum"
+    return f"`{OF_MODES[mode]}`" if mode in OF_MODES else "a sum"
 
 
 def _scores(average: bool) -> str:

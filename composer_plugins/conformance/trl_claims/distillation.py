@@ -81,7 +81,7 @@ def sdpo_policy(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     )
     theirs = upstream_distillation.sdpo_policy_loss(trainer, logits, old, advantages, mask)
     read = torch.log_softmax(logits, -1)[..., 0]
-    token = kernel("policy", ROWS[loss_type, level][0])(read, old, advantages, mask)
+    token = kernel("policy", ROWS[loss_type, level])(read, old, advantages, mask)
     ours = reduced("bnpo" if loss_type == "dapo" else loss_type, token.loss, mask, Options())
     largest = float(token.loss.detach().abs().max()) * 8  # logs of as much as 4
     yield from with_gradients(ours, theirs, logprobs, terms=mask.numel(), magnitude=largest)
@@ -171,7 +171,7 @@ CLAIMS = [
     Claim("divergence", "jsd", "SDPOTrainer full_logits, per token", Place(names.SDPO), sdpo_per_token),
     *(
         Claim(
-            *("policy", ROWS[kind, level][0], f"SDPOTrainer {kind}" + ", sequence" * (level == "sequence")),
+            *("policy", ROWS[kind, level], f"SDPOTrainer {kind}" + ", sequence" * (level == "sequence")),
             Place(
                 names.SDPO,
                 {"loss_type": kind} | ({"importance_sampling_level": level} if level == "sequence" else {}),

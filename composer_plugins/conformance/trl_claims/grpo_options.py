@@ -37,8 +37,8 @@ class Options:
 
 
 DRAWN: dict[str, list[Any]] = {
-    "epsilon_low": [0.1, 0.2],
-    "epsilon_high": [0.2, 1.3, 5.0],
+    "epsilon_low": [0.01, 0.1, 0.7],
+    "epsilon_high": [0.02, 0.2, 1.3, 5.0],
     "delta": [None, 1.5, 4.0],
     "sapo_temperature_pos": [1.0, 0.7],
     "sapo_temperature_neg": [1.05, 0.3],

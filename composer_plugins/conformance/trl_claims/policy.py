@@ -18,47 +18,29 @@ from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import names, upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options, draw_options
+from composer_plugins.frameworks.trl import TRL
 from composer_plugins.kernels import kl
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.entropy import entropy_bonus, high_entropy_mask
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.draws import Draw, assume, flag, generator, token_batch
 
 Batch = dict[str, Tensor]
 LENGTH = 7  # max_completion_length
 LOWEST = math.log(1e-8)  # to which TRL's VESPO clamps a sequence's log ratio, ours to -20
 
-# TRL's loss_type and importance_sampling_level: the row, and what TRL calls its keywords.
-CLIP = {"clip_low": "epsilon_low", "clip_high": "epsilon_high", "ratio_cap": "delta"}
-TAU = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
-GAMMA = {name: f"vespo_{name}" for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
-ROWS = {
-    ("grpo", "token"): ("grpo@trl", CLIP),
-    ("bnpo", "token"): ("grpo@trl", CLIP),
-    ("dapo", "token"): ("dapo@trl", CLIP),
-    ("dr_grpo", "token"): ("dr_grpo@trl", CLIP),
-    ("luspo", "token"): ("grpo@trl", CLIP),
-    ("cispo", "token"): ("cispo@trl", {"clip_high": "epsilon_high"}),
-    ("sapo", "token"): ("sapo@trl", TAU),
-    ("vespo", "token"): ("vespo@trl", GAMMA),
-    ("grpo", "sequence"): ("gspo@trl", CLIP),
-    ("bnpo", "sequence"): ("gspo@trl", CLIP),
-    ("dapo", "sequence"): ("gspo@trl", CLIP),
-    ("dr_grpo", "sequence"): ("gspo@trl", CLIP),
-    ("luspo", "sequence"): ("luspo@trl", CLIP),
-    ("vespo", "sequence"): ("vespo@trl", GAMMA),
-}
-REDUCED = {
-    "grpo": ("seq-mean-token-mean@trl", {"sequences"}),
-    "sapo": ("seq-mean-token-mean@trl", {"sequences"}),
-    "luspo": ("seq-mean-token-sum@trl", {"sequences"}),
-    "dr_grpo": ("seq-mean-token-sum-norm@trl", {"sequences", "length"}),
-    "bnpo": ("token-mean@trl", set()),
-    "dapo": ("token-mean@trl", {"tokens"}),
-    "cispo": ("token-mean@trl", {"tokens"}),
-    "vespo": ("token-mean@trl", {"tokens"}),
+# By loss_type and level, the row that users run.
+ROWS = {(one.options["loss_type"], one.options["importance_sampling_level"]): one.row for one in TRL.losses}
+# By aggregation mode, what its denominator is made of; "bnpo" is a token mean of the micro-batch.
+COUNTS = {
+    "seq-mean-token-mean": {"sequences"},
+    "seq-mean-token-sum": {"sequences"},
+    "seq-mean-token-sum-norm": {"sequences", "length"},
+    "token-mean": {"tokens"},
+    "bnpo": set[str](),
 }
 
 
@@ -121,10 +103,9 @@ def acts_on(batch: Batch, o: Options) -> Tensor:
 def token_loss(loss_type: str, level: str, batch: Batch, o: Options) -> Tensor:
     """The kernel of a `loss_type`, then TRL's factors in its order, then the KL."""
     logprobs, old, advantages, mask = inputs(batch)
-    name, keywords_of = ROWS[loss_type, level]
-    keywords = {ours: getattr(o, theirs) for ours, theirs in keywords_of.items()}
-    if loss_type == "cispo":
-        keywords["clip_high"] -= 1  # TRL's is the cap itself
+    name = TRL.row_of(loss_type=loss_type, importance_sampling_level=level) or ""
+    given = asdict(o) | {"epsilon": o.epsilon_low}  # the trainer splits the config's epsilon in two
+    keywords = TRL.parameters(find_one(name, "policy").loss, given)
     optional = {"log_weights": batch["weights"].log()} if loss_type == "vespo" and o.use_vllm else {}
     token = kernel("policy", name, **keywords)(logprobs, old, advantages, mask, **optional)
     if o.off_policy_mask_threshold is not None:
@@ -142,7 +123,8 @@ def token_loss(loss_type: str, level: str, batch: Batch, o: Options) -> Tensor:
 
 def reduced(loss_type: str, x: Tensor, mask: Tensor, o: Options) -> Tensor:
     """TRL's denominators: an empty row is a sequence, and the count of tokens spans the whole window."""
-    row, counts = REDUCED[loss_type]
+    mode = TRL.denominators[loss_type]
+    counts = COUNTS[mode]
     keywords: dict[str, Any] = {}
     if "sequences" in counts:
         keywords["num_sequences"] = float(len(mask))
@@ -150,7 +132,8 @@ def reduced(loss_type: str, x: Tensor, mask: Tensor, o: Options) -> Tensor:
         keywords["max_length"] = float(LENGTH)
     if "tokens" in counts:  # of the generation batch: all ranks and all its steps
         keywords["num_tokens"] = mask.sum().clamp(min=1)
-    loss: Tensor = kernel("aggregation", row)(x, mask, **keywords)
+    mean = f"{'token-mean' if mode == 'bnpo' else mode}@trl"
+    loss: Tensor = kernel("aggregation", mean)(x, mask, **keywords)
     if "tokens" not in counts:
         return loss / o.steps
     return loss * o.processes * (o.steps_per_generation / o.steps if o.training else 1.0)
@@ -216,5 +199,5 @@ CLAIMS = [
         Place(names.GRPO, {"loss_type": loss_type, "importance_sampling_level": level}),
         partial(compare, loss_type, level),
     )
-    for (loss_type, level), (row, _) in ROWS.items()
+    for (loss_type, level), row in ROWS.items()
 ]

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
-from composer_plugins.adapters.trl_mixin.upstream import encode_pair
+from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.testing.assertions import assert_parity
@@ -214,15 +214,19 @@ def test_generation_g_takes_the_gth_pair_also_when_a_group_spans_two_ranks(
 
 def test_a_string_completion_ends_with_one_eos() -> None:
     made = tiny.trainer(**REPLAY_ONLY)
-    assert encode_pair(made, {"prompt": "a?"}, "12")[1] == [4, 5, 1]
-    assert encode_pair(made, {"prompt": "a?"}, "12<eos>")[1] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": "a?"}, ["12"])[1][0] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": "a?"}, ["12<eos>"])[1][0] == [4, 5, 1]
 
 
 def test_a_chat_completion_is_what_the_template_adds_to_the_prompt() -> None:
     made = tiny.trainer(**REPLAY_ONLY)
     prompt = [{"role": "user", "content": "a?"}]
-    assert encode_pair(made, {"prompt": prompt}, "12")[1] == [4, 5, 1]
-    assert encode_pair(made, {"prompt": prompt}, [{"role": "assistant", "content": "12"}])[1] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": prompt}, ["12"])[1][0] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": prompt}, [[{"role": "assistant", "content": "12"}]])[1][0] == [
+        4,
+        5,
+        1,
+    ]
 
 
 def test_chat_pairs_train() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from composer_plugins.adapters.trl_mixin.upstream import encode_pair
+from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.errors import DataError
 from parity_tests.support import tool_calls
 from parity_tests.support.tiny import batch
@@ -66,7 +66,7 @@ def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
     made = trainer(tools=None)
     inputs = batch(made)
     ids = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist()
-    assert ids == encode_pair(made, ROW | {"tools": None}, ROW["chosen"])[0]
+    assert ids == encode_replayed(made, ROW | {"tools": None}, [ROW["chosen"]])[0]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
     texts = {}
     for tools in (None, "[]", ROW["tools"]):
         texts[tools] = made.processing_class.decode(
-            encode_pair(made, ROW | {"tools": tools}, ROW["chosen"])[0]
+            encode_replayed(made, ROW | {"tools": tools}, [ROW["chosen"]])[0]
         )
     assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
 
@@ -121,7 +121,7 @@ def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
 def test_text_beside_a_call_is_in_the_completion() -> None:
     made = trainer()
     said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
-    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_pair(made, ROW, said)[1])
+    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_replayed(made, ROW, [said])[1][0])
 
 
 def test_the_margin_of_tool_calls_rises() -> None:
