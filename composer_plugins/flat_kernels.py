@@ -5,6 +5,7 @@ The folder `kernels/` has no `__init__.py`, because a package of that name would
 does not read, has the names for editors and type checkers.
 """
 
+import sys
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -53,9 +54,7 @@ def find(name: str) -> Any:
 
 def names() -> list[str]:
     """Every name: the module's `__dir__`. The modules in it are those that are loaded."""
-    from composer_plugins import kernels
-
-    return sorted({*vars(kernels), *paths()})
+    return sorted({*vars(sys.modules[KERNELS]), *paths()})
 
 
 def stub() -> str:

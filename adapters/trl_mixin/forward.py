@@ -172,9 +172,9 @@ def _probe_row(trainer: GRPOTrainer) -> Tensor:
 
 def text_config(trainer: GRPOTrainer) -> Any:
     """The config of the language model. It is kept, because unwrapping the model for each row takes long."""
-    if (found := vars(trainer).get("_text_config")) is None:
+    if (found := vars(trainer).get("composer_text_config")) is None:
         model = trainer.accelerator.unwrap_model(trainer.model)
-        found = trainer._text_config = model.config.get_text_config()
+        found = trainer.composer_text_config = model.config.get_text_config()
     return found
 
 

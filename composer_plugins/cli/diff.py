@@ -13,6 +13,7 @@ from composer_plugins.cli.console import answer, complain, foreign_code, install
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.row import (
+    GRADIENTS,
     KINDS,
     REQUIRED,
 )
@@ -120,7 +121,6 @@ def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
 
 
 def _described(choice: Choice) -> dict[str, Any]:
-    from composer_plugins.cli.explaining import GRADIENTS
 
     loss = choice.loss
     values = {name: choice.value(name) for name in loss.parameters}

@@ -16,15 +16,11 @@ from composer_plugins.losses.registry import (
     Registry,
 )
 from composer_plugins.losses.row import (
+    GRADIENTS,
     Dialect,
     Loss,
 )
 
-GRADIENTS = {
-    "derivative": "",
-    "score": "of a detached weight times log pi(y_t), not the derivative of the value",
-    "surrogate": "not the derivative of the value: see the docstring",
-}
 AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probabilities"}
 INDENT = 2
 

@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.row import (
+    GRADIENTS,
     KINDS,
     MODES,
     REQUIRED,
@@ -28,7 +29,6 @@ STRINGS = {
     Loss: ("path", "summary", "paper", "proof", "tex", "mode", "advantage", "gradient"),
     Dialect: ("source", "proof", "note", "mode"),
 }
-GRADIENTS = get_args(get_type_hints(Loss)["gradient"])
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MEND = "correct the row, a composer_plugins.losses.row.Loss"
 

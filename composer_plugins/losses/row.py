@@ -53,6 +53,14 @@ MODES = (
 )
 
 
+# What the gradient of a loss is (`Loss.gradient`), in words.
+GRADIENTS = {
+    "derivative": "",
+    "score": "of a detached weight times log pi(y_t), not the derivative of the value",
+    "surrogate": "not the derivative of the value: see the docstring",
+}
+
+
 class Unlikely(NamedTuple):
     """Values of a parameter that are in its range and that hardly anyone intends: a warning."""
 

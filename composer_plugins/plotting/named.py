@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from composer_plugins.cli.explaining import GRADIENTS
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import (
     Choice,
@@ -14,6 +13,7 @@ from composer_plugins.losses.registry import (
     registry,
 )
 from composer_plugins.losses.row import (
+    GRADIENTS,
     KINDS,
     REQUIRED,
     Dialect,

@@ -3,11 +3,12 @@
 import inspect
 from pathlib import Path
 
-from composer_plugins.cli.explaining import AVERAGES, GRADIENTS
+from composer_plugins.cli.explaining import AVERAGES
 from composer_plugins.frameworks.registry import called, running
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import (
+    GRADIENTS,
     KINDS,
     Dialect,
     Loss,

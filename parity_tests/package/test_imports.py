@@ -1,7 +1,7 @@
 """Who may import whom, and what importing the package costs.
 
-The arrows: recipes -> adapters -> kernels -> torch; the package itself (catalogue, config) stands
-between adapters and kernels; one framework to an adapter; nothing -> parity_tests.
+The arrows: cli, tools -> adapters -> objective -> frameworks -> losses -> kernels -> torch; recipes ->
+adapters; one framework to an adapter; nothing -> parity_tests. No module imports itself by way of others.
 """
 
 import ast
@@ -147,6 +147,76 @@ def test_every_import_follows_the_architecture() -> None:
     assert not found, "\n".join(found)
     assert len(files) == len({path.resolve() for _, path in files})  # no folder is searched twice
     assert {path.relative_to(ROOT).parts[0] for _, path in files} == set(FOLDERS)
+
+
+# The floors of the package, from the ground up. A module imports its own floor and those below it.
+FLOORS = (
+    ("kernels",),
+    ("errors", "hookspecs"),
+    ("losses", "flat_kernels", ""),  # "" is the package itself
+    ("frameworks", "diagnosis", "convention"),
+    ("objective", "config", "columns", "migration"),
+    ("adapters", "testing"),
+    ("conformance", "plotting", "recipes"),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+
+
+def imported(module: str, path: Path, known: set[str]) -> set[str]:
+    """The modules of this package that a module imports, inside functions too, but not for types alone."""
+    tree = ast.parse(path.read_text())
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    type_only = {one for node in tests if "TYPE_CHECKING" in ast.dump(node.test) for one in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if node in type_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            origin = resolve_name("." * node.level + (node.module or ""), package)
+            inside = {f"{origin}.{name.name}" for name in node.names}
+            found |= inside & known or {origin}
+    return found & known - {module}
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """The modules that import themselves by way of others."""
+
+    def reached(start: str) -> set[str]:
+        found, todo = set[str](), [*graph[start]]
+        while todo:
+            if (one := todo.pop()) not in found:
+                found.add(one)
+                todo += graph[one]
+        return found
+
+    return [module for module in graph if module in reached(module)]
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """What each module of the package imports of it."""
+    shipped = {name: path for name, path in modules() if name.partition(".")[0] == PACKAGE}
+    return {name: imported(name, path, set(shipped)) for name, path in shipped.items()}
+
+
+def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -> None:
+    assert len(graph) > 250 and circles(graph) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+
+
+def test_no_module_imports_a_floor_above_its_own(graph: dict[str, set[str]]) -> None:
+    def floor(module: str) -> int:
+        return FLOOR[module.split(".")[1] if "." in module else ""]
+
+    up = [
+        f"{one} -> {other}" for one, others in graph.items() for other in others if floor(other) > floor(one)
+    ]
+    assert not up, "\n".join(up)
 
 
 FORBIDDEN = {

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay.__main__ import STATES, ask, console, make_states, write
+from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_states, write
 from composer_plugins.recipes.trace_replay.formats.common import assistant, json_text, tool_call
 from composer_plugins.recipes.trace_replay.report import PAIRS
 from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers

@@ -1,0 +1,303 @@
+"""The command line: states, replay, pairs and demo. Every step leaves a file that a person can read."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from composer_plugins.errors import ComposerError, ConfigError, DataError, in_a_line, unknown
+from composer_plugins.recipes.trace_replay.formats import FORMATS, log_files, read_logs, read_tools
+from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+from composer_plugins.recipes.trace_replay.states import (
+    State,
+    read_states,
+    state_id,
+    write_states,
+    write_text,
+)
+
+STATES, RUN, ANSWERS = "states.jsonl", "run.json", "answers.sqlite"
+SECRETS, NOTHING = "secrets", "nothing"
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
+app = typer.Typer(
+    name="trace_replay",
+    help="From an agent's logs to preference pairs, by asking several teachers again at each state.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(highlight=False, markup=False, emoji=False)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the command `states`.")]
+
+
+@app.command("states")
+def states_command(
+    logs: Annotated[
+        list[Path] | None, typer.Argument(help="Log files, or folders that are searched for *.jsonl files.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of this run.")] = Path("replay"),
+    redact: Annotated[
+        str, typer.Option(help="secrets: replace secrets; nothing: write the logs as they are. No default.")
+    ] = "",
+    log_format: Annotated[
+        str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; found by each file's first line.")
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON file with OpenAI function tools, for logs that have none.")
+    ] = None,
+) -> None:
+    """Write every point at which the model acted to DIR/states.jsonl."""
+    make_states(logs or [], out, redact, log_format, tools)
+
+
+def make_states(
+    logs: list[Path], out: Path, redact: str, log_format: str | None, tools: Path | None
+) -> list[State]:
+    """Read the logs, redact, write states.jsonl and run.json, and print what was found."""
+    if not redact:
+        problem = "it is not decided whether secrets are replaced, and states are sent to teachers"
+        raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
+    if redact not in (SECRETS, NOTHING):
+        raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
+    files = [one for one in log_files(logs) if out.resolve() not in one[0].resolve().parents]
+    known_tools = read_tools(tools) if tools is not None else None
+    run: dict[str, Any] = {"logs": sorted(map(str, logs)), "redact": redact, "format": log_format}
+    run["tools"] = "those of the logs" if tools is None else f"those of the logs, else of {tools}"
+    _check_folder(out, run)
+    tally = Tally()
+    actions = list(read_logs(files, log_format, known_tools, tally))
+    if not actions:
+        counted = tally.actions + tally.lines
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in counted.most_common())
+        problem = f"no action of a model is in {len(files)} file(s){f' ({reasons})' if reasons else ''}"
+        raise DataError("LOGS", problem, "give logs in which a model acted after a message")
+    secrets = Counter[str]()
+    if redact == SECRETS:
+        from composer_plugins.recipes.trace_replay.redact import redacted
+
+        actions, secrets = redacted(actions)
+    states = _states(actions, tally)
+    run |= {"states": len(states), "states_without_tools": sum(one.tools is None for one in states)}
+    run |= {"lines": dict(tally.lines), "actions": dict(tally.actions), "secrets": dict(secrets)}
+    write_states(states, out / STATES)
+    write_text(out / RUN, json.dumps(run, indent=1) + "\n")
+    console.print(f"{len(states)} states in {out / STATES}", soft_wrap=True)
+    _print_counts("not used, or left out", {**tally.actions, **tally.lines})
+    _print_counts("different secrets, replaced everywhere", secrets)
+    if run["states_without_tools"]:
+        number = run["states_without_tools"]
+        text = f"{number} states have no tools, so that a teacher can call none there; --tools names a file"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+    return states
+
+
+def _states(actions: list[Acted], tally: Tally) -> list[State]:
+    """The actions as states; copies of one action in several files are one."""
+    states, seen = list[State](), set[tuple[str, str]]()
+    for acted in actions:
+        identity = state_id(acted.messages, acted.tools)
+        if (identity, acted.key) in seen:
+            tally.actions["it is in another file too"] += 1
+            continue
+        seen.add((identity, acted.key))
+        states.append(
+            State(identity, acted.messages, acted.tools, acted.observed, acted.source, acted.outcome)
+        )
+    return states
+
+
+def _check_folder(out: Path, run: dict[str, Any]) -> None:
+    """Raise ConfigError unless files can be written to the folder, and it has no other run's."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{out} cannot be created ({error.strerror})"
+        raise ConfigError("--out", problem, "name a folder that can be written") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ConfigError("--out", f"{out} cannot be written", "name a folder that can be written")
+    if (out / RUN).exists() or (out / STATES).exists():
+        before = _read_run(out)
+        changed = [name for name, value in run.items() if before.get(name) != value]
+        if changed == ["tools"] and not (out / ANSWERS).exists():
+            return  # nothing was asked yet: the states are written anew
+        if changed:
+            problem = f"{out} has the states of a run with other {', '.join(changed)}"
+            raise ConfigError("--out", problem, "name another folder")
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    """What the command `states` has recorded."""
+    try:
+        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"{folder / RUN} cannot be read ({in_a_line(error)})"
+        raise ConfigError("DIR", problem, "name a folder that the command `states` has written") from None
+    if not isinstance(run, dict) or "states" not in run:
+        problem = f"{folder / RUN} was not written by the command `states`"
+        raise ConfigError("DIR", problem, "name a folder that the command `states` has written")
+    return run
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, Any], list[State]]:
+    run, states = _read_run(folder), read_states(folder / STATES)
+    if not states:
+        raise ConfigError("DIR", f"{folder / STATES} has no states", "run the command `states` again")
+    return run, states
+
+
+@app.command("replay")
+def replay_command(
+    folder: Folder,
+    teachers: Annotated[Path, typer.Option(help="YAML file with the teachers.")],
+    max_usd: Annotated[float, typer.Option(help="The most that all replays of this folder may cost.")],
+    samples: Annotated[int, typer.Option(help="Answers of each teacher to each state.")] = 1,
+    concurrency: Annotated[int, typer.Option(help="Requests at the same time.")] = 8,
+) -> None:
+    """Ask every teacher at every state, and keep the answers in DIR/answers.sqlite."""
+    from composer_plugins.recipes.trace_replay.teachers import load_teachers
+
+    ask(folder, load_teachers(teachers), max_usd, samples, concurrency)
+
+
+def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurrency: int) -> None:
+    """Replay with a progress bar; Ctrl-C keeps every answer that has arrived."""
+    from composer_plugins.recipes.trace_replay import journal, replay
+
+    replay.check_options(teachers, samples=samples, concurrency=concurrency, max_usd=max_usd)
+    _, states = _read_folder(folder)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with (
+            journal.Journal(folder / journal.FILE) as answers,
+            Progress(*columns, console=console, disable=not console.is_terminal) as bar,
+        ):
+            task = bar.add_task("asking", total=None)
+
+            def show(progress: replay.Progress) -> None:
+                text = f"{progress.failed} failed, {progress.spent_usd:.4f} of {max_usd:g} USD"
+                bar.update(task, total=progress.total, completed=progress.done, description=text)
+
+            summary = asyncio.run(
+                replay.replay(
+                    states,
+                    teachers,
+                    answers,
+                    samples=samples,
+                    concurrency=concurrency,
+                    max_usd=max_usd,
+                    on_progress=show,
+                )
+            )
+    except KeyboardInterrupt:
+        console.print("interrupted: the answers that have arrived are kept; run the same command to go on")
+        raise typer.Exit(INTERRUPTED) from None
+    except ExceptionGroup as group:  # of the tasks that ask
+        ours, _ = group.split(ComposerError)
+        if ours is None:
+            raise
+        raise _first(ours) from None
+    console.print(
+        f"{summary.answered} new answers, {summary.answered_before} from before; {summary.failed} failed, "
+        f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
+        soft_wrap=True,
+    )
+    for remark in summary.remarks():
+        console.print(Text(remark, style="yellow"), soft_wrap=True)
+    if summary.failed or summary.over_budget:
+        raise typer.Exit(1)
+
+
+def _first(group: BaseExceptionGroup[ComposerError]) -> ComposerError:
+    one = group.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+
+
+@app.command("pairs")
+def pairs_command(
+    folder: Folder,
+    judge: Annotated[
+        str | None, typer.Option(help="Function that groups texts, as package.module:function.")
+    ] = None,
+    min_agree: Annotated[int, typer.Option(help="How many teachers must agree, at least 2.")] = 2,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="An argument that is not part of an action: Bash.description.")
+    ] = None,
+) -> None:
+    """Write the pairs to DIR/pairs.parquet, and what became of every state to DIR/report.md."""
+    write(folder, judge, min_agree, ignore or [])
+
+
+def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) -> int:
+    """Make the pairs, write parquet, report and data card, and print what was made."""
+    from composer_plugins.recipes.trace_replay import logprobs, pairs, report
+    from composer_plugins.recipes.trace_replay.journal import FILE, Journal
+
+    group = pairs.find_judge(judge) if judge else None
+    run, states = _read_folder(folder)
+    ignored = pairs.ignored_arguments(ignore, states)
+    answers, left_out, scores, costs = list[Any](), list[Any](), list[Any](), report.Costs()
+    if (folder / FILE).exists() or all(state.outcome is None for state in states):
+        with Journal(folder / FILE, create=False) as journal:
+            answers, scores = list(journal.answers()), list(journal.scores())
+            failures = Counter(_short(one.error) for one in journal.failures())
+            by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
+            left_out = [answer for answer in answers if answer.teacher not in by_teacher]
+            answers = [answer for answer in answers if answer.teacher in by_teacher]
+            by_teacher.update(answer.teacher for answer in answers)
+            costs = report.Costs(journal.spent(), by_teacher, failures)
+    known = {state.id for state in states}
+    if answers and not any(answer.state in known for answer in answers):
+        problem = f"no answer in {folder / FILE} belongs to a state in {folder / STATES}"
+        raise ConfigError("DIR", problem, "name a folder whose states were replayed")
+    if answers:
+        _check_min_agree(min_agree, len(costs.answers), states)
+    found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
+    counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
+    counts.answers["of a teacher that the last replay did not ask"] += len(left_out)
+    settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore)}
+    if found:
+        report.write_pairs(found, folder / report.PAIRS)
+    if scores:
+        number = logprobs.write_scores(scores, states, folder / logprobs.SCORES)
+        console.print(f"{number} scored actions in {folder / logprobs.SCORES}", soft_wrap=True)
+    write_text(folder / report.REPORT, report.report({**run, **settings}, counts, found, costs))
+    if found:
+        write_text(folder / report.CARD, report.card(run, found, costs))
+        console.print(f"{len(found)} pairs in {folder / report.PAIRS}", soft_wrap=True)
+    _print_counts("actions of the traces", counts.states)
+    if not found:
+        kept = f"; {folder / report.PAIRS} is of an earlier run, and is kept"
+        kept = kept if (folder / report.PAIRS).exists() else ""
+        text = f"no pair was made, and no parquet file is written; {folder / report.REPORT} says why{kept}"
+        console.print(text, soft_wrap=True)
+        raise typer.Exit(1)
+    return len(found)
+
+
+def _check_min_agree(min_agree: int, teachers: int, states: list[State]) -> None:
+    """Raise ConfigError if more teachers must agree than were asked. Pairs by outcome need no teacher."""
+    if any(state.outcome is not None for state in states):
+        teachers = max(teachers, 2)
+    if min_agree > teachers:
+        problem = f"it is {min_agree}, and the journal has {teachers} teacher(s)"
+        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _print_counts(title: str, counts: Mapping[str, int]) -> None:
+    if shown := sorted(((-number, name) for name, number in counts.items() if number)):
+        console.print(f"{title}:", *(f"{-number:>6}  {name}" for number, name in shown), sep="\n")
