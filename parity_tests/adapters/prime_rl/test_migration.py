@@ -468,7 +468,7 @@ def test_what_an_old_trainer_divides_by(text: str, version: str, divisor: str) -
     assert f"not carried over: PRIME-RL {since} divides by {divisor}" in differences(text, version=version)
 
 
-def test_the_doctor_says_that_a_custom_loss_of_0_4_is_divided_by_another_number() -> None:
+def test_0_4_divides_its_own_loss_by_its_ratio_type() -> None:
     own = native.find("default", upstream.GENERATIONS[0])
     assert own is not None
     assert own.divisor({"ratio_type": "token"}, upstream.GENERATIONS[0]) == upstream.OWN_TOKENS
