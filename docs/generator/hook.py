@@ -9,8 +9,8 @@ from docs.generator import laws, losses, names, pages, plots
 ROOT = Path(__file__).resolve().parents[2]
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 TEXT = re.compile(r">[^<]+<")  # between two tags
-LONG = re.compile(r"[^\s<>]{18,}")
-MARK = re.compile(r"(?<=[A-Za-z)\]])([._/=:(@]+)(?=[A-Za-z'\"])")
+LONG = re.compile(r"[^\s<>]{15,}")
+MARK = re.compile(r"(?<=[A-Za-z)\]])([._/=:(@]+)(?=[A-Za-z'\"])|(?<=[a-z]{3})(?=[A-Z])")
 
 
 def on_config(config: Any) -> Any:
@@ -25,9 +25,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Let the long names in a table's cells wrap after a dot, an underscore, a slash ..."""
+    """Let the long names in a table's cells wrap after a dot, an underscore, a slash, or before a capital."""
     return CELL.sub(lambda cell: TEXT.sub(_breakable, cell[0]), html)
 
 
 def _breakable(text: re.Match[str]) -> str:
-    return LONG.sub(lambda word: MARK.sub(r"\1<wbr>", word[0]), text[0])
+    return LONG.sub(lambda word: MARK.sub(r"\g<0><wbr>", word[0]), text[0])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from composer_plugins.cli import app
 from composer_plugins.cli.new_plugin import taken_by
 from composer_plugins.errors import ConfigError
-from parity_tests.support.paths import ROOT
+from parity_tests.support import installed
 
 
 def make(*args: str) -> Any:
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_filled_is_not_made(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_a_wheel_of_it_passes_its_own_tests_in_a_new_environment(tmp_path: Path) -> None:
     """The environment holds our wheel and the new one; torch and pytest come from this environment."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    installed.built(tmp_path)
     made = tmp_path / "tiny-steps"
     assert make("tiny-steps", "--folder", str(made)).exit_code == 0
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, made, cwd=tmp_path)

@@ -1,6 +1,7 @@
 """The wheel of this checkout, and a program that runs with its files alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,8 +24,13 @@ main()
 
 
 def built(folder: Path) -> Path:
-    """Build the wheel from this checkout by way of its sdist, as a release is."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    """Build the wheel from this checkout by way of its sdist, as a release is.
+
+    From a copy: setuptools writes into the folder that it builds, and other tests build at the same time.
+    """
+    skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+    source = shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=skipped)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
     build = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert build.returncode == 0, build.stderr[-2000:]
     (wheel,) = folder.glob("*.whl")

@@ -5,6 +5,7 @@ writes their sections of the page. The cases are data in `mistakes_trl`, `mistak
 `mistakes_prime_rl`; `adapters/*/test_mistakes.py` makes them again and compares what is said with the page.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -18,6 +19,8 @@ from parity_tests.support.paths import ROOT
 PAGE = ROOT / "docs" / "mistakes.md"
 # By module of the cases: the package that they need.
 FRAMEWORKS = {"mistakes_trl": "trl", "mistakes_verl": "verl", "mistakes_prime_rl": ""}
+# An underscore at the edge of a word: Markdown would set the word in italics.
+EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 SHOWN = 160  # characters of an error that is not ours
 Stage = tuple[str, Callable[[], Any]]  # when it runs, and what
 
@@ -40,7 +43,8 @@ class Row(NamedTuple):
     def line(self) -> str:
         """The row in Markdown."""
         trainer = "the same" if self.trainer == self.doctor else self.trainer or self.why
-        cells = self.name, f"`{self.change}`", self.doctor or "nothing", trainer, self.when or "never"
+        said = (EMPHASIS.sub(r"\\_", cell) for cell in (self.doctor or "nothing", trainer))
+        cells = self.name, f"`{self.change}`", *said, self.when or "never"
         return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
 

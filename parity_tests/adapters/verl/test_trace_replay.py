@@ -36,16 +36,15 @@ TEMPLATE = (
 
 def recorded_pairs(folder: Path) -> Path:
     """The parquet file that the first three steps of the demo make."""
-    from composer_plugins.recipes.trace_replay import __main__ as command
-    from composer_plugins.recipes.trace_replay import demo, scripted
+    from composer_plugins.recipes.trace_replay import commands, demo, scripted
 
-    command.make_states(
+    commands.make_states(
         [demo.RECORDED / "session.jsonl"], folder, "secrets", None, demo.RECORDED / "tools.json"
     )
     with scripted.ScriptedTeachers(demo.scripted_answer) as server:
         teachers = demo.teachers(server.base_url)
-        command.ask(folder, teachers, 1.0, samples=1, concurrency=4)
-    command.write(folder, None, 2, demo.IGNORED)
+        commands.ask(folder, teachers, 1.0, samples=1, concurrency=4)
+    commands.write(folder, None, 2, demo.IGNORED)
     return folder / "pairs.parquet"
 
 
