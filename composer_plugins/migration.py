@@ -19,10 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from composer_plugins.config import ComposerConfig, at
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line, near
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
 
 MODULES = {

@@ -15,11 +15,7 @@ from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.losses.calling import (
-    call,
-    differ_by_token,
-    differing_advantages,
-)
+from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 
 
 class Masks(NamedTuple):

@@ -11,15 +11,9 @@ from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, raise_all
 from composer_plugins.frameworks.prime_rl import PRIME_RL
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Loss,
-    of_kind,
-)
+from composer_plugins.losses.row import Loss, of_kind
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"

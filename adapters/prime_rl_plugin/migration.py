@@ -19,10 +19,7 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.native import Native, inline
 from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
 from composer_plugins.errors import ConfigError, raise_all, unknown
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
 from composer_plugins.migration import (
     COUNT,

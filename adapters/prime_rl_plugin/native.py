@@ -18,12 +18,7 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import (
 from composer_plugins.errors import ConfigError, caught, did_you_mean, near
 from composer_plugins.frameworks.registry import other_names
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-    Parameter,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, Loss, Parameter, of_kind
 
 Rule = Literal["same", "value - 1", "1 - value", "'ipo_centered' where it is true"]
 PARAMS = "policy_params"

@@ -14,10 +14,7 @@ from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOCon
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES, MODES, OF_MODES, SEQUENCE_LEVEL, TRL
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.migration import (
     COUNT,
     KL,

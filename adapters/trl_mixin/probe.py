@@ -10,13 +10,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 

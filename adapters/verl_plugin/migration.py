@@ -12,15 +12,9 @@ from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, 
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.migration import (
     COUNT,
     KL,

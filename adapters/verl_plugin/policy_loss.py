@@ -24,11 +24,7 @@ from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.calling import (
-    call,
-    differ_by_token,
-    differing_advantages,
-)
+from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.choosing import Choice
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]

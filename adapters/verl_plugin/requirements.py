@@ -28,14 +28,8 @@ from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
-from composer_plugins.losses.registry import (
-    losses,
-    registry,
-)
-from composer_plugins.losses.row import (
-    Kind,
-    of_kind,
-)
+from composer_plugins.losses.registry import losses, registry
+from composer_plugins.losses.row import Kind, of_kind
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"

@@ -24,11 +24,7 @@ from composer_plugins.frameworks.verl import VERL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.derived import row_of_import_path
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]

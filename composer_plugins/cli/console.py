@@ -14,18 +14,12 @@ from rich.text import Text
 from composer_plugins.errors import ConfigError, in_a_line
 
 if TYPE_CHECKING:
-    from composer_plugins.losses.registry import (
-        Problem,
-        Registry,
-    )
+    from composer_plugins.losses.registry import Problem, Registry
 
 
 def installed() -> "Registry":
     """Everything installed; the faults of plugins are printed to stderr."""
-    from composer_plugins.losses.registry import (
-        collect,
-        get_plugin_manager,
-    )
+    from composer_plugins.losses.registry import collect, get_plugin_manager
 
     with foreign_code():
         registry = collect(get_plugin_manager())

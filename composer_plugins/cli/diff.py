@@ -12,20 +12,13 @@ from composer_plugins.cli.completion import complete_kind, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.row import (
-    GRADIENTS,
-    KINDS,
-    REQUIRED,
-)
+from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from composer_plugins.losses.choosing import Found
-    from composer_plugins.losses.registry import (
-        Problem,
-        Registry,
-    )
+    from composer_plugins.losses.registry import Problem, Registry
 
 ABSENT = "not there"  # of a parameter that one of them does not have
 LONG = 24  # a value of more characters stands below its name, and not in a table

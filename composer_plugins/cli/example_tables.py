@@ -9,10 +9,7 @@ from torch import Tensor
 
 from composer_plugins.cli.layout import Column, facts, tables, wrapped
 from composer_plugins.cli.worked_example import examples, run, tensors
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.row import Dialect, Loss
 
 # Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
 SHOWN_TOKENS: list[tuple[int, ...]] = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]

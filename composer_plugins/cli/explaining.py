@@ -11,15 +11,8 @@ from composer_plugins.cli.layout import Column, entries, facts, indented
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
 from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.inputs import INPUTS
-from composer_plugins.losses.registry import (
-    Problem,
-    Registry,
-)
-from composer_plugins.losses.row import (
-    GRADIENTS,
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.registry import Problem, Registry
+from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
 
 AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probabilities"}
 INDENT = 2

@@ -6,16 +6,9 @@ from typing import NamedTuple
 from composer_plugins.errors import ConfigError, did_you_mean, near, spelling
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import other_names, running
-from composer_plugins.losses.choosing import (
-    PARTS,
-    mentions,
-)
+from composer_plugins.losses.choosing import PARTS, mentions
 from composer_plugins.losses.registry import Registry
-from composer_plugins.losses.row import (
-    KINDS,
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.row import KINDS, Dialect, Loss
 
 Shown = tuple[Loss, list[Dialect]]  # a row, and those of its dialects that were asked for
 

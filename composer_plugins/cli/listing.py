@@ -11,18 +11,8 @@ from rich.text import Text
 from composer_plugins.cli.filters import Shown
 from composer_plugins.cli.layout import GAP, facts, indented, wrapped
 from composer_plugins.frameworks.registry import running
-from composer_plugins.losses.registry import (
-    OURS,
-    Problem,
-    Registry,
-)
-from composer_plugins.losses.row import (
-    KINDS,
-    REQUIRED,
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.registry import OURS, Problem, Registry
+from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
 Cells = tuple[str, str, str, str]  # a name, what it is, its source, its proof
 

@@ -10,25 +10,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError, in_a_line
-from composer_plugins.losses.calling import (
-    check_not_written,
-    check_result,
-    versions,
-)
+from composer_plugins.losses.calling import check_not_written, check_result, versions
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    PAIRS,
-    ROWS,
-    TOKENS,
-    TOP_K,
-    VOCAB,
-)
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
+from composer_plugins.losses.row import REQUIRED, Dialect, Loss
 
 LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
 MASK = [[True, True, True], [True, True, False]]

@@ -10,10 +10,7 @@ from torch import Tensor
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Kind,
-    of_kind,
-)
+from composer_plugins.losses.row import Kind, of_kind
 
 
 def kernel(kind: Kind, name: str, **params: Any) -> Callable[..., Any]:

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    ROUNDINGS,
-    ROWS,
-    TOKENS,
-    largest_logprob,
-)
+from composer_plugins.losses.inputs import INPUTS, ROUNDINGS, ROWS, TOKENS, largest_logprob
 from composer_plugins.losses.row import Loss
 
 BOOLEANS = {"mask", "desirable", "component_mask"}

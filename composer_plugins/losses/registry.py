@@ -18,10 +18,7 @@ from composer_plugins import hookspecs
 from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.losses import bundled
 from composer_plugins.losses.derived import check_row
-from composer_plugins.losses.row import (
-    Loss,
-    unknown_loss,
-)
+from composer_plugins.losses.row import Loss, unknown_loss
 
 GROUP = hookspecs.PROJECT
 OURS = "composer-plugins"

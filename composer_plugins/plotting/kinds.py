@@ -5,10 +5,7 @@ from dataclasses import replace
 
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.row import (
-    KINDS,
-    Kind,
-)
+from composer_plugins.losses.row import KINDS, Kind
 from composer_plugins.plotting import bars, divergence, policy, preference, ratios
 from composer_plugins.plotting.data import Panel, Picture
 from composer_plugins.plotting.named import notes_on

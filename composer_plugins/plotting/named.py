@@ -4,22 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-    find,
-)
-from composer_plugins.losses.registry import (
-    registry,
-)
-from composer_plugins.losses.row import (
-    GRADIENTS,
-    KINDS,
-    REQUIRED,
-    Dialect,
-    Kind,
-    Loss,
-)
+from composer_plugins.losses.choosing import Choice, choose, find
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Dialect, Kind, Loss
 from composer_plugins.plotting.data import joined
 from composer_plugins.testing.settings import UNIFORM, sample
 

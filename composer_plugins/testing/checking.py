@@ -8,11 +8,7 @@ from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.derived import row_of_function
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Kind,
-    Loss,
-    check_kind,
-)
+from composer_plugins.losses.row import Kind, Loss, check_kind
 from composer_plugins.testing.laws import LAWS, Law, NotApplicable
 from composer_plugins.testing.laws.results import result_has_one_value_per_token
 from composer_plugins.testing.report import Outcome, Report

@@ -5,12 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    TOKENS,
-    TOP_K,
-    VOCAB,
-)
+from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
 from composer_plugins.testing.settings import NUM_GROUPS, Setting
 
 Batch = dict[str, Any]

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-    Parameter,
-    Value,
-)
+from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
 
 VOCABULARY = 5  # a drawn vocabulary has at least as many entries, except where a test asks for fewer
 

@@ -7,12 +7,7 @@ from composer_plugins.cli.explaining import AVERAGES
 from composer_plugins.frameworks.registry import called, running
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import registry
-from composer_plugins.losses.row import (
-    GRADIENTS,
-    KINDS,
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.row import GRADIENTS, KINDS, Dialect, Loss
 from docs.generator import differences, examples, formulas, plots, usage
 from docs.generator.markdown import paper, plain, proof, table
 

@@ -6,11 +6,7 @@ from collections.abc import Iterator
 from composer_plugins.frameworks.registry import frameworks, other_names
 from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
-from composer_plugins.losses.row import (
-    KINDS,
-    Dialect,
-    Loss,
-)
+from composer_plugins.losses.row import KINDS, Dialect, Loss
 from docs.generator.markdown import plain, table
 
 # An option of a framework that names a loss, as a note of the catalogue writes it: "loss_type grpo".

@@ -5,11 +5,7 @@ from typing import Any
 import yaml
 
 from composer_plugins.frameworks import registry as frameworks
-from composer_plugins.losses.row import (
-    KINDS,
-    REQUIRED,
-    Loss,
-)
+from composer_plugins.losses.row import KINDS, REQUIRED, Loss
 
 WEIGHTS = {"hint_divergence": {"hint_weight": 1.0}, "replay_loss": {"replay_weight": 0.5}}
 LANGUAGES = {"verl": "yaml", "PRIME-RL": "toml"}

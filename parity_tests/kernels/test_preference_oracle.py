@@ -18,11 +18,7 @@ from composer_plugins.kernels import preference
 from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import seeds, token_batches

@@ -13,17 +13,10 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.kernels.policy import cispo
 from composer_plugins.losses.calling import call
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.row import REQUIRED, Loss, Parameter
 from parity_tests.support.every import row_id
 from parity_tests.support.paths import TESTS
 

@@ -10,16 +10,8 @@ from composer_plugins.cli.worked_example import tensors
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import Metric, PairLoss, TokenLoss
-from composer_plugins.losses.calling import (
-    call,
-    check_inputs,
-    check_result,
-)
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-    find_one,
-)
+from composer_plugins.losses.calling import call, check_inputs, check_result
+from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.testing.gradients import value_and_gradients
 from composer_plugins.testing.inputs import draw

@@ -15,11 +15,7 @@ from composer_plugins import cli
 from composer_plugins.cli import app, filters, listing
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels import preference
-from composer_plugins.losses.registry import (
-    collect,
-    get_plugin_manager,
-    losses,
-)
+from composer_plugins.losses.registry import collect, get_plugin_manager, losses
 from composer_plugins.losses.row import Loss
 from parity_tests.support.every import each
 

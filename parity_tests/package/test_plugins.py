@@ -21,11 +21,7 @@ from composer_plugins.hookspecs import hookimpl
 from composer_plugins.losses import registry
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import choose
-from composer_plugins.losses.registry import (
-    add_plugin,
-    collect,
-    get_plugin_manager,
-)
+from composer_plugins.losses.registry import add_plugin, collect, get_plugin_manager
 from composer_plugins.losses.row import of_kind
 
 GRPO = of_kind(collect(get_plugin_manager(entry_points=False)).losses, "policy")["grpo"]

@@ -15,18 +15,10 @@ from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.calling import call
-from composer_plugins.losses.choosing import (
-    Choice,
-    choose,
-)
+from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.inputs import INPUTS
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.row import REQUIRED, Dialect, Loss, Parameter
 
 KERNELS = '''from composer_plugins.kernels.types import TokenLoss
 def mine(logprobs, advantages, mask, *, entropies=None, scale=0.5): ...

@@ -8,10 +8,7 @@ import torch
 from composer_plugins.config import unlikely
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-)
+from composer_plugins.losses.row import REQUIRED, Loss
 from parity_tests.support.every import row_id
 
 SEQUENCE = "bounds the ratio of a sequence, a geometric mean over its tokens"

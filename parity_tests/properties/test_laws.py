@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.losses.row import (
-    Kind,
-    Loss,
-)
+from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.testing import parametrize_with_checks
 from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.laws.traced import TRACED

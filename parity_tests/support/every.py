@@ -5,10 +5,7 @@ from typing import Any
 import pytest
 
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Kind,
-    Loss,
-)
+from composer_plugins.losses.row import Kind, Loss
 
 
 def rows(*kinds: Kind) -> list[Loss]:

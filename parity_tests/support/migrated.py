@@ -35,10 +35,7 @@ from composer_plugins.frameworks.registry import running
 from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    Loss,
-)
+from composer_plugins.losses.row import REQUIRED, Loss
 from parity_tests.support.prime_rl_doubles import GENERATIONS, scale
 from parity_tests.support.prime_rl_doubles import compute_loss as called_by_prime_rl
 

@@ -21,11 +21,7 @@ import torch
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import channels as loss_channels
 from composer_plugins.adapters.prime_rl_plugin import doctor
-from composer_plugins.adapters.prime_rl_plugin.stamps import (
-    check_trace,
-    stamp_reference,
-    stamp_replay_pair,
-)
+from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import Target

@@ -20,10 +20,7 @@ from composer_plugins.frameworks.registry import called
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, OF_MODES, TRL
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.row import Loss, Parameter
 from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
 

@@ -10,10 +10,7 @@ from composer_plugins.conformance.verl_claims import batches
 from composer_plugins.conformance.verl_claims.advantages import by_group
 from composer_plugins.conformance.verl_claims.upstream import of_verl
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Kind,
-    Loss,
-)
+from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.testing.strategies import drawn_by
 
 

@@ -45,10 +45,7 @@ from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    Loss,
-    of_kind,
-)
+from composer_plugins.losses.row import Loss, of_kind
 
 FUNCTIONS = ("loss_fn", *PRESETS)
 TOO_LATE = "an import path resolves only after the model is loaded"

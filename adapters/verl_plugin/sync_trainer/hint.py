@@ -21,12 +21,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import HINT as METRIC
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import (
-    PromptResponse,
-    compute,
-    divisor,
-    score,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, compute, divisor, score
 from composer_plugins.columns import HINT, hint_of
 
 

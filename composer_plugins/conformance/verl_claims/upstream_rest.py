@@ -12,12 +12,7 @@ from verl.trainer.distillation.losses import (
     get_distillation_loss_fn,
 )
 from verl.trainer.ppo import rollout_corr_helper
-from verl.trainer.ppo.core_algos import (
-    ADV_ESTIMATOR_REGISTRY,
-    POLICY_LOSS_REGISTRY,
-    agg_loss,
-    kl_penalty,
-)
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, agg_loss, kl_penalty
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.config.actor import RolloutCorrectionConfig
 

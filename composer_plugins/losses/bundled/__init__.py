@@ -7,14 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from composer_plugins.hookspecs import hookimpl
-from composer_plugins.losses.bundled import (
-    advantages,
-    divergences,
-    policy,
-    preference,
-    reduction,
-    regions,
-)
+from composer_plugins.losses.bundled import advantages, divergences, policy, preference, reduction, regions
 from composer_plugins.losses.row import Loss
 
 FAMILIES = (policy, regions, advantages, divergences, preference, reduction)

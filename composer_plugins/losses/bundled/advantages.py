@@ -3,16 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import (
-    prime_rl,
-    trl,
-    verl,
-)
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.bundled.shared import prime_rl, trl, verl
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
 SINGLETON = Parameter("what a group of one gets: 0, or its own reward", choices=("zero", "raw"))

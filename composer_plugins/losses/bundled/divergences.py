@@ -3,15 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import (
-    TINY,
-    trl,
-)
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.bundled.shared import TINY, trl
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")

@@ -15,12 +15,7 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-    Parameter,
-    Unlikely,
-)
+from composer_plugins.losses.row import Dialect, Loss, Parameter, Unlikely
 
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")

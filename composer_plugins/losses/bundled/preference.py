@@ -4,15 +4,8 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import (
-    TINY,
-    trl,
-)
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.bundled.shared import TINY, trl
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
 GOLDEN = "golden/test_preference.py"

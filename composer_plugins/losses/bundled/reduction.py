@@ -2,20 +2,8 @@
 
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import (
-    GRPO_LOSS,
-    LOG_RATIO_CLAMP,
-    TINY,
-    oat,
-    prime_rl,
-    trl,
-    verl,
-)
-from composer_plugins.losses.row import (
-    Dialect,
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.bundled.shared import GRPO_LOSS, LOG_RATIO_CLAMP, TINY, oat, prime_rl, trl, verl
+from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 REDUCED = ("token_loss", "mask")
 

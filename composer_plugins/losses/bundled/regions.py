@@ -3,12 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.policy import (
-    OLD,
-    ORACLE,
-    ROLLOUT,
-    policy,
-)
+from composer_plugins.losses.bundled.policy import OLD, ORACLE, ROLLOUT, policy
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
     LOG_RATIO_CLAMP,
@@ -18,10 +13,7 @@ from composer_plugins.losses.bundled.shared import (
     trl,
     verl,
 )
-from composer_plugins.losses.row import (
-    Dialect,
-    Parameter,
-)
+from composer_plugins.losses.row import Dialect, Parameter
 
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")

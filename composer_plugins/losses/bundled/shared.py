@@ -5,11 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from composer_plugins.losses.row import (
-    Dialect,
-    Parameter,
-    Unlikely,
-)
+from composer_plugins.losses.row import Dialect, Parameter, Unlikely
 
 TINY = math.ulp(0.0)  # the least positive number: "above zero"
 

@@ -3,10 +3,7 @@
 from collections.abc import Callable
 
 from composer_plugins.hookspecs import hookimpl
-from composer_plugins.losses.row import (
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.row import Loss, Parameter
 
 TESTS = "tests/test_my_losses.py"
 

@@ -14,21 +14,11 @@ from typing import Any
 from composer_plugins.convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import conventions
-from composer_plugins.losses.derived import (
-    function_of_import_path,
-    row_of_function,
-)
+from composer_plugins.losses.derived import function_of_import_path, row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.checking import check_row, exceptions_without_a_law, run_law
-from composer_plugins.testing.conventions.laws import (
-    FIRST,
-    NOT_RUN,
-    ONLY_FOR,
-    REDUCED,
-    error_of,
-    laws_of,
-)
+from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, error_of, laws_of
 from composer_plugins.testing.conventions.reduced import row_of
 from composer_plugins.testing.laws import LAWS, Law
 from composer_plugins.testing.report import Outcome, Report

@@ -5,13 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from composer_plugins.testing.conventions.law import (
-    TRAINED,
-    reduced,
-    require_close,
-    said,
-    value_and_gradient,
-)
+from composer_plugins.testing.conventions.law import TRAINED, reduced, require_close, said, value_and_gradient
 from composer_plugins.testing.conventions.reduced import BATCHES, counts_of, part, ragged, reduced_of
 from composer_plugins.testing.gradients import with_trained_gradients
 from composer_plugins.testing.inputs import Batch, float_tensors

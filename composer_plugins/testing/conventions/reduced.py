@@ -11,10 +11,7 @@ from composer_plugins.convention import Called, Convention, Counts, Function
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import versions
 from composer_plugins.losses.derived import declared
-from composer_plugins.losses.row import (
-    Loss,
-    Parameter,
-)
+from composer_plugins.losses.row import Loss, Parameter
 from composer_plugins.testing.inputs import Batch, draw, expand_mask, select_rows, tensors
 from composer_plugins.testing.laws.tokens import DRAWS as TOKEN_DRAWS
 from composer_plugins.testing.settings import Setting

@@ -4,13 +4,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.row import Loss
-from composer_plugins.testing.conventions.law import (
-    TRAINED,
-    reduced,
-    require_close,
-    said,
-    value_and_gradient,
-)
+from composer_plugins.testing.conventions.law import TRAINED, reduced, require_close, said, value_and_gradient
 from composer_plugins.testing.conventions.reduced import (
     BATCHES,
     DRAWS,

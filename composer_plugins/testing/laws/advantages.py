@@ -5,11 +5,7 @@ from typing import Any
 
 import torch
 
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    ROWS,
-    TOKENS,
-)
+from composer_plugins.losses.inputs import INPUTS, ROWS, TOKENS
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import Batch, draw, expand_mask, float_tensors, select_rows, with_junk
 from composer_plugins.testing.laws.law import NotApplicable, law, numbers, require, require_equal

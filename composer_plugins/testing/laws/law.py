@@ -6,10 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.losses.row import (
-    Kind,
-    Loss,
-)
+from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.testing.settings import Setting, settings
 
 PER_TOKEN_LOSS: tuple[Kind, ...] = ("policy", "divergence", "kl")

@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.kernels.aggregation import aggregate
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    PAIRS,
-    ROWS,
-    TOKENS,
-    VOCAB,
-)
+from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, VOCAB
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import Batch, draw, float_tensors, tensors

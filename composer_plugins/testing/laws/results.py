@@ -9,10 +9,7 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import check_result
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    TOKENS,
-)
+from composer_plugins.losses.inputs import INPUTS, TOKENS
 from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import Batch, draw, float_tensors, tensors
 from composer_plugins.testing.laws.law import (

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.kernels.aggregation import Mode, aggregate
-from composer_plugins.losses.inputs import (
-    INPUTS,
-    TOKENS,
-    TOP_K,
-    VOCAB,
-)
+from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients
 from composer_plugins.testing.inputs import (

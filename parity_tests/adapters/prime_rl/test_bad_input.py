@@ -15,10 +15,7 @@ from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, of_kind
 
 
 def inputs(**changed: Any) -> SimpleNamespace:

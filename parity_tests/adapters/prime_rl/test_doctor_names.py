@@ -20,15 +20,7 @@ from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_li
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.diagnosis import Finding, Target
 from parity_tests.adapters.prime_rl import test_doctor
-from parity_tests.adapters.prime_rl.test_doctor import (
-    FUNCTION,
-    HINT,
-    REPLAY,
-    SOUND,
-    Find,
-    edited,
-    facts,
-)
+from parity_tests.adapters.prime_rl.test_doctor import FUNCTION, HINT, REPLAY, SOUND, Find, edited, facts
 
 find, modules = test_doctor.find, test_doctor.modules  # fixtures
 LOSS = f'type = "custom"\n{FUNCTION}\n'

@@ -18,12 +18,7 @@ from parity_tests.support import verl_cpu
 if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
 
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
-    HINT_MASK,
-    TAID_T,
-    TOP_IDS,
-    TOP_LOGPROBS,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from parity_tests.adapters.verl.test_channels import (
     EXTRA,

@@ -24,12 +24,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.upstream import (
-    ACTING,
-    OPTIONS,
-    ULYSSES,
-    given_options,
-)
+from composer_plugins.adapters.verl_plugin.upstream import ACTING, OPTIONS, ULYSSES, given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.conformance.verl_claims.batches import MODES, Batch, Rollouts

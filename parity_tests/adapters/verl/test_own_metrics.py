@@ -17,10 +17,7 @@ from composer_plugins.conformance.verl_claims.upstream import policy_loss as ver
 from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import (
-    REQUIRED,
-    of_kind,
-)
+from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import ByHypothesis
 from parity_tests.support.verl_facts import policy_batches

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from parity_tests.recipes.diloco.tiny import (
-    SECONDS,
-    commits_of,
-    processes,
-    read_lines,
-    reference,
-)
+from parity_tests.recipes.diloco.tiny import SECONDS, commits_of, processes, read_lines, reference
 
 REPLICAS = 3
 MOMENTS = [
