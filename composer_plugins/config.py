@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from composer_plugins.diagnosis import Finding, Severity
-from composer_plugins.errors import ConfigError, caught, did_you_mean, near, raise_all, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
+from composer_plugins.findings import Finding, Findings, Severity, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import counterpart, what_to_set
 from composer_plugins.losses import choosing
@@ -58,19 +58,20 @@ class ComposerConfig(BaseModel):
 
         `framework_loss` is the value of `policy` by which a framework keeps its own RL term ("trl").
         """
-        wrong, bad = list[ConfigError](), set[str]()
+        wrong, bad = Findings(), set[str]()
         try:
             config = cls.model_validate(dict(values))
         except ValidationError as error:
-            wrong.append(first_error(error, cls, values.get("policy", cls.model_fields["policy"].default)))
+            wrong += complaints(error, cls, values.get("policy", cls.model_fields["policy"].default))
             bad = {str(one["loc"][0]) for one in error.errors()}
             config = cls.model_validate({name: x for name, x in values.items() if str(name) not in bad})
             bad |= {name for one in bad for name in near(one, cls.model_fields)}
         for prefixes, check in config._checks(framework_loss):
             given = [name for name in values if str(name).startswith(prefixes)]
             if given and not [name for name in bad if name.startswith(prefixes)]:
-                wrong += caught(check)
-        raise_all(wrong)
+                with wrong.collected():
+                    check()
+        enforce(wrong)
         return config
 
     def _checks(self, framework_loss: str | None) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
@@ -191,10 +192,9 @@ class ComposerConfig(BaseModel):
                 yield Finding(severity, min(options), problem, f"set {weight}, or remove it")
 
 
-def first_error(error: ValidationError, model: type[BaseModel], policy: object = None) -> ConfigError:
-    """Pydantic's first complaint about the options of `model` as an error of ours, with the others."""
-    first, *others = [_error(complaint, model, policy) for complaint in error.errors()]
-    return first.with_others(others)
+def complaints(error: ValidationError, model: type[BaseModel], policy: object = None) -> list[Finding]:
+    """Pydantic's complaints about the options of `model` as findings."""
+    return [Finding.from_error(_error(one, model, policy)) for one in error.errors()]
 
 
 def unknown_option(

@@ -1,69 +1,21 @@
-"""`Finding`: one type for what a doctor reports, a trainer raises or warns of, and a test sees."""
+"""What the doctors of all frameworks share: their target and answer, and how to ask an interpreter."""
 
 import json
 import logging
 import subprocess
-import warnings
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from composer_plugins.errors import ComposerError, ConfigError, raise_all
-
-Severity = Literal["error", "warning", "info"]
+from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning as ComposerWarning
+from composer_plugins.findings import Finding as Finding
+from composer_plugins.findings import Severity as Severity
+from composer_plugins.findings import enforce as enforce
 
 TIMEOUT = 300  # seconds for an interpreter to import a loss, and torch with it
 # A program that imports a framework spends a third of its time on collecting and freeing what it imported.
 QUICK = "import gc, os, sys\ngc.disable()\n{}\nsys.stdout.flush()\nos._exit(0)\n"
 ANSWER = "composer-plugins doctor: "  # begins the line of a probe's answer; an import may print as well
-
-
-class ComposerWarning(UserWarning):
-    """An option or a row of data whose effect is probably not what the user intended."""
-
-
-class Finding(NamedTuple):
-    """One thing to look at: the key it concerns, the problem, and the remedy."""
-
-    severity: Severity
-    key: str  # as it is written in the config
-    problem: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.problem}; {self.remedy}"
-
-    @classmethod
-    def from_error(cls, error: ComposerError) -> "Finding":
-        """An error as a doctor reports it."""
-        return cls("error", error.key, error.problem, error.remedy)
-
-    @classmethod
-    def all_from(cls, error: ComposerError) -> "list[Finding]":
-        """An error and what was found at the same time, as a doctor reports them."""
-        return [cls.from_error(one) for one in (error, *error.others)]
-
-    def under(self, prefix: str) -> "Finding":
-        """The same finding with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
-        return self._replace(key=f"{prefix}.{self.key}")
-
-    def without(self, prefix: str) -> "Finding":
-        """The same finding with its key from below `prefix`: the inverse of `under`."""
-        return self._replace(key=self.key.removeprefix(f"{prefix}."))
-
-
-def enforce(findings: Iterable[Finding]) -> None:
-    """Warn of each warning up to the first error, and raise one ConfigError with all errors.
-
-    Remarks are for the doctor only.
-    """
-    wrong = list[ConfigError]()
-    for finding in findings:
-        if finding.severity == "error":
-            wrong.append(ConfigError(finding.key, finding.problem, finding.remedy))
-        if finding.severity == "warning" and not wrong:
-            warnings.warn(str(finding), ComposerWarning, stacklevel=3)
-    raise_all(wrong)
 
 
 def log_info(line: str) -> None:

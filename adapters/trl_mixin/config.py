@@ -4,7 +4,6 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -19,9 +18,9 @@ from composer_plugins.adapters.trl_mixin.hints import (
     RolloutOptions,
     SuccessfulRollouts,
 )
-from composer_plugins.config import ComposerConfig, first_error, unknown_option, unlikely
-from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
+from composer_plugins.config import ComposerConfig, complaints, unknown_option, unlikely
+from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import (
     BY_TOKENS,
@@ -209,7 +208,11 @@ class ComposerGRPOConfig(GRPOConfig):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        raise_all(one for name in PARAMS for one in caught(partial(self._parse_json, name)))
+        wrong = Findings()
+        for name in PARAMS:
+            with wrong.collected():
+                self._parse_json(name)
+        enforce(wrong)
         super().__post_init__()
         enforce(self._findings(self.resolved))
 
@@ -227,29 +230,23 @@ class ComposerGRPOConfig(GRPOConfig):
 
     def _resolve(self) -> Resolved:
         """Read the options; one ConfigError with all that cannot be understood."""
-        wrong, composer, hints = list[ConfigError](), None, None
-        try:
+        wrong, composer, hints = Findings(), None, None
+        with wrong.collected():
             composer = self._composer_config()
-        except ConfigError as error:
-            wrong.append(error)
         policy, set_by = None, dict[str, SetBy]()
         if composer is not None and composer.policy != TRL_LOSS:
             policy = composer.choose_policy(TRL_LOSS)
-            try:
+            with wrong.collected():
                 set_by = self._set_by(policy.loss, composer)
-            except ConfigError as error:
-                wrong.append(error)
             values = {name: one.value for name, one in set_by.items()}
             policy = replace(policy, params={**policy.params, **values})
             policy = policy.with_optional("log_weights") if upstream.corrects_rollouts(self) else policy
-        try:
+        with wrong.collected():
             hints = self._hint_source()
-        except ConfigError as error:
-            wrong.append(error)
         if not isinstance(self.fused_linear, bool):
             problem = f"it is {self.fused_linear!r}"
-            wrong.append(ConfigError("fused_linear", problem, "set it to True or to False"))
-        raise_all(wrong)
+            wrong.append(Finding("error", "fused_linear", problem, "set it to True or to False"))
+        enforce(wrong)
         assert composer is not None and hints is not None
         mode, source = self._mode(policy) if policy is not None else ("", "")
         return Resolved(
@@ -259,9 +256,10 @@ class ComposerGRPOConfig(GRPOConfig):
     def _findings(self, found: Resolved) -> Iterator[Finding]:
         """Yield what is wrong with the options, and what has no effect."""
         config, policy = found.composer, found.policy
-        wrong = list[ConfigError]()
-        for choice in (policy, found.hint, found.replay):
-            wrong += caught(partial(TRL.require, choice)) if choice is not None else []
+        wrong = Findings()
+        for choice in filter(None, (policy, found.hint, found.replay)):
+            with wrong.collected():
+                TRL.require(choice)
         findings = list(self._without_effect(config))
         if policy is not None:
             wrong += self._wrong_options_beside(policy, found.mode)
@@ -271,10 +269,9 @@ class ComposerGRPOConfig(GRPOConfig):
         if self.remove_unused_columns and (config.hint_weight or config.replay_weight):
             problem = "it is True, which drops the columns that the hint and replay channels read"
             remedy = "leave it False, TRL's default for GRPO"
-            wrong.append(ConfigError("remove_unused_columns", problem, remedy))
+            wrong.append(Finding("error", "remove_unused_columns", problem, remedy))
         wrong += [] if wrong else self._length_of_the_denominator(found)
-        yield from (one for error in wrong for one in Finding.all_from(error))
-        yield from findings
+        yield from [*wrong, *findings]
         yield from () if wrong else self._of_this_trl(found)
 
     def get_process_log_level(self) -> int:
@@ -320,7 +317,7 @@ class ComposerGRPOConfig(GRPOConfig):
         try:
             options = RolloutOptions.model_validate(values)
         except ValidationError as error:
-            raise first_error(error, RolloutOptions) from None
+            raise error_of(complaints(error, RolloutOptions)) from None
         options.check()
         if self.hint_source == "successful_rollout":
             return SuccessfulRollouts(options)
@@ -427,46 +424,48 @@ class ComposerGRPOConfig(GRPOConfig):
             problem += "by their standard deviation"
             yield Finding("warning", "scale_rewards", problem, "set scale_rewards='none'")
 
-    def _length_of_the_denominator(self, found: Resolved) -> Iterator[ConfigError]:
+    def _length_of_the_denominator(self, found: Resolved) -> Iterator[Finding]:
         """Yield an error where the denominator is max_completion_length, and that is None."""
         mode = found.mode or MODES.get(self.loss_type or "")
         if mode == MODES["dr_grpo"] and self.max_completion_length is None:
             loss = f"loss_type={self.loss_type!r}" if self.loss_type else f"policy={self.policy!r}"
             problem = f"it is None, and {loss} divides the loss of a completion by it"
             remedy = "set it to the number of tokens that a completion may have, or set another loss_type"
-            yield ConfigError("max_completion_length", problem, remedy)
+            yield Finding("error", "max_completion_length", problem, remedy)
 
-    def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[ConfigError]:
+    def _wrong_options_beside(self, policy: Choice, mode: str) -> Iterator[Finding]:
         """Yield an error for each option of TRL that does not work beside a policy of ours."""
         denominators = ", ".join(MODES)
         if self.loss_type not in (None, *MODES, *OTHER_LOSSES):
-            yield unknown("loss_type", str(self.loss_type), MODES)
+            yield Finding.from_error(unknown("loss_type", str(self.loss_type), MODES))
         elif self.loss_type in OTHER_LOSSES:
             problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
             remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
-            yield ConfigError("loss_type", problem, remedy)
+            yield Finding("error", "loss_type", problem, remedy)
         elif mode not in DENOMINATORS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
-            yield ConfigError("loss_type", problem, f"set one of {denominators}")
+            yield Finding("error", "loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}
         for key, term in terms.items():
             if mode == "token-sum" and getattr(self, key, False):
                 problem = f"TRL's {term} is a mean, and {policy.name!r} is a sum over tokens"
-                yield ConfigError(key, problem, f"leave it at 0, or set loss_type to one of {denominators}")
+                yield Finding(
+                    "error", key, problem, f"leave it at 0, or set loss_type to one of {denominators}"
+                )
         sequence = self.importance_sampling_level == "sequence" and policy.loss.name in SEQUENCE_LEVEL
         if self.importance_sampling_level != "token" and not sequence:
             problem = f"it is {self.importance_sampling_level!r}, and {policy.name!r} has a level of its own"
             remedy = "remove it; for a sequence-level ratio set policy='gspo'"
-            yield ConfigError("importance_sampling_level", problem, remedy)
+            yield Finding("error", "importance_sampling_level", problem, remedy)
         corrected = upstream.corrects_rollouts(self)
         if corrected and "log_weights" in policy.optional:
             weights = self.vllm_importance_sampling_mode
             if weights not in TOKEN_WEIGHTS:
                 problem = f"it is {weights!r}, and {policy.name!r} takes one weight per token"
-                yield ConfigError("vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
+                yield Finding("error", "vllm_importance_sampling_mode", problem, "set it to 'token_truncate'")
         if corrected and "rollout_logprobs" in policy.loss.needs:
             problem = f"{policy.name!r} contains the ratio to vLLM already, and would be corrected twice"
-            yield ConfigError("vllm_importance_sampling_correction", problem, "set it to False")
+            yield Finding("error", "vllm_importance_sampling_correction", problem, "set it to False")
 
 
 class ComposerParser(TrlParser):

@@ -1,25 +1,23 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import typer
-import yaml
 
-from composer_plugins import migration
 from composer_plugins.cli.console import answer, foreign_code
 from composer_plugins.cli.doctor import examined, split
-from composer_plugins.errors import ConfigError, in_a_line, unknown
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
+from composer_plugins.objective import resolve
+from composer_plugins.objective.differences import EFFECTS, effect_of
+from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.objective import MISSING, Objective, of_choice
 
-FRAMEWORKS = ", ".join(migration.MODULES)
+FRAMEWORKS = ", ".join(one.name for one in OURS if resolve.is_readable(one))
 CHANGES = "What is trained changes, the most important first:"
 SMALL = "Only extreme values change, or all by as little as rounding:"
-SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
 def migrate(
@@ -56,10 +54,9 @@ def migrate(
         raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
     with foreign_code():
         objective, name = of_loss(loss) if loss else of_config(given or (), source, version)
-        if to not in migration.MODULES:
-            raise unknown("--to", to, migration.MODULES, noun="framework")
-        found = migration.migrate(objective, to, version)
-    versions = f"Written for {migration.module(to).release(version)}."
+        check(to, "--to")
+        found = resolve.migrate(objective, to, version)
+    versions = f"Written for {resolve.surface(to).release(version)}."
     if objective.read_as:
         versions = f"Read as a config of {objective.read_as}. {versions}"
     shown = comments(name, to, found, objective.unread, versions)
@@ -69,10 +66,10 @@ def migrate(
         raise typer.Exit(1)
 
 
-def of_loss(name: str) -> tuple[migration.Objective, str]:
+def of_loss(name: str) -> tuple[Objective, str]:
     """The objective of a loss of the catalogue, and what to call it."""
     try:
-        return migration.of_choice(choose("policy", name, option="--loss")), name
+        return of_choice(choose("policy", name, option="--loss")), name
     except ConfigError as error:
         if error.key == "--loss":
             raise
@@ -80,21 +77,26 @@ def of_loss(name: str) -> tuple[migration.Objective, str]:
         raise ConfigError("--loss", problem, "give a config file that sets it") from None
 
 
-def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[migration.Objective, str]:
+def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[Objective, str]:
     """The objective of a framework's file and options, and what to call it."""
-    if source not in migration.MODULES:
-        raise unknown("--from", source, migration.MODULES, noun="framework")
+    check(source, "--from")
     files, overrides = split(given)
-    together = getattr(migration.module(source), "together", None)  # where one run has several files
+    together = getattr(resolve.surface(source), "together", None)  # where one run has several files
     if len(files) > 1 and together is None:
         raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
     tables = [table_of(one) for one in files]
     table = replaced(together(tables) if together else next(iter(tables), {}), overrides)
-    return migration.read(source, table, version), f"{examined(files, overrides)} of {source}"
+    return resolve.resolve(source, table, version), f"{examined(files, overrides)} of {source}"
+
+
+def check(framework: str, option: str) -> None:
+    """Raise ConfigError at the option that names a framework, if its configs cannot be read and written."""
+    if framework not in resolve.readable():
+        raise unknown(option, framework, resolve.readable(), noun="framework")
 
 
 def comments(
-    name: str, to: str, found: migration.Migrated, unread: Sequence[str], versions: str = ""
+    name: str, to: str, found: resolve.Migrated, unread: Sequence[str], versions: str = ""
 ) -> Iterator[str]:
     """What was not understood, what the written config is, and each difference in a line."""
     if unread:
@@ -113,66 +115,9 @@ def comments(
         group = [one for one in found.differences if one.is_small is is_small]
         if group:
             yield head
-        for key, effect in migration.EFFECTS.items():
-            if alike := [one for one in group if migration.effect_of(one.what) == key]:
+        for key, effect in EFFECTS.items():
+            if alike := [one for one in group if effect_of(one.what) == key]:
                 yield from (f"  {one}" for one in alike)
                 yield f"    {effect.meaning} {effect.remedy}"
-    if any(migration.MISSING not in one.target for one in found.differences):
+    if any(MISSING not in one.target for one in found.differences):
         yield f"Where no remedy is named, {to} has no option for it."
-
-
-def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The table with the options of a command line: key=value, +key=value, and ~key to remove one."""
-    found: dict[str, Any] = deepcopy(dict(table))
-    for one in overrides:
-        key, _, text = one.lstrip("+~").partition("=")
-        *path, name = key.split(".")
-        if not all([*path, name]):
-            raise ConfigError(one, "it names no option", "write key=value")
-        inner = found
-        for part in path:
-            inner = inner.setdefault(part, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(key, f"{part} is {inner!r} in the file", "write a table of options there")
-        if one.startswith("~"):
-            inner.pop(name, None)
-        else:
-            inner[name] = parsed(text, key, of_yaml)
-    return found
-
-
-def table_of(file: Path) -> dict[str, Any]:
-    """A YAML or a TOML file as a table."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(file), f"cannot be read: {in_a_line(error)}", "name a text file") from None
-    found = parsed(text, str(file), tomllib.loads if file.suffix == ".toml" else of_yaml)
-    if not isinstance(found, dict):
-        raise ConfigError(str(file), f"it holds {found!r}", "give a file with a table of options")
-    return found
-
-
-def parsed(text: str, key: str, parse: Callable[[str], Any]) -> Any:
-    """What a text holds; `key` says in an error where the text is from."""
-    try:
-        return parse(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(key, f"cannot be parsed: {in_a_line(error)}", "correct it") from None
-
-
-def of_yaml(text: str) -> Any:
-    """What a text of YAML holds, with 1e-3 as a number."""
-    return numbers(yaml.safe_load(text))
-
-
-def numbers(value: Any) -> Any:
-    """The value with 1e-3 as a number, as verl's parser has it; YAML 1.1 takes it for a string."""
-    if isinstance(value, Mapping):
-        return {key: numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [numbers(one) for one in value]
-    if isinstance(value, str) and set(value) <= SCIENTIFIC:
-        with suppress(ValueError):
-            return float(value)
-    return value

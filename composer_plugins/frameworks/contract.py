@@ -80,15 +80,17 @@ def parameters_of(sets: Iterable[Sets], loss: Loss) -> dict[str, Conversion]:
 class Option:
     """An option of a framework that its loss reads, and what it does beside a loss of ours.
 
-    The first of `sets` that fits the loss says which parameters it sets. Otherwise `effect` says what it
-    does, or `without_effect` why it does nothing. A value equal to `default` counts as not set, so that a
-    loss keeps its own.
+    The first of `sets` that fits the loss says which parameters it sets. Otherwise `objective` names what
+    else of the objective it sets, `effect` says what it does, or `without_effect` why it does nothing. A
+    value equal to `default` counts as not set, so that a loss keeps its own.
     """
 
     key: str  # as it is written in the framework's config, below the table of its kind
     kind: Kind = "policy"
     default: Any = None
     sets: tuple[Sets, ...] = ()
+    objective: str = ""  # a field of Objective: "entropy", "mode", "temperature", "kl.weight", "kl.estimator"
+    conversion: Conversion = SAME  # of its value into that field's
     effect: str = ""
     adds_a_term: bool = False  # whether it chooses the policy loss, or belongs to a term that is added to it
     without_effect: str = ""  # why the framework's own losses do not read it either: a warning
@@ -99,7 +101,7 @@ class Option:
     @property
     def acts_by_parameters(self) -> bool:
         """Whether it acts on a loss of ours by setting parameters only."""
-        return not (self.effect or self.without_effect)
+        return not (self.effect or self.objective or self.without_effect)
 
     @property
     def is_of_the_policy(self) -> bool:
@@ -137,6 +139,13 @@ class Framework:
     provides: Mapping[Kind, frozenset[str]] = field(default_factory=dict)
     # By kind, why a statistic of the whole batch is not available: "TRL cuts the batch into micro-batches".
     partial_batch: Mapping[Kind, str] = field(default_factory=dict)
+    # Keys at the top of its configs that no config of another framework has.
+    marks: tuple[str, ...] = ()
+    # Keys that bear on the loss and that an Objective has no field for, with the values that change nothing;
+    # and keys without a bearing on the loss. Each stands for everything below it.
+    not_carried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    no_bearing: frozenset[str] = frozenset()
+    release: str = ""  # the release whose options the table has
     package: str = ""  # what is imported; "" where it is run from a checkout, because no index has it
     install: str = ""  # how to install it, for a message
     suffixes: tuple[str, ...] = ()  # of its config files, those that no other framework has

@@ -31,6 +31,7 @@ OTHERS = (
             "sapo_tau_pos": (Sets(("tau_pos",), ("sapo",)),),
             "sapo_tau_neg": (Sets(("tau_neg",), ("sapo",)),),
         },
+        marks=("generator",),
         convention="composer_plugins.testing.conventions.sums:SKYRL",
     ),
     Framework(name="openrlhf", title="OpenRLHF", names={"eps_clip": BOTH}),
@@ -38,8 +39,14 @@ OTHERS = (
         name="nemo-rl",
         title="NeMo-RL",
         names={"ratio_clip_min": LOW, "ratio_clip_max": HIGH, "ratio_clip_c": DUAL},
+        marks=("loss_fn",),
     ),
-    Framework(name="areal", title="AReaL", names={"eps_clip": BOTH, "eps_clip_higher": HIGH, "c_clip": DUAL}),
+    Framework(
+        name="areal",
+        title="AReaL",
+        names={"eps_clip": BOTH, "eps_clip_higher": HIGH, "c_clip": DUAL},
+        marks=("gconfig", "allocation_mode"),
+    ),
     Framework(
         name="slime", title="slime", names={"eps_clip": BOTH, "eps_clip_high": HIGH, "eps_clip_c": DUAL}
     ),
@@ -68,4 +75,11 @@ OTHERS = (
     ),
     Framework(name="eric-mitchell", title="direct-preference-optimization (DPO)"),
     Framework(name="official", title="SimPO"),
+    # Those below are known by their configs alone.
+    Framework(name="axolotl", title="Axolotl", marks=("base_model", "rl", "trl")),
+    Framework(name="easyr1", title="EasyR1", marks=("worker",)),
+    Framework(name="llama-factory", title="LLaMA-Factory", marks=("finetuning_type", "stage")),
+    Framework(name="ms-swift", title="ms-swift", marks=("rlhf_type",)),
+    Framework(name="roll", title="ROLL", marks=("actor_train", "actor_infer")),
+    Framework(name="trinity-rft", title="Trinity-RFT", marks=("explorer", "synchronizer")),
 )

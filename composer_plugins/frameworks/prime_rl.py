@@ -58,6 +58,7 @@ PRIME_RL = Framework(
     partial_batch=dict.fromkeys(
         ("policy", "divergence", "correction"), "PRIME-RL calls a loss with one sequence at a time"
     ),
+    marks=("orchestrator",),
     install=CLONE,
     suffixes=(".toml",),
     convention="composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",

@@ -50,6 +50,7 @@ VERL = Framework(
         "policy": "verl cuts the batch into micro-batches",
         "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
     },
+    marks=("actor_rollout_ref",),
     package="verl",
     install="pip install 'composer-plugins[verl]'",
     has_overrides=True,

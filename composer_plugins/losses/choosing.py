@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from composer_plugins.errors import ConfigError, near, raise_all, spelling, unknown
+from composer_plugins.errors import ConfigError, near, spelling, unknown
+from composer_plugins.findings import Finding, enforce
 from composer_plugins.losses import registry as installed
 from composer_plugins.losses.derived import kind_of_import_path, row_of_import_path
 from composer_plugins.losses.registry import Registry
@@ -129,7 +130,7 @@ def choose(
             meaning = "" if chosen.is_import_path else f": {loss.parameters[parameter].help}"
             raise ConfigError(f"{key}.{parameter}", f"{loss.name!r} has no default for it{meaning}", "set it")
     chosen = replace(chosen, params=merged)
-    raise_all(_without_effect(chosen, params or {}))
+    enforce(_without_effect(chosen, params or {}))
     return chosen
 
 
@@ -154,7 +155,7 @@ def _of_row(loss: Loss, option: str, dialect: Dialect | None) -> Choice:
     return Choice(loss, dict(dialect.params), option, dialect.upstream, dialect.optional)
 
 
-def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigError]:
+def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[Finding]:
     """Yield an error for each given parameter that acts only beside another one, where it does not act."""
     for name in given:
         other, *values = choice.loss.parameters[name].only_with or (name,)
@@ -164,7 +165,7 @@ def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigErro
         if value is None or (values and value not in values):
             problem = f"it has no effect, because {other} is {'not set' if value is None else repr(value)}"
             remedy = f"set {other}{f' to {values[0]!r}' if values else ''}, or remove it"
-            yield ConfigError(f"{choice.params_option}.{name}", problem, remedy)
+            yield Finding("error", f"{choice.params_option}.{name}", problem, remedy)
 
 
 def find(

@@ -10,11 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from composer_plugins.errors import ConfigError, caught, raise_all, unknown
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Finding, Findings, enforce
 
 MAX = sys.float_info.max
 
@@ -230,19 +231,20 @@ class Loss:
         a framework has for a parameter of a loss, "" for any other name. `others` are losses whose parameters
         an unknown name may mean.
         """
-        prefix, wrong, noun = f"{key}." if key else "", list[ConfigError](), f"{self.name} parameter"
+        prefix, wrong, noun = f"{key}." if key else "", Findings(), f"{self.name} parameter"
         for name, value in params.items():
             if name not in self.parameters:
                 if remedy := what_to_set(self, name):
-                    wrong.append(ConfigError(prefix + name, f"unknown {noun} {name!r}", remedy))
+                    wrong.append(Finding("error", prefix + name, f"unknown {noun} {name!r}", remedy))
                     continue
                 # A name that means a parameter of another loss is not a misspelling of one of this loss.
                 guess = not any(what_to_set(one, name) for one in others)
-                wrong.append(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
+                wrong.add(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
                 continue
             default = self.defaults.get(name, REQUIRED)
-            wrong += caught(partial(self.parameters[name].check, prefix + name, value, default))
-        raise_all(wrong)
+            with wrong.collected():
+                self.parameters[name].check(prefix + name, value, default)
+        enforce(wrong)
         return dict(params)
 
     def dialect(self, upstream: str, key: str = "") -> Dialect:

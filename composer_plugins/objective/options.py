@@ -1,11 +1,9 @@
 """The options of a framework that set parameters of our losses, beside the parameters that a user names."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
-from composer_plugins.diagnosis import Finding
-from composer_plugins.errors import ConfigError, caught, raise_all
+from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework, Option, parameters_of
 from composer_plugins.losses.row import REQUIRED, Loss
 
@@ -50,7 +48,7 @@ def parameters_set(
     ConfigError, at the framework's key, for an option that the loss does not have, for one that `params`
     contradict, and for a value out of its range.
     """
-    found, wrong = dict[str, SetBy](), list[ConfigError]()
+    found, wrong = dict[str, SetBy](), Findings()
     for option in framework.options_of(loss.kind):
         if option.key not in given or not option.acts_by_parameters or loss.name in option.fulfilled_by:
             continue
@@ -61,20 +59,20 @@ def parameters_set(
                 f"it is {value!r}, and it has no effect on the {loss.kind} {loss.name!r}, which has no such "
             )
             problem += "parameter"
-            wrong.append(ConfigError(key, problem, _instead(framework, option, loss, params_key)))
+            wrong.append(Finding("error", key, problem, _instead(framework, option, loss, params_key)))
         for name, conversion in sets.items():
             if conversion.values and (not isinstance(value, Hashable) or value not in conversion.values):
                 known = " or ".join(map(repr, (option.default, *conversion.values)))
-                wrong.append(ConfigError(key, f"it is {value!r}", f"set {known}"))
+                wrong.append(Finding("error", key, f"it is {value!r}", f"set {known}"))
                 continue
             ours = conversion.ours(value)
             if name in params and params[name] != ours:
                 problem = f"it is {value!r}, which sets {name} to {ours!r}, and {params_key}.{name} is "
-                wrong.append(ConfigError(key, f"{problem}{params[name]!r}", "set one of them"))
-            default = loss.defaults.get(name, REQUIRED)
-            wrong += caught(partial(loss.parameters[name].check, key, ours, default))
+                wrong.append(Finding("error", key, f"{problem}{params[name]!r}", "set one of them"))
+            with wrong.collected():
+                loss.parameters[name].check(key, ours, loss.defaults.get(name, REQUIRED))
             found[name] = SetBy(key, ours)
-    raise_all(wrong)
+    enforce(wrong)
     return found
 
 

@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
             for loss, dialect in found
             if dialect.framework == framework
         ]
-        parts.append(f"## {one.title}\n\n" + "\n".join(entries) + "\n")
+        parts += [f"## {one.title}\n\n" + "\n".join(entries) + "\n"] if entries else []
     published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
     what = "A parameter of a framework, and the one here. If the value differs, the second column says how."

@@ -44,7 +44,7 @@ def nodes(kind: type[Node], folder: str = "") -> Iterator[tuple[str, Node]]:
 
 def test_there_is_one_class_of_findings() -> None:
     classes = [(file, node.name) for file, node in nodes(ast.ClassDef) if node.name in ("Finding", "Fault")]
-    assert classes == [("composer_plugins/diagnosis.py", "Finding")]
+    assert classes == [("composer_plugins/findings.py", "Finding")]
 
 
 def test_regular_expressions_are_used_only_where_a_reason_is_given() -> None:

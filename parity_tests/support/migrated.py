@@ -21,7 +21,6 @@ from verl.utils import tensordict_utils
 from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from composer_plugins import migration
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
 from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
@@ -36,6 +35,8 @@ from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss
+from composer_plugins.objective.objective import NORM, Objective, of_choice
+from composer_plugins.objective.resolve import migrate, resolve, surface
 from parity_tests.support.prime_rl_doubles import GENERATIONS, scale
 from parity_tests.support.prime_rl_doubles import compute_loss as called_by_prime_rl
 
@@ -200,7 +201,7 @@ GRADIENTS: dict[str, Callable[[Mapping[str, Any], Batch], Tensor]] = {
 }
 
 
-def without_denominator(gradient: Tensor, objective: migration.Objective) -> Tensor:
+def without_denominator(gradient: Tensor, objective: Objective) -> Tensor:
     """A gradient times what the framework divided each token's share by."""
     lengths = torch.tensor(LENGTHS, dtype=torch.float64).unsqueeze(1)
     rows, tokens = len(LENGTHS), sum(LENGTHS)
@@ -273,12 +274,12 @@ def catalogue_tables() -> Iterator[Case]:
         choice = choose("policy", loss.name, required)
         # Advantages that every framework computes, and a constant for the mode that needs one.
         advantage = choose("advantage", "dr_grpo")
-        length = MAX_LENGTH if choice.mode == migration.NORM else None
+        length = MAX_LENGTH if choice.mode == NORM else None
         objective = replace(
-            migration.of_choice(choice), advantage=advantage, group_size=8, length=length, has_terms=True
+            of_choice(choice), advantage=advantage, group_size=8, length=length, has_terms=True
         )
         for framework in FRAMEWORKS:
-            yield Case(loss.name, framework, migration.module(framework).write(objective))
+            yield Case(loss.name, framework, surface(framework).write(objective))
 
 
 class Row(NamedTuple):
@@ -293,17 +294,17 @@ class Row(NamedTuple):
 
 def row(case: Case, target: str, seeds: int = 3) -> Row:
     """Migrate a case, and compare the two real loss paths on drawn batches."""
-    source = migration.read(case.framework, case.table)
-    found = migration.migrate(source, target)
+    source = resolve(case.framework, case.table)
+    found = migrate(source, target)
     differences = [str(one) for one in found.differences]
     if not differences:
-        back = migration.migrate(migration.read(target, found.table), case.framework)
+        back = migrate(resolve(target, found.table), case.framework)
         assert back.differences == (), (case, target)
     allowed = all(one.what.partition(".")[0] in SAME_GRADIENT for one in found.differences)
     largest = None
     if allowed:
         same_behaviour = any(one.what.endswith("_logprobs") for one in found.differences)
-        written = migration.read(target, found.table)
+        written = resolve(target, found.table)
         largest = 0.0
         for seed in range(seeds):
             batch = drawn(seed, same_behaviour=same_behaviour)

@@ -22,8 +22,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from composer_plugins.config import first_error
+from composer_plugins.config import complaints
 from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.findings import error_of
 
 OPTION = "--teachers"
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -137,7 +138,7 @@ def _teacher(entry: Any, key: str) -> Teacher:
 def _explained(error: ValidationError) -> ConfigError:
     missing = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
     if not missing:
-        return first_error(error, Teacher)
+        return error_of(complaints(error, Teacher))
     if missing[0].startswith("usd_"):
         problem = "there is no price"
         remedy = "write USD per million tokens, and 0 for a local server"

@@ -15,11 +15,13 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from composer_plugins import cli, migration
+from composer_plugins import cli
 from composer_plugins.adapters.prime_rl_plugin import native, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError
+from composer_plugins.objective.objective import MISSING
+from composer_plugins.objective.resolve import migrate, resolve
 from parity_tests.support import prime_rl_doubles
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
@@ -168,9 +170,9 @@ def command(tmp_path: Path) -> Run:
 
 
 def differences(text: str, target: str = "verl", version: str | None = None) -> list[str]:
-    objective = migration.read("prime-rl", tomllib.loads(text), version)
+    objective = resolve("prime-rl", tomllib.loads(text), version)
     assert objective.unread == ()
-    return [str(one) for one in migration.migrate(objective, target, version).differences]
+    return [str(one) for one in migrate(objective, target, version).differences]
 
 
 def written(out: str) -> Any:
@@ -207,22 +209,22 @@ def test_a_run_without_rewards_is_named_first_and_gets_no_policy_loss(
     assert shown[0].startswith("policy: none, because ") and shown[0].endswith("-> ???, for you to choose")
     assert all(word in shown[0] for word in (*words.split(), "without rewards")), shown
     assert "Nothing differs" not in out and "has no option for it" not in out
-    assert written(out)[0] == migration.MISSING and "loss_agg_mode" not in out and "adv_estimator" not in out
+    assert written(out)[0] == MISSING and "loss_agg_mode" not in out and "adv_estimator" not in out
 
 
 @pytest.mark.parametrize("target", ["verl", "prime-rl"])
 def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
-    objective = migration.read("prime-rl", tomllib.loads(OPD), "0.6.0")
-    found = migration.migrate(objective, target)
+    objective = resolve("prime-rl", tomllib.loads(OPD), "0.6.0")
+    found = migrate(objective, target)
     with pytest.raises(ConfigError, match=r"policy: .*'\?\?\?'"):
-        migration.read(target, found.table)
+        resolve(target, found.table)
 
 
 def test_the_mode_rl_trains_the_loss_of_the_file() -> None:
     text = OPD.replace('"opd"', '"rl"')
     assert differences(text, version="0.6.0") == []
     with pytest.raises(ConfigError, match="orchestrator.training_mode: unknown mode 'odp'"):
-        migration.read("prime-rl", tomllib.loads(OPD.replace('"opd"', '"odp"')), "0.6.0")
+        resolve("prime-rl", tomllib.loads(OPD.replace('"opd"', '"odp"')), "0.6.0")
 
 
 def test_sources_that_train_another_loss_are_named() -> None:
@@ -243,7 +245,7 @@ def test_sources_that_train_another_loss_are_named() -> None:
 )
 def test_sft_is_a_loss_of_0_5_alone(version: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        migration.read("prime-rl", tomllib.loads(SFT), version)
+        resolve("prime-rl", tomllib.loads(SFT), version)
     assert caught.value.key == "trainer.loss.type"
     assert all(word in f"{caught.value.problem} {caught.value.remedy}" for word in words), str(caught.value)
 
@@ -382,7 +384,7 @@ def test_sources_that_differ_are_each_named() -> None:
 
 def test_a_wrong_option_of_a_source_is_an_error_at_its_key() -> None:
     with pytest.raises(ConfigError, match="orchestrator.train.source.group_size: it is 0"):
-        migration.read("prime-rl", tomllib.loads(PER_SOURCE.replace("16", "0")))
+        resolve("prime-rl", tomllib.loads(PER_SOURCE.replace("16", "0")))
 
 
 # --- Kinds of files ------------------------------------------------------------------------------------
@@ -390,7 +392,7 @@ def test_a_wrong_option_of_a_source_is_an_error_at_its_key() -> None:
 
 def test_an_orchestrators_file_has_n_and_temperature_and_no_loss(command: Run) -> None:
     status, out, _ = command("migrate", ORCHESTRATOR, options=("--to", "verl"))
-    assert status == 1 and written(out) == (migration.MISSING, 8, 0.8)
+    assert status == 1 and written(out) == (MISSING, 8, 0.8)
     assert "# 1 of its properties differs:\n" in out and "Not understood" not in out
     assert "this is an orchestrator's own config, and the loss is in the trainer's file" in out
     assert at(yaml.safe_load(out), "algorithm.composer.advantage") == "dr_grpo@prime-rl"
@@ -401,12 +403,12 @@ def test_an_orchestrators_file_has_n_and_temperature_and_no_loss(command: Run) -
 
 def test_keys_of_an_own_file_are_named_as_they_stand_there(command: Run) -> None:
     text = ORCHESTRATOR.replace('id = "e"', 'id = "e"\nalgo.type = "rae"\nfoo = 1')
-    objective = migration.read("prime-rl", tomllib.loads(text))
+    objective = resolve("prime-rl", tomllib.loads(text))
     assert objective.unread == ("env.foo",) and objective.remarks == ("env.algo.type = 'rae'",)
     with pytest.raises(ConfigError, match="^sampling.temperature: it is -1"):
-        migration.read("prime-rl", tomllib.loads(ORCHESTRATOR.replace("0.8", "-1")))
+        resolve("prime-rl", tomllib.loads(ORCHESTRATOR.replace("0.8", "-1")))
     with pytest.raises(ConfigError, match="^loss.type: 'x' is not a loss"):
-        migration.read("prime-rl", {"loss": {"type": "x"}})
+        resolve("prime-rl", {"loss": {"type": "x"}})
     echo = 'group_size = 2\nalgo.type = "echo"\n'
     assert "warning: algo.type" in command("doctor", echo)[1]
 
@@ -522,7 +524,7 @@ def test_the_version_that_was_assumed_is_printed(
 
 def test_a_type_that_this_version_does_not_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'icepop' is not a loss of PRIME-RL 0.6: .*after 559b447"):
-        migration.read("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0")
+        resolve("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0")
 
 
 @pytest.mark.parametrize(

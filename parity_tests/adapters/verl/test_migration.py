@@ -23,7 +23,8 @@ from composer_plugins.adapters.verl_plugin import migration
 from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.config import at
 from composer_plugins.losses.choosing import choose
-from composer_plugins.migration import migrate, of_choice, read
+from composer_plugins.objective.objective import of_choice
+from composer_plugins.objective.resolve import migrate, resolve
 from composer_plugins.testing.assertions import tolerance
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_wheels import FOLDERS
@@ -100,14 +101,14 @@ def test_every_option_of_verls_own_defaults_is_understood(file: Path) -> None:
     """A new release's option is not understood before somebody has looked at it."""
     tree = yaml.safe_load(file.read_text())
     tree["algorithm"]["adv_estimator"] = "grpo"
-    objective = read("verl", tree)
+    objective = resolve("verl", tree)
     assert objective.unread == ()
     assert migrate(objective, "verl").differences == ()
 
 
 def test_omegaconf_calls_the_value_missing_that_stands_for_a_policy_loss() -> None:
     orchestrator = {"training_mode": "opd", "group_size": 8}
-    found = migrate(read("prime-rl", {"orchestrator": orchestrator}, "0.6.0"), "verl")
+    found = migrate(resolve("prime-rl", {"orchestrator": orchestrator}, "0.6.0"), "verl")
     config = OmegaConf.create(found.text)
     assert config.actor_rollout_ref.rollout.n == 8
     assert OmegaConf.missing_keys(config) == {"algorithm.composer.policy"}

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from composer_plugins import cli, migration
+from composer_plugins import cli
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED
-from composer_plugins.migration import EFFECTS, Objective, effect_of
+from composer_plugins.objective.differences import EFFECTS, NOT_CARRIED_OVER, TO_CORRECT, effect_of
+from composer_plugins.objective.differences import differences as differing
+from composer_plugins.objective.keys import not_understood
+from composer_plugins.objective.objective import KL, NORM, Objective, behaviours
+from composer_plugins.objective.resolve import migrate, resolve, surface
 
 # Options of ComposerConfig that no channel has.
 NOT_OF_A_CHANNEL = {"policy", "policy_params", "advantage", "advantage_params", "old_policy"}
@@ -51,10 +55,10 @@ def objectives(*kinds: str) -> Iterator[Objective]:
         one = choose(row.kind, row.name, required)
         yield Objective(
             policy=one if row.kind == "policy" else vespo,
-            mode=migration.NORM,
+            mode=NORM,
             advantage=one if row.kind == "advantage" else None,
             group_size=None if row.kind == "advantage" else 8,
-            kl=migration.KL(one if row.kind == "kl" else choose("kl", "k1"), 0.1),
+            kl=KL(one if row.kind == "kl" else choose("kl", "k1"), 0.1),
             correction=one if row.kind == "correction" else None,
             entropy=0.1,
             channels=options,
@@ -67,7 +71,7 @@ def test_every_property_has_a_sentence_and_every_sentence_a_property() -> None:
         what for one in objectives("policy", "advantage", "kl", "correction") for what in one.facts()
     }
     assert {"KL.denominator", "advantage.ddof", "policy_weight.multiplies", "hint_t_start"} < properties
-    properties |= {migration.NOT_CARRIED_OVER, migration.TO_CORRECT}
+    properties |= {NOT_CARRIED_OVER, TO_CORRECT}
     assert {effect_of(what) for what in properties} == set(EFFECTS)
 
 
@@ -101,10 +105,8 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(
 ) -> None:
     params = {"cap": 2.0, "log_ratio_clamp": value}
     kwargs = {"policy": "reinforce", "rollout_correction": "tis", "rollout_correction_params": params}
-    source = migration.read(
-        "prime-rl", {"loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs}}
-    )
-    target = migration.read(
+    source = resolve("prime-rl", {"loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs}})
+    target = resolve(
         "prime-rl",
         {
             "loss": {
@@ -114,7 +116,7 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(
             }
         },
     )
-    (found,) = migration.differences(source, target)
+    (found,) = differing(source, target)
     assert found.what == "rollout correction.log_ratio_clamp" and found.is_small is is_small
 
 
@@ -165,7 +167,7 @@ def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object
         ("prime-rl", {"orchestrator": {"group_size": value}}),
     ):
         with pytest.raises(ConfigError) as caught:
-            migration.read(framework, table)
+            resolve(framework, table)
         problems.add((caught.value.problem, caught.value.remedy))
     assert problems == {(f"it is {value!r}", "set an integer in [1, inf)")}
 
@@ -187,8 +189,8 @@ def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object
 )
 def test_verls_vanilla_is_named_as_the_loss_whose_options_it_has(actor: dict[str, Any], policy: str) -> None:
     table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": actor}}
-    assert migration.read("verl", table).policy.name == policy
-    assert not migration.migrate(migration.read("verl", table), "verl").differences
+    assert resolve("verl", table).policy.name == policy
+    assert not migrate(resolve("verl", table), "verl").differences
 
 
 def prime_rl(orchestrator: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -198,8 +200,8 @@ def prime_rl(orchestrator: dict[str, Any] | None = None, **kwargs: Any) -> dict[
 
 
 def differences(source: str, table: dict[str, Any], target: str, version: str | None = None) -> list[str]:
-    objective = migration.read(source, table, version)
-    return [str(one) for one in migration.migrate(objective, target, version).differences]
+    objective = resolve(source, table, version)
+    return [str(one) for one in migrate(objective, target, version).differences]
 
 
 def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> None:
@@ -220,14 +222,14 @@ def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> Non
 
 def test_what_both_configs_ask_for_is_no_difference() -> None:
     hint = prime_rl(policy="reinforce", hint_weight=0.1)
-    assert migration.read("prime-rl", hint, "0.5.0").remarks  # the hint's teacher, the divisor
+    assert resolve("prime-rl", hint, "0.5.0").remarks  # the hint's teacher, the divisor
     assert differences("prime-rl", hint, "prime-rl", "0.5.0") == []
 
 
 def test_an_algorithm_of_one_source_is_not_lost() -> None:
     train = {"source": [{"algo": {"type": "max_rl"}}, {"env": {"id": "a"}}]}
     table = prime_rl({"train": train}, policy="reinforce")
-    assert migration.read("prime-rl", table).remarks == ("orchestrator.train.source.algo.type = 'max_rl'",)
+    assert resolve("prime-rl", table).remarks == ("orchestrator.train.source.algo.type = 'max_rl'",)
 
 
 def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
@@ -236,24 +238,24 @@ def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
         "algorithm": {"composer": node},
         "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "composer"}}},
     }
-    found = migration.migrate(migration.read("verl", table), "prime-rl")
-    written = migration.read("prime-rl", tomllib.loads(found.text)).policy
+    found = migrate(resolve("verl", table), "prime-rl")
+    written = resolve("prime-rl", tomllib.loads(found.text)).policy
     assert written.value("dual_clip") is None and written.value("log_ratio_clamp") == 20.0
 
 
 def test_bounds_keep_all_their_digits() -> None:
     params = {"low": 0.123456789, "high": 2.000000001}
     table = prime_rl(policy="reinforce", rollout_correction="icepop", rollout_correction_params=params)
-    found = migration.migrate(migration.read("prime-rl", table), "verl")
-    correction = migration.read("verl", found.table).correction
+    found = migrate(resolve("prime-rl", table), "verl")
+    correction = resolve("verl", found.table).correction
     assert correction is not None and {name: correction.value(name) for name in params} == params
-    shown = migration.differences(migration.read("verl", found.table), migration.read("prime-rl", table))
+    shown = differing(resolve("verl", found.table), resolve("prime-rl", table))
     assert [str(one) for one in shown if "high" in one.what or "low" in one.what] == []
 
 
 def test_a_kl_in_the_reward_with_weight_0_is_none() -> None:
     algorithm = {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0}}
-    assert migration.read("verl", {"algorithm": algorithm}).kl is None
+    assert resolve("verl", {"algorithm": algorithm}).kl is None
 
 
 def test_the_policy_of_the_workers_is_the_one_in_their_own_table() -> None:
@@ -262,7 +264,7 @@ def test_the_policy_of_the_workers_is_the_one_in_their_own_table() -> None:
         "algorithm": {"composer": {"policy": "gspo"}},
         "actor_rollout_ref": {"actor": {"policy_loss": policy_loss}},
     }
-    assert migration.read("verl", table).policy.name == "cispo"
+    assert resolve("verl", table).policy.name == "cispo"
 
 
 @pytest.mark.parametrize("pair", [("verl", "prime-rl"), ("prime-rl", "verl")])
@@ -273,7 +275,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
     correction = choose("correction", "icepop", {"log_ratio_clamp": 20.0})
     exact = 0
     for one in objectives("policy"):
-        old, rollout = migration.behaviours(one.policy, "rollout engine", "rollout engine")
+        old, rollout = behaviours(one.policy, "rollout engine", "rollout engine")
         plain = Objective(
             policy=one.policy,
             mode="token-mean",
@@ -284,16 +286,16 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
             correction=None if old or rollout else correction,
         )
         try:
-            first = migration.read(source, migration.module(source).write(plain))
-            there = migration.migrate(first, target)
+            first = resolve(source, surface(source).write(plain))
+            there = migrate(first, target)
         except ConfigError:  # one of them does not have the loss
             continue
-        second = migration.read(target, parse[target](there.text))
-        assert second.facts() == migration.read(target, there.table).facts()
+        second = resolve(target, parse[target](there.text))
+        assert second.facts() == resolve(target, there.table).facts()
         assert there.differences == (), one.policy.name
-        back = migration.migrate(second, source)
+        back = migrate(second, source)
         assert back.differences == ()
-        assert migration.read(source, parse[source](back.text)).facts() == first.facts()
+        assert resolve(source, parse[source](back.text)).facts() == first.facts()
         exact += 1
     assert exact > 20
 
@@ -303,11 +305,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
     [
         (
             "verl",
-            {
-                "actor_rollout_ref": {
-                    "actor": {"loss_agg_mode": migration.NORM, "loss_scale_factor": float("inf")}
-                }
-            },
+            {"actor_rollout_ref": {"actor": {"loss_agg_mode": NORM, "loss_scale_factor": float("inf")}}},
         ),
         ("verl", {"algorithm": {"composer": [1]}}),
         ("prime-rl", {"orchestrator": {"algo": "grpo"}}),
@@ -317,7 +315,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
 )
 def test_another_type_of_value_is_one_error(framework: str, table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="set a|write a table|correct the value"):
-        migration.migrate(migration.read(framework, table), framework)
+        migrate(resolve(framework, table), framework)
 
 
 @pytest.mark.parametrize(
@@ -333,9 +331,9 @@ def test_an_older_prime_rl_gets_the_options_that_it_has(
 ) -> None:
     algorithm = {"adv_estimator": "composer", "composer": {"advantage": "maxrl"}}
     table = {"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 8, "temperature": 0.7}}}
-    found = migration.migrate(migration.read("verl", table), "prime-rl", version)
+    found = migrate(resolve("verl", table), "prime-rl", version)
     assert found.table["orchestrator"] == expected
-    read = migration.read("prime-rl", tomllib.loads(found.text), version)
+    read = resolve("prime-rl", tomllib.loads(found.text), version)
     assert (read.group_size, read.temperature) == (8, 0.7)
     different = [one.what for one in found.differences]
     assert ("advantage" in different) is (version is not None)
@@ -352,7 +350,7 @@ def test_a_value_of_another_type_is_named_by_its_key() -> None:
     for key, value in (("clip_ratio_high", [1]), ("kl_loss_type", ["k3"])):
         table = {"actor_rollout_ref": {"actor": {"use_kl_loss": True, key: value}}}
         with pytest.raises(ConfigError, match=key):
-            migration.read("verl", table)
+            resolve("verl", table)
 
 
 # What a launch script of verl sets beside the loss.
@@ -437,8 +435,8 @@ def test_which_keys_are_not_understood() -> None:
         "e": {},
         "g": None,
     }
-    assert list(migration.not_understood(table, known)) == ["a.y", "a.z", "c.d", "g"]
-    assert list(migration.not_understood({"a": None, "c": {"d": None}}, known)) == []
+    assert list(not_understood(table, known)) == ["a.y", "a.z", "c.d", "g"]
+    assert list(not_understood({"a": None, "c": {"d": None}}, known)) == []
 
 
 @pytest.mark.parametrize(
@@ -481,7 +479,7 @@ worker:
         ("verl", "algorithm: {}\nexplorer: {}\nsynchronizer: {}", "Trinity-RFT: explorer, synchronizer"),
         ("verl", "loss_fn: {ratio_clip_min: 0.2}\npolicy: {}", "NeMo-RL: loss_fn"),
         ("verl", "gconfig: {n_samples: 4}\nactor: {}", "AReaL: gconfig"),
-        ("verl", "orchestrator: {group_size: 8}\ntrainer: {}", "prime-rl: orchestrator|set --from prime-rl"),
+        ("verl", "orchestrator: {group_size: 8}\ntrainer: {}", "PRIME-RL: orchestrator|set --from prime-rl"),
         ("prime-rl", "actor_rollout_ref: {}\ntrainer: {}", "verl: actor_rollout_ref|set --from verl"),
         ("prime-rl", "worker: {}\ntrainer: {}", "EasyR1: worker|prime-rl's options"),
     ],
@@ -498,4 +496,4 @@ def test_a_config_of_another_schema_is_refused_by_its_name(
 
 def test_a_config_with_the_tables_of_its_framework_is_one_of_it() -> None:
     table = {"actor_rollout_ref": {"rollout": {"n": 2}}, "worker": {"x": 1}}
-    assert migration.read("verl", table).unread == ("worker",)
+    assert resolve("verl", table).unread == ("worker",)

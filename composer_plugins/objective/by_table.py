@@ -1,0 +1,188 @@
+"""The configs of a framework that has a table and no module of its own: read, written and examined."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from composer_plugins.config import at, unlikely
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
+from composer_plugins.findings import Finding, Findings
+from composer_plugins.frameworks.contract import Framework, NamedLoss, Option
+from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
+from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
+from composer_plugins.objective.options import given_options, parameters_set, without_effect
+
+# By the field of the objective that an option sets: its range, or the kind of the row that it names.
+NUMBERS = {"entropy": NUMBER, "temperature": POSITIVE, "group_size": COUNT, "length": COUNT}
+NUMBERS |= {"kl.weight": WEIGHT}
+KINDS = {"kl.estimator": "kl", "advantage": "advantage"}
+
+
+class ByTable:
+    """The configs of one framework, by its table (`frameworks.contract.Framework`)."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+        self.choosers = tuple(dict.fromkeys(key for one in framework.losses for key in one.options))
+        self.keys = {*self.choosers, *(one.key for one in framework.options)}
+        self.known = {*self.keys, *framework.not_carried, *framework.no_bearing}
+        self.KNOWN = {key.partition(".")[0] for key in self.known}
+
+    def read(self, table: Mapping[str, Any], version: str | None = None) -> Objective:
+        """What the framework trains with this config, which may leave out what is at its default.
+
+        Raises ConfigError for a loss, a denominator or a value that the framework does not have, and for an
+        option that its loss does not read.
+        """
+        policy, _ = self._policy(table)
+        found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
+        mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
+        old, rollout = behaviours(policy, "trainer", "rollout engine")
+        kl = None
+        if found.get("kl.weight"):
+            kl = KL(found.get("kl.estimator") or choose("kl", "k3"), found["kl.weight"])
+        return Objective(
+            policy=policy,
+            mode=mode,
+            length=found.get("length"),
+            old=old,
+            rollout=rollout,
+            advantage=found.get("advantage"),
+            group_size=found.get("group_size"),
+            kl=kl,
+            entropy=found.get("entropy") or 0.0,
+            temperature=found.get("temperature") or 1.0,
+            denominators={"KL": mode, "entropy bonus": mode},
+            remarks=tuple(not_carried(table, self.framework.not_carried)),
+            unread=tuple(not_understood(table, self.known)),
+            read_as=self.release(version),
+        )
+
+    def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
+        """A config for this objective, as far as the framework runs it; ConfigError without such a loss."""
+        if objective.no_policy:
+            options: dict[str, Any] = {self.choosers[0]: MISSING}
+        else:
+            name = objective.policy.loss.name
+            having = [one for one in self.framework.losses if one.row.partition("@")[0] == name]
+            if not having:
+                names = ", ".join(dict.fromkeys(one.row for one in self.framework.losses))
+                problem = f"{self.framework.title} has no loss {name!r}"
+                raise ConfigError("--to", problem, f"its losses are {names}")
+            options = min((self._options(one, objective.policy) for one in having), key=len)
+        kl = objective.kl if objective.kl and objective.kl.place == "loss" else None
+        ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
+        ours |= {"mode": objective.mode, "advantage": objective.advantage and objective.advantage.name}
+        ours |= {"kl.weight": kl.weight, "kl.estimator": kl.estimator.name} if kl else {}
+        for option in self._of_the_objective():
+            theirs = self._theirs(option, ours.get(option.objective))
+            if theirs is not None and theirs != option.default:
+                options[option.key] = theirs
+        return nested(options)
+
+    def render(self, table: Mapping[str, Any]) -> str:
+        """The config as YAML."""
+        return yaml.safe_dump(dict(table), sort_keys=False)
+
+    def release(self, version: str | None = None) -> str:
+        """The release whose options the table has."""
+        return f"{self.framework.title} {self.framework.release}".strip()
+
+    def examine(self, table: Mapping[str, Any]) -> Findings:
+        """What a doctor reports of a config: errors, keys that are not understood, options without effect."""
+        found, title = Findings(), self.framework.title
+        with found.collected():
+            self.read(table)
+        for key in not_understood(table, self.known):
+            nearest = near(key, self.known)
+            remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
+            found.append(Finding("warning", key, f"it is no option of {title} that is known here", remedy))
+        given = self._given(table)
+        found += without_effect(self.framework, "policy", given)
+        if not found or all(one.severity != "error" for one in found):
+            policy, keys = self._policy(table)
+            found += unlikely(policy, keys)
+            mode, own = self.read(table).mode, policy.mode
+            key = next((one.key for one in self._of_the_objective() if one.objective == "mode"), "")
+            if key and own and mode != own and not policy.upstream:
+                problem = f"it stands for {mode!r}, and {policy.name!r} is reduced by {own!r}"
+                found.append(Finding("warning", key, problem, f"set the one that stands for {own!r}"))
+        return found
+
+    def _of_the_objective(self) -> list[Option]:
+        return [one for one in self.framework.options if one.objective]
+
+    def _given(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        def value_of(key: str, default: Any) -> Any:
+            return default if (found := at(table, key)) is None else found
+
+        return given_options(self.framework.options_of("policy"), value_of)
+
+    def _policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
+        """The policy loss, and by parameter the option that sets it."""
+        named = self.framework.losses[0]
+        chosen = {key: at(table, key) for key in self.choosers}
+        wanted = {key: named.options.get(key) if one is None else one for key, one in chosen.items()}
+        row = self.framework.row_of(**{key: one for key, one in wanted.items() if one is not None})
+        if row is None:
+            key = next(key for key in self.choosers if chosen[key] is not None)
+            known = {str(one.options.get(key)) for one in self.framework.losses}
+            raise unknown(key, str(wanted[key]), known, noun="loss")
+        choice = choose("policy", row)
+        set_by = parameters_set(self.framework, choice.loss, {}, self._given(table), params_key="")
+        values = {name: one.value for name, one in set_by.items()}
+        keys = {name: one.key for name, one in set_by.items()}
+        return replace(choice, params={**choice.params, **values}), keys
+
+    def _converted(self, option: Option, table: Mapping[str, Any]) -> Any:
+        """The value of the objective's field that an option sets."""
+        value = option.default if (found := at(table, option.key)) is None else found
+        if value is None:
+            return None
+        if option.objective in NUMBERS:
+            NUMBERS[option.objective].check(option.key, value, option.default)
+        known = self.framework.denominators if option.objective == "mode" else option.conversion.values
+        if known and value not in known:
+            raise unknown(option.key, str(value), map(str, known), noun="value")
+        ours = known[value] if known else option.conversion.ours(value)
+        return choose(KINDS[option.objective], ours) if option.objective in KINDS else ours  # type: ignore[arg-type]
+
+    def _theirs(self, option: Option, ours: Any) -> Any:
+        """The framework's value of an option that sets a field of the objective; None where it has none."""
+        if ours is None:
+            return None
+        if option.objective == "mode":
+            names = {mode: name for name, mode in reversed([*self.framework.denominators.items()])}
+            return names.get(ours)
+        if not option.conversion.values:
+            return option.conversion.theirs(ours)
+        names = {
+            str(row).partition("@")[0]: name for name, row in reversed([*option.conversion.values.items()])
+        }
+        return names.get(str(ours).partition("@")[0])
+
+    def _options(self, named: NamedLoss, policy: Choice) -> dict[str, Any]:
+        """The options that choose a loss, and those that set its parameters as `policy` has them."""
+        row, options = choose("policy", named.row), dict[str, Any](named.options)
+        for option in self.framework.options_of("policy"):
+            sets = next((one for one in option.sets if one.is_of(policy.loss)), None)
+            values = [policy.value(name) for name in sets.parameters] if sets else []
+            same = [row.value(name) for name in sets.parameters] if sets else []
+            if sets and values != same and len(set(values)) == 1 and not isinstance(values[0], dict):
+                options[option.key] = sets.conversion.theirs(values[0])
+        return options
+
+
+def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by dotted keys as nested tables."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        *path, name = key.split(".")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    return found

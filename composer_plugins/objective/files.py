@@ -1,0 +1,71 @@
+"""The config files of the frameworks: a YAML or a TOML as a table, with the options of a command line."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from composer_plugins.errors import ConfigError, in_a_line
+
+SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
+
+
+def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The table with the options of a command line: key=value, +key=value, and ~key to remove one."""
+    found: dict[str, Any] = deepcopy(dict(table))
+    for one in overrides:
+        key, _, text = one.lstrip("+~").partition("=")
+        *path, name = key.split(".")
+        if not all([*path, name]):
+            raise ConfigError(one, "it names no option", "write key=value")
+        inner = found
+        for part in path:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(key, f"{part} is {inner!r} in the file", "write a table of options there")
+        if one.startswith("~"):
+            inner.pop(name, None)
+        else:
+            inner[name] = parsed(text, key, of_yaml)
+    return found
+
+
+def table_of(file: Path) -> dict[str, Any]:
+    """A YAML or a TOML file as a table."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(file), f"cannot be read: {in_a_line(error)}", "name a text file") from None
+    found = parsed(text, str(file), tomllib.loads if file.suffix == ".toml" else of_yaml)
+    if not isinstance(found, dict):
+        raise ConfigError(str(file), f"it holds {found!r}", "give a file with a table of options")
+    return found
+
+
+def parsed(text: str, key: str, parse: Callable[[str], Any]) -> Any:
+    """What a text holds; `key` says in an error where the text is from."""
+    try:
+        return parse(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(key, f"cannot be parsed: {in_a_line(error)}", "correct it") from None
+
+
+def of_yaml(text: str) -> Any:
+    """What a text of YAML holds, with 1e-3 as a number."""
+    return numbers(yaml.safe_load(text))
+
+
+def numbers(value: Any) -> Any:
+    """The value with 1e-3 as a number, as verl's parser has it; YAML 1.1 takes it for a string."""
+    if isinstance(value, Mapping):
+        return {key: numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [numbers(one) for one in value]
+    if isinstance(value, str) and set(value) <= SCIENTIFIC:
+        with suppress(ValueError):
+            return float(value)
+    return value
