@@ -24,6 +24,9 @@ from composer_plugins.diagnosis import Examination, Finding, Severity, Target
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
+from composer_plugins.objective.by_table import ByTable
+from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.resolve import is_read_by_table
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -34,8 +37,8 @@ NOUNS: dict[Severity, tuple[str, str]] = {
 
 
 def examinable() -> dict[str, Framework]:
-    """The frameworks with a doctor, by name."""
-    return {name: one for name, one in frameworks().items() if one.doctor}
+    """The frameworks whose configs can be examined, by name: by their doctor, or by their table alone."""
+    return {name: one for name, one in frameworks().items() if one.doctor or is_read_by_table(one)}
 
 
 def doctor(
@@ -83,7 +86,10 @@ def doctor(
         suffixes = " ".join(known.suffixes)
         raise ConfigError("FILE", f"no config file of {name} is given", f"give one ({suffixes})")
     with foreign_code():
-        found = import_module(known.doctor).examine(files, Target(python, version, overrides))
+        if known.doctor:
+            found = import_module(known.doctor).examine(files, Target(python, version, overrides))
+        else:
+            found = examine(known, files, overrides)
     if as_json:
         answer(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
@@ -91,6 +97,15 @@ def doctor(
         print_findings(console, examined(files, overrides), found)
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
+
+
+def examine(framework: Framework, files: Sequence[Path], overrides: Sequence[str]) -> Examination:
+    """What the table of a framework says of a config; its environment is not examined."""
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+    by_table = ByTable(framework)
+    table = replaced(table_of(files[0]) if files else {}, overrides)
+    return Examination(f"the table of {by_table.release()}", tuple(by_table.examine(table)))
 
 
 def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:

@@ -1,39 +1,9 @@
 """Frameworks without an adapter: their names of parameters. Their dialects are in the rows of the losses."""
 
-from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, Framework, Sets
-
-# The losses whose clip is a distance from 1, and those that have a second clip where A < 0.
-CLIPPED = (
-    "ppo",
-    "grpo",
-    "dapo",
-    "dr_grpo",
-    "gspo",
-    "gspo_token",
-    "luspo",
-    "gmpo",
-    "minirl",
-    "opsm",
-    "clip_cov",
-)
-LOW, HIGH = (Sets(("clip_low",), CLIPPED),), (Sets(("clip_high",), CLIPPED),)
-BOTH, DUAL = (Sets(("clip_low", "clip_high"), CLIPPED),), (Sets(("dual_clip",)),)
-BY_RATIO = tuple(name for name in (*CLIPPED, "cispo") if name != "gmpo")  # gmpo's bounds are of the log ratio
+from composer_plugins.frameworks.clips import BOTH, DUAL, HIGH, LOW
+from composer_plugins.frameworks.contract import Framework, Sets
 
 OTHERS = (
-    Framework(
-        name="skyrl",
-        title="SkyRL",
-        names={
-            "eps_clip_low": LOW,
-            "eps_clip_high": HIGH,
-            "clip_ratio_c": DUAL,
-            "sapo_tau_pos": (Sets(("tau_pos",), ("sapo",)),),
-            "sapo_tau_neg": (Sets(("tau_neg",), ("sapo",)),),
-        },
-        marks=("generator",),
-        convention="composer_plugins.testing.conventions.sums:SKYRL",
-    ),
     Framework(name="openrlhf", title="OpenRLHF", names={"eps_clip": BOTH}),
     Framework(
         name="nemo-rl",
@@ -44,7 +14,13 @@ OTHERS = (
     Framework(
         name="areal",
         title="AReaL",
-        names={"eps_clip": BOTH, "eps_clip_higher": HIGH, "c_clip": DUAL},
+        names={
+            "eps_clip": BOTH,
+            "eps_clip_higher": HIGH,
+            "c_clip": DUAL,
+            "sapo_tau_pos": (Sets(("tau_pos",), ("sapo",)),),
+            "sapo_tau_neg": (Sets(("tau_neg",), ("sapo",)),),
+        },
         marks=("gconfig", "allocation_mode"),
     ),
     Framework(
@@ -53,16 +29,6 @@ OTHERS = (
     Framework(name="oat", title="oat"),
     Framework(name="open-instruct", title="open-instruct"),
     Framework(name="liger", title="Liger Kernel"),
-    Framework(
-        name="tinker",
-        title="Tinker and its cookbook",
-        names={
-            "clip_low_threshold": (Sets(("clip_low",), BY_RATIO, ONE_MINUS),),
-            "clip_high_threshold": (Sets(("clip_high",), BY_RATIO, MINUS_ONE),),
-            "kl_penalty_coef": (Sets(("kl_coef",), ("opd",)),),
-        },
-        convention="composer_plugins.testing.conventions.sums:TINKER",
-    ),
     Framework(name="r1-zero", title="understand-r1-zero (Dr. GRPO)"),
     Framework(name="stable-rl", title="Stable-RL (DPPO)"),
     Framework(name="gmpo", title="GMPO"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework, Option, parameters_of
 from composer_plugins.losses.row import REQUIRED, Loss
@@ -69,8 +70,13 @@ def parameters_set(
             if name in params and params[name] != ours:
                 problem = f"it is {value!r}, which sets {name} to {ours!r}, and {params_key}.{name} is "
                 wrong.append(Finding("error", key, f"{problem}{params[name]!r}", "set one of them"))
-            with wrong.collected():
+            try:
                 loss.parameters[name].check(key, ours, loss.defaults.get(name, REQUIRED))
+            except ConfigError as error:
+                converted = ours is not value and ours != value
+                problem = f"it is {value!r}, which sets {name} to {ours!r}" if converted else error.problem
+                remedy = f"{error.remedy} as {conversion.formula(option.key)}" if converted else error.remedy
+                wrong.append(Finding("error", key, problem, remedy))
             found[name] = SetBy(key, ours)
     enforce(wrong)
     return found

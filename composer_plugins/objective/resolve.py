@@ -58,7 +58,12 @@ def readable() -> dict[str, Framework]:
 
 def is_readable(framework: Framework) -> bool:
     """Whether the configs of a framework can be read: by its adapter's module, or by its table."""
-    return bool(framework.migration or framework.options and framework.losses)
+    return bool(framework.migration) or is_read_by_table(framework)
+
+
+def is_read_by_table(framework: Framework) -> bool:
+    """Whether the table of a framework says all that is needed to read its configs."""
+    return bool(framework.options and framework.losses and not framework.migration)
 
 
 def surface(name: str) -> Surface:

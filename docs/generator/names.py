@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import frameworks, other_names
 from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
@@ -35,11 +36,14 @@ def pages() -> dict[str, str]:
     unknown = {dialect.framework for _, dialect in found} - set(frameworks())
     assert not unknown, f"composer_plugins/frameworks has no table of {', '.join(sorted(unknown))}"
     for framework, one in frameworks().items():
+        named = _by_row(one)
         entries = [
-            f"- {there(dialect)} → {_here(loss, dialect)}{f': {plain(dialect.note)}' if dialect.note else ''}"
+            f"- {named.pop(f'{loss.name}@{dialect.upstream}', '') or there(dialect)} → {_here(loss, dialect)}"
+            + (f": {plain(dialect.note)}" if dialect.note else "")
             for loss, dialect in found
             if dialect.framework == framework
         ]
+        entries += [f"- {theirs} → `{row}`" for row, theirs in named.items()]
         parts += [f"## {one.title}\n\n" + "\n".join(entries) + "\n"] if entries else []
     published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
@@ -47,6 +51,18 @@ def pages() -> dict[str, str]:
     head = f"## Parameters\n\n{what}\n\n"
     parts.append(head + table(("there", "here", "of"), _parameters()))
     return {"losses/names.md": "\n".join(parts)}
+
+
+def _by_row(framework: Framework) -> dict[str, str]:
+    """By row, the options of a framework that choose it, each with its values: "`loss_type: grpo | bnpo`"."""
+    found = dict[str, dict[str, dict[str, None]]]()
+    for one in framework.losses:
+        for key, value in one.options.items():
+            found.setdefault(one.row, {}).setdefault(key, {})[str(value)] = None
+    return {
+        row: " with ".join(f"`{key}: {' | '.join(values)}`" for key, values in options.items())
+        for row, options in found.items()
+    }
 
 
 def there(dialect: Dialect) -> str:
