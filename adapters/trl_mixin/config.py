@@ -29,6 +29,7 @@ from composer_plugins.frameworks.trl import (
     MODES,
     OTHER_LOSSES,
     SEQUENCE_LEVEL,
+    SINCE,
     TOKEN_WEIGHTS,
     TRL,
 )
@@ -61,9 +62,9 @@ def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> Confi
     """The error for an option that does not exist, beside those that are given."""
     if name in NOT_AVAILABLE:
         return not_available(name, NOT_AVAILABLE[name])
-    if name in upstream.SINCE:
+    if name in SINCE:
         problem = f"the installed TRL {upstream.VERSION} does not have it"
-        return ConfigError(name, problem, f"install trl {upstream.SINCE[name]} or newer, or remove it")
+        return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
     clipped = of_kind(losses(), "policy")["ppo"]
     if given.get("loss_type") == "cispo" and counterpart(TRL, name, clipped) == "epsilon_high":
         remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"

@@ -17,6 +17,7 @@ from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.trl import NOT_GRPO
 from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
@@ -46,8 +47,8 @@ def check_class(cls: type, mixin: type) -> None:
     order = cls.__mro__
     of_trl = [base for base in order if base.__module__.startswith("trl.")]
     for base in of_trl:
-        if base.__name__ in upstream.NOT_GRPO:
-            reason, remedy = upstream.NOT_GRPO[base.__name__]
+        if base.__name__ in NOT_GRPO:
+            reason, remedy = NOT_GRPO[base.__name__]
             raise ConfigError(bases, f"{base.__name__} cannot have the channels, because {reason}", remedy)
         if issubclass(base, GRPOTrainer) and base not in (GRPOTrainer, *upstream.own_policies(cls)):
             problem = f"{base.__module__}.{base.__name__} has not been tested with the channels"

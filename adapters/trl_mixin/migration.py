@@ -13,7 +13,16 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES, MODES, OF_MODES, SEQUENCE_LEVEL, TRL
+from composer_plugins.frameworks.trl import (
+    LOSS_OPTIONS,
+    LOSS_TYPES,
+    MODES,
+    OF_MODES,
+    SEQUENCE_LEVEL,
+    TRL,
+    VLLM_BOUNDS,
+    VLLM_WEIGHTS,
+)
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.migration import (
     COUNT,
@@ -32,15 +41,6 @@ from composer_plugins.migration import (
     not_understood,
 )
 
-# vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.
-WEIGHTS = {
-    "token_truncate": ("tis", "token"),
-    "sequence_truncate": ("tis", "sequence"),
-    "token_mask": ("mis", "token"),
-    "sequence_mask": ("mis", "sequence"),
-}
-BOUNDS = {"tis": ("floor", "cap"), "mis": ("low", "high")}  # of clip_min and clip_max
-
 # Options that decide how the batch is made and cut, and no term of the loss.
 BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"}
 BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
@@ -54,40 +54,12 @@ BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vl
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
 NAMES = (OURS | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
-# Options that change what is sampled, or what the model computes, with their values that change nothing.
-NOT_CARRIED: dict[str, tuple[Any, ...]] = {
-    "top_p": (None, 1.0),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (None, 1.0),
-    "generation_kwargs": (None, {}),
-    "neftune_noise_alpha": (None, 0.0),
-}
 # Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
 CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
 # Options that have no bearing on the loss: those of transformers' Trainer, of TRL's script and models, the
 # rest of GRPOConfig, and names of earlier releases of these.
 NO_BEARING = {one.name for cls in (TrainingArguments, ModelConfig, ScriptArguments) for one in fields(cls)}
-_OTHERS = """
-    cache_implementation disable_dropout ds3_gather_for_generation log_completions log_completions_hub_repo
-    log_unique_prompts max_tool_calling_iterations model_init_kwargs num_completions_to_print shuffle_dataset
-    transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
-    use_transformers_paged vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
-    vllm_guided_decoding_regex vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
-    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
-    vllm_tensor_parallel_size
-
-    datasets streaming test_split_size reward_model_name_or_path reward_funcs env config wandb_project
-    wandb_entity wandb_run_group max_prompt_length torch_dtype use_liger_loss wandb_log_unique_prompts
-
-    adafactor dispatch_batches evaluation_strategy fp16_backend fp16_opt_level fsdp_min_num_params
-    fsdp_transformer_layer_cls_to_wrap group_by_length half_precision_backend include_inputs_for_metrics
-    include_tokens_per_second jit_mode_eval logging_dir mp_parameters no_cuda num_input_tokens_seen
-    overwrite_output_dir past_index per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id
-    push_to_hub_organization push_to_hub_token ray_scope save_safetensors split_batches torchdynamo
-    tpu_metrics_debug tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device warmup_ratio
-"""
-NO_BEARING |= {*_OTHERS.split()}
+NO_BEARING |= TRL.no_bearing
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -133,8 +105,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "replay_weight": ALL_ROWS,
             "policy_weight": "the policy loss, the KL and the entropy bonus",
         },
-        remarks=(*_remarks(options), *not_carried(table, NOT_CARRIED)),
-        unread=tuple(not_understood(table, NAMES | BATCH | NOT_CARRIED.keys() | NO_BEARING)),
+        remarks=(*_remarks(options), *not_carried(table, TRL.not_carried)),
+        unread=tuple(not_understood(table, NAMES | BATCH | TRL.not_carried.keys() | NO_BEARING)),
         read_as=release(version),
     )
 
@@ -229,10 +201,10 @@ def _correction(options: ComposerGRPOConfig) -> Choice | None:
     if not upstream.corrects_rollouts(options):
         return None
     mode = str(options.vllm_importance_sampling_mode)
-    if mode not in WEIGHTS:
-        raise unknown("vllm_importance_sampling_mode", mode, WEIGHTS, noun="mode")
-    name, level = WEIGHTS[mode]
-    low, high = BOUNDS[name]
+    if mode not in VLLM_WEIGHTS:
+        raise unknown("vllm_importance_sampling_mode", mode, VLLM_WEIGHTS, noun="mode")
+    name, level = VLLM_WEIGHTS[mode]
+    low, high = VLLM_BOUNDS[name]
     given = {
         low: options.vllm_importance_sampling_clip_min,
         high: options.vllm_importance_sampling_clip_max,
@@ -245,13 +217,13 @@ def _vllm_options(correction: Choice, policy: Choice) -> dict[str, Any]:
     """The options of TRL for a correction; none where TRL has no such weight, or not beside this policy."""
     correction = as_mis(correction)
     kind = (correction.loss.name, correction.value("level"))
-    modes = [mode for mode, one in WEIGHTS.items() if one == kind]
+    modes = [mode for mode, one in VLLM_WEIGHTS.items() if one == kind]
     by_token = "log_weights" in policy.loss.optional
     if "rollout_logprobs" in policy.loss.needs or (by_token and kind[1] != "token"):
         modes = []
     if not modes:
         return {"vllm_importance_sampling_correction": False}
-    low, high = BOUNDS[kind[0]]
+    low, high = VLLM_BOUNDS[kind[0]]
     return {
         "use_vllm": True,
         "vllm_importance_sampling_correction": True,

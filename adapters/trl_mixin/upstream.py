@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import trl
@@ -43,6 +43,7 @@ from composer_plugins.columns import (
     tools_of,
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
+from composer_plugins.frameworks.trl import TRAINERS_WITH_A_POLICY, OwnPolicy
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
 OLDEST = "1.0"
@@ -71,23 +72,6 @@ NEEDED = {
     utils: ("create_model_from_path", "get_config_model_id", "pad"),
 }
 
-# Options of GRPOConfig that a supported version of TRL may not have, and the version that brought them.
-SINCE = {
-    "vllm_importance_sampling_clip_max": "1.6",
-    "vllm_importance_sampling_clip_min": "1.6",
-    "router_aux_loss_coef": "1.7",
-    "transformers_continuous_batching_config": "1.7",
-    "trust_remote_code": "1.7",
-    "use_transformers_continuous_batching": "1.7",
-    "entropy_coef": "1.8",
-    "entropy_coef_delta": "1.8",
-    "entropy_coef_max": "1.8",
-    "entropy_coef_min": "1.8",
-    "entropy_target": "1.8",
-    "use_adaptive_entropy": "1.8",
-    "log_multimodal": "1.9",
-}
-
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
 
 
@@ -109,70 +93,6 @@ LAUNCHED = "ACCELERATE_USE_CPU"  # `accelerate launch` sets it, to True or False
 # exp(60) times a KL term stays finite in float32.
 MAX_LOG_RATIO = 60.0
 
-# Trainers of TRL that the mixin cannot stand in front of, by name: why, and what to do.
-SAMPLES_NOTHING = "it trains on stored completions and samples none, so it has no rewards, groups or rollouts"
-DISTILLS = "it learns from another model, not from rewards, and makes its batches and its loss in its own way"
-REPLAY_BESIDE = "derive it from trl.GRPOTrainer, and train on the pairs with replay_weight and replay_loss"
-HINT_BESIDE = (
-    "derive it from trl.GRPOTrainer, where the hint channel is a self-distillation beside the rewards"
-)
-OWN_TRAINER = "use it without the mixin"
-NOT_GRPO: dict[str, tuple[str, str]] = {
-    "RLOOTrainer": (
-        "it is not a GRPOTrainer: its options are an RLOOConfig, it has the old policy's log-probability of "
-        "a completion but not of each token, and it leaves gradient accumulation to the Trainer",
-        "derive it from trl.GRPOTrainer with policy='rloo', scale_rewards='none' and "
-        "policy_weight=G / (G - 1), where G is num_generations",
-    ),
-    "AsyncGRPOTrainer": (
-        "it is not a GRPOTrainer: a child process makes rollouts and rewards, and the trainer gets packed "
-        "tokens from a queue, without the rows that hold hints and pairs",
-        "derive it from trl.GRPOTrainer, with vllm_mode='server' to generate on a server",
-    ),
-    "SDPOTrainer": (
-        "its loss is a self-distillation of its own",
-        "derive it from trl.GRPOTrainer with hint_source='successful_rollout', which is SDPO's hint",
-    ),
-    "SDFTTrainer": (
-        "its loss is a self-distillation of its own",
-        "derive it from trl.GRPOTrainer with hint_source='column', which is SDFT's hint",
-    ),
-    "A2POTrainer": (
-        "it is a regression on one completion per prompt, without groups or log-probabilities per token",
-        "derive it from trl.GRPOTrainer",
-    ),
-    "OnlineDPOTrainer": (
-        "it compares two completions that it samples, without advantages",
-        "derive it from trl.GRPOTrainer, and train on stored pairs with replay_weight and replay_loss",
-    ),
-    **dict.fromkeys(
-        ("DPOTrainer", "KTOTrainer", "CPOTrainer", "ORPOTrainer", "TPOTrainer"),
-        (SAMPLES_NOTHING, REPLAY_BESIDE),
-    ),
-    **dict.fromkeys(("SFTTrainer", "RewardTrainer"), (SAMPLES_NOTHING, OWN_TRAINER)),
-    **dict.fromkeys(
-        (
-            "DistillationTrainer",
-            "ServerDistillationTrainer",
-            "AsyncDistillationTrainer",
-            "GKDTrainer",
-            "GOLDTrainer",
-            "IWOPDTrainer",
-        ),
-        (DISTILLS, HINT_BESIDE),
-    ),
-}
-
-
-class OwnPolicy(NamedTuple):
-    """A subclass of GRPOTrainer in TRL whose policy loss is its own."""
-
-    policy: str  # our name of this loss
-    defaults: dict[str, Any]  # the options whose defaults are its own
-
-
-OWN_POLICY = {"GMPOTrainer": OwnPolicy("gmpo", {"epsilon": 0.4})}
-
 # The metrics of TRL's policy term. With zero advantages they are 0, or the KL alone.
 POLICY_METRICS = ("clip_ratio/", "policy_loss")
 
@@ -180,7 +100,11 @@ POLICY_METRICS = ("clip_ratio/", "policy_loss")
 def own_policies(cls: type) -> dict[type, OwnPolicy]:
     """The bases of a class that are trainers of TRL with a policy loss of their own."""
     of_trl = [base for base in cls.__mro__ if base.__module__.startswith("trl.")]
-    return {base: OWN_POLICY[base.__name__] for base in of_trl if base.__name__ in OWN_POLICY}
+    return {
+        base: TRAINERS_WITH_A_POLICY[base.__name__]
+        for base in of_trl
+        if base.__name__ in TRAINERS_WITH_A_POLICY
+    }
 
 
 def release() -> tuple[int, ...]:

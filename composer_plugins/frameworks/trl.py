@@ -1,5 +1,7 @@
 """TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
 
+from typing import NamedTuple
+
 from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, NamedLoss, Option, Sets
 
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
@@ -121,6 +123,128 @@ NAMES = {
     "simpo_gamma": (Sets(("gamma_beta_ratio",), (), Conversion(text="simpo_gamma / beta")),),
 }
 
+# Options of GRPOConfig that a supported version of TRL may not have, and the version that brought them.
+SINCE = {
+    "vllm_importance_sampling_clip_max": "1.6",
+    "vllm_importance_sampling_clip_min": "1.6",
+    "router_aux_loss_coef": "1.7",
+    "transformers_continuous_batching_config": "1.7",
+    "trust_remote_code": "1.7",
+    "use_transformers_continuous_batching": "1.7",
+    "entropy_coef": "1.8",
+    "entropy_coef_delta": "1.8",
+    "entropy_coef_max": "1.8",
+    "entropy_coef_min": "1.8",
+    "entropy_target": "1.8",
+    "use_adaptive_entropy": "1.8",
+    "log_multimodal": "1.9",
+}
+
+# vllm_importance_sampling_mode as a correction of the catalogue, with its level and its bounds.
+VLLM_WEIGHTS = {
+    "token_truncate": ("tis", "token"),
+    "sequence_truncate": ("tis", "sequence"),
+    "token_mask": ("mis", "token"),
+    "sequence_mask": ("mis", "sequence"),
+}
+VLLM_BOUNDS = {"tis": ("floor", "cap"), "mis": ("low", "high")}  # of clip_min and clip_max
+
+# Options that change what is sampled, or what the model computes, with their values that change nothing.
+NOT_CARRIED: dict[str, tuple[object, ...]] = {
+    "top_p": (None, 1.0),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+    "generation_kwargs": (None, {}),
+    "neftune_noise_alpha": (None, 0.0),
+}
+# Options without a bearing on the loss, beside those of transformers' Trainer and of TRL's script and models:
+# the rest of GRPOConfig, and names of earlier releases of these.
+NO_BEARING = """
+    cache_implementation disable_dropout ds3_gather_for_generation log_completions log_completions_hub_repo
+    log_unique_prompts max_tool_calling_iterations model_init_kwargs num_completions_to_print shuffle_dataset
+    transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
+    use_transformers_paged vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+    vllm_guided_decoding_regex vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
+    vllm_tensor_parallel_size
+
+    datasets streaming test_split_size reward_model_name_or_path reward_funcs env config wandb_project
+    wandb_entity wandb_run_group max_prompt_length torch_dtype use_liger_loss wandb_log_unique_prompts
+
+    adafactor dispatch_batches evaluation_strategy fp16_backend fp16_opt_level fsdp_min_num_params
+    fsdp_transformer_layer_cls_to_wrap group_by_length half_precision_backend include_inputs_for_metrics
+    include_tokens_per_second jit_mode_eval logging_dir mp_parameters no_cuda num_input_tokens_seen
+    overwrite_output_dir past_index per_gpu_eval_batch_size per_gpu_train_batch_size push_to_hub_model_id
+    push_to_hub_organization push_to_hub_token ray_scope save_safetensors split_batches torchdynamo
+    tpu_metrics_debug tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device warmup_ratio
+"""
+
+# Trainers of TRL that the mixin cannot stand in front of, by name: why, and what to do.
+SAMPLES_NOTHING = "it trains on stored completions and samples none, so it has no rewards, groups or rollouts"
+DISTILLS = "it learns from another model, not from rewards, and makes its batches and its loss in its own way"
+REPLAY_BESIDE = "derive it from trl.GRPOTrainer, and train on the pairs with replay_weight and replay_loss"
+HINT_BESIDE = (
+    "derive it from trl.GRPOTrainer, where the hint channel is a self-distillation beside the rewards"
+)
+OWN_TRAINER = "use it without the mixin"
+NOT_GRPO: dict[str, tuple[str, str]] = {
+    "RLOOTrainer": (
+        "it is not a GRPOTrainer: its options are an RLOOConfig, it has the old policy's log-probability of "
+        "a completion but not of each token, and it leaves gradient accumulation to the Trainer",
+        "derive it from trl.GRPOTrainer with policy='rloo', scale_rewards='none' and "
+        "policy_weight=G / (G - 1), where G is num_generations",
+    ),
+    "AsyncGRPOTrainer": (
+        "it is not a GRPOTrainer: a child process makes rollouts and rewards, and the trainer gets packed "
+        "tokens from a queue, without the rows that hold hints and pairs",
+        "derive it from trl.GRPOTrainer, with vllm_mode='server' to generate on a server",
+    ),
+    "SDPOTrainer": (
+        "its loss is a self-distillation of its own",
+        "derive it from trl.GRPOTrainer with hint_source='successful_rollout', which is SDPO's hint",
+    ),
+    "SDFTTrainer": (
+        "its loss is a self-distillation of its own",
+        "derive it from trl.GRPOTrainer with hint_source='column', which is SDFT's hint",
+    ),
+    "A2POTrainer": (
+        "it is a regression on one completion per prompt, without groups or log-probabilities per token",
+        "derive it from trl.GRPOTrainer",
+    ),
+    "OnlineDPOTrainer": (
+        "it compares two completions that it samples, without advantages",
+        "derive it from trl.GRPOTrainer, and train on stored pairs with replay_weight and replay_loss",
+    ),
+    **dict.fromkeys(
+        ("DPOTrainer", "KTOTrainer", "CPOTrainer", "ORPOTrainer", "TPOTrainer"),
+        (SAMPLES_NOTHING, REPLAY_BESIDE),
+    ),
+    **dict.fromkeys(("SFTTrainer", "RewardTrainer"), (SAMPLES_NOTHING, OWN_TRAINER)),
+    **dict.fromkeys(
+        (
+            "DistillationTrainer",
+            "ServerDistillationTrainer",
+            "AsyncDistillationTrainer",
+            "GKDTrainer",
+            "GOLDTrainer",
+            "IWOPDTrainer",
+        ),
+        (DISTILLS, HINT_BESIDE),
+    ),
+}
+
+
+class OwnPolicy(NamedTuple):
+    """A subclass of GRPOTrainer in TRL whose policy loss is its own."""
+
+    policy: str  # our name of this loss
+    defaults: dict[str, float]  # the options whose defaults are its own
+
+
+TRAINERS_WITH_A_POLICY = {"GMPOTrainer": OwnPolicy("gmpo", {"epsilon": 0.4})}
+
+
 TRL = Framework(
     name="trl",
     title="TRL",
@@ -149,6 +273,8 @@ TRL = Framework(
         "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
     },
     partial_batch=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
+    not_carried=NOT_CARRIED,
+    no_bearing=frozenset(NO_BEARING.split()),
     package="trl",
     install="pip install 'composer-plugins[trl]'",
     convention="composer_plugins.adapters.trl_mixin.convention:TRL",

@@ -16,8 +16,9 @@ from transformers import Trainer
 from trl import GRPOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
-from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
+from composer_plugins.adapters.trl_mixin import ComposerLossMixin
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import NOT_GRPO
 from parity_tests.support import tiny
 from parity_tests.support.pages import filled
 from parity_tests.support.paths import ROOT
@@ -169,7 +170,7 @@ def refusals() -> Iterator[tuple[str, str, str]]:
     """The other trainers of TRL that are refused for one reason, the reason and the remedy."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for name in sorted(other_trainers()):
-        by_reason.setdefault(upstream.NOT_GRPO[name], []).append(f"`{name}`")
+        by_reason.setdefault(NOT_GRPO[name], []).append(f"`{name}`")
     for (reason, remedy), names in by_reason.items():
         yield ", ".join(names), reason, remedy
 

@@ -16,6 +16,7 @@ from trl.experimental.gmpo import GMPOTrainer
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.trl import NOT_GRPO, TRAINERS_WITH_A_POLICY
 from parity_tests.support import tiny, trl_versions
 from parity_tests.support import trl_composition as composition
 
@@ -121,13 +122,13 @@ def test_what_does_not_work_is_one_error_that_names_the_trainer(row: composition
 def test_every_trainer_of_the_installed_trl_is_in_the_table() -> None:
     found = set(composition.trainers_of_trl())
     rows = {row.trainer.__name__ for row in composition.ROWS if row.trainer.__module__.startswith("trl.")}
-    assert found == rows | set(upstream.NOT_GRPO), "add the trainer to ROWS or to upstream.NOT_GRPO"
-    assert rows == {"GRPOTrainer", *upstream.OWN_POLICY}
+    assert found == rows | set(NOT_GRPO), "add the trainer to ROWS or to NOT_GRPO"
+    assert rows == {"GRPOTrainer", *TRAINERS_WITH_A_POLICY}
 
 
-@pytest.mark.parametrize("name", sorted(upstream.NOT_GRPO))
+@pytest.mark.parametrize("name", sorted(NOT_GRPO))
 def test_other_trainers_are_refused_by_name(name: str) -> None:
-    reason, remedy = upstream.NOT_GRPO[name]
+    reason, remedy = NOT_GRPO[name]
     with pytest.raises(ConfigError) as refused:
         composition.mixed(composition.other_trainers()[name])
     assert refused.value.problem == f"{name} cannot have the channels, because {reason}"
@@ -217,7 +218,7 @@ def test_rollouts_of_other_rows_than_those_of_the_batch_are_an_error() -> None:
 
 def test_rloo_trainers_gradient_is_that_of_the_options_that_its_error_names() -> None:
     """G is 4. RLOO's KL, which it subtracts from the rewards, is off."""
-    remedy = upstream.NOT_GRPO["RLOOTrainer"][1]
+    remedy = NOT_GRPO["RLOOTrainer"][1]
     assert "with policy='rloo', scale_rewards='none' and policy_weight=G / (G - 1), where" in remedy
 
     def generate(self: Any, prompt_ids: Any, *_: Any) -> Any:

@@ -16,7 +16,7 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.config import _unknown
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.trl import LOSS_OPTIONS
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, SINCE
 from parity_tests.support import tiny
 from parity_tests.support.paths import ROOT
 
@@ -31,19 +31,15 @@ def config(**options: Any) -> ComposerGRPOConfig:
 def test_the_options_of_a_version_are_those_that_the_adapter_expects() -> None:
     """An option that the installed TRL lacks is in SINCE, with the version that brought it."""
     names = {field.name for field in fields(GRPOConfig)}
-    assert {name for name, since in upstream.SINCE.items() if Version(since) <= INSTALLED} == names & set(
-        upstream.SINCE
-    )
-    assert set(LOSS_OPTIONS) <= names | set(upstream.SINCE)
+    assert {name for name, since in SINCE.items() if Version(since) <= INSTALLED} == names & set(SINCE)
+    assert set(LOSS_OPTIONS) <= names | set(SINCE)
 
 
-@pytest.mark.parametrize("name", upstream.SINCE)
+@pytest.mark.parametrize("name", SINCE)
 def test_an_option_that_this_trl_lacks_names_the_version_that_has_it(name: str) -> None:
-    text = (
-        f"{name}: the installed TRL {upstream.VERSION} does not have it; install trl {upstream.SINCE[name]}"
-    )
+    text = f"{name}: the installed TRL {upstream.VERSION} does not have it; install trl {SINCE[name]}"
     assert str(_unknown(name, (), {})).startswith(text)
-    if Version(upstream.SINCE[name]) > INSTALLED:
+    if Version(SINCE[name]) > INSTALLED:
         with pytest.raises(ConfigError, match=text):
             config(**{name: 0.1})
 
