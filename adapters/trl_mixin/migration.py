@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.config import TRL_LOSS, ComposerGRPOConfig
+from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.trl import (

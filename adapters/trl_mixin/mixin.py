@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import guards, sharding, upstream
+from composer_plugins.adapters.trl_mixin import before_training, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
-from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
+from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.columns import template_messages
 from composer_plugins.diagnosis import log_info
@@ -38,7 +38,7 @@ class ComposerLossMixin(_Trainer):
         super().__init_subclass__(**kwargs)
         if not issubclass(cls, Trainer):
             return  # a mixin derived from this one
-        guards.check_class(cls, ComposerLossMixin)
+        before_training.check_class(cls, ComposerLossMixin)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, GRPOTrainer):
@@ -51,8 +51,8 @@ class ComposerLossMixin(_Trainer):
             raise ConfigError("args", f"it is of type {type(options).__name__}", remedy)
         asked = options.resolved
         config = self._composer = asked.composer
-        guards.check_own_policy(type(self), options)
-        guards.warn_of_new_trl()
+        before_training.check_own_policy(type(self), options)
+        before_training.warn_of_new_trl()
         self._policy = self._hint = self._replay = None
         if asked.policy is not None:
             self._policy = PolicyChannel(asked.policy, asked.mode, asked.mode_source)
@@ -67,9 +67,9 @@ class ComposerLossMixin(_Trainer):
 
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
-        peft = guards.uses_peft(given)
+        peft = before_training.uses_peft(given)
         if peft:
-            guards.check_adapter(given, needs_base)
+            before_training.check_adapter(given, needs_base)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
         # after it would run the weights of the policy.
         model = given.get("model")
@@ -81,7 +81,7 @@ class ComposerLossMixin(_Trainer):
         options.loss_type = loss_type
         if peft:
             upstream.give_head_its_bias(self)
-        guards.check_tools(self)
+        before_training.check_tools(self)
         self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = OF_MODES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
@@ -90,20 +90,21 @@ class ComposerLossMixin(_Trainer):
         if self._hint is not None:
             self._hint.from_environment = environments_with_hints(self, self._hint.source)
         if self._data_channels:
-            guards.check_trainer(self, config)
-            guards.check_datasets(self, self._data_channels)
+            before_training.check_trainer(self, config)
+            before_training.check_datasets(self, self._data_channels)
             self._make_teachers(copied, peft, needs_base)
         # Known when the first batch comes: a model that is to be sharded may not run before.
         self._counts_padding: bool | None = None
         self._watches_reset = self._replay is not None and upstream.has_environments(self)
-        fused_linear = bool(self._data_channels) and options.fused_linear and guards.has_linear_head(self)
+        fused_linear = bool(self._data_channels) and options.fused_linear
+        fused_linear = fused_linear and before_training.has_linear_head(self)
         for channel in self._data_channels:
             channel.fused_linear = fused_linear
         if self._hint is not None and self._hint.choice.is_third_party:
             self._hint.fused_linear = False  # the function may compare the tokens of a row with each other
         if self.accelerator.is_main_process:
-            guards.warn_of_processes(self.accelerator.num_processes)
-            guards.warn_of_fsdp(self)
+            before_training.warn_of_processes(self.accelerator.num_processes)
+            before_training.warn_of_fsdp(self)
             log_info(self._describe())
 
     def _make_teachers(self, copied: nn.Module | None, peft: bool, needs_base: bool) -> None:
@@ -159,27 +160,27 @@ class ComposerLossMixin(_Trainer):
         return super()._tokenize_prompts(prompts)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        guards.check_streamed(self, self._data_channels, inputs)
+        before_training.check_streamed(self, self._data_channels, inputs)
         self._prompts = None
         own_prompts = upstream.prompts_before_reset(self, inputs)
         output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
         for row, prompt in own_prompts:
             row["prompt"] = prompt
         if self._data_channels:
-            guards.check_rollouts(self, len(inputs), output)
+            before_training.check_rollouts(self, len(inputs), output)
         if self._prompts is None and (self._hint is not None or self._watches_reset):
-            raise guards.not_scored(self)
+            raise before_training.not_scored(self)
         if self._counts_padding is None:
             forwards = self._policy is not None or bool(self._data_channels)
-            self._counts_padding = forwards and guards.counts_padding(self)
+            self._counts_padding = forwards and before_training.counts_padding(self)
             if self._hint is not None:
                 self._hint.needs_own_student = self._counts_padding
-                guards.check_ratio(self._hint.choice, output, self._counts_padding)
-        if self._counts_padding and guards.warn_of_padding(output["prompt_mask"]):
+                before_training.check_ratio(self._hint.choice, output, self._counts_padding)
+        if self._counts_padding and before_training.warn_of_padding(output["prompt_mask"]):
             self._counts_padding = False  # one warning is enough
         if self._hint is not None:
             output |= self._hint.tensors(self, inputs, self._prompts, output, self._rewards)
-        if self._watches_reset and guards.warn_of_reset(inputs, self._prompts):
+        if self._watches_reset and before_training.warn_of_reset(inputs, self._prompts):
             self._watches_reset = False  # one warning is enough
         if self._replay is not None:
             output |= self._replay.tensors(self, inputs)
@@ -205,7 +206,7 @@ class ComposerLossMixin(_Trainer):
         """Run TRL's step; ConfigError if it does not reach the composer loss."""
         loss = super().training_step(*args, **kwargs)
         if not self._reaches_loss and self.args.changes_loss:
-            raise guards.bypassed(self)
+            raise before_training.bypassed(self)
         return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:

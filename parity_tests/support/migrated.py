@@ -23,8 +23,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
-from composer_plugins.adapters.trl_mixin.config import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE

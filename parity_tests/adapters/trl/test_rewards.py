@@ -9,7 +9,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from composer_plugins.adapters.trl_mixin import guards, upstream
+from composer_plugins.adapters.trl_mixin import before_training, upstream
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
@@ -111,7 +111,7 @@ def test_another_number_of_processes_than_was_asked_for_is_a_warning(
     if config:
         environment.config.write_text(config)
     with pytest.warns(ComposerWarning, match=f"num_processes: this run {message}"):
-        guards.warn_of_processes(1)
+        before_training.warn_of_processes(1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_number_of_processes_that_was_asked_for_is_no_warning(
     for name, value in variables.items():
         environment.set(name, value)
     environment.config.write_text(config)
-    guards.warn_of_processes(processes)
+    before_training.warn_of_processes(processes)
 
 
 def test_the_trainer_compares_the_number_of_processes(environment: Any) -> None:

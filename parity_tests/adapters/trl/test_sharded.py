@@ -16,7 +16,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from composer_plugins.adapters.trl_mixin import guards
+from composer_plugins.adapters.trl_mixin import before_training
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from parity_tests.support import sharded, tiny
@@ -143,7 +143,7 @@ def test_fsdp1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tiny.trainer(hint_weight=1.0)
     monkeypatch.setattr(made, "is_fsdp_enabled", True)
     with pytest.raises(ConfigError, match="fsdp_version: it is 1"):
-        guards.check_trainer(made, made._composer)
+        before_training.check_trainer(made, made._composer)
 
 
 @pytest.mark.filterwarnings("ignore:model. its output head is a")
@@ -153,7 +153,7 @@ def test_trainable_tokens_of_tied_embeddings_are_refused_with_fsdp(monkeypatch: 
     monkeypatch.setattr(made, "is_fsdp_enabled", True)
     monkeypatch.setattr(type(made.accelerator), "is_fsdp2", True)
     with pytest.raises(ConfigError, match="fsdp: accelerate shards tied embeddings twice"):
-        guards.check_trainer(made, made._composer)
+        before_training.check_trainer(made, made._composer)
 
 
 def test_fsdp_that_is_not_used_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ def test_fsdp_that_is_not_used_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
         made = tiny.trainer()
     assert seen[-1].filename == tiny.__file__
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    guards.warn_of_fsdp(made)
+    before_training.warn_of_fsdp(made)
     monkeypatch.setattr(made.args, "fsdp", True)
     with warns():
-        guards.warn_of_fsdp(made)
+        before_training.warn_of_fsdp(made)
     monkeypatch.setattr(made, "is_fsdp_enabled", True)
-    guards.warn_of_fsdp(made)
+    before_training.warn_of_fsdp(made)

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from trl.trainer import utils
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
-from composer_plugins.adapters.trl_mixin.config import _unknown
+from composer_plugins.adapters.trl_mixin.surface import _unknown
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, SINCE
