@@ -147,23 +147,26 @@ class ComposerLossMixin(_Trainer):
         processes = f"; processes: {state.num_processes} ({state.distributed_type.value})"
         return f"composer loss = {total}{''.join(how)}{processes}"
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        inputs = super()._prepare_inputs(generation_batch)
+    def _prepare_inputs(self, generation_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(generation_batch, *args, **kwargs)
         if self._replay is not None:
             for step in upstream.new_steps(self):
                 self._replay.sort(step)
         return inputs
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+    def _tokenize_prompts(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
         if self._data_channels:  # the policy's prompts, as those of pairs and teachers, with tool calls
             prompts = [one if isinstance(one, str) else template_messages(one) for one in prompts]
-        return super()._tokenize_prompts(prompts)
+        return super()._tokenize_prompts(prompts, *args, **kwargs)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(
+        self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         before_training.check_streamed(self, self._data_channels, inputs)
         self._prompts = None
         own_prompts = upstream.prompts_before_reset(self, inputs)
-        output = super()._generate_and_score_completions(inputs)  # it calls _calculate_rewards
+        # It calls _calculate_rewards.
+        output = super()._generate_and_score_completions(inputs, *args, **kwargs)
         for row, prompt in own_prompts:
             row["prompt"] = prompt
         if self._data_channels:
@@ -186,8 +189,10 @@ class ComposerLossMixin(_Trainer):
             output |= self._replay.tensors(self, inputs)
         return output
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, *args)
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
         check_models(self, rewards, prompts, completions)
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
@@ -209,12 +214,12 @@ class ComposerLossMixin(_Trainer):
             raise before_training.bypassed(self)
         return loss
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         self._reaches_loss = True
         zeroed = self._policy is not None
         self._forward = forward = upstream.PolicyForward(self, model, inputs, without_advantages=zeroed)
         try:
-            policy = super()._compute_loss(model, forward.inputs)
+            policy = super()._compute_loss(model, forward.inputs, *args, **kwargs)
         finally:
             self._forward = None
         hint = replay = None

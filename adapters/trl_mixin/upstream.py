@@ -56,20 +56,30 @@ TESTED = (
 )  # by `nox -s trl_versions`, and `nox -s trl` the last
 VERSION: str = trl.__version__
 
-# What this adapter overrides, calls or reads, by its owner.
-NEEDED = {
-    GRPOTrainer: (
-        "_prepare_inputs",
-        "_tokenize_prompts",
-        "_generate_and_score_completions",
-        "_calculate_rewards",
-        "_get_per_token_logps_and_entropies",
-        "_compute_loss",
-        "_inner_training_loop",
-        "get_off_policy_mask",
-        "get_high_entropy_mask",
-    ),
-    utils: ("create_model_from_path", "get_config_model_id", "pad"),
+# What this adapter overrides, calls or reads, by its owner, with the first parameters that it relies on.
+NEEDED: dict[Any, dict[str, tuple[str, ...]]] = {
+    GRPOTrainer: {
+        "_prepare_inputs": ("generation_batch",),
+        "_tokenize_prompts": ("prompts",),
+        "_generate_and_score_completions": ("inputs",),
+        "_calculate_rewards": ("inputs", "prompts", "completions"),
+        "_get_per_token_logps_and_entropies": ("model",),
+        "_compute_loss": ("model", "inputs"),
+        "_inner_training_loop": (),
+        "get_off_policy_mask": (
+            "advantages",
+            "per_token_logps",
+            "sampling_per_token_logps",
+            "mask",
+            "off_policy_threshold",
+        ),
+        "get_high_entropy_mask": ("entropies", "mask", "threshold"),
+    },
+    utils: {
+        "create_model_from_path": ("model_id",),
+        "get_config_model_id": ("config",),
+        "pad": ("tensors", "padding_value", "padding_side"),
+    },
 }
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GRPOConfig)}
@@ -118,18 +128,29 @@ def require_supported_trl() -> None:
     remedy = f"install 'trl>={OLDEST},<={TESTED[-1]}'"
     if release() < Version(OLDEST).release:
         raise ConfigError("trl", f"the installed version {VERSION} is older than {OLDEST}", remedy)
-    missing = [name for owner, names in NEEDED.items() for name in names if not hasattr(owner, name)]
-    if missing:
-        problem = (
-            f"the installed version {VERSION} has no {' and no '.join(missing)}, which this adapter reads"
-        )
+    needed = [(owner, name, taken) for owner, names in NEEDED.items() for name, taken in names.items()]
+    here = f"the installed version {VERSION}"
+    if missing := [name for owner, name, _ in needed if not hasattr(owner, name)]:
+        problem = f"{here} has no {' and no '.join(missing)}, which this adapter reads"
         raise ConfigError("trl", problem, remedy)
+    for owner, name, wanted in needed:
+        if (found := takes(getattr(owner, name), len(wanted))) not in ((), wanted):
+            problem = f"in {here} {name} takes ({', '.join(found)}), and this adapter relies on "
+            raise ConfigError("trl", f"{problem}({', '.join(wanted)})", remedy)
     if getattr(utils, "_ChunkedLogProbFunction", GRPOTrainer) is None:
         problem = (
             f"the installed version {VERSION} computes log-probabilities with Triton alone, and Triton is "
         )
         problem += "not installed"
         raise ConfigError("trl", problem, "install triton, or trl 1.16, which does without it on a CPU")
+
+
+def takes(function: Any, most: int) -> tuple[str, ...]:
+    """The names of a function's first parameters, without self; empty where it takes any by position."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters[: most + 1]):
+        return ()
+    return tuple(one.name for one in parameters if one.name != "self")[:most]
 
 
 def is_newer_than_tested() -> bool:

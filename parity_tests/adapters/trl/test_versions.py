@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.version import Version
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerLossMixin, upstream
 from composer_plugins.adapters.trl_mixin.surface import _unknown
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
@@ -105,6 +106,38 @@ def test_a_trl_without_a_method_that_is_read_is_refused(monkeypatch: pytest.Monk
         ConfigError, match="^trl: the installed version .* has no pad, which this adapter reads;"
     ):
         upstream.require_supported_trl()
+
+
+@pytest.mark.parametrize("name", ["_compute_loss", "get_high_entropy_mask"])
+def test_a_trl_with_a_method_of_other_parameters_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(GRPOTrainer, name, lambda self, loss_mask, inputs, more=None: None)
+    with pytest.raises(
+        ConfigError, match=rf"{name} takes \(loss_mask, .* this adapter relies on \((model|ent)"
+    ):
+        upstream.require_supported_trl()
+    monkeypatch.setattr(GRPOTrainer, name, lambda self, *args, **kwargs: None)
+    upstream.require_supported_trl()  # as of a function that another package has wrapped
+
+
+class Annealed(GRPOTrainer):
+    """A trainer of a later TRL, whose methods take more."""
+
+    def _compute_loss(self, model: Any, inputs: Any, scale: float = 1.0) -> Any:
+        return scale * super()._compute_loss(model, inputs)
+
+
+class Composed(ComposerLossMixin, Annealed):
+    """The channels in front of it."""
+
+
+def test_what_a_later_trl_passes_is_passed_on() -> None:
+    trainer = tiny.trainer(cls=Composed)
+    inputs = tiny.batch(trainer)
+    loss = trainer._compute_loss(trainer.model, inputs)
+    torch.testing.assert_close(trainer._compute_loss(trainer.model, inputs, 2.0), 2 * loss)
+    torch.testing.assert_close(trainer._compute_loss(trainer.model, inputs, scale=3.0), 3 * loss)
 
 
 def test_a_newer_trl_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
