@@ -78,6 +78,19 @@ def bounded(
     return x if low is None else torch.where(x < low, low, x)
 
 
+def at_most(x: Float[Tensor, "..."], cap: float | None) -> Float[Tensor, "..."]:
+    """`x.clamp(max=cap)`, with a gradient of 0 where it is above; `x` itself where `cap` is None."""
+    return x if cap is None else x.clamp(max=cap)
+
+
+def with_nan_of(x: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`x`, but NaN where `other` is NaN or infinite; `other` gets no gradient.
+
+    A bound on `x` has a gradient of 0 beyond it, and so hides that a factor is NaN. It passes a NaN of `x`.
+    """
+    return x + 0 * other.detach()
+
+
 def with_nan_gradient(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`x`, whose gradient is NaN where `x` is: for a constant slope and a sign, which do not depend on it."""
     return x * torch.where(x.isnan(), torch.nan, 1.0)

@@ -21,27 +21,6 @@ LOG_WEIGHT_MIN = math.log(1e-8)
 REST_MIN = 1e-12
 
 
-def clipped_surrogate(
-    ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Advantages,
-    *,
-    clip_low: float,
-    clip_high: float,
-    ratio_cap: float | None = None,
-    dual_clip: float | None = None,
-) -> Tokens:
-    """PPO's pessimistic bound, as a loss: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)).
-
-    `ratio_cap` bounds r in the unclipped branch only (TRL's `delta`, INTELLECT-2's two-sided clip);
-    `dual_clip` bounds the loss by -A * dual_clip where A < 0 (arXiv 1912.09729).
-    """
-    unclipped = -advantages * (ratio if ratio_cap is None else ratio.clamp(max=ratio_cap))
-    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    if dual_clip is None:
-        return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
-
-
 def log_clip(
     log_ratio: Tokens,
     advantages: Advantages,

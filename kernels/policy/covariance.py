@@ -9,7 +9,7 @@ halves of a batch that was cut are two batches, here as upstream.
 import torch
 from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp, with_nan_of
 from composer_plugins.kernels.policy.clipped import ppo
 from composer_plugins.kernels.policy.parts import token_advantages
 from composer_plugins.kernels.ratios import log_ratio
@@ -82,7 +82,7 @@ def kl_cov(
     Source: arXiv 2505.22617; PRIME-RL/Entropy-Mechanism-of-RL@8850579 and verl 0.9.1
     trainer/ppo/core_algos.py compute_policy_loss_kl_cov.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
+    log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
     ratio = safe_exp(log_r)
     cov = covariance(logprobs, advantages, mask)
     # A sort puts NaN last, here it comes first. That of log pi = -inf is one: -inf less a mean of -inf.

@@ -2,8 +2,8 @@
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp
-from composer_plugins.kernels.policy.parts import masked_advantages, score
+from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp, with_nan_of
+from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import importance_weight, log_ratio
 from composer_plugins.kernels.trust_regions import gamma_weight
@@ -61,9 +61,9 @@ def importance_sampling(
     Departs from Tinker: (1) a ratio saturates 10 nats below overflow.
     Source: tinker-docs.thinkingmachines.ai/losses, `importance_sampling`.
     """
-    ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, advantages=advantages))
-    loss = keep(-masked_advantages(advantages, mask) * ratio, mask)
-    return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
+    advantages = masked_advantages(advantages, mask)
+    ratio = safe_exp(log_ratio(logprobs, with_nan_of(rollout_logprobs, advantages), mask))
+    return TokenLoss(keep(-advantages * ratio, mask), {"ratio": Metric(ratio.detach(), mask)})
 
 
 def cispo(
@@ -86,14 +86,9 @@ def cispo(
     Source: arXiv 2506.13585 eq. 4-5; verl 0.9.1 compute_policy_loss_cispo; TRL 1.16 grpo_trainer.py.
     """
     ratio = importance_weight(logprobs, old_logprobs, clamp=log_ratio_clamp)
-    low = None if clip_low is None else 1 - clip_low
-    weight = ratio.clamp(low, 1 + clip_high)
-    metrics = {
-        "ratio": Metric(ratio, mask),
-        "clip_frac_low": Metric(weight > ratio, mask),
-        "clip_frac_high": Metric(ratio > 1 + clip_high, mask),
-    }
-    return TokenLoss(score(weight, advantages, logprobs, mask), metrics)
+    low, high = 0.0 if clip_low is None else 1 - clip_low, 1 + clip_high
+    weight = ratio.clamp(low, high)
+    return TokenLoss(score(weight, advantages, logprobs, mask), clip_metrics(ratio, mask, low, high))
 
 
 def vespo(
