@@ -3,7 +3,7 @@
 import torch
 
 from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp, with_nan_of
-from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score
+from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score, token_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import importance_weight, log_ratio
 from composer_plugins.kernels.trust_regions import gamma_weight
@@ -23,7 +23,8 @@ def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss
     GPG with `advantages.gpg`. Denominator: "token-mean"; RLOO "seq-mean-token-sum".
     Source: Williams 1992; verl 0.9.1 core_algos.py compute_policy_loss_gpg.
     """
-    return TokenLoss(keep(-masked_advantages(advantages, mask) * at_least_float32(logprobs), mask), {})
+    log_pi = keep(at_least_float32(logprobs), mask)
+    return TokenLoss(token_advantages(-advantages, mask) * log_pi, {})
 
 
 gpg = preset(
