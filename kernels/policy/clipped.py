@@ -6,7 +6,6 @@ from composer_plugins.kernels.masking import at_most, keep, safe_exp, with_nan_o
 from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio
-from composer_plugins.kernels.trust_regions import soft_gate
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["dapo", "dr_grpo", "grpo", "kimi", "ppo", "sapo"]
@@ -112,7 +111,8 @@ def sapo(
     advantages = masked_advantages(advantages, mask)
     old_logprobs = with_nan_of(old_logprobs, advantages)
     ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp))
-    gate = soft_gate(ratio, advantages, tau_pos=tau_pos, tau_neg=tau_neg)
+    tau = torch.where(advantages > 0, torch.full_like(advantages, tau_pos), tau_neg)
+    gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
     return TokenLoss(keep(-advantages * gate, mask), {"ratio": Metric(ratio.detach(), mask)})
 
 

@@ -1,17 +1,20 @@
 """Policy losses of score form: a detached weight times A log pi(y_t). Shapes and units: `parts.py`."""
 
+import math
+
 import torch
 
 from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp, with_nan_of
 from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score, token_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import importance_weight, log_ratio
-from composer_plugins.kernels.trust_regions import gamma_weight
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["cispo", "dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo"]
 
 VESPO_CLAMP = 20.0  # nats, on the log ratio of a token and of a sequence (authors and TRL)
+# VESPO takes w^k of no smaller a w than this (its authors and TRL), so that k alone cannot underflow it.
+LOG_WEIGHT_MIN = math.log(1e-8)
 
 
 def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
@@ -121,10 +124,12 @@ def vespo(
     if log_weights is not None:
         log_r = log_r + at_least_float32(log_weights).detach().clamp(-VESPO_CLAMP, VESPO_CLAMP)
     log_w = masked_sum(log_r, mask, keepdim=True).clamp(-VESPO_CLAMP, VESPO_CLAMP)
-    pos, neg = (k_pos, lambda_pos), (k_neg, lambda_neg)
-    phi = gamma_weight(log_w, masked_advantages(advantages, mask), pos=pos, neg=neg)
+    w, floored = log_w.exp(), log_w.clamp(min=LOG_WEIGHT_MIN)
+    log_phi_pos = k_pos * floored + lambda_pos * (1 - w)
+    log_phi_neg = k_neg * floored + lambda_neg * (1 - w)
+    phi = safe_exp(torch.where(masked_advantages(advantages, mask) >= 0, log_phi_pos, log_phi_neg))
     metrics = {
-        "ratio": Metric(log_w.exp().expand(mask.shape), mask),
+        "ratio": Metric(w.expand(mask.shape), mask),
         "weight": Metric(phi.expand(mask.shape), mask),
     }
     return TokenLoss(score(phi, advantages, logprobs, mask), metrics)

@@ -2,11 +2,10 @@
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, at_most, keep, safe_exp, with_nan_of
+from composer_plugins.kernels.masking import at_least_float32, at_most, bounded, keep, safe_exp, with_nan_of
 from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, with_token_gradient
-from composer_plugins.kernels.trust_regions import log_clip
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["gmpo", "gspo", "gspo_token", "luspo"]
@@ -105,8 +104,8 @@ def gmpo(
     """
     advantages = masked_advantages(advantages, mask)
     log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
-    bounded = log_clip(log_r, advantages, low=clip_low, high=clip_high)
-    ratio = safe_exp(sequence_log_ratio(bounded, mask))
+    z = torch.where(advantages > 0, bounded(log_r, high=clip_high), bounded(log_r, low=-clip_low))
+    ratio = safe_exp(sequence_log_ratio(z, mask))
     d = log_r.detach()
     metrics = {
         "ratio": Metric(ratio.detach().expand(mask.shape), mask),
