@@ -66,7 +66,7 @@ def with_token_gradient(
 ) -> Tokens:
     """exp(sg(log s) + log pi(y_t) - sg(log pi(y_t))): s in value, s d log pi(y_t) in gradient.
 
-    `cap` bounds log s, in nats; where it does (or overflow would), the gradient is 0.
+    `cap` bounds log s, in nats. Where log s is beyond the cap, or exp() would overflow, the gradient is 0.
     """
     log_s = log_value.detach()
     limited = below_overflow(at_most(log_s, cap))

@@ -217,7 +217,7 @@ def minirl(
         x_t = -sg(min(pi / rollout, ratio_cap) M_t) A log pi(y_t)
         M_t = pi / old <= 1 + clip_high  if A > 0,   pi / old >= 1 - clip_low  otherwise
 
-    With `old_logprobs` the rollout policy's it is PPO's gradient (Stable-RL's mode `ppo`).
+    If the old policy is the rollout policy, its gradient is PPO's (Stable-RL's mode `ppo`).
     Denominator: "seq-mean-token-sum".
     Source: arXiv 2512.01374; sail-sg/Stable-RL core_algos.py@c6af1d1, modes ppo, ppo_recompute.
     """

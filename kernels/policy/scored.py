@@ -115,8 +115,9 @@ def vespo(
     `log_weights`, nats, are logs of rollout corrections (old over rollout) and enter w as factors:
     do not multiply the loss by them too.
     Denominator: "token-mean". log r_t, log_weights and log w are clamped to +-20 nats, w^k to w >= 1e-8.
-    Departs from the authors: (1) NaN stays NaN, theirs becomes 0; (2) their sign of A is the first
-    token's. From TRL: (3) its w >= 1e-8 everywhere; (4) it multiplies in corrections of masked tokens.
+    Departs from the authors: (1) NaN stays NaN, theirs becomes 0; (2) they take the sign of A
+    from the first token. From TRL: (3) its w is at least 1e-8 everywhere; (4) it also multiplies in the
+    corrections of masked tokens.
     Source: arXiv 2602.10693; FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304; TRL 1.16
     grpo_trainer.py get_gamma_weights.
     """
@@ -143,7 +144,7 @@ def dro(
         x_t = -A log pi(y_t) + (beta / 2) (log r_t)^2
 
     `beta` has no default: verl's `dro_beta` has none either.
-    Denominator: "token-mean". Departs from the paper: (1) A stands for its r - V(x), per token.
+    Denominator: "token-mean". Departs from the paper: (1) A takes the place of its r - V(x), per token.
     Source: arXiv 2405.19107; verl 0.9.1 core_algos.py compute_policy_loss_dro.
     """
     log_r = log_ratio(logprobs, old_logprobs, mask)

@@ -228,8 +228,7 @@ def aot_unpaired(
 ) -> PairLoss:
     """AOT of unpaired data: as `aot`, with h = beta (sort(u_chosen) - sort(u_rejected)).
 
-    Nor is this loss one of each pair alone.
-
+    Cut into micro-batches or onto ranks, this loss changes too.
     Source: arXiv 2406.05882; TRL 1.16 trainer/dpo_trainer.py, loss_type "aot_unpaired".
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)

@@ -18,7 +18,7 @@ Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 
 LIMIT = 1e-6  # an exponent nearer than this to its limit takes the limit: the quotient would be 0 / 0
 LOG_HALF = -math.log(2.0)
-CERTAIN = -1e-30  # log-odds are +inf at 0, and their gradient with them
+CERTAIN = -1e-30  # at a log-probability of 0 the log-odds and their gradient are infinite
 
 
 def log_ratios(
@@ -38,8 +38,8 @@ def divergence_reward(u: Values, divergence: Divergence, alpha: float) -> Values
         alpha: (e^((alpha - 1) u) - 1) / (alpha - 1)
 
     `alpha` is that of the alpha divergence only: 1 gives reverse KL, 0 forward KL.
-    Departs from TRL 1.16: (1) an exponent saturates 10 nats below overflow, there at 80 nats for `alpha`
-    and not at all for `forward_kl`; (2) its float64 alpha divergence is a KeyError.
+    Departs from TRL 1.16: (1) an exponent saturates 10 nats below overflow; TRL's saturates at 80 nats for
+    `alpha` and not at all for `forward_kl`; (2) its float64 alpha divergence is a KeyError.
     Source: arXiv 2309.16240 table 1; TRL 1.16 trainer/dpo_trainer.py, `f_divergence_type`.
     """
     if divergence == "reverse_kl":
