@@ -12,8 +12,8 @@ from typing import Any
 
 KERNELS = "composer_plugins.kernels"
 
-# What is used beside the kernels of the catalogue.
-BESIDE = {
+# What a user of kernels needs that is not a loss of the catalogue.
+NOT_IN_CATALOGUE = {
     "Metric": "types",
     "PairLoss": "types",
     "TokenLoss": "types",
@@ -41,7 +41,7 @@ def paths() -> dict[str, str]:
             if row.kind == kind and row.path not in found.values():
                 taken = function in found or function in modules
                 found[f"{function}_{kind}" if taken else function] = row.path
-    return found | {name: f"{KERNELS}.{module}:{name}" for name, module in BESIDE.items()}
+    return found | {name: f"{KERNELS}.{module}:{name}" for name, module in NOT_IN_CATALOGUE.items()}
 
 
 def find(name: str) -> Any:

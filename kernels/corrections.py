@@ -76,7 +76,7 @@ icepop = preset(
     "icepop",
     """IcePop: masked importance sampling per token, with a lower and an upper bound.
 
-    The bounds are those of verl's preset; those of the paper could not be checked.
+    The bounds are those of verl's preset. The paper's bounds could not be checked.
     Source: arXiv 2510.18855 (Ring-1T); verl 0.9.1 rollout_corr_helper.py ("low_high") and
     trainer/config/algorithm.py decoupled_token_icepop.
     """,

@@ -6,8 +6,8 @@ With d_t = log pi(y_t) - log ref(y_t) and y_t drawn from pi, the mean over token
     k2 = d^2 / 2        biased, low variance; its gradient is that of the true reverse KL
     k3 = exp(-d) + d-1  unbiased, low variance, never negative ("low_var_kl")
 
-The gradient of the mean of k1 or k3 is not that of the KL. `k1_plus` and `k3_plus` have their value and
-the gradient of k2; `k3_corrected` weighs k3 by the ratio to the policy that sampled.
+The gradient of the mean of k1 or k3 is not the gradient of the KL. `k1_plus` and `k3_plus` have the value
+of k1 and k3 and the gradient of k2. `k3_corrected` weighs k3 by the ratio to the policy that sampled.
 Each is exactly 0 where `mask` is False and is *not* averaged: reduce with `aggregation.aggregate`.
 
 Source: http://joschu.net/blog/kl-approx.html; verl 0.9.1 trainer/ppo/core_algos.py kl_penalty (which
@@ -47,7 +47,7 @@ def k3(
     log_ratio_clamp: float | None = None,
     value_clamp: float | None = None,
 ) -> Tokens:
-    """ref/pi - 1 - log(ref/pi). verl's is `log_ratio_clamp=20, value_clamp=10`; TRL's has neither."""
+    """ref/pi - 1 - log(ref/pi). verl clamps with `log_ratio_clamp=20, value_clamp=10`; TRL does not clamp."""
     d = log_ratio(logprobs, ref_logprobs, mask, clamp=log_ratio_clamp)
     x = below_overflow(-d)  # in both terms, or beyond saturation the gradient would point away from ref
     value = x.expm1() - x
@@ -55,7 +55,7 @@ def k3(
 
 
 def k1_plus(logprobs: Tokens, ref_logprobs: Tokens, mask: Mask) -> Tokens:
-    """The value of k1 with the gradient of k2, which is that of the KL (verl's "k1+")."""
+    """The value of k1 with the gradient of k2, which is the gradient of the KL (verl's "k1+")."""
     return _with_gradient_of_k2(k1(logprobs, ref_logprobs, mask), logprobs, ref_logprobs, mask)
 
 
@@ -93,7 +93,7 @@ def k3_corrected(
     *,
     level: Literal["token", "sequence"] = "token",
 ) -> Tokens:
-    """r k3 with r = pi / old, both with their gradient: off-policy, it has that of the KL.
+    """r k3 with r = pi / old, both with their gradient: off-policy, this is the gradient of the KL.
 
     At `level="sequence"` r is the geometric mean over the row, as in GSPO (TRL's
     importance_sampling_level).

@@ -3,8 +3,8 @@
 Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradient), so every function
 here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
 
-Only here does a policy loss look at a dtype or at `requires_grad`. Under `torch.fx.symbolic_trace` there
-is none, so the functions that look at one become one node each of the traced graph.
+Only here does a policy loss look at a dtype or at `requires_grad`. While `torch.fx.symbolic_trace` runs, a
+tensor has neither. So each function that looks at one becomes one node of the traced graph.
 """
 
 import math
@@ -78,6 +78,20 @@ def bounded(
     return x if low is None else torch.where(x < low, low, x)
 
 
+def at_most(x: Float[Tensor, "..."], cap: float | None) -> Float[Tensor, "..."]:
+    """`x.clamp(max=cap)`, with a gradient of 0 where it is above; `x` itself where `cap` is None."""
+    return x if cap is None else x.clamp(max=cap)
+
+
+def with_nan_of(x: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`x`, but NaN where `other` is NaN or infinite; `other` gets no gradient.
+
+    Beyond a clip, a cap or a clamp the gradient is 0, even if the advantage is NaN: a guard on the norm of
+    the gradient would not see it. A NaN log ratio passes all three, and makes loss and gradient NaN.
+    """
+    return x + 0 * other.detach()
+
+
 def with_nan_gradient(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`x`, whose gradient is NaN where `x` is: for a constant slope and a sign, which do not depend on it."""
+    """`x`, with a gradient of NaN where `x` is NaN: the constant slopes of x and |x| would hide it."""
     return x * torch.where(x.isnan(), torch.nan, 1.0)

@@ -14,8 +14,8 @@ def preset(
 ) -> Callable[Inputs, Result]:
     """`kernel` with other defaults, under the name and docstring of the loss that it then is.
 
-    Its signature shows these defaults, and leaves out the parameters of `without`, which are none of
-    this loss.
+    Its signature shows these defaults, and leaves out the parameters named in `without`, which this loss
+    does not have.
     """
     made: Any = partial(kernel, **defaults)
     shown = inspect.signature(made)

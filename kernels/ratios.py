@@ -8,8 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, below_overflow, bounded, keep, safe_exp
-from composer_plugins.kernels.types import Advantages, Mask, Tokens
+from composer_plugins.kernels.masking import (
+    at_least_float32,
+    at_most,
+    below_overflow,
+    bounded,
+    keep,
+    safe_exp,
+)
+from composer_plugins.kernels.types import Mask, Tokens
 
 
 def log_ratio(
@@ -18,17 +25,13 @@ def log_ratio(
     mask: Mask,
     *,
     clamp: float | None = None,
-    advantages: Advantages | None = None,
 ) -> Tokens:
     """log pi(y_t) - log old(y_t) where `mask`, 0 elsewhere.
 
     `clamp=20.0` limits it to [-20, 20] nats, as verl does; the gradient is 0 beyond the clamp.
-    `old_logprobs` carry no gradient, so that on-policy they may be `logprobs` themselves. Where one of
-    `advantages` is NaN or infinite, the log ratio is NaN: a bound on the ratio would give it a gradient of 0.
+    `old_logprobs` carry no gradient, so that on-policy they may be `logprobs` themselves.
     """
     old = at_least_float32(old_logprobs).detach()
-    if advantages is not None:
-        old = old + 0 * at_least_float32(advantages).detach()
     difference = keep(at_least_float32(logprobs) - old, mask)
     return difference if clamp is None else bounded(difference, -clamp, clamp)
 
@@ -63,10 +66,10 @@ def with_token_gradient(
 ) -> Tokens:
     """exp(sg(log s) + log pi(y_t) - sg(log pi(y_t))): s in value, s d log pi(y_t) in gradient.
 
-    `cap` bounds log s, in nats; where it does (or overflow would), the gradient is 0.
+    `cap` bounds log s, in nats. Where log s is beyond the cap, or exp() would overflow, the gradient is 0.
     """
     log_s = log_value.detach()
-    limited = below_overflow(log_s if cap is None else log_s.clamp(max=cap))
+    limited = below_overflow(at_most(log_s, cap))
     value = limited.exp()
     slope = torch.where(limited < log_s, 0.0, value)  # of NaN it is NaN
     return value + slope * (logprobs - logprobs.detach())

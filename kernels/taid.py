@@ -46,8 +46,8 @@ def taid(
 def interpolated_logits(start: Logits, end: Logits, weight: Number) -> Logits:
     """(1 - weight) start + weight end, in float32 at least, without gradient: a teacher between two models.
 
-    TAID's starts at the student. SDPO's trust-region teacher starts at the reference and ends at the
-    student, of whom it takes a small weight. A side without weight forbids nothing: 0 * -inf = 0.
+    TAID's teacher starts at the student. SDPO's trust-region teacher starts at the reference and ends at the
+    student, which has a small weight. A side of weight 0 forbids nothing: 0 * -inf = 0.
     """
     sides = (at_least_float32(start).detach(), 1 - weight), (at_least_float32(end).detach(), weight)
     first, second = (_weighted(logits, share) for logits, share in sides)

@@ -1,83 +1,19 @@
-"""Clips and masks that bound how far the policy moves from the old or the rollout policy.
+"""Masks that bound how far the policy moves from the old or the rollout policy, and the distances they use.
 
 All of them work per token and ignore padding: the caller masks. A mask here is a detached boolean, True
-where a token keeps its gradient; the bound is an upper one where A > 0 and a lower one elsewhere.
+where a token keeps its gradient. The bound is an upper one where A > 0, and a lower one elsewhere.
 """
-
-import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import bounded, safe_exp
 from composer_plugins.kernels.types import Advantages, LogProbs, Mask, Tokens
 
 # Inside the logarithm of 1 - p, which is exactly 0 in float32 for p above 1 - 6e-8 (verl, Stable-RL).
 COMPLEMENT_EPS = 1e-8
-# VESPO takes w^k of no smaller a w than this (its authors and TRL), so that k alone cannot underflow it.
-LOG_WEIGHT_MIN = math.log(1e-8)
 # Least probability beyond the top k; rounding would make it 0 or less (Stable-RL).
 REST_MIN = 1e-12
-
-
-def clipped_surrogate(
-    ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Advantages,
-    *,
-    clip_low: float,
-    clip_high: float,
-    ratio_cap: float | None = None,
-    dual_clip: float | None = None,
-) -> Tokens:
-    """PPO's pessimistic bound, as a loss: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)).
-
-    `ratio_cap` bounds r in the unclipped branch only (TRL's `delta`, INTELLECT-2's two-sided clip);
-    `dual_clip` bounds the loss by -A * dual_clip where A < 0 (arXiv 1912.09729).
-    """
-    unclipped = -advantages * (ratio if ratio_cap is None else ratio.clamp(max=ratio_cap))
-    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    if dual_clip is None:
-        return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
-
-
-def log_clip(
-    log_ratio: Tokens,
-    advantages: Advantages,
-    *,
-    low: float,
-    high: float,
-) -> Tokens:
-    """GMPO's pessimistic clip, in nats: log r is at most high (A > 0), or at least -low (otherwise)."""
-    return torch.where(advantages > 0, bounded(log_ratio, high=high), bounded(log_ratio, low=-low))
-
-
-def soft_gate(
-    ratio: Tokens,
-    advantages: Advantages,
-    *,
-    tau_pos: float,
-    tau_neg: float,
-) -> Tokens:
-    """SAPO: (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A; its slope is 1 where r = 1."""
-    rises = advantages > 0
-    tau = torch.where(rises, torch.full_like(advantages, tau_pos), tau_neg)
-    return torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
-
-
-def gamma_weight(
-    log_ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Advantages,
-    *,
-    pos: tuple[float, float],
-    neg: tuple[float, float],
-) -> Tokens:
-    """VESPO: phi(w) = w^k exp(lambda (1 - w)), detached, with (k, lambda) `pos` where A >= 0, else `neg`."""
-    log_w = log_ratio.detach()
-    floored, w = log_w.clamp(min=LOG_WEIGHT_MIN), safe_exp(log_w)
-    up, down = (rate * (1 - w) + k * floored for k, rate in (pos, neg))
-    return safe_exp(torch.where(advantages >= 0, up, down))
 
 
 def tv_mask(

@@ -75,12 +75,12 @@ def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> t
     """
     old = torch.full_like(ratio, math.log(probability))[:, None]
     logprobs = (old + ratio.log()[:, None]).requires_grad_()
-    taught = "teacher_logprobs" in choice.loss.needs
-    teacher = old + math.log(sign) if taught else old
-    inputs = _inputs(logprobs, old, 1.0 if taught else sign, teacher)
+    from_teacher = "teacher_logprobs" in choice.loss.needs
+    teacher = old + math.log(sign) if from_teacher else old
+    inputs = _inputs(logprobs, old, 1.0 if from_teacher else sign, teacher)
     loss = one_by_one(choice, inputs).squeeze(-1)
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    return loss.detach(), gradient.squeeze(-1) / (1.0 if taught else -sign)
+    return loss.detach(), gradient.squeeze(-1) / (1.0 if from_teacher else -sign)
 
 
 def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) -> dict[str, Tensor]:

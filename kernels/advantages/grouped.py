@@ -135,10 +135,10 @@ def gpg(
 ) -> Rewards:
     """GPG: A_i = alpha (R_i - mean_group) / f_norm, with alpha = rows of the batch / rows with R != 0.
 
-    alpha makes up for groups without a signal; a batch of zeros gets 0. It is the batch's: to cut a
-    batch into micro-batches, take advantages first.
-    Source: arXiv 2504.02546; verl 0.9.1 compute_gpg_outcome_advantage, from which alpha's count of
-    rewards: the authors' code (AMAP-ML/GPG@e096da8) counts groups, those whose rewards differ.
+    alpha makes up for groups without a signal; a batch of zeros gets 0. alpha is one number for the whole
+    batch: compute the advantages before you cut a batch into micro-batches.
+    Source: arXiv 2504.02546; verl 0.9.1 compute_gpg_outcome_advantage. alpha counts rewards, as in verl. The
+    authors' code (AMAP-ML/GPG@e096da8) counts the groups whose rewards differ.
     """
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
     batch, r = Pools(None, mask), at_least_float32(rewards).detach()
@@ -161,7 +161,7 @@ def pass_at_k(
 
         A_i = R_(1) - R_(2) for the best row, 0 for the others; with scale="group" over (std + eps)
 
-    Two rows that share the best reward beat nothing: 0. So does a group of one, where verl raises.
+    Two rows that share the best reward get 0. So does a group of one row, for which verl raises an error.
     Source: arXiv 2503.19595; verl 0.9.1 compute_grpo_passk_outcome_advantage (scaled by default).
     """
     pools = grouped(group_ids, mask, num_groups)
@@ -170,7 +170,7 @@ def pass_at_k(
     is_best = group.value == pools.rows(best)
     second = pools.max(torch.where(is_best, -torch.inf, group.value))
     ties = pools.sum(is_best.to(group.value.dtype))
-    # A group of one has no second; a NaN must not lose to `is_best`, which is False for it.
+    # A group of one has no second best. `is_best` is False for a NaN, which must reach the result.
     lead = torch.where((ties == 1) & (group.size > 1), best - second, 0.0)
     lead = torch.where(group.mean.isfinite(), lead, torch.nan)
     if scale == "group":

@@ -45,7 +45,8 @@ def generalized_jsd(
     """As `jsd`, `forward_kl` (beta = 0) and `reverse_kl` (beta = 1), on the whole vocabulary.
 
     Differentiable once, in the student; a second derivative raises. The gradient is kept in the dtype of
-    the logits (float32 for float16, whose small numbers a loss scale comes too late for).
+    the logits. For float16 it is kept in float32: a loss scale is applied only later, and until then small
+    numbers would become 0.
     Raises ValueError for shapes that do not belong together.
     """
     check_shapes(student_logits, mask, teacher_logits=teacher_logits)
@@ -161,7 +162,7 @@ class _Once(torch.autograd.Function):
 
 
 def kept_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which a gradient in `x` waits for the incoming one: float16 is too small for it."""
+    """The dtype in which a gradient in `x` is kept until the backward: float16 has too small a range."""
     return torch.float32 if x.dtype == torch.float16 else x.dtype
 
 
@@ -170,7 +171,7 @@ def value_and_slope(
 ) -> tuple[Tokens, Logits]:
     """The loss of each token and its derivative in z / temperature, or in log S; overwrites `s` and `t`.
 
-    An entry of probability 0, be it forbidden or underflown, adds exactly 0: 0 log 0 = 0.
+    An entry of probability 0, whether forbidden or underflown, adds exactly 0: 0 log 0 = 0.
     """
     p_s, p_t = s.exp(), t.exp()
     if beta == 0:

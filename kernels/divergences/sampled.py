@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from composer_plugins.kernels.divergences.full import jsd
 from composer_plugins.kernels.divergences.supports import Rest, Side
 from composer_plugins.kernels.kl import k2, k3
-from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, at_most, keep, safe_exp, with_nan_of
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Logits, Mask, Metric, TokenLoss, Tokens
 
@@ -31,8 +31,8 @@ def sampled_token(
         k2      x_t = d^2 / 2                the same gradient
         k3      x_t = exp(-d) + d - 1        the value of a reverse KL, in expectation
 
-    The expected gradient of the first two, for y_t drawn from S, is that of KL(S || T). d itself (k1) is
-    not a loss: its gradient does not depend on the teacher. `log_ratio_clamp` bounds d in k3 and
+    For y_t drawn from S, the expected gradient of the first two is the gradient of KL(S || T). d itself (k1)
+    is not a loss: its gradient does not depend on the teacher. `log_ratio_clamp` bounds d in k3 and
     `value_cap` k3 itself (verl: 20, 10). With `old_logprobs` tokens are weighted: see `importance_weight`.
     The metric `kl` is the k1 estimate.
     Source: arXiv 2601.20802 (SDPO) lasgroup/SDPO core_algos.py@0e6d510; TRL 1.16 sdpo/loss_utils.py;
@@ -42,8 +42,8 @@ def sampled_token(
     s = keep(at_least_float32(student_logprobs), mask)
     t = keep(at_least_float32(teacher_logprobs), mask).detach()
     weight = None if old_logprobs is None else importance_weight(s, old_logprobs, mask, ratio_cap)
-    if weight is not None:  # finite or NaN, which a clamp of k3 would hide from the gradient
-        t = t + 0 * weight
+    if weight is not None:  # a clamp of k3 would hide its NaN from the gradient
+        t = with_nan_of(t, weight)
     estimate = (s - t).detach()
     if estimator == "score":
         loss = estimate * s
@@ -106,4 +106,4 @@ def importance_weight(
 ) -> Tokens:
     """sg(min(S(y_t) / S_old(y_t), ratio_cap)), 1 where masked; the log ratio is clamped to 20 nats."""
     ratio = safe_exp(log_ratio(student_logprobs, old_logprobs, mask, clamp=20.0).detach())
-    return ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
+    return at_most(ratio, ratio_cap)

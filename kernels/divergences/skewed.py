@@ -128,7 +128,7 @@ def adaptive_kl(
     top_k_of: Side = "teacher",
     rest: Rest = "renormalised",
 ) -> TokenLoss:
-    """AKL: forward KL as far as the models differ on the teacher's head, reverse KL as far as on its tail.
+    """AKL: both KLs; the more of the difference is on the teacher's head, the more the forward one weighs.
 
         w KL(T || S) + (1 - w) KL(S || T),   w = sum_head |T - S| / sum_v |T - S|
 

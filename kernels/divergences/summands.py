@@ -1,7 +1,8 @@
 """The summands of divergences: one number for each vocabulary entry of a support, in nats.
 
-0 log 0 = 0: an entry whose weight is 0, be it forbidden or underflown, adds exactly 0 and has no gradient,
-whatever the other side says of it. An entry with weight that the other side forbids adds infinity.
+0 log 0 = 0: an entry whose weight is 0, whether forbidden or underflown, adds exactly 0 and has no gradient,
+whatever its probability on the other side is. An entry with a weight that the other side forbids adds
+infinity.
 """
 
 import math
@@ -35,7 +36,7 @@ def mixture(log_p: LogProbs, log_q: LogProbs, weight: float) -> LogProbs:
 
 
 def jsd(log_s: LogProbs, log_t: LogProbs, beta: float) -> LogProbs:
-    """GKD's: beta T (log T - log M) + (1 - beta) S (log S - log M), M = beta T + (1 - beta) S, or an end."""
+    """beta T (log T - log M) + (1 - beta) S (log S - log M), M = beta T + (1 - beta) S; at 0 and 1 a KL."""
     if beta == 0:
         return kl(log_t, log_s)
     if beta == 1:

@@ -2,7 +2,7 @@
 
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.kernels.divergences.supports import Pair, Rest, log_probs_at
-from composer_plugins.kernels.masking import bounded, keep
+from composer_plugins.kernels.masking import bounded, keep, with_nan_of
 from composer_plugins.kernels.types import Logits, LogProbs, Mask, Metric, TokenLoss, Tokens, VocabIds
 
 __all__ = ["forward_kl_topk", "reverse_kl_topk"]
@@ -66,7 +66,7 @@ def _floored(pair: Pair, floor: float | None) -> Pair:
         return pair
     teacher = pair.teacher.clamp(min=floor)
     # Where the teacher is NaN, the student is too: below the floor the gradient would be 0.
-    return Pair(bounded(pair.student + 0 * teacher, low=floor), teacher)
+    return Pair(bounded(with_nan_of(pair.student, teacher), low=floor), teacher)
 
 
 def _bounded(x: Tokens, non_negative: bool, cap: float | None) -> Tokens:

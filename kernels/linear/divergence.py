@@ -164,7 +164,7 @@ def _divergence(
             del by_logits, found
         if wanted[2]:
             by_bias += logits.sum(0)
-        # float16 has no numbers as small as a mean's gradient, and the loss is scaled only later.
+        # The gradient of a mean is too small for float16, and a loss scale is applied only later.
         unit = _unit(logits) if half else 1.0
         logits = logits.div_(unit) if half else logits
         if wanted[0]:

@@ -5,11 +5,11 @@ For each token, with o = log sum_{v != y} exp z_v, the sum over all entries but 
     log p_y = -log(1 + exp(o - z_y)),     1 - p_y = sigmoid(o - z_y)
     H       = H_2(p_y) + (1 - p_y) H_o    H_2: of a coin, H_o: of the distribution of the other entries
 
-A token of probability almost 1 so keeps an accurate 1 - p_y, which is the size of its gradient:
+So a token of probability almost 1 keeps an accurate 1 - p_y, which is the size of its gradient:
 
     d log p_y / dz_y = 1 - p_y,   d log p_y / dz_v = -p_v,   dH / dz_v = -p_v (log p_v + H)
 
-The backward computes the logits again, of those tokens alone that have a gradient.
+The backward computes the logits again, but only of the tokens that have a gradient.
 """
 
 from typing import Any

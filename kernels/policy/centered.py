@@ -25,7 +25,7 @@ def ipo_centered(
     adv_tau: float = 1.0,
     kl_tau: float = 0.0,
 ) -> TokenLoss:
-    """Score centering on `ipo`: every token's update, less the one that the rollout policy expects there.
+    """Score centering on `ipo`: every token's update, less the update that the rollout policy expects there.
 
         x_t = ipo's x_t + adv_tau A sum_v sg(q_v min(p_v / q_v, ratio_cap) M_v) log p_v
         M_v = -tv_low <= p_v - q_v <= tv_high

@@ -1,10 +1,11 @@
 """PPO's clip on a ratio per token, and its successors. Shapes and units: `parts.py`."""
 
-from composer_plugins.kernels.masking import keep, safe_exp
-from composer_plugins.kernels.policy.parts import clipped, masked_advantages
+import torch
+
+from composer_plugins.kernels.masking import at_most, keep, safe_exp, with_nan_of
+from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio
-from composer_plugins.kernels.trust_regions import soft_gate
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["dapo", "dr_grpo", "grpo", "kimi", "ppo", "sapo"]
@@ -36,11 +37,17 @@ def ppo(
     Source: arXiv 1707.06347 eq. 7; 1912.09729 (dual clip); 2505.07291 (two-sided); verl 0.9.1
     core_algos.py compute_policy_loss_vanilla; TRL 1.16 grpo_trainer.py _compute_loss.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp, advantages=advantages)
+    advantages = masked_advantages(advantages, mask)
+    old_logprobs = with_nan_of(old_logprobs, advantages)
+    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp)
     ratio = safe_exp(log_r)
     if weight_cap is not None:  # the difference is exactly 0, and has the gradient
         ratio = ratio.detach().clamp(max=weight_cap) * (1 + (log_r - log_r.detach()))
-    return clipped(ratio, advantages, mask, clip_low, clip_high, ratio_cap, dual_clip)
+    unclipped = -advantages * at_most(ratio, ratio_cap)
+    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return TokenLoss(keep(loss, mask), clip_metrics(ratio, mask, 1 - clip_low, 1 + clip_high, advantages))
 
 
 grpo = preset(
@@ -102,9 +109,10 @@ def sapo(
     Source: arXiv 2511.20347; verl 0.9.1 compute_policy_loss_sapo; TRL 1.16 grpo_trainer.py.
     """
     advantages = masked_advantages(advantages, mask)
-    log_r = log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp, advantages=advantages)
-    ratio = safe_exp(log_r)
-    gate = soft_gate(ratio, advantages, tau_pos=tau_pos, tau_neg=tau_neg)
+    old_logprobs = with_nan_of(old_logprobs, advantages)
+    ratio = safe_exp(log_ratio(logprobs, old_logprobs, mask, clamp=log_ratio_clamp))
+    tau = torch.where(advantages > 0, torch.full_like(advantages, tau_pos), tau_neg)
+    gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
     return TokenLoss(keep(-advantages * gate, mask), {"ratio": Metric(ratio.detach(), mask)})
 
 
@@ -128,13 +136,7 @@ def kimi(
     Source: arXiv 2602.02276 eq. 1, as quoted in PrimeIntellect-ai/prime-rl#1697; no code is public.
     """
     advantages = masked_advantages(advantages, mask)
-    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
+    log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
     ratio = safe_exp(log_r)
-    r = ratio.detach()
-    metrics = {
-        "ratio": Metric(r, mask),
-        "clip_frac_low": Metric(r < ratio_low, mask),
-        "clip_frac_high": Metric(r > ratio_high, mask),
-    }
     loss = -advantages * ratio.clamp(ratio_low, ratio_high) + tau * log_r.square()
-    return TokenLoss(keep(loss, mask), metrics)
+    return TokenLoss(keep(loss, mask), clip_metrics(ratio, mask, ratio_low, ratio_high))

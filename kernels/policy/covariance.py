@@ -2,14 +2,14 @@
 
     cov_t = (A_t - mean A) (log pi(y_t) - mean log pi),   means over the unmasked tokens of the batch
 
-Shapes and units: `parts.py`. The covariance and the number of tokens are those of the tensors passed: the
-halves of a batch that was cut are two batches, here as upstream.
+Shapes and units: `parts.py`. The covariance and the number of tokens are those of the tensors passed: a
+batch that is cut in two is two batches here, as it is upstream.
 """
 
 import torch
 from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp, with_nan_of
 from composer_plugins.kernels.policy.clipped import ppo
 from composer_plugins.kernels.policy.parts import token_advantages
 from composer_plugins.kernels.ratios import log_ratio
@@ -52,7 +52,7 @@ def clip_cov(
     ratio = token.metrics["ratio"].value
     a = token_advantages(advantages, mask)
     cov = covariance(logprobs, advantages, mask)
-    free = -a * ratio.clamp(1 - clip_low, 1 + clip_high) <= -a * ratio  # a NaN is not: it is not drawn
+    free = -a * ratio.clamp(1 - clip_low, 1 + clip_high) <= -a * ratio  # False for a NaN: it is not drawn
     candidates = mask & (cov > cov_low) & (cov < cov_high) & free
     numbers = torch.where(candidates, _numbers(mask, generator, uniform), torch.inf)
     drawn = candidates & (_rank(numbers) < _share(mask, cov_ratio))
@@ -82,10 +82,11 @@ def kl_cov(
     Source: arXiv 2505.22617; PRIME-RL/Entropy-Mechanism-of-RL@8850579 and verl 0.9.1
     trainer/ppo/core_algos.py compute_policy_loss_kl_cov.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
+    log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
     ratio = safe_exp(log_r)
     cov = covariance(logprobs, advantages, mask)
-    # A sort puts NaN last, here it comes first. That of log pi = -inf is one: -inf less a mean of -inf.
+    # A sort puts NaN last, and here it must come first. A token of log pi = -inf has a covariance of NaN,
+    # because it is -inf less a mean of -inf.
     ordered = torch.where(mask, (-cov).nan_to_num(nan=-torch.inf), torch.inf)
     highest = mask & (_rank(ordered) < _share(mask, cov_ratio))
     penalty = torch.where(highest, kl_coef * log_r.abs(), 0.0)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import masked_mean, masked_sum, safe_exp
+from composer_plugins.kernels.masking import at_most, masked_mean, masked_sum, safe_exp
 from composer_plugins.kernels.policy.clipped import ppo
 from composer_plugins.kernels.policy.parts import masked_advantages, score
 from composer_plugins.kernels.ratios import log_ratio
@@ -67,7 +67,7 @@ def masked_is(
         weight = safe_exp(masked_sum(log_r, mask, keepdim=True)).expand(mask.shape)
     else:
         raise ValueError(f"unknown level {level!r}; known: {', '.join(Level.__args__)}")
-    weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
+    weight = at_most(weight, ratio_cap)
     gain = adv_tau * masked_advantages(advantages, mask)
     if kl_tau:  # 0 times an infinite log ratio would be NaN
         gain = gain - kl_tau * log_r

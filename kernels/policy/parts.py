@@ -1,4 +1,4 @@
-"""Shared by policy losses: shapes, PPO's clip, the score form.
+"""Shared by policy losses: shapes, what is logged of PPO's clip, the score form.
 
 `logprobs`, `old_logprobs` / `rollout_logprobs` are log pi(y_t) of the sampled tokens, in nats,
 [*batch, tokens]; `advantages` broadcasts against them ([B, 1] is one per sequence); `mask` is boolean,
@@ -10,39 +10,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from composer_plugins.kernels.masking import at_least_float32, keep
-from composer_plugins.kernels.trust_regions import clipped_surrogate
-from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
+from composer_plugins.kernels.types import Advantages, Mask, Metric, Tokens
 
 
-def clipped(
+def clip_metrics(
     ratio: Float[Tensor, "*batch #tokens"],
-    advantages: Advantages,
     mask: Mask,
-    clip_low: float,
-    clip_high: float,
-    ratio_cap: float | None,
-    dual_clip: float | None,
-) -> TokenLoss:
-    """PPO's clipped surrogate on a ratio per token or per sequence, with its clip fractions."""
-    # Masked, because the gradient of a sequence's ratio sums over all advantages of the row.
-    advantages = masked_advantages(advantages, mask)
-    loss = clipped_surrogate(
-        ratio,
-        advantages,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        ratio_cap=ratio_cap,
-        dual_clip=dual_clip,
-    )
+    low: float,
+    high: float,
+    advantages: Advantages | None = None,
+) -> dict[str, Metric]:
+    """The ratio, and where it is below `low` and above `high`.
+
+    With `advantages` only where PPO's clip acts: below where A < 0, above where A > 0.
+    """
     r = ratio.detach().expand(mask.shape)
-    low = (r < 1 - clip_low) & (advantages < 0)
-    high = (r > 1 + clip_high) & (advantages > 0)
-    metrics = {
+    below, above = r < low, r > high
+    if advantages is not None:
+        below, above = below & (advantages < 0), above & (advantages > 0)
+    return {
         "ratio": Metric(r, mask),
-        "clip_frac_low": Metric(low, mask),
-        "clip_frac_high": Metric(high, mask),
+        "clip_frac_low": Metric(below, mask),
+        "clip_frac_high": Metric(above, mask),
     }
-    return TokenLoss(keep(loss, mask), metrics)
 
 
 def score(

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, at_most, safe_exp
 from composer_plugins.kernels.policy.parts import coefficient, score
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
@@ -75,7 +75,7 @@ def masked_surrogate(
     log_r = log_ratio(logprobs, rollout_logprobs, mask)
     drift = log_r.detach()
     ratio = safe_exp(drift if log_ratio_clamp is None else drift.clamp(-log_ratio_clamp, log_ratio_clamp))
-    weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
+    weight = at_most(ratio, ratio_cap)
     weight = weight if adv_tau == 1 else adv_tau * weight
     weight = weight * region.inside  # a product, because NaN times 0 is still NaN
     if region.unknown is not None:

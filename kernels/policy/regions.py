@@ -50,7 +50,8 @@ def dppo_tv(
     Source: arXiv 2602.04879; sail-sg/Stable-RL verl/trainer/ppo/core_algos.py@c6af1d1; verl 0.9.1
     compute_policy_loss_dppo_tv; PRIME-RL src/prime_rl/trainer/rl/loss.py@559b447 default_loss_fn.
     """
-    p, q = detached(logprobs), detached(_or(region_logprobs, rollout_logprobs))
+    centre = rollout_logprobs if region_logprobs is None else region_logprobs
+    p, q = detached(logprobs), detached(centre)
     inside = tv_mask(p.exp(), q.exp(), advantages, low=tv_low, high=tv_high)
     region = by_sign(inside, advantages, None if region_logprobs is None else q.isnan())
     return masked_surrogate(
@@ -88,7 +89,8 @@ def dppo_kl(
     and drops the token; here 0 log 0 = 0 and 1 - p is at least 0.
     Source: arXiv 2602.04879; sail-sg/Stable-RL @c6af1d1; verl 0.9.1 compute_policy_loss_dppo_kl.
     """
-    p, q = detached(logprobs), detached(_or(region_logprobs, rollout_logprobs))
+    centre = rollout_logprobs if region_logprobs is None else region_logprobs
+    p, q = detached(logprobs), detached(centre)
     distance = binary_kl(p, q)
     inside = distance_mask(distance, p.exp(), q.exp(), advantages, low=kl_low, high=kl_high)
     region = by_sign(inside, advantages, distance.isnan())
@@ -215,7 +217,7 @@ def minirl(
         x_t = -sg(min(pi / rollout, ratio_cap) M_t) A log pi(y_t)
         M_t = pi / old <= 1 + clip_high  if A > 0,   pi / old >= 1 - clip_low  otherwise
 
-    With `old_logprobs` the rollout policy's it is PPO's gradient (Stable-RL's mode `ppo`).
+    If the old policy is the rollout policy, its gradient is PPO's (Stable-RL's mode `ppo`).
     Denominator: "seq-mean-token-sum".
     Source: arXiv 2512.01374; sail-sg/Stable-RL core_algos.py@c6af1d1, modes ppo, ppo_recompute.
     """
@@ -223,10 +225,6 @@ def minirl(
     inside = ratio_mask(safe_exp(drift), advantages, low=clip_low, high=clip_high)
     region = by_sign(inside, advantages, drift.isnan())
     return masked_surrogate(logprobs, rollout_logprobs, advantages, mask, region, ratio_cap=ratio_cap)
-
-
-def _or(tensor: Tokens | None, default: Tokens) -> Tokens:
-    return default if tensor is None else tensor
 
 
 def _buckets(log_p: LogProbs, log_q: LogProbs, mask: Mask) -> tuple[LogProbs, LogProbs]:

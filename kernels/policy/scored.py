@@ -1,17 +1,20 @@
 """Policy losses of score form: a detached weight times A log pi(y_t). Shapes and units: `parts.py`."""
 
+import math
+
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp
-from composer_plugins.kernels.policy.parts import masked_advantages, score
+from composer_plugins.kernels.masking import at_least_float32, keep, masked_sum, safe_exp, with_nan_of
+from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score, token_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import importance_weight, log_ratio
-from composer_plugins.kernels.trust_regions import gamma_weight
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["cispo", "dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo"]
 
 VESPO_CLAMP = 20.0  # nats, on the log ratio of a token and of a sequence (authors and TRL)
+# VESPO takes w^k of no smaller a w than this (its authors and TRL), so that k alone cannot underflow it.
+LOG_WEIGHT_MIN = math.log(1e-8)
 
 
 def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss:
@@ -23,7 +26,8 @@ def reinforce(logprobs: Tokens, advantages: Advantages, mask: Mask) -> TokenLoss
     GPG with `advantages.gpg`. Denominator: "token-mean"; RLOO "seq-mean-token-sum".
     Source: Williams 1992; verl 0.9.1 core_algos.py compute_policy_loss_gpg.
     """
-    return TokenLoss(keep(-masked_advantages(advantages, mask) * at_least_float32(logprobs), mask), {})
+    log_pi = keep(at_least_float32(logprobs), mask)
+    return TokenLoss(token_advantages(-advantages, mask) * log_pi, {})
 
 
 gpg = preset(
@@ -61,9 +65,9 @@ def importance_sampling(
     Departs from Tinker: (1) a ratio saturates 10 nats below overflow.
     Source: tinker-docs.thinkingmachines.ai/losses, `importance_sampling`.
     """
-    ratio = safe_exp(log_ratio(logprobs, rollout_logprobs, mask, advantages=advantages))
-    loss = keep(-masked_advantages(advantages, mask) * ratio, mask)
-    return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
+    advantages = masked_advantages(advantages, mask)
+    ratio = safe_exp(log_ratio(logprobs, with_nan_of(rollout_logprobs, advantages), mask))
+    return TokenLoss(keep(-advantages * ratio, mask), {"ratio": Metric(ratio.detach(), mask)})
 
 
 def cispo(
@@ -86,14 +90,9 @@ def cispo(
     Source: arXiv 2506.13585 eq. 4-5; verl 0.9.1 compute_policy_loss_cispo; TRL 1.16 grpo_trainer.py.
     """
     ratio = importance_weight(logprobs, old_logprobs, clamp=log_ratio_clamp)
-    low = None if clip_low is None else 1 - clip_low
-    weight = ratio.clamp(low, 1 + clip_high)
-    metrics = {
-        "ratio": Metric(ratio, mask),
-        "clip_frac_low": Metric(weight > ratio, mask),
-        "clip_frac_high": Metric(ratio > 1 + clip_high, mask),
-    }
-    return TokenLoss(score(weight, advantages, logprobs, mask), metrics)
+    low, high = 0.0 if clip_low is None else 1 - clip_low, 1 + clip_high
+    weight = ratio.clamp(low, high)
+    return TokenLoss(score(weight, advantages, logprobs, mask), clip_metrics(ratio, mask, low, high))
 
 
 def vespo(
@@ -116,8 +115,9 @@ def vespo(
     `log_weights`, nats, are logs of rollout corrections (old over rollout) and enter w as factors:
     do not multiply the loss by them too.
     Denominator: "token-mean". log r_t, log_weights and log w are clamped to +-20 nats, w^k to w >= 1e-8.
-    Departs from the authors: (1) NaN stays NaN, theirs becomes 0; (2) their sign of A is the first
-    token's. From TRL: (3) its w >= 1e-8 everywhere; (4) it multiplies in corrections of masked tokens.
+    Departs from the authors: (1) NaN stays NaN, theirs becomes 0; (2) they take the sign of A
+    from the first token. From TRL: (3) its w is at least 1e-8 everywhere; (4) it also multiplies in the
+    corrections of masked tokens.
     Source: arXiv 2602.10693; FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304; TRL 1.16
     grpo_trainer.py get_gamma_weights.
     """
@@ -125,10 +125,12 @@ def vespo(
     if log_weights is not None:
         log_r = log_r + at_least_float32(log_weights).detach().clamp(-VESPO_CLAMP, VESPO_CLAMP)
     log_w = masked_sum(log_r, mask, keepdim=True).clamp(-VESPO_CLAMP, VESPO_CLAMP)
-    pos, neg = (k_pos, lambda_pos), (k_neg, lambda_neg)
-    phi = gamma_weight(log_w, masked_advantages(advantages, mask), pos=pos, neg=neg)
+    w, floored = log_w.exp(), log_w.clamp(min=LOG_WEIGHT_MIN)
+    log_phi_pos = k_pos * floored + lambda_pos * (1 - w)
+    log_phi_neg = k_neg * floored + lambda_neg * (1 - w)
+    phi = safe_exp(torch.where(masked_advantages(advantages, mask) >= 0, log_phi_pos, log_phi_neg))
     metrics = {
-        "ratio": Metric(log_w.exp().expand(mask.shape), mask),
+        "ratio": Metric(w.expand(mask.shape), mask),
         "weight": Metric(phi.expand(mask.shape), mask),
     }
     return TokenLoss(score(phi, advantages, logprobs, mask), metrics)
@@ -142,7 +144,7 @@ def dro(
         x_t = -A log pi(y_t) + (beta / 2) (log r_t)^2
 
     `beta` has no default: verl's `dro_beta` has none either.
-    Denominator: "token-mean". Departs from the paper: (1) A stands for its r - V(x), per token.
+    Denominator: "token-mean". Departs from the paper: (1) A takes the place of its r - V(x), per token.
     Source: arXiv 2405.19107; verl 0.9.1 core_algos.py compute_policy_loss_dro.
     """
     log_r = log_ratio(logprobs, old_logprobs, mask)

@@ -1,10 +1,11 @@
 """Policy losses with one ratio per sequence: GSPO and its relatives. Shapes and units: `parts.py`."""
 
-from composer_plugins.kernels.masking import at_least_float32, keep, safe_exp
-from composer_plugins.kernels.policy.parts import clipped, masked_advantages
+import torch
+
+from composer_plugins.kernels.masking import at_least_float32, at_most, bounded, keep, safe_exp, with_nan_of
+from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio, with_token_gradient
-from composer_plugins.kernels.trust_regions import log_clip
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
 __all__ = ["gmpo", "gspo", "gspo_token", "luspo"]
@@ -28,9 +29,12 @@ def gspo(
     so "seq-mean-token-mean" gives the paper's mean over sequences. `ratio_cap` is TRL's `delta`.
     Source: arXiv 2507.18071 eq. 5; TRL 1.16 `importance_sampling_level="sequence"`.
     """
-    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
+    advantages = masked_advantages(advantages, mask)
+    log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
     ratio = safe_exp(sequence_log_ratio(log_r, mask))
-    return clipped(ratio, advantages, mask, clip_low, clip_high, ratio_cap, None)
+    unclipped = -advantages * at_most(ratio, ratio_cap)
+    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    return TokenLoss(keep(loss, mask), clip_metrics(ratio, mask, 1 - clip_low, 1 + clip_high, advantages))
 
 
 def gspo_token(
@@ -50,9 +54,11 @@ def gspo_token(
     verl's `gspo` is this with `log_ratio_cap=10.0`.
     Source: arXiv 2507.18071 eq. 13-14; verl 0.9.1 core_algos.py compute_policy_loss_gspo.
     """
+    advantages = masked_advantages(advantages, mask)
     sequence = sequence_log_ratio(log_ratio(logprobs, old_logprobs, mask), mask)
     ratio = with_token_gradient(sequence, keep(at_least_float32(logprobs), mask), cap=log_ratio_cap)
-    return clipped(ratio, advantages, mask, clip_low, clip_high, None, None)
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    return TokenLoss(keep(loss, mask), clip_metrics(ratio, mask, 1 - clip_low, 1 + clip_high, advantages))
 
 
 luspo = preset(
@@ -97,9 +103,9 @@ def gmpo(
     compute_policy_loss_geo_mean; TRL 1.16 experimental/gmpo.
     """
     advantages = masked_advantages(advantages, mask)
-    log_r = log_ratio(logprobs, old_logprobs, mask, advantages=advantages)
-    bounded = log_clip(log_r, advantages, low=clip_low, high=clip_high)
-    ratio = safe_exp(sequence_log_ratio(bounded, mask))
+    log_r = log_ratio(logprobs, with_nan_of(old_logprobs, advantages), mask)
+    z = torch.where(advantages > 0, bounded(log_r, high=clip_high), bounded(log_r, low=-clip_low))
+    ratio = safe_exp(sequence_log_ratio(z, mask))
     d = log_r.detach()
     metrics = {
         "ratio": Metric(ratio.detach().expand(mask.shape), mask),

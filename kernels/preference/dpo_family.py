@@ -5,7 +5,12 @@ Gradients flow into the policy's scores only. u is log pi / pi_ref of a completi
 `alpha` replace it by another f-DPO reward (`links.divergence_reward`).
 """
 
-from composer_plugins.kernels.masking import at_least_float32
+import math
+
+import torch
+import torch.nn.functional as F
+
+from composer_plugins.kernels.masking import at_least_float32, below_overflow, bounded
 from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.preference.links import Divergence, divergence_reward, log_ratios
 from composer_plugins.kernels.presets import preset
@@ -23,6 +28,9 @@ __all__ = [
     "robust",
     "sigmoid_norm",
 ]
+
+# Beyond +-SATURATED a sigmoid is exactly 0 or 1 in every dtype: a product with it is a constant.
+SATURATED = 1e4
 
 
 def dpo(
@@ -45,7 +53,8 @@ def dpo(
     preference_loss; arXiv 2309.16240 for other divergences.
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
-    return PairLoss(links.logistic(_margin(us, beta, divergence, alpha), label_smoothing), _logged(us, beta))
+    h = _margin(us, beta, divergence, alpha)
+    return PairLoss(links.logistic(h, label_smoothing), _logged(us, beta))
 
 
 def cdpo(
@@ -96,7 +105,9 @@ def robust(
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
     h = _margin(us, beta, divergence, alpha)
-    return PairLoss(links.unbiased_logistic(h, label_smoothing), _logged(us, beta))
+    # With this smoothing, which is below 0, `logistic` is the formula above.
+    loss = links.logistic(h, -label_smoothing / (1 - 2 * label_smoothing))
+    return PairLoss(loss, _logged(us, beta))
 
 
 def hinge(
@@ -114,7 +125,8 @@ def hinge(
     Source: arXiv 2305.10425, 2309.06657; TRL 1.16 trainer/dpo_trainer.py, loss_type "hinge".
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
-    return PairLoss(links.hinge(_margin(us, beta, divergence, alpha)), _logged(us, beta))
+    h = _margin(us, beta, divergence, alpha)
+    return PairLoss(links.hinge(h), _logged(us, beta))
 
 
 def ipo(
@@ -149,8 +161,10 @@ def exo_pair(
     Source: arXiv 2402.00856 eq. 16; TRL 1.16 trainer/dpo_trainer.py, loss_type "exo_pair".
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
-    h = _margin(us, beta, divergence, alpha)
-    return PairLoss(links.reverse_kl_to_label(h, label_smoothing), _logged(us, beta))
+    h = bounded(_margin(us, beta, divergence, alpha), -SATURATED, SATURATED)
+    win, lose = F.logsigmoid(h), F.logsigmoid(-h)
+    loss = win.exp() * (win - math.log1p(-label_smoothing)) + lose.exp() * (lose - math.log(label_smoothing))
+    return PairLoss(loss, _logged(us, beta))
 
 
 def discopop(
@@ -173,7 +187,10 @@ def discopop(
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
     h = _margin(us, beta, divergence, alpha)
-    return PairLoss(links.log_ratio_modulated(h, tau), _logged(us, beta))
+    gate = h.clamp(-SATURATED, SATURATED)
+    exponential = below_overflow(F.logsigmoid(gate / tau) - gate).exp()  # sigmoid(h / tau) exp(-h)
+    loss = torch.sigmoid(-gate / tau) * links.logistic(h) + exponential
+    return PairLoss(loss, _logged(us, beta))
 
 
 def aot(
@@ -211,8 +228,7 @@ def aot_unpaired(
 ) -> PairLoss:
     """AOT of unpaired data: as `aot`, with h = beta (sort(u_chosen) - sort(u_rejected)).
 
-    Nor is this loss one of each pair alone.
-
+    Cut into micro-batches or onto ranks, this loss changes too.
     Source: arXiv 2406.05882; TRL 1.16 trainer/dpo_trainer.py, loss_type "aot_unpaired".
     """
     us = log_ratios(chosen, rejected, ref_chosen, ref_rejected)

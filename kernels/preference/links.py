@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from composer_plugins.kernels.masking import at_least_float32, below_overflow, bounded, with_nan_gradient
+from composer_plugins.kernels.masking import at_least_float32, below_overflow, with_nan_gradient
 from composer_plugins.kernels.types import Metric, Scores
 
 __all__ = ["logistic"]
@@ -16,11 +16,9 @@ __all__ = ["logistic"]
 Values = Float[Tensor, "..."]
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 
-# Beyond +-SATURATED a sigmoid is exactly 0 or 1 in every dtype: a product with it is a constant.
-SATURATED = 1e4
 LIMIT = 1e-6  # an exponent nearer than this to its limit takes the limit: the quotient would be 0 / 0
 LOG_HALF = -math.log(2.0)
-CERTAIN = -1e-30  # log-odds are +inf at 0, and their gradient with them
+CERTAIN = -1e-30  # at a log-probability of 0 the log-odds and their gradient are infinite
 
 
 def log_ratios(
@@ -40,8 +38,8 @@ def divergence_reward(u: Values, divergence: Divergence, alpha: float) -> Values
         alpha: (e^((alpha - 1) u) - 1) / (alpha - 1)
 
     `alpha` is that of the alpha divergence only: 1 gives reverse KL, 0 forward KL.
-    Departs from TRL 1.16: (1) an exponent saturates 10 nats below overflow, there at 80 nats for `alpha`
-    and not at all for `forward_kl`; (2) its float64 alpha divergence is a KeyError.
+    Departs from TRL 1.16: (1) an exponent saturates 10 nats below overflow; TRL's saturates at 80 nats for
+    `alpha` and not at all for `forward_kl`; (2) its float64 alpha divergence is a KeyError.
     Source: arXiv 2309.16240 table 1; TRL 1.16 trainer/dpo_trainer.py, `f_divergence_type`.
     """
     if divergence == "reverse_kl":
@@ -84,15 +82,6 @@ def logistic(h: Values, label_smoothing: float = 0.0) -> Values:
     return loss if label_smoothing == 0 else loss - label_smoothing * F.logsigmoid(-h)
 
 
-def unbiased_logistic(h: Values, label_smoothing: float) -> Values:
-    """[-(1 - eps) log sigmoid(h) + eps log sigmoid(-h)] / (1 - 2 eps).
-
-    Over labels flipped with chance eps, its mean is the loss of the true ones. It is a cross-entropy
-    with a smoothing below 0.
-    """
-    return logistic(h, -label_smoothing / (1 - 2 * label_smoothing))
-
-
 def hinge(h: Values) -> Values:
     """max(0, 1 - h)."""
     return with_nan_gradient(torch.relu(1 - h))
@@ -101,20 +90,6 @@ def hinge(h: Values) -> Values:
 def square(h: Values, beta: float) -> Values:
     """(h - 1 / (2 beta))^2, of a margin that is not yet scaled."""
     return (h - 1 / (2 * beta)) ** 2
-
-
-def reverse_kl_to_label(h: Values, label_smoothing: float) -> Values:
-    """KL(Bernoulli(sigmoid(h)) || Bernoulli(1 - eps)): EXO's link. eps = 0 has no finite value."""
-    h = bounded(h, -SATURATED, SATURATED)
-    win, lose = F.logsigmoid(h), F.logsigmoid(-h)
-    return win.exp() * (win - math.log1p(-label_smoothing)) + lose.exp() * (lose - math.log(label_smoothing))
-
-
-def log_ratio_modulated(h: Values, tau: float) -> Values:
-    """sigmoid(-h / tau) logistic(h) + sigmoid(h / tau) e^-h: DiscoPOP's link."""
-    gate = h.clamp(-SATURATED, SATURATED)
-    exponential = below_overflow(F.logsigmoid(gate / tau) - gate).exp()
-    return torch.sigmoid(-gate / tau) * logistic(h) + exponential
 
 
 def reward_metrics(chosen: Scores, rejected: Scores) -> dict[str, Metric]:

@@ -100,7 +100,7 @@ def cpo(
 
         h = beta (chosen - rejected);   loss = link(h) + nll_weight * chosen_nll
 
-    `link` is DPO's, the hinge's, or IPO's square, whose scores TRL averages.
+    `link` "sigmoid" is DPO's, and "square" is IPO's, for which TRL averages the scores.
     Source: arXiv 2401.08417 eq. 3; TRL 1.16 experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss.
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)

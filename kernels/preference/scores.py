@@ -27,7 +27,7 @@ def sequence_logprobs(logprobs: Tokens, mask: Mask, *, average: bool = False) ->
 def ld_logprobs(
     logprobs: Tokens, mask: Mask, other_mask: Bool[Tensor, "*batch other_tokens"], *, ld_alpha: float
 ) -> Float[Tensor, "*batch"]:
-    """LD-DPO's score: tokens beyond the length of the pair's other completion count `ld_alpha`.
+    """LD-DPO's score: tokens beyond the length of the pair's other completion weigh `ld_alpha`.
 
         score = sum_{i <= n} log pi(y_i) + ld_alpha sum_{i > n} log pi(y_i),   n = min(|y|, |other|)
 

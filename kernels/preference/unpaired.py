@@ -38,7 +38,7 @@ def kto(
 
         good: w_d sigmoid(-(r - beta z));   bad: w_u sigmoid(r - beta z)
 
-    z is `reference_kl`, of `kto_reference_point`, detached. The paper's value less a constant: lambda - v.
+    z is `reference_kl`, of `kto_reference_point`, detached. With v the paper's value, this is lambda - v.
     Source: arXiv 2402.01306 eq. 7; TRL 1.16 trainer/kto_trainer.py, loss_type "kto".
     """
     r = _reward(scores, ref_scores, beta)

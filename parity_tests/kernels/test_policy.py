@@ -17,14 +17,17 @@ from composer_plugins.kernels.aggregation import Mode
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
+from composer_plugins.losses.row import Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.gradients import value_and_gradients
+from composer_plugins.testing.inputs import draw, with_junk
+from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import token_batches
 
 Kernel = Callable[..., TokenLoss]
 Batch = dict[str, Tensor]
 few = settings(max_examples=12)  # there are many losses
+ROWS = of_kind(losses(), "policy").values()
 
 # Ratios of 1, and losses whose gradient is then that of REINFORCE.
 ON_POLICY: dict[str, Kernel] = {
@@ -72,7 +75,7 @@ def test_a_preset_is_its_kernel_with_the_defaults_that_its_signature_shows(label
 
 def test_the_first_denominator_in_a_docstring_is_the_mode_of_its_row() -> None:
     named = {}
-    for row in of_kind(losses(), "policy").values():
+    for row in ROWS:
         if found := re.search(f'"({"|".join(Mode.__args__)})"', row.kernel().__doc__ or ""):
             named[row.name] = (row.mode, found[1])
     assert len(named) > 20 and all(mode == documented for mode, documented in named.values()), named
@@ -87,6 +90,19 @@ def test_upstream_arithmetic_overflows_to_nan_where_ours_saturates() -> None:
     ours = policy.grpo(logprobs, old, torch.full((1,), 2.0), torch.tensor([True])).loss
     (gradient,) = torch.autograd.grad(ours.sum(), logprobs)
     assert ours == -2.4 and gradient == 0
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "advantages" in row.needs], ids=lambda row: row.name)
+def test_a_rows_nan_advantage_gives_its_masked_tokens_no_gradient(row: Loss) -> None:
+    setting = next(settings_of(row))
+    for spread in (0.0, 0.3, 1e4):  # 1e4: a ratio that saturates
+        batch = draw(setting, spread=spread, per_token=False)
+        batch["mask"][0] = torch.tensor([True, False, True, True, False, True])
+        batch["advantages"][0] = torch.nan
+        loss, gradients = value_and_gradients(setting, batch)
+        assert loss[0, 0].isnan() and gradients["logprobs"][0, 0].isnan()
+        for x in (loss, *gradients.values()):
+            assert not x[~batch["mask"]].any()  # of NaN any() is True
 
 
 @pytest.mark.parametrize("name", ON_POLICY)

@@ -139,7 +139,7 @@ def is_linear(setting: Setting, name: str) -> bool:
 @law(
     *PER_TOKEN_LOSS,
     cause=f"{NAN}. torch.clamp has the gradient 0 at NaN: bound a log ratio with kernels.masking.bounded, or "
-    "pass advantages= to kernels.ratios.log_ratio. Or a token, or a row, that does not count",
+    "give it the advantages' NaN with kernels.masking.with_nan_of. Or a token, or a row, that does not count",
 )
 def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> None:
     """NaN in any input is NaN in the loss and the gradient of its token, wherever the token stands."""
