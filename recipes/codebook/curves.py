@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import CURVES_FILE, Channels, title_of
-from composer_plugins.recipes.codebook.report import replace_file
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+from composer_plugins.recipes.shared import replace_file
 
 # The colours of Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS: dict[Channels, str] = {

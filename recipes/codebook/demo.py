@@ -9,7 +9,8 @@ from composer_plugins.recipes.codebook.curves import draw_curves
 from composer_plugins.recipes.codebook.options import CURVES_FILE, RESULTS_FILE, Channels, Settings
 from composer_plugins.recipes.codebook.progress import Progress
 from composer_plugins.recipes.codebook.report import results_table, write_results
-from composer_plugins.recipes.codebook.run import Run, make_start, quiet_libraries, train, trainer_config
+from composer_plugins.recipes.codebook.run import Run, make_start, train, trainer_config
+from composer_plugins.recipes.tiny import quiet_libraries
 
 
 def run_demo(

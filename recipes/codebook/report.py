@@ -1,8 +1,7 @@
 """The results of a demo: results.json, and the table that it prints at the end."""
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import composer_plugins
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import RESULTS_FILE, Settings, key_of, title_of
 from composer_plugins.recipes.codebook.progress import sparkline
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+from composer_plugins.recipes.shared import replace_file
 
 CURVE_WIDTH = 14
 
@@ -69,19 +68,6 @@ def write_results(folder: Path, runs: Sequence[Run], settings: Settings) -> None
     """Write results.json."""
     text = json.dumps(results(runs, settings), indent=1) + "\n"
     replace_file(folder / RESULTS_FILE, lambda path: path.write_text(text))
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file at once: `write` makes it under another name, and then it is renamed."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        problem = f"{path} cannot be written ({error.strerror}), and keeps what it held"
-        raise ConfigError("--out", problem, "name a folder that can be written") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:

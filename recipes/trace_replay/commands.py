@@ -30,7 +30,6 @@ INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 app = typer.Typer(
     name="trace_replay",
-    help="From an agent's logs to preference pairs, by asking several teachers again at each state.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -18,9 +18,10 @@ from typing import Any
 from composer_plugins.columns import after_prompt
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.prime_rl.scoring import token_logprobs
+from composer_plugins.recipes.shared import replace_file
 from composer_plugins.recipes.trace_replay.asking import Body, Unusable, chat_body
 from composer_plugins.recipes.trace_replay.journal import Score
-from composer_plugins.recipes.trace_replay.states import State, replace_file, state_id
+from composer_plugins.recipes.trace_replay.states import State, state_id
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 SCORES = "scores.parquet"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from composer_plugins.recipes.shared import replace_file
 from composer_plugins.recipes.trace_replay.pairs import Counts, Pair
-from composer_plugins.recipes.trace_replay.states import replace_file
 
 PAIRS, REPORT, CARD = "pairs.parquet", "report.md", "README.md"
 

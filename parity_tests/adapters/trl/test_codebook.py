@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.recipes import shared
 from composer_plugins.recipes.codebook import curves, demo, options, report, run, task
 from composer_plugins.recipes.codebook.options import Settings
 from composer_plugins.recipes.codebook.progress import Progress, sparkline
@@ -142,14 +143,14 @@ def test_an_error_of_the_config_comes_before_the_first_run(
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    report.replace_file(file, lambda path: path.write_text("first"))
+    shared.replace_file(file, lambda path: path.write_text("first"))
 
     def break_off(path: Path) -> None:
         path.write_text("sec")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ConfigError, match="No space left on device"):
-        report.replace_file(file, break_off)
+        shared.replace_file(file, break_off)
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
 
