@@ -3,7 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,11 +17,10 @@ from rich.table import Table
 import composer_plugins
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import RESULTS_FILE, Settings, key_of, title_of
-from composer_plugins.recipes.codebook.progress import sparkline
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
 from composer_plugins.recipes.shared import replace_file
 
-CURVE_WIDTH = 14
+BARS, CURVE_WIDTH = "▁▂▃▄▅▆▇█", 14
 
 DEFINITIONS = {
     "rewards": "for each step the fraction of right digits, a mean over the step's completions, which are "
@@ -70,6 +71,14 @@ def write_results(folder: Path, runs: Sequence[Run], settings: Settings) -> None
     replace_file(folder / RESULTS_FILE, lambda path: path.write_text(text))
 
 
+def sparkline(rewards: Sequence[float]) -> str:
+    """Rewards in [0, 1] as a line of bars."""
+    width = min(CURVE_WIDTH, len(rewards))
+    edges = [i * len(rewards) // width for i in range(width + 1)]
+    means = [fmean(rewards[start:end]) for start, end in pairwise(edges)]
+    return "".join(BARS[min(int(mean * len(BARS)), len(BARS) - 1)] for mean in means)
+
+
 def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
     """The table that a demo prints at the end. It fits 80 columns."""
     several_seeds = any(run.seed != runs[0].seed for run in runs)
@@ -89,7 +98,7 @@ def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
         cells = [title_of(run.channels)]
         cells += [str(run.seed)] if several_seeds else []
         cells += [f"{run.start_reward:.2f}", f"{run.final_reward:.2f}"]
-        cells += [sparkline(run.rewards, len(run.rewards), CURVE_WIDTH)] if draws_bars else []
+        cells += [sparkline(run.rewards)] if draws_bars else []
         cells += [f"{run.greedy_before:.2f}", f"{run.greedy_after:.2f}", f"{run.seconds:.0f} s"]
         table.add_row(*cells)
     return table
