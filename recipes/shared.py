@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,22 @@ def check_installed(key: str, packages: Iterable[str], extras: str) -> None:
     if missing := [name for name in packages if find_spec(name) is None]:
         problem = f"it needs {', '.join(missing)}, which is not installed here"
         raise ConfigError(key, problem, f"run pip install -e '.[{extras}]' in a clone")
+
+
+def cut(text: str, most: int) -> str:
+    """The first `most` characters of a text; an ellipsis says that there are more."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def make_folder(key: str, folder: Path) -> None:
+    """Create a folder; raise ConfigError unless files can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError(key, problem, "name a folder that can be created") from None
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

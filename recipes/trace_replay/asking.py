@@ -11,6 +11,7 @@ import openai
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.recipes.shared import cut
 from composer_plugins.recipes.trace_replay.states import Message, State
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
@@ -210,5 +211,4 @@ def _not_json(constant: str) -> None:
 
 def shown(text: str) -> str:
     """An endpoint's own words in one line, the first of them if they are long."""
-    text = " ".join(text.split())
-    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
+    return repr(cut(" ".join(text.split()), MAX_SHOWN))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.shared import check_installed
-from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_states, write
+from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_pairs, make_states
 from composer_plugins.recipes.trace_replay.formats.common import assistant, json_text, tool_call
 from composer_plugins.recipes.trace_replay.report import PAIRS
 from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
@@ -42,7 +42,7 @@ def run_demo(out: Path, steps: int) -> None:
     with ScriptedTeachers(scripted_answer) as server:
         ask(out, teachers(server.base_url), 1.0, samples=1, concurrency=8)
     console.rule("3. pairs")
-    write(out, None, 2, IGNORED)
+    make_pairs(out, ignore=IGNORED)
     console.print(pairs_table(out / PAIRS))
     console.rule("4. training")
     # Read when the Hugging Face libraries are imported. The model is made here, so no hub is needed.

@@ -152,8 +152,8 @@ def test_logs_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert error(states(run, out="file")).startswith("--out: file cannot be created")
-    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be created (Not a dir")
+    assert error(states(run, out="file")).startswith("--out: file cannot be written")
+    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be written (Not a dir")
     assert states(run).code == 0
     (tmp_path / "run/report.md").mkdir()
     with journal.Journal(tmp_path / "run/answers.sqlite"):

@@ -15,7 +15,7 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay import asking
 from composer_plugins.recipes.trace_replay.asking import Unusable, read_json, read_reply
 from composer_plugins.recipes.trace_replay.journal import Journal
-from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Progress, Summary, replay
+from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
 from composer_plugins.recipes.trace_replay.states import State
 from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
 from parity_tests.support.scripted_faults import FaultyTeachers
@@ -46,13 +46,13 @@ def usd_of(usage: dict[str, int]) -> float:
 
 def reasons(path: Path) -> list[str]:
     with Journal(path) as journal:
-        return [failure.error for failure in journal.failures()]
+        return journal.failures()
 
 
 def test_every_teacher_answers_every_state_and_nothing_is_asked_again(tmp_path: Path, start: Start) -> None:
     server = start()
     teachers = [a_teacher(server.base_url, name) for name in "abc"]
-    seen: list[Progress] = []
+    seen: list[Summary] = []
     shared = [*STATES, STATES[0]]  # two traces with the same state
     done = replayed(tmp_path / "j", shared, teachers, samples=2, seen=seen)
     assert (done.total, done.answered, done.answered_before, done.failed) == (36, 36, 0, 0)
