@@ -62,7 +62,11 @@ def main(
         if lighthouse:
             raise ConfigError("--lighthouse", "--replica is not set", "set it, or remove --lighthouse")
         if store:
-            check_is_new(store)
+            from composer_plugins.recipes.diloco.object_store import ObjectStore
+
+            if ObjectStore(store).read("run.json") is not None:
+                remedy = "name a new one, or go on with that run by starting each replica with --replica"
+                raise ConfigError("--store", f"{store} has a run already", remedy)
         sys.exit(0 if run_demo(options) else 1)
     if replica >= replicas:
         raise ConfigError("--replica", f"it is {replica}", f"number the {replicas} replicas from 0")
@@ -72,15 +76,6 @@ def main(
     from composer_plugins.recipes.diloco.replica import train_replica
 
     train_replica(options, print_event)
-
-
-def check_is_new(store: str) -> None:
-    """Raise ConfigError if the store has a run, which only a replica that starts again may find."""
-    from composer_plugins.recipes.diloco.object_store import ObjectStore
-
-    if ObjectStore(store).read("run.json") is not None:
-        remedy = "name a new one, or go on with that run by starting each replica with --replica"
-        raise ConfigError("--store", f"{store} has a run already", remedy)
 
 
 def print_event(event: dict[str, Any]) -> None:

@@ -64,9 +64,8 @@ def train(pairs: Path, steps: int) -> list[float]:
         )
         torch.manual_seed(0)
         model = tiny.make_model(tokenizer, POSITIONS)
-        return [
-            log[MARGINS] for log in tiny.train(model, tokenizer, dataset, config, reward_funcs=_no_reward)
-        ]
+        logs = tiny.train(model, tokenizer, dataset, config, reward_funcs=_no_reward)
+    return [log[MARGINS] for log in logs]
 
 
 def _no_reward(completions: list[Any], **_: Any) -> list[float]:

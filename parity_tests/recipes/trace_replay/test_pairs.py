@@ -210,10 +210,10 @@ def test_a_judge_that_fails_is_an_error(judge: Any, problem: str) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere:f", "json:nothing", ":", "json:"])
 def test_an_unknown_judge_is_an_error(path: str) -> None:
-    with pytest.raises(ConfigError, match="--judge: .* cannot be imported"):
+    with pytest.raises(ConfigError, match="--judge: .* (is not an import path|cannot be imported|does not)"):
         pairs.find_judge(path)
     assert pairs.find_judge("json:dumps") is json.dumps
-    with pytest.raises(ConfigError, match="--judge: json:__name__ is 'json'"):
+    with pytest.raises(ConfigError, match="--judge: .* json has no function '__name__'"):
         pairs.find_judge("json:__name__")
 
 

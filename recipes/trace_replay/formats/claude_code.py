@@ -214,7 +214,10 @@ class Session:
                 if response.key not in gathered:
                     gathered.add(response.key)
                     found += self._turn(response, on_chain)
-            elif line.kind == "user" and _is_sent(line.row):
+            elif line.kind == "user" and (
+                # A hidden line (isMeta) is part of a request, and a note of the display is not.
+                line.row.get("isCompactSummary") or not line.row.get("isVisibleInTranscriptOnly")
+            ):
                 found += self._user_messages(line, on_chain)
         return found
 
@@ -244,11 +247,6 @@ class Session:
             for result, owner in zip(results, owners, strict=True)
             if owner is None or not any(one.uuid in on_chain for one in owner.lines)
         ] + said
-
-
-def _is_sent(row: dict[str, Any]) -> bool:
-    """Whether a user line is part of a request; a hidden line (isMeta) is, a note of the display is not."""
-    return bool(row.get("isCompactSummary")) or not row.get("isVisibleInTranscriptOnly")
 
 
 def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
