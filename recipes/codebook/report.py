@@ -85,15 +85,10 @@ def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
     title = "What each channel of the loss adds: codebook task"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nChannels", no_wrap=True)
-    if several_seeds:
-        table.add_column("\nSeed", justify="right")
-    table.add_column("Reward\nstart", justify="right")
-    table.add_column("\nfinal", justify="right")
-    if draws_bars:
-        table.add_column("\nover the steps", no_wrap=True)
-    table.add_column("Greedy\nbefore", justify="right")
-    table.add_column("\nafter", justify="right")
-    table.add_column("\nTime", justify="right")
+    headers = ["\nSeed"] if several_seeds else []
+    headers += ["Reward\nstart", "\nfinal"] + (["\nover the steps"] if draws_bars else [])
+    for header in [*headers, "Greedy\nbefore", "\nafter", "\nTime"]:
+        table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         cells = [title_of(run.channels)]
         cells += [str(run.seed)] if several_seeds else []

@@ -102,9 +102,7 @@ def _states(actions: list[Acted], tally: Tally) -> list[State]:
             tally.actions["it is in another file too"] += 1
             continue
         seen.add((identity, acted.key))
-        states.append(
-            State(identity, acted.messages, acted.tools, acted.observed, acted.source, acted.outcome)
-        )
+        states.append(State(identity, *acted[:-1]))
     return states
 
 

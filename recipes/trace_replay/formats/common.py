@@ -203,6 +203,24 @@ def finite(where: str, reward: Any) -> float | None:
     return float(reward)
 
 
+def actions(
+    before: Sequence[Converted],
+    observed: Converted,
+    tools: Tools | None,
+    where: str,
+    outcome: float | None,
+    key: str,
+    tally: Tally,
+    *,
+    is_cut: bool,
+) -> Iterator[Acted]:
+    """The action after these messages; none, and a count of the reason, if it cannot be used."""
+    if reason := "it was cut at the length limit" if is_cut else why_left_out(before, observed):
+        tally.actions[reason] += 1
+    else:
+        yield Acted([one.message for one in before], tools, observed.message, where, outcome, key)
+
+
 def why_left_out(before: Sequence[Converted], observed: Converted) -> str | None:
     """Why an action cannot be replayed or trained on; None if it can."""
     if not before:
