@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
@@ -103,17 +102,10 @@ def train(
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Hide the warnings and log lines of the libraries; errors are still shown."""
-    verbosity = transformers.logging.get_verbosity()
-    loggers = [logging.getLogger(name) for name in ("composer_plugins", "trl", "matplotlib")]
-    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transformers.logging.set_verbosity_error()
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            transformers.logging.set_verbosity(verbosity)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(logging.NOTSET)

@@ -52,19 +52,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def warm_up(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    *,
-    steps: int = 300,
-    batch_size: int = 64,
-) -> None:
+def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
     """Supervised steps that teach the format and how to copy a hint, and nothing about any codebook.
 
     The answers are drawn anew for every row, so without a hint the model can only learn to guess.
     """
-    draw = random.Random(seed)
+    draw, steps, batch_size = random.Random(seed), 300, 64
     hinted_rows = int(0.8 * batch_size)  # with fewer, some seeds do not learn to copy
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:

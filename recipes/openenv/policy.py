@@ -132,13 +132,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def warm_up(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    *,
-    steps: int = 150,
-    batch_size: int = 32,
-    rows: int = 1000,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, *, steps: int = 150
 ) -> float:
     """Supervised steps on the turns of the assistant; the loss of the last step."""
     draw = random.Random(seed)
@@ -152,12 +146,12 @@ def warm_up(
             return_assistant_tokens_mask=True,
             **CHAT,
         )
-        for i in range(rows)
+        for i in range(1000)
     ]
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:
         for _ in range(steps):
-            chosen = draw.sample(encoded, batch_size)
+            chosen = draw.sample(encoded, 32)
             ids = [torch.tensor(row["input_ids"]) for row in chosen]
             own = [torch.tensor(row["assistant_masks"]).bool() for row in chosen]
             labels = [one.where(mask, -100) for one, mask in zip(ids, own, strict=True)]
