@@ -22,6 +22,7 @@ from composer_plugins.recipes.shared import replace_file
 
 BARS, CURVE_WIDTH = "▁▂▃▄▅▆▇█", 14
 
+NUMBERS = ("start_reward", "final_reward", "greedy_before", "greedy_after")  # of a run
 DEFINITIONS = {
     "rewards": "for each step the fraction of right digits, a mean over the step's completions, which are "
     "sampled at temperature 1 without a hint",
@@ -53,10 +54,7 @@ def results(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
             {
                 "channels": key_of(run.channels),
                 "seed": run.seed,
-                "start_reward": round(run.start_reward, 6),
-                "final_reward": round(run.final_reward, 6),
-                "greedy_before": round(run.greedy_before, 6),
-                "greedy_after": round(run.greedy_after, 6),
+                **{name: round(getattr(run, name), 6) for name in NUMBERS},
                 "rewards": [round(reward, 6) for reward in run.rewards],
             }
             for run in runs

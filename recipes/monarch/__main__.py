@@ -92,14 +92,9 @@ def demo(processes: int, rendezvous_timeout: float) -> None:
             "--use_cpu": True,
         }
         trl = [str(part) for option in options.items() for part in option]
-        jobs = {
-            "recipes/trl/train.py": (RECIPES / "trl" / "train.py", trl),
-            "recipes/monarch/prime_rl_like.py": (
-                RECIPES / "monarch" / "prime_rl_like.py",
-                ["--steps", str(STEPS)],
-            ),
-        }
-        for title, (path, arguments) in jobs.items():
+        scripts = {"trl/train.py": trl, "monarch/prime_rl_like.py": ["--steps", str(STEPS)]}
+        for name, arguments in scripts.items():
+            path, title = RECIPES / name, f"recipes/{name}"
             logs = Path(folder, path.stem)
             logs.mkdir()
             job = Job("file", str(path), arguments, processes, rendezvous_timeout, logs, keeps_records=True)

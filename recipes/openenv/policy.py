@@ -90,21 +90,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     vocabulary = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = _tokenizer(cut, list(vocabulary))
-    template = get_training_chat_template(tokenizer)
-    draw = random.Random(0)
-    for i in range(400):
-        text = tokenizer.apply_chat_template(
-            conversation(draw, hinted=i % 2 == 0),
-            tools=TOOLS,
-            chat_template=template,
-            tokenize=False,
-            **CHAT,
-        )
+    for text in rollouts(tokenizer, random.Random(0), 400, tokenize=False):
         for tag in (*SPECIAL, *TAGS):
             text = text.replace(tag, SPECIAL[0])
         for part in text.split(SPECIAL[0]):
             vocabulary |= dict.fromkeys(piece for piece, _ in cut.pre_tokenize_str(part))
     return _tokenizer(cut, list(vocabulary))
+
+
+def rollouts(
+    tokenizer: PreTrainedTokenizerFast, draw: random.Random, count: int, **options: Any
+) -> list[Any]:
+    """Rollouts of the warm-up in the training chat template, every second one with a hint."""
+    template = get_training_chat_template(tokenizer)
+    common = {"tools": TOOLS, "chat_template": template, **CHAT, **options}
+    drawn = (conversation(draw, hinted=i % 2 == 0) for i in range(count))
+    return [tokenizer.apply_chat_template(one, **common) for one in drawn]
 
 
 def _tokenizer(cut: Any, vocabulary: list[str]) -> PreTrainedTokenizerFast:
@@ -136,18 +137,8 @@ def warm_up(
 ) -> float:
     """Supervised steps on the turns of the assistant; the loss of the last step."""
     draw = random.Random(seed)
-    template = get_training_chat_template(tokenizer)
-    encoded = [
-        tokenizer.apply_chat_template(
-            conversation(draw, hinted=i % 2 == 0),
-            tools=TOOLS,
-            chat_template=template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **CHAT,
-        )
-        for i in range(1000)
-    ]
+    masked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    encoded = rollouts(tokenizer, draw, 1000, **masked)
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:
         for _ in range(steps):

@@ -12,10 +12,10 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay.states import Message, canonical
@@ -69,7 +69,7 @@ class Score:
     start: int  # the position of the action's first token
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The journal at `path`, which is created if there is none."""
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
@@ -110,9 +110,6 @@ class Journal:
     def close(self) -> None:
         """Close the file, so that another process can open it."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
