@@ -27,9 +27,9 @@ from typing import Any
 
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import replay
-from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
 from composer_plugins.recipes.trace_replay.states import State
 from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.support.scripted_faults import FaultyTeachers
 
 CONCURRENCY, SAMPLES, TEACHERS = 4, 2, "ab"
 MOST_ANSWERS = 5  # that the server gives during a life which ends in a kill
@@ -48,11 +48,11 @@ def serve(pipe: Connection, given: Any) -> None:
         given.value += 1
         return echo(body)
 
-    with ScriptedTeachers(answer, delay=0.002) as server:
+    with FaultyTeachers(answer, delay=0.002) as server:
         pipe.send(server.base_url)
         with suppress(EOFError):
             while pipe.recv():
-                with server._lock:
+                with server.lock:
                     pipe.send((dict(server.asked), dict(server.billed)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_plugins.recipes.trace_replay.journal import Journal
-from composer_plugins.recipes.trace_replay.replay import Progress, Summary, replay
+from composer_plugins.recipes.trace_replay.replay import Summary, replay
 from composer_plugins.recipes.trace_replay.states import State, state_id
 from composer_plugins.recipes.trace_replay.teachers import Teacher
 
@@ -47,7 +47,7 @@ def replayed(
     samples: int = 1,
     concurrency: int = 4,
     max_usd: float = 100.0,
-    seen: list[Progress] | None = None,
+    seen: list[Summary] | None = None,
 ) -> Summary:
     """Run a replay with the journal at `path`."""
     options = {"samples": samples, "concurrency": concurrency, "max_usd": max_usd}

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import CURVES_FILE, Channels, title_of
-from composer_plugins.recipes.codebook.report import replace_file
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+from composer_plugins.recipes.shared import replace_file
 
 # The colours of Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS: dict[Channels, str] = {
@@ -21,8 +21,7 @@ COLOURS: dict[Channels, str] = {
     ("replay",): "#E69F00",
     ("hint", "replay"): "#CC79A7",
 }
-GUESSING, GUESSING_COLOUR = 1 / len(task.DIGITS), "#8a8a8a"
-LABEL_DISTANCE = 0.058  # the least between the names of two lines, in units of reward
+GUESSING = 1 / len(task.DIGITS)
 
 
 def draw_curves(folder: Path, runs: Sequence[Run]) -> None:
@@ -30,7 +29,7 @@ def draw_curves(folder: Path, runs: Sequence[Run]) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     steps = len(runs[0].rewards)
-    labels = [(GUESSING, "guessing", GUESSING_COLOUR)]
+    axes.axhline(GUESSING, color="#8a8a8a", linewidth=1, linestyle=(0, (2, 3)), label="guessing")
     for channels in dict.fromkeys(run.channels for run in runs):
         colour = COLOURS[channels]
         curves = [run.rewards for run in runs if run.channels == channels]
@@ -38,9 +37,9 @@ def draw_curves(folder: Path, runs: Sequence[Run]) -> None:
         for faint in smoothed if len(curves) > 1 else curves:
             axes.plot(range(1, steps + 1), faint, color=colour, alpha=0.25, linewidth=0.9)
         mean = [sum(rewards) / len(rewards) for rewards in zip(*smoothed, strict=True)]
-        axes.plot(range(1, steps + 1), mean, color=colour, linewidth=2.5, solid_capstyle="round")
-        labels.append((mean[-1], f"{title_of(channels)}  {mean[-1]:.2f}", colour))
-    name_lines(axes, labels, steps)
+        label = f"{title_of(channels)}  {mean[-1]:.2f}"
+        axes.plot(range(1, steps + 1), mean, color=colour, linewidth=2.5, label=label)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="linecolor", frameon=False)
     describe(axes, steps, [run.seed for run in runs])
     replace_file(folder / CURVES_FILE, lambda path: figure.savefig(path, format="png", dpi=160))
 
@@ -49,29 +48,6 @@ def smooth(rewards: Sequence[float]) -> list[float]:
     """The mean of the last steps at each step, so that a line ends at its run's final reward."""
     parts = [rewards[max(0, i + 1 - FINAL_STEPS) : i + 1] for i in range(len(rewards))]
     return [sum(part) / len(part) for part in parts]
-
-
-def name_lines(axes: Axes, labels: Sequence[tuple[float, str, str]], steps: int) -> None:
-    """Write each line's name beside its end; names of lines that end close together move apart."""
-    labels = sorted(labels)
-    heights = [height for height, _, _ in labels]
-    for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + LABEL_DISTANCE)
-    # If the highest is now outside the picture, move them down from the top.
-    ceiling = 1.0
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], ceiling)
-        ceiling = heights[i] - LABEL_DISTANCE
-    for height, (_, text, colour) in zip(heights, labels, strict=True):
-        axes.annotate(
-            text,
-            xy=(steps, height),
-            xytext=(8, 0),
-            textcoords="offset points",
-            verticalalignment="center",
-            color=colour,
-            fontweight="normal" if colour == GUESSING_COLOUR else "bold",
-        )
 
 
 def describe(axes: Axes, steps: int, seeds: Sequence[int]) -> None:
@@ -92,7 +68,6 @@ def describe(axes: Axes, steps: int, seeds: Sequence[int]) -> None:
     axes.set_ylabel("reward: fraction of digits that are right")
     axes.set_xlim(1, max(2, steps))
     axes.set_ylim(0, 1.015)
-    axes.axhline(GUESSING, color=GUESSING_COLOUR, linewidth=1, linestyle=(0, (2, 3)))
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

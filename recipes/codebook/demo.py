@@ -9,7 +9,8 @@ from composer_plugins.recipes.codebook.curves import draw_curves
 from composer_plugins.recipes.codebook.options import CURVES_FILE, RESULTS_FILE, Channels, Settings
 from composer_plugins.recipes.codebook.progress import Progress
 from composer_plugins.recipes.codebook.report import results_table, write_results
-from composer_plugins.recipes.codebook.run import Run, make_start, quiet_libraries, train, trainer_config
+from composer_plugins.recipes.codebook.run import Run, make_start, train, trainer_config
+from composer_plugins.recipes.tiny import quiet_libraries
 
 
 def run_demo(
@@ -35,9 +36,16 @@ def run_demo(
                 runs.append(train(channels, start, settings, progress.step))
                 save(runs, settings, folder)
     except KeyboardInterrupt:
-        if runs:  # once more: the last of them may have finished and not been saved
-            save(runs, settings, folder)
-        print_what_is_kept(runs, len(plan), folder, console)
+        if not runs:
+            console.print("interrupted before the first run had finished: nothing was written")
+            raise
+        save(runs, settings, folder)  # once more: the last of them may have finished and not been saved
+        console.print(results_table(runs, draws_bars=not console.options.ascii_only))
+        console.print(
+            f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} contain "
+            f"the {len(runs)} of {len(plan)} runs that had finished",
+            soft_wrap=True,
+        )
         raise
     console.print(results_table(runs, draws_bars=not console.options.ascii_only))
     console.print(f"wrote {folder / RESULTS_FILE} and {folder / CURVES_FILE}", soft_wrap=True)
@@ -47,16 +55,3 @@ def save(runs: list[Run], settings: Settings, folder: Path) -> None:
     """Write both files."""
     write_results(folder, runs, settings)
     draw_curves(folder, runs)
-
-
-def print_what_is_kept(runs: list[Run], planned: int, folder: Path, console: Console) -> None:
-    """Print the results of a demo that was interrupted."""
-    if not runs:
-        console.print("interrupted before the first run had finished: nothing was written")
-        return
-    console.print(results_table(runs, draws_bars=not console.options.ascii_only))
-    console.print(
-        f"interrupted: {folder / RESULTS_FILE} and {folder / CURVES_FILE} contain "
-        f"the {len(runs)} of {planned} runs that had finished",
-        soft_wrap=True,
-    )

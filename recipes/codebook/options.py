@@ -3,13 +3,13 @@
 Importing this module loads no torch.
 """
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.recipes import shared
 
 CHANNELS = ("rl", "hint", "replay")
 FILES = RESULTS_FILE, CURVES_FILE = "results.json", "curves.png"
@@ -67,13 +67,7 @@ def title_of(channels: Channels) -> str:
 
 def make_folder(folder: Path) -> None:
     """Create `folder`; raise ConfigError unless FILES can be written to it, before anything has run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        problem = f"{folder} cannot be written ({error.strerror})"
-        raise ConfigError("--out", problem, "name a folder that can be created") from None
+    shared.make_folder("--out", folder)
     for name in FILES:
         if (folder / name).is_dir():
             raise ConfigError("--out", f"{name} in {folder} is a folder, not a file", "name another folder")

@@ -1,10 +1,11 @@
 """The results of a demo: results.json, and the table that it prints at the end."""
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import composer_plugins
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import RESULTS_FILE, Settings, key_of, title_of
-from composer_plugins.recipes.codebook.progress import sparkline
 from composer_plugins.recipes.codebook.run import FINAL_STEPS, Run
+from composer_plugins.recipes.shared import replace_file
 
-CURVE_WIDTH = 14
+BARS, CURVE_WIDTH = "▁▂▃▄▅▆▇█", 14
 
+NUMBERS = ("start_reward", "final_reward", "greedy_before", "greedy_after")  # of a run
 DEFINITIONS = {
     "rewards": "for each step the fraction of right digits, a mean over the step's completions, which are "
     "sampled at temperature 1 without a hint",
@@ -53,10 +54,7 @@ def results(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
             {
                 "channels": key_of(run.channels),
                 "seed": run.seed,
-                "start_reward": round(run.start_reward, 6),
-                "final_reward": round(run.final_reward, 6),
-                "greedy_before": round(run.greedy_before, 6),
-                "greedy_after": round(run.greedy_after, 6),
+                **{name: round(getattr(run, name), 6) for name in NUMBERS},
                 "rewards": [round(reward, 6) for reward in run.rewards],
             }
             for run in runs
@@ -71,17 +69,12 @@ def write_results(folder: Path, runs: Sequence[Run], settings: Settings) -> None
     replace_file(folder / RESULTS_FILE, lambda path: path.write_text(text))
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file at once: `write` makes it under another name, and then it is renamed."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        problem = f"{path} cannot be written ({error.strerror}), and keeps what it held"
-        raise ConfigError("--out", problem, "name a folder that can be written") from None
-    finally:
-        partial.unlink(missing_ok=True)
+def sparkline(rewards: Sequence[float]) -> str:
+    """Rewards in [0, 1] as a line of bars."""
+    width = min(CURVE_WIDTH, len(rewards))
+    edges = [i * len(rewards) // width for i in range(width + 1)]
+    means = [fmean(rewards[start:end]) for start, end in pairwise(edges)]
+    return "".join(BARS[min(int(mean * len(BARS)), len(BARS) - 1)] for mean in means)
 
 
 def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
@@ -90,20 +83,15 @@ def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
     title = "What each channel of the loss adds: codebook task"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nChannels", no_wrap=True)
-    if several_seeds:
-        table.add_column("\nSeed", justify="right")
-    table.add_column("Reward\nstart", justify="right")
-    table.add_column("\nfinal", justify="right")
-    if draws_bars:
-        table.add_column("\nover the steps", no_wrap=True)
-    table.add_column("Greedy\nbefore", justify="right")
-    table.add_column("\nafter", justify="right")
-    table.add_column("\nTime", justify="right")
+    headers = ["\nSeed"] if several_seeds else []
+    headers += ["Reward\nstart", "\nfinal"] + (["\nover the steps"] if draws_bars else [])
+    for header in [*headers, "Greedy\nbefore", "\nafter", "\nTime"]:
+        table.add_column(header, justify="right", no_wrap=True)
     for run in runs:
         cells = [title_of(run.channels)]
         cells += [str(run.seed)] if several_seeds else []
         cells += [f"{run.start_reward:.2f}", f"{run.final_reward:.2f}"]
-        cells += [sparkline(run.rewards, len(run.rewards), CURVE_WIDTH)] if draws_bars else []
+        cells += [sparkline(run.rewards)] if draws_bars else []
         cells += [f"{run.greedy_before:.2f}", f"{run.greedy_after:.2f}", f"{run.seconds:.0f} s"]
         table.add_row(*cells)
     return table

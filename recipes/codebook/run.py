@@ -1,28 +1,22 @@
 """One run: training on the codebook task with ComposerGRPOTrainer and some of its channels."""
 
 import copy
-import logging
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
+from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import Channels, Settings
+from composer_plugins.recipes.tiny import OnStep
 
 FINAL_STEPS = 10  # the final reward is a mean over these last steps
-
-OnStep = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ class Run:
 def make_start(seed: int) -> Start:
     """Draw a codebook, make a model and warm it up."""
     torch.manual_seed(seed)
-    tokenizer, model = task.make_tokenizer(), task.make_model()
+    tokenizer = task.make_tokenizer()
+    model = tiny.make_model(tokenizer, positions=64)
     task.warm_up(model, tokenizer, seed)
     return Start(seed, task.codebook_rows(seed), tokenizer, model)
 
@@ -85,16 +80,8 @@ def trainer_config(channels: Channels, seed: int, settings: Settings, output_dir
         num_generations=settings.num_generations,
         max_completion_length=task.COMPLETION_LENGTH,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
         seed=seed,
-        logging_steps=1,
-        # A model this small is fastest on one CPU core in float32. No checkpoint is saved.
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.ON_A_CPU,
     )
 
 
@@ -103,51 +90,11 @@ def train(channels: Channels, start: Start, settings: Settings, on_step: OnStep)
     began = time.perf_counter()
     model = copy.deepcopy(start.model)
     greedy_before = task.greedy_accuracy(model, start.tokenizer, start.rows)
-    rewards = RewardRecorder(on_step)
     with tempfile.TemporaryDirectory() as output_dir:
-        trainer = ComposerGRPOTrainer(
-            model=model,
-            reward_funcs=task.codebook_reward,
-            args=trainer_config(channels, start.seed, settings, output_dir),
-            train_dataset=Dataset.from_list(start.rows),
-            processing_class=start.tokenizer,
-            callbacks=[rewards],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        config = trainer_config(channels, start.seed, settings, output_dir)
+        rows = Dataset.from_list(start.rows)
+        reward = task.codebook_reward
+        logs = tiny.train(model, start.tokenizer, rows, config, on_step, reward_funcs=reward)
     greedy_after = task.greedy_accuracy(model, start.tokenizer, start.rows)
     seconds = time.perf_counter() - began
-    return Run(channels, start.seed, rewards.rewards, greedy_before, greedy_after, seconds)
-
-
-class RewardRecorder(TrainerCallback):
-    """Keeps the reward that TRL logs at every step, and calls `on_step` with it."""
-
-    def __init__(self, on_step: OnStep) -> None:
-        self.rewards: list[float] = []
-        self.on_step = on_step
-
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
-        """Called by the trainer at every log. The last one, a summary of the training, has no reward."""
-        if "reward" in logs:
-            self.rewards.append(float(logs["reward"]))
-            self.on_step(state.global_step, self.rewards[-1])
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Hide the warnings and log lines of the libraries; errors are still shown."""
-    verbosity = transformers.logging.get_verbosity()
-    loggers = [logging.getLogger(name) for name in ("composer_plugins", "trl", "matplotlib")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers.logging.set_verbosity_error()
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    return Run(channels, start.seed, [log["reward"] for log in logs], greedy_before, greedy_after, seconds)

@@ -12,11 +12,14 @@ The model is a Qwen3 of 77 thousand parameters, made from scratch: nothing is do
 """
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from composer_plugins.recipes import tiny
 
 KEYS = "abcdefghijklmnop"
 DIGITS = "0123456789"
@@ -26,7 +29,7 @@ PROMPT_WITH_HINT = "{prompt}{privileged_context}"
 
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 VOCABULARY = [*SPECIAL, *DIGITS, *"abcdefghijklmnopqrstuvwxyz", *"?[]"]
-PAD_ID, EOS_ID = VOCABULARY.index("<pad>"), VOCABULARY.index("<eos>")
+EOS_ID = VOCABULARY.index("<eos>")
 
 # How often each simulated teacher gets a digit right by knowing it; otherwise it guesses.
 TEACHER_SKILLS = (0.95, 0.7, 0.3, 0.0, 0.0)
@@ -49,56 +52,27 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model() -> Qwen3ForCausalLM:
-    """A Qwen3 of two layers with random weights (torch's global generator draws them)."""
-    hidden, heads = 64, 4
-    config = Qwen3Config(
-        vocab_size=len(VOCABULARY),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=hidden // heads,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        pad_token_id=PAD_ID,
-        eos_token_id=EOS_ID,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
-
-
-def warm_up(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    *,
-    steps: int = 300,
-    batch_size: int = 64,
-) -> None:
+def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
     """Supervised steps that teach the format and how to copy a hint, and nothing about any codebook.
 
     The answers are drawn anew for every row, so without a hint the model can only learn to guess.
     """
-    draw = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters())
+    draw, steps, batch_size = random.Random(seed), 300, 64
     hinted_rows = int(0.8 * batch_size)  # with fewer, some seeds do not learn to copy
-    for step in range(steps):
-        texts = []
-        for row in range(batch_size):
-            key, answer = draw.choice(KEYS), "".join(draw.choices(DIGITS, k=ANSWER_LENGTH))
-            hint = f"[{answer}]" if row < hinted_rows else ""
-            texts.append(f"{key}?{hint}{answer}<eos>")
-        batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-        labels = batch["input_ids"].clone()
-        labels[:, :-COMPLETION_LENGTH] = -100
-        loss = model(**batch, labels=labels).loss
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+
+    def batches() -> Iterator[dict[str, torch.Tensor]]:
+        for _ in range(steps):
+            texts = []
+            for row in range(batch_size):
+                key, answer = draw.choice(KEYS), "".join(draw.choices(DIGITS, k=ANSWER_LENGTH))
+                hint = f"[{answer}]" if row < hinted_rows else ""
+                texts.append(f"{key}?{hint}{answer}<eos>")
+            batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+            labels = batch["input_ids"].clone()
+            labels[:, :-COMPLETION_LENGTH] = -100
+            yield {**batch, "labels": labels}
+
+    tiny.warm_up(model, batches(), steps, learning_rate=3e-3)
 
 
 def score(text: str, answer: str) -> float:

@@ -3,9 +3,9 @@
 import logging
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback
@@ -28,7 +28,7 @@ class Round:
 OnRound = Callable[[Round], None]
 
 
-class OuterCallback(TrainerCallback):
+class OuterCallback(TrainerCallback, AbstractContextManager):
     """Synchronises the replicas every `sync_every` optimizer steps.
 
     A step is one of the optimizer's, however many micro-batches its gradient accumulates. The states of the
@@ -50,15 +50,8 @@ class OuterCallback(TrainerCallback):
         self.open = ExitStack()
         weakref.finalize(self, self.open.close)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the connections. A second call does nothing."""
-        self.open.close()
+        self.open.close()  # a second call does nothing
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **_: Any
@@ -75,7 +68,7 @@ class OuterCallback(TrainerCallback):
                 self.rounds,
             )
             control.should_training_stop = True
-            self.close()
+            self.open.close()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Synchronise, if this was the last step of a round."""
@@ -94,7 +87,7 @@ class OuterCallback(TrainerCallback):
                 missing,
                 self.rounds,
             )
-        self.close()
+        self.open.close()
 
     def start(self, optimizer: Any) -> None:
         """Meet the other replicas; load the weights of the last committed round, if there is one."""
@@ -137,10 +130,8 @@ def number_of_rounds(args: Any, state: Any, sync_every: int) -> int:
         raise ConfigError("resume_from_checkpoint", problem, "start this replica without a checkpoint")
     rounds, left = divmod(state.max_steps, sync_every)
     if left or not rounds:
-        problem = (
-            f"{state.max_steps} is not a multiple of sync_every = {sync_every}, so the last steps would "
-        )
-        problem += "not be synchronised"
+        problem = f"{state.max_steps} is not a multiple of sync_every = {sync_every}, so the last steps "
+        problem += "would not be synchronised"
         nearest = f"{rounds * sync_every} or {(rounds + 1) * sync_every}" if rounds else f"{sync_every}"
         raise ConfigError("max_steps", problem, f"set it to {nearest}")
     return rounds

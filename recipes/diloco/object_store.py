@@ -32,7 +32,7 @@ class ObjectStore:
 
     def __init__(self, url: str, owner: str = "") -> None:
         self.url, self.owner = url, owner  # the owner's temporary files begin with its name
-        self.sent = self.received = 0  # bytes of whole objects
+        self.sent = 0  # bytes of whole objects
         protocol = fsspec.core.split_protocol(url)[0] or "file"
         remedy = "name a folder, or a URL of s3:// or gs://"
         if protocol not in EXCLUSIVE:
@@ -94,11 +94,9 @@ class ObjectStore:
         """Return the object, or None if there is none."""
         with self.reported("read"):
             try:
-                data: bytes = self.files.cat_file(f"{self.root}/{name}")
+                return bytes(self.files.cat_file(f"{self.root}/{name}"))
             except FileNotFoundError:
                 return None
-        self.received += len(data)
-        return data
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the objects in a folder, sorted."""

@@ -5,61 +5,36 @@ For your own training keep the last lines of `train_replica`: the callback, and 
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from datasets import Dataset
-from transformers.trainer_callback import PrinterCallback
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
+from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import CHANNELS, Settings
-from composer_plugins.recipes.codebook.run import RewardRecorder, make_start, trainer_config
+from composer_plugins.recipes.codebook.run import make_start, trainer_config
+from composer_plugins.recipes.diloco import Replica
 from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, Round
 from composer_plugins.recipes.diloco.outer import trained_weights
-
-
-@dataclass(frozen=True)
-class Replica:
-    """The options of one replica."""
-
-    replica: int
-    replicas: int
-    steps: int
-    sync_every: int
-    seed: int
-    timeout: float
-    lighthouse: str = ""
-    store: str = ""
-    host: str = ""
+from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
 
 
 def make_callback(options: Replica, on_round: OnRound) -> OuterCallback:
     """The transport that the options name."""
+    common: dict[str, Any] = {
+        "replicas": options.replicas,
+        "sync_every": options.sync_every,
+        "timeout": options.timeout,
+        "on_round": on_round,
+    }
     if options.store:
-        from composer_plugins.recipes.diloco.store_callback import ObjectStoreDiLoCo
-
-        return ObjectStoreDiLoCo(
-            store=options.store,
-            replica=options.replica,
-            replicas=options.replicas,
-            sync_every=options.sync_every,
-            timeout=options.timeout,
-            on_round=on_round,
-        )
+        return ObjectStoreDiLoCo(store=options.store, replica=options.replica, **common)
     from composer_plugins.recipes.diloco.torchft_callback import TorchftDiLoCo
 
-    return TorchftDiLoCo(
-        lighthouse=options.lighthouse,
-        replica=str(options.replica),
-        replicas=options.replicas,
-        sync_every=options.sync_every,
-        host=options.host or None,
-        timeout=options.timeout,
-        on_round=on_round,
-    )
+    name, host = str(options.replica), options.host or None
+    return TorchftDiLoCo(lighthouse=options.lighthouse, replica=name, host=host, **common)
 
 
 def train_replica(
@@ -72,42 +47,35 @@ def train_replica(
     All replicas start from the same weights. Each has its part of the rows and samples for itself.
     """
     torch.set_num_threads(1)  # the model of the codebook task is too small for more
-    rewards = RewardRecorder(lambda step, reward: None)
+    rewards: list[float] = []
 
     def on_round(round_: Round) -> None:
-        recent = rewards.rewards[-options.sync_every :]
+        recent = rewards[-options.sync_every :]
         reward = sum(recent) / len(recent) if recent else None
         emit({"replica": options.replica, **vars(round_), "reward": reward})
 
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder, make(options, on_round) as diloco:
         start = make_start(options.seed)
-        rows = start.rows[options.replica :: options.replicas]
-        settings = Settings(steps=options.steps)
+        rows = Dataset.from_list(start.rows[options.replica :: options.replicas])
         own_seed = options.seed + 1 + options.replica
-        trainer = ComposerGRPOTrainer(
-            model=start.model,
+        tiny.train(
+            start.model,
+            start.tokenizer,
+            rows,
+            trainer_config(CHANNELS, own_seed, Settings(steps=options.steps), folder),
+            lambda step, reward: rewards.append(reward),
+            callbacks=[diloco],
             reward_funcs=task.codebook_reward,
-            args=trainer_config(CHANNELS, own_seed, settings, folder),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=start.tokenizer,
-            callbacks=[rewards, diloco],
         )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
         weights = trained_weights(start.model).values()
         emit(
             {
                 "replica": options.replica,
-                "rewards": rewards.rewards,
+                "rewards": rewards,
                 "greedy": task.greedy_accuracy(start.model, start.tokenizer, start.rows),
                 "bytes_of_weights": sum(weight.numel() * weight.element_size() for weight in weights),
-                **transferred(diloco),
+                # An object store counts its bytes, and torchft does not.
+                **({"sent": diloco.store.sent} if isinstance(diloco, ObjectStoreDiLoCo) else {}),
             }
         )
-
-
-def transferred(diloco: OuterCallback) -> dict[str, int]:
-    """The bytes that an object store counted; torchft counts none."""
-    store = getattr(diloco, "store", None)
-    return {"sent": store.sent, "received": store.received} if store else {}

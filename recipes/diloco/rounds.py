@@ -25,11 +25,13 @@ import json
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import save
 
 from composer_plugins.errors import ConfigError, DataError
@@ -50,8 +52,7 @@ logger = logging.getLogger(__name__)
 KEPT_STATES = 2
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(BaseModel, frozen=True):
     """What a round is: the replicas that count, their objects' hashes, and the hashes of the result."""
 
     round: int
@@ -64,17 +65,16 @@ class Commit:
         """The replicas that count, in their order."""
         return tuple(sorted(self.deltas))
 
-    def as_bytes(self) -> bytes:
-        """The object in the store."""
-        return as_json({**vars(self), "deltas": {str(k): v for k, v in sorted(self.deltas.items())}})
+    def results_in(self, state: OuterState) -> bool:
+        """Whether this is the state after the round."""
+        return (self.weights, self.momentum) == (weights_hash(state.weights), weights_hash(state.momentum))
 
     @classmethod
     def of(cls, data: bytes, name: str) -> "Commit":
         """Parse the object, or raise DataError."""
         try:
-            fields = json.loads(data)
-            return cls(**{**fields, "deltas": {int(k): v for k, v in fields["deltas"].items()}})
-        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls.model_validate_json(data)
+        except ValidationError:
             raise DataError(name, "it is not a commit of this recipe", "name an empty store") from None
 
 
@@ -155,12 +155,12 @@ class Rounds:
         """Wait until every replica has joined."""
         began = time.monotonic()
         while True:
-            joined = {replica_of(name) for name in self.store.names("replicas")}
+            joined = {number_of(name) for name in self.store.names("replicas")}
             if len(joined) == self.replicas or self.read_commit(0):
                 return
             if time.monotonic() - began > self.timeout:
                 for name in self.store.names("replicas"):  # or this replica would count as there
-                    if replica_of(name) == self.replica:
+                    if number_of(name) == self.replica:
                         self.store.delete(name)
                 problem = f"{len(joined)} of {self.replicas} joined within {self.timeout:g} seconds"
                 raise DataError(
@@ -214,9 +214,13 @@ class Rounds:
         while True:
             commit = self.read_commit(self.round)
             if commit is None:
-                self.look_for_deltas(found)
+                for replica in set(range(self.replicas)) - found.keys():
+                    if delta := self.read_delta(replica):
+                        found[replica] = delta
                 is_over = time.monotonic() - began > self.timeout
-                if len(found) >= self.quorum and (is_over or found.keys() >= self.awaited()):
+                # Those that took part in the round before, or joined since it ended.
+                awaited = self.participants | {number_of(name) for name in self.new_records()}
+                if len(found) >= self.quorum and (is_over or found.keys() >= awaited):
                     commit = self.propose(found)
                 elif is_over:
                     raise self.too_few(found)
@@ -247,27 +251,18 @@ class Rounds:
             self.records |= records
             return [self.commit(number) for number in range(first, self.round)]
 
-    def awaited(self) -> set[int]:
-        """The replicas that took part in the round before, or joined since it ended."""
-        return self.participants | {replica_of(name) for name in self.new_records()}
-
     def new_records(self) -> set[str]:
         """The names of the records that were not there when the round before ended."""
         return set(self.store.names("replicas")) - self.records
-
-    def look_for_deltas(self, found: dict[int, tuple[str, Tensors]]) -> None:
-        """Read the pseudo-gradients of this round that were not there before."""
-        for replica in range(self.replicas):
-            if replica not in found and (delta := self.read_delta(replica)):
-                found[replica] = delta
 
     def propose(self, found: Mapping[int, tuple[str, Tensors]]) -> Commit:
         """Create the commit of this round, and return it, or another replica's if that was faster."""
         state = self.next_state([found[replica][1] for replica in sorted(found)])
         hashes = {replica: found[replica][0] for replica in sorted(found)}
-        commit = Commit(self.round, hashes, weights_hash(state.weights), weights_hash(state.momentum))
+        weights, momentum = weights_hash(state.weights), weights_hash(state.momentum)
+        commit = Commit(round=self.round, deltas=hashes, weights=weights, momentum=momentum)
         name = commit_name(self.round)
-        return Commit.of(self.store.create(name, commit.as_bytes()), name)
+        return Commit.of(self.store.create(name, commit.model_dump_json(indent=1).encode()), name)
 
     def apply(self, commit: Commit, found: Mapping[int, tuple[str, Tensors]]) -> None:
         """Take the step of a commit."""
@@ -278,13 +273,10 @@ class Rounds:
                 raise DeltaDeletedError(self.delta_name(replica))
             gradients.append(delta[1])
         state = self.next_state(gradients)
-        if (weights_hash(state.weights), weights_hash(state.momentum)) != (commit.weights, commit.momentum):
-            problem = (
-                f"the weights of replica {self.replica} after round {commit.round + 1} are not those of "
-            )
-            problem += "the commit"
+        if not commit.results_in(state):
+            weights = f"the weights of replica {self.replica} after round {commit.round + 1}"
             remedy = "install the same build of torch everywhere, since other builds round differently"
-            raise DataError("weights", problem, remedy)
+            raise DataError("weights", f"{weights} are not those of the commit", remedy)
         self.state, self.round, self.participants = state, commit.round + 1, set(commit.participants)
         self.unreadable.clear()
 
@@ -352,15 +344,12 @@ class Rounds:
         name, commit = state_name(number), self.commit(number)
         tensors = stored_tensors(self.store.read(name) or b"")
         if tensors is not None:
-            parts = {
-                part: {key.removeprefix(f"{part}/"): t for key, t in tensors.items() if key.startswith(part)}
-                for part in ("weights", "momentum")
-            }
-            state = OuterState(**parts)
-            if (weights_hash(state.weights), weights_hash(state.momentum)) == (
-                commit.weights,
-                commit.momentum,
-            ):
+            parts = defaultdict[str, Tensors](dict)
+            for key, tensor in tensors.items():
+                part, _, parameter = key.partition("/")
+                parts[part][parameter] = tensor
+            state = OuterState(parts["weights"], parts["momentum"])
+            if commit.results_in(state):
                 return state
         problem = f"{name} in {self.store.url} is cut off or changed"
         raise DataError("store", problem, "delete it: the state before it is then used")
@@ -390,14 +379,8 @@ def state_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """The round in the name of an object."""
-    digits = name.split("/")[1][:6]
-    return int(digits) if digits.isdigit() else -1
-
-
-def replica_of(name: str) -> int:
-    """The replica in the name of a record."""
-    digits = name.split("/")[1].split("-")[0]
+    """The number in the name of an object: its round, or of a record the replica."""
+    digits = PurePath(name).stem.partition("-")[0]
     return int(digits) if digits.isdigit() else -1
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, Round
 from composer_plugins.recipes.diloco.object_store import ObjectStore
 from composer_plugins.recipes.diloco.outer import OuterOptimizer, frozen_hash, load_weights, trained_weights
-from composer_plugins.recipes.diloco.rounds import Commit, Rounds
+from composer_plugins.recipes.diloco.rounds import Rounds
 
 
 class ObjectStoreDiLoCo(OuterCallback):
@@ -52,7 +52,8 @@ class ObjectStoreDiLoCo(OuterCallback):
         commits = self.exchange.synchronise(trained_weights(self.model))
         self.restore()
         for commit in commits:
-            self.report(as_round(commit))
+            participants = tuple(map(str, commit.participants))
+            self.report(Round(commit.round + 1, participants, commit.weights))
 
     def committed(self) -> int:
         """Return the number of rounds that are committed."""
@@ -61,8 +62,3 @@ class ObjectStoreDiLoCo(OuterCallback):
     def restore(self) -> None:
         """Load the weights of the last committed round."""
         load_weights(self.model, self.exchange.state.weights)
-
-
-def as_round(commit: Commit) -> Round:
-    """What is reported of a commit."""
-    return Round(commit.round + 1, tuple(str(replica) for replica in commit.participants), commit.weights)

@@ -1,6 +1,5 @@
 """`python -m composer_plugins.recipes.monarch`: two demo runs, or a script of yours, under Monarch."""
 
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -11,16 +10,14 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.monarch import RankError
+from composer_plugins.recipes.shared import check_installed, run_command
 
 if TYPE_CHECKING:
     from composer_plugins.recipes.monarch.hosting import Rank
 
-NEEDED = ("monarch", "torch")
-NEEDED_BY_DEMO = ("trl", "transformers")
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 STEPS = 4
@@ -50,7 +47,8 @@ def run(
         raise ConfigError("--rendezvous-timeout", f"it is {rendezvous_timeout:g}", "set seconds above 0")
     if module and script is None:
         raise ConfigError("-m", "no module is named", "write the module and its arguments behind it")
-    check_installed(NEEDED if script else NEEDED + NEEDED_BY_DEMO)
+    needed = ("monarch", "torch") if script else ("monarch", "torch", "trl", "transformers")
+    check_installed("monarch", needed, "monarch")
     try:
         if script is None:
             demo(processes, rendezvous_timeout)
@@ -94,14 +92,9 @@ def demo(processes: int, rendezvous_timeout: float) -> None:
             "--use_cpu": True,
         }
         trl = [str(part) for option in options.items() for part in option]
-        jobs = {
-            "recipes/trl/train.py": (RECIPES / "trl" / "train.py", trl),
-            "recipes/monarch/prime_rl_like.py": (
-                RECIPES / "monarch" / "prime_rl_like.py",
-                ["--steps", str(STEPS)],
-            ),
-        }
-        for title, (path, arguments) in jobs.items():
+        scripts = {"trl/train.py": trl, "monarch/prime_rl_like.py": ["--steps", str(STEPS)]}
+        for name, arguments in scripts.items():
+            path, title = RECIPES / name, f"recipes/{name}"
             logs = Path(folder, path.stem)
             logs.mkdir()
             job = Job("file", str(path), arguments, processes, rendezvous_timeout, logs, keeps_records=True)
@@ -136,13 +129,6 @@ def check_equal(title: str, ranks: "list[Rank]") -> None:
             raise RankError(f"{title}: rank {rank} has other losses or weights than rank 0")
 
 
-def check_installed(names: tuple[str, ...]) -> None:
-    """ConfigError for a package that is absent."""
-    for name in names:
-        if find_spec(name) is None:
-            raise ConfigError(name, "it is not installed", "run pip install -e '.[monarch]' in the clone")
-
-
 def check_module(name: str) -> None:
     """ConfigError for a module that Python does not find."""
     try:
@@ -153,17 +139,5 @@ def check_module(name: str) -> None:
         raise ConfigError(f"-m {name}", "there is no such module", "install it, or name a file without -m")
 
 
-def main() -> None:
-    """Run the command line. An error of ours is one line and status 2; a failed rank is status 1."""
-    try:
-        app(prog_name="python -m composer_plugins.recipes.monarch")
-    except ComposerError as error:
-        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
-        sys.exit(2)
-    except RankError as error:
-        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(app, RankError)

@@ -59,7 +59,8 @@ def host(job: Job) -> list[Rank]:
     hosts, address = this_host(), "127.0.0.1"
     groups: list[int] = []
     with spawned(hosts, job.processes, groups) as mesh:
-        at = [dict(zip(mesh.sizes, point, strict=True)) for point in points(mesh)]  # rank by rank
+        points = itertools.product(*map(range, mesh.sizes.values()))  # rank by rank
+        at = [dict(zip(mesh.sizes, point, strict=True)) for point in points]
         questions, actors = mesh.spawn("process", Process), mesh.spawn("spmd", SPMDActor)
         asked, told = [questions.slice(**one) for one in at], [actors.slice(**one) for one in at]
         logs = [str(job.logs / f"rank{rank}.log") if job.logs else None for rank in range(len(at))]
@@ -78,7 +79,8 @@ def host(job: Job) -> list[Rank]:
 def spawned(hosts: Any, per_host: int, groups: list[int]) -> Iterator[Any]:
     """A mesh of processes, which are stopped at the end, and with them what is in their process groups."""
     hook = monarch.actor.unhandled_fault_hook
-    monarch.actor.unhandled_fault_hook = ignore
+    # It interrupts this process when an actor fails, and `watch` sees that too.
+    monarch.actor.unhandled_fault_hook = lambda failure: None
     mesh = hosts.spawn_procs(per_host={"gpus": per_host})
     try:
         yield mesh
@@ -89,15 +91,6 @@ def spawned(hosts: Any, per_host: int, groups: list[int]) -> Iterator[Any]:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         monarch.actor.unhandled_fault_hook = hook
-
-
-def ignore(failure: Any) -> None:
-    """Monarch's own hook interrupts this process when an actor fails, while `watch` sees that too."""
-
-
-def points(mesh: Any) -> Iterator[tuple[int, ...]]:
-    """The coordinates of each rank, in the order of the ranks."""
-    return itertools.product(*(range(size) for size in mesh.sizes.values()))
 
 
 def watch(

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_plugins.errors import ComposerError
 from composer_plugins.recipes.openenv.sandbox import OPTION, Sandbox
+from composer_plugins.recipes.shared import run_command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -48,8 +48,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except ComposerError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise SystemExit(2) from None
+    run_command(app)

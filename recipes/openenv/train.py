@@ -12,12 +12,11 @@ from datasets import Dataset
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
-from composer_plugins.recipes.codebook.run import quiet_libraries
-from composer_plugins.recipes.openenv import tiny
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
+from composer_plugins.recipes import tiny
+from composer_plugins.recipes.openenv import policy
 from composer_plugins.recipes.openenv.environment import ATTEMPTS
 from composer_plugins.recipes.openenv.sandbox import Sandbox
 from composer_plugins.recipes.openenv.server import serving
@@ -49,21 +48,6 @@ class Run:
         return sum(values) / len(values)
 
 
-class LogKeeper(TrainerCallback):
-    """Keeps what is logged at every step, and prints the reward now and then."""
-
-    def __init__(self, run: Run, console: Console) -> None:
-        self.run, self.console = run, console
-
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, Any], **_: Any) -> None:
-        """Called by the trainer at every log. The last one, a summary of the training, has no reward."""
-        if "reward" not in logs:
-            return
-        self.run.logs.append(logs)
-        if state.global_step % 10 == 0:
-            self.console.print(f"{self.run.name}: step {state.global_step}, reward {logs['reward']:.2f}")
-
-
 def trainer_config(hint_weight: float, steps: int, seed: int, output_dir: str) -> ComposerGRPOConfig:
     """The config of a run; the hint is the error text of the environment."""
     hint: dict[str, Any] = {}
@@ -77,17 +61,10 @@ def trainer_config(hint_weight: float, steps: int, seed: int, output_dir: str) -
         num_generations=GENERATIONS,
         max_completion_length=96,
         max_tool_calling_iterations=ATTEMPTS,
-        chat_template_kwargs=tiny.CHAT,
+        chat_template_kwargs=policy.CHAT,
         learning_rate=2e-3,
-        lr_scheduler_type="constant",
         seed=seed,
-        logging_steps=1,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.ON_A_CPU,
     )
 
 
@@ -99,23 +76,20 @@ def train(
     run: Run,
     console: Console,
 ) -> None:
-    """Train `model` in place; `run` gets the logs."""
+    """Train `model` in place; `run` gets the logs, and the console the reward now and then."""
     began = time.perf_counter()
     rows = [
         {"prompt": [{"role": "user", "content": ""}], "seed": config.seed, "task": task}
         for task in range(len(make_tasks(config.seed)))
     ]
+
+    def on_step(step: int, reward: float) -> None:
+        if step % 10 == 0:
+            console.print(f"{run.name}: step {step}, reward {reward:.2f}")
+
     with environments(url) as factory:
-        trainer = ComposerGRPOTrainer(
-            model=model,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            environment_factory=factory,
-            callbacks=[LogKeeper(run, console)],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        dataset = Dataset.from_list(rows)
+        run.logs = tiny.train(model, tokenizer, dataset, config, on_step, environment_factory=factory)
     run.seconds = time.perf_counter() - began
 
 
@@ -123,13 +97,13 @@ def demo(sandbox: Sandbox, steps: int, seed: int, console: Console) -> bool:
     """Train without and with hints; True if the reward rose with them and no process is left."""
     torch.set_num_threads(1)
     runs = [Run("RL"), Run("RL + hint")]
-    with serving(sandbox, sessions=BATCH) as url, quiet_libraries():
+    with serving(sandbox, sessions=BATCH) as url, tiny.quiet_libraries():
         console.print(f"the environment is served at {url}")
         torch.manual_seed(seed)
-        tokenizer = tiny.make_tokenizer()
-        model = tiny.make_model(tokenizer)
+        tokenizer = policy.make_tokenizer()
+        model = policy.make_model(tokenizer)
         began = time.perf_counter()
-        loss = tiny.warm_up(model, tokenizer, seed)
+        loss = policy.warm_up(model, tokenizer, seed)
         console.print(f"warm-up: loss {loss:.3f} after {time.perf_counter() - began:.0f} seconds")
         for run, weight in zip(runs, (0.0, HINT_WEIGHT), strict=True):
             with tempfile.TemporaryDirectory() as output_dir:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from composer_plugins.recipes.openenv.sandbox import Outcome, Sandbox
 from composer_plugins.recipes.openenv.tasks import Task
+from composer_plugins.recipes.shared import cut
 
 LONGEST_PROBLEM = 200  # characters of an error that the code itself may have written
 
@@ -40,5 +41,4 @@ def _problem(outcome: Outcome) -> str:
     """What happened, in one short line. The agent's code may have written it, and it becomes the hint."""
     text = outcome.error or f"it is {outcome.value!r}"
     text = text.encode(errors="backslashreplace").decode()  # JSON has no half of a surrogate pair
-    text = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]}..."
+    return cut(" ".join("".join(one if one.isprintable() else " " for one in text).split()), LONGEST_PROBLEM)

@@ -9,8 +9,10 @@ from typing import Annotated, Any, NamedTuple
 import httpx2
 import openai
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.recipes.shared import cut
 from composer_plugins.recipes.trace_replay.states import Message, State
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
@@ -195,20 +197,13 @@ def _checked(message: Message) -> Message:
 
 
 def _is_object(text: str) -> bool:
-    """Whether a text is a JSON object. NaN and Infinity, which Python accepts, are not JSON."""
+    """Whether a text is a JSON object, without NaN, Infinity and halves of a surrogate pair."""
     try:
-        value = json.loads(text, parse_constant=_not_json)
-        json.dumps(value, ensure_ascii=False).encode()  # a ValueError for half of a surrogate pair
-        return isinstance(value, dict)
-    except (ValueError, RecursionError):
+        return isinstance(from_json(text, allow_inf_nan=False), dict)
+    except ValueError:
         return False
-
-
-def _not_json(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def shown(text: str) -> str:
     """An endpoint's own words in one line, the first of them if they are long."""
-    text = " ".join(text.split())
-    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
+    return repr(cut(" ".join(text.split()), MAX_SHOWN))

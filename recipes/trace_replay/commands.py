@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from composer_plugins.errors import ComposerError, ConfigError, DataError, in_a_line, unknown
+from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
+from composer_plugins.recipes.shared import cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import FORMATS, log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.states import (
@@ -30,7 +30,6 @@ INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 app = typer.Typer(
     name="trace_replay",
-    help="From an agent's logs to preference pairs, by asking several teachers again at each state.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,7 +41,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the c
 
 
 @app.command("states")
-def states_command(
+def make_states(
     logs: Annotated[
         list[Path] | None, typer.Argument(help="Log files, or folders that are searched for *.jsonl files.")
     ] = None,
@@ -58,21 +57,14 @@ def states_command(
     ] = None,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
-    make_states(logs or [], out, redact, log_format, tools)
-
-
-def make_states(
-    logs: list[Path], out: Path, redact: str, log_format: str | None, tools: Path | None
-) -> list[State]:
-    """Read the logs, redact, write states.jsonl and run.json, and print what was found."""
     if not redact:
         problem = "it is not decided whether secrets are replaced, and states are sent to teachers"
         raise ConfigError("--redact", problem, f"set --redact {SECRETS}, or --redact {NOTHING}")
     if redact not in (SECRETS, NOTHING):
         raise unknown("--redact", redact, (SECRETS, NOTHING), noun="choice", guess=False)
-    files = [one for one in log_files(logs) if out.resolve() not in one[0].resolve().parents]
+    files = [one for one in log_files(logs or []) if out.resolve() not in one[0].resolve().parents]
     known_tools = read_tools(tools) if tools is not None else None
-    run: dict[str, Any] = {"logs": sorted(map(str, logs)), "redact": redact, "format": log_format}
+    run: dict[str, Any] = {"logs": sorted(map(str, logs or ())), "redact": redact, "format": log_format}
     run["tools"] = "those of the logs" if tools is None else f"those of the logs, else of {tools}"
     _check_folder(out, run)
     tally = Tally()
@@ -99,7 +91,6 @@ def make_states(
         number = run["states_without_tools"]
         text = f"{number} states have no tools, so that a teacher can call none there; --tools names a file"
         console.print(Text(text, style="yellow"), soft_wrap=True)
-    return states
 
 
 def _states(actions: list[Acted], tally: Tally) -> list[State]:
@@ -111,21 +102,13 @@ def _states(actions: list[Acted], tally: Tally) -> list[State]:
             tally.actions["it is in another file too"] += 1
             continue
         seen.add((identity, acted.key))
-        states.append(
-            State(identity, acted.messages, acted.tools, acted.observed, acted.source, acted.outcome)
-        )
+        states.append(State(identity, *acted[:-1]))
     return states
 
 
 def _check_folder(out: Path, run: dict[str, Any]) -> None:
     """Raise ConfigError unless files can be written to the folder, and it has no other run's."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{out} cannot be created ({error.strerror})"
-        raise ConfigError("--out", problem, "name a folder that can be written") from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise ConfigError("--out", f"{out} cannot be written", "name a folder that can be written")
+    make_folder("--out", out)
     if (out / RUN).exists() or (out / STATES).exists():
         before = _read_run(out)
         changed = [name for name, value in run.items() if before.get(name) != value]
@@ -184,9 +167,9 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         ):
             task = bar.add_task("asking", total=None)
 
-            def show(progress: replay.Progress) -> None:
-                text = f"{progress.failed} failed, {progress.spent_usd:.4f} of {max_usd:g} USD"
-                bar.update(task, total=progress.total, completed=progress.done, description=text)
+            def show(done: replay.Summary) -> None:
+                text = f"{done.failed} failed, {done.spent_usd:.4f} of {max_usd:g} USD"
+                bar.update(task, total=done.total, completed=done.done, description=text)
 
             summary = asyncio.run(
                 replay.replay(
@@ -202,11 +185,6 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
     except KeyboardInterrupt:
         console.print("interrupted: the answers that have arrived are kept; run the same command to go on")
         raise typer.Exit(INTERRUPTED) from None
-    except ExceptionGroup as group:  # of the tasks that ask
-        ours, _ = group.split(ComposerError)
-        if ours is None:
-            raise
-        raise _first(ours) from None
     console.print(
         f"{summary.answered} new answers, {summary.answered_before} from before; {summary.failed} failed, "
         f"{summary.over_budget} did not fit the budget; spent {summary.spent_usd:.6f} USD in all",
@@ -218,13 +196,8 @@ def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurr
         raise typer.Exit(1)
 
 
-def _first(group: BaseExceptionGroup[ComposerError]) -> ComposerError:
-    one = group.exceptions[0]
-    return _first(one) if isinstance(one, BaseExceptionGroup) else one
-
-
 @app.command("pairs")
-def pairs_command(
+def make_pairs(
     folder: Folder,
     judge: Annotated[
         str | None, typer.Option(help="Function that groups texts, as package.module:function.")
@@ -235,22 +208,18 @@ def pairs_command(
     ] = None,
 ) -> None:
     """Write the pairs to DIR/pairs.parquet, and what became of every state to DIR/report.md."""
-    write(folder, judge, min_agree, ignore or [])
-
-
-def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) -> int:
-    """Make the pairs, write parquet, report and data card, and print what was made."""
     from composer_plugins.recipes.trace_replay import logprobs, pairs, report
     from composer_plugins.recipes.trace_replay.journal import FILE, Journal
 
     group = pairs.find_judge(judge) if judge else None
     run, states = _read_folder(folder)
-    ignored = pairs.ignored_arguments(ignore, states)
+    ignored = pairs.ignored_arguments(ignore or [], states)
     answers, left_out, scores, costs = list[Any](), list[Any](), list[Any](), report.Costs()
-    if (folder / FILE).exists() or all(state.outcome is None for state in states):
+    by_outcome = any(state.outcome is not None for state in states)  # which needs no teacher
+    if (folder / FILE).exists() or not by_outcome:
         with Journal(folder / FILE, create=False) as journal:
             answers, scores = list(journal.answers()), list(journal.scores())
-            failures = Counter(_short(one.error) for one in journal.failures())
+            failures = Counter(cut(reason, 80) for reason in journal.failures())
             by_teacher = Counter(dict.fromkeys(journal.teachers(), 0))
             left_out = [answer for answer in answers if answer.teacher not in by_teacher]
             answers = [answer for answer in answers if answer.teacher in by_teacher]
@@ -260,12 +229,13 @@ def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) ->
     if answers and not any(answer.state in known for answer in answers):
         problem = f"no answer in {folder / FILE} belongs to a state in {folder / STATES}"
         raise ConfigError("DIR", problem, "name a folder whose states were replayed")
-    if answers:
-        _check_min_agree(min_agree, len(costs.answers), states)
+    if answers and min_agree > (most := max(len(costs.answers), 2 if by_outcome else 0)):
+        problem = f"it is {min_agree}, and the journal has {most} teacher(s)"
+        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
     found, counts = pairs.make_pairs(states, answers, min_agree=min_agree, judge=group, ignored=ignored)
     counts.answers["to a state that is not in states.jsonl"] += sum(a.state not in known for a in answers)
     counts.answers["of a teacher that the last replay did not ask"] += len(left_out)
-    settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore)}
+    settings = {"judge": judge, "min_agree": min_agree, "ignored": ", ".join(ignore or [])}
     if found:
         report.write_pairs(found, folder / report.PAIRS)
     if scores:
@@ -282,20 +252,6 @@ def write(folder: Path, judge: str | None, min_agree: int, ignore: list[str]) ->
         text = f"no pair was made, and no parquet file is written; {folder / report.REPORT} says why{kept}"
         console.print(text, soft_wrap=True)
         raise typer.Exit(1)
-    return len(found)
-
-
-def _check_min_agree(min_agree: int, teachers: int, states: list[State]) -> None:
-    """Raise ConfigError if more teachers must agree than were asked. Pairs by outcome need no teacher."""
-    if any(state.outcome is not None for state in states):
-        teachers = max(teachers, 2)
-    if min_agree > teachers:
-        problem = f"it is {min_agree}, and the journal has {teachers} teacher(s)"
-        raise ConfigError("--min-agree", problem, "set at most the number of teachers, or ask more teachers")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _print_counts(title: str, counts: Mapping[str, int]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_states, write
+from composer_plugins.recipes.shared import check_installed
+from composer_plugins.recipes.trace_replay.commands import STATES, ask, console, make_pairs, make_states
 from composer_plugins.recipes.trace_replay.formats.common import assistant, json_text, tool_call
 from composer_plugins.recipes.trace_replay.report import PAIRS
 from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
@@ -24,14 +24,11 @@ SESSION, TOOLS = RECORDED / "session.jsonl", RECORDED / "tools.json"
 TEACHERS = ("ada", "bob", "eve")
 PLANTED = ("AKIAIOSFODNN7EXAMPLE", "correct-horse-battery-9")  # the secrets of the recorded session
 IGNORED = ["Bash.description"]
-NEEDS = ("trl", "transformers", "datasets")
 
 
 def run_demo(out: Path, steps: int) -> None:
     """Run every step on the recorded session; exit with 1 unless the margins rise."""
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        problem = f"its training needs {', '.join(missing)}, which is not installed here"
-        raise ConfigError("demo", problem, "run pip install -e '.[trl,trace-replay]' in a clone")
+    check_installed("demo", ("trl", "transformers", "datasets"), "trl,trace-replay")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError("--out", f"{out} is not an empty folder", "name a new folder")
     console.rule("1. states")
@@ -45,7 +42,7 @@ def run_demo(out: Path, steps: int) -> None:
     with ScriptedTeachers(scripted_answer) as server:
         ask(out, teachers(server.base_url), 1.0, samples=1, concurrency=8)
     console.rule("3. pairs")
-    write(out, None, 2, IGNORED)
+    make_pairs(out, ignore=IGNORED)
     console.print(pairs_table(out / PAIRS))
     console.rule("4. training")
     # Read when the Hugging Face libraries are imported. The model is made here, so no hub is needed.

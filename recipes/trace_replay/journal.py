@@ -12,10 +12,10 @@ import json
 import sqlite3
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay.states import Message, canonical
@@ -69,17 +69,7 @@ class Score:
     start: int  # the position of the action's first token
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A request that brought no answer, and is sent again by the next run."""
-
-    state: str
-    teacher: str
-    sample: int
-    error: str
-
-
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The journal at `path`, which is created if there is none."""
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
@@ -92,22 +82,19 @@ class Journal:
             raise self._explained(error) from None
         with ExitStack() as on_error:
             on_error.callback(self._connection.close)
-            try:
-                self._open()
-            except sqlite3.Error as error:
-                raise self._explained(error) from None
+            self._open()
             on_error.pop_all()
 
     def _open(self) -> None:
         # The lock is taken by the first transaction and held until the file is closed.
-        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute("BEGIN EXCLUSIVE")
+        self._rows("PRAGMA locking_mode = EXCLUSIVE")
+        self._rows("PRAGMA synchronous = FULL")
+        self._rows("BEGIN EXCLUSIVE")
         if not self._number("SELECT count(*) FROM sqlite_schema"):
             for statement in CREATE.split(";\n"):
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+                self._rows(statement)
+            self._rows(f"PRAGMA application_id = {APPLICATION}")
+            self._rows(f"PRAGMA user_version = {FORMAT}")
         if self._number("PRAGMA application_id") != APPLICATION:
             raise self._foreign()
         if (written := self._number("PRAGMA user_version")) != FORMAT:
@@ -115,17 +102,14 @@ class Journal:
             raise DataError(
                 str(self.path), problem, "install the version that wrote it, or name another folder"
             )
-        self._connection.execute("COMMIT")
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._rows("COMMIT")
+        self._rows("PRAGMA journal_mode = WAL")
         self._spent = float(self._number("SELECT total(usd + earlier_usd) FROM answers"))
         self.interrupted = int(self._number("SELECT count(*) FROM answers WHERE status = 'sent'"))
 
     def close(self) -> None:
         """Close the file, so that another process can open it."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -158,10 +142,9 @@ class Journal:
         ):
             yield Score(state, teacher, **json.loads(value))
 
-    def failures(self) -> list[Failure]:
-        """The requests that brought no answer, those in flight when a process ended not among them."""
-        query = "SELECT state, teacher, sample, error FROM answers WHERE status = 'failed'"
-        return [Failure(*row) for row in self._rows(query)]
+    def failures(self) -> list[str]:
+        """Why requests brought no answer, those in flight when a process ended not among them."""
+        return [error for (error,) in self._rows("SELECT error FROM answers WHERE status = 'failed'")]
 
     def spent(self) -> float:
         """USD of all requests. One in flight, and one of unknown cost, count with the most they can cost."""
@@ -251,7 +234,7 @@ class Journal:
             raise self._explained(error) from None
 
     def _number(self, query: str) -> float:
-        number: float = self._connection.execute(query).fetchone()[0]
+        number: float = self._rows(query)[0][0]
         return number
 
     def _foreign(self) -> DataError:

@@ -18,9 +18,10 @@ from typing import Any
 from composer_plugins.columns import after_prompt
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.prime_rl.scoring import token_logprobs
+from composer_plugins.recipes.shared import replace_file
 from composer_plugins.recipes.trace_replay.asking import Body, Unusable, chat_body
 from composer_plugins.recipes.trace_replay.journal import Score
-from composer_plugins.recipes.trace_replay.states import State, replace_file, state_id
+from composer_plugins.recipes.trace_replay.states import State, state_id
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 SCORES = "scores.parquet"
@@ -42,14 +43,8 @@ def score_bodies(state: State, teacher: Teacher) -> list[Body]:
 
 def read_score(before: Mapping[str, Any], whole: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
     """The fields of a Score from the answers to both requests."""
-    prompt, token_ids, entries = (
-        answer.get(name)
-        for answer, name in (
-            (before, "prompt_token_ids"),
-            (whole, "prompt_token_ids"),
-            (whole, "prompt_logprobs"),
-        )
-    )
+    prompt, token_ids = before.get("prompt_token_ids"), whole.get("prompt_token_ids")
+    entries = whole.get("prompt_logprobs")
     if not (isinstance(prompt, list) and isinstance(token_ids, list) and isinstance(entries, list)):
         problem = "the endpoint gives no log-probabilities of a prompt (prompt_token_ids, prompt_logprobs)"
         raise ConfigError(f"teacher {teacher.name!r}, logprobs", problem, "remove it, or use a vLLM server")

@@ -17,10 +17,10 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
+from composer_plugins.losses.derived import function_of_import_path
 from composer_plugins.recipes.trace_replay.journal import Answer
 from composer_plugins.recipes.trace_replay.states import Message, State, canonical
 
@@ -58,21 +58,14 @@ class Counts:
 
 def find_judge(path: str) -> Judge:
     """The judge at an import path, "package.module:function"."""
-    module, colon, name = path.partition(":")
     try:
-        if not (module and colon and name):
-            raise ImportError(f"{path!r} is not package.module:function")
-        judge: Judge = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        problem = f"{path!r} cannot be imported ({in_a_line(error)})"
+        return function_of_import_path(path, "--judge")
+    except ConfigError as error:
         remedy = (
             "name a function as package.module:function, and run this command in the folder that holds the "
             "module, or put that folder into PYTHONPATH"
         )
-        raise ConfigError("--judge", problem, remedy) from None
-    if not callable(judge):
-        raise ConfigError("--judge", f"{path} is {judge!r}", "name a function as package.module:function")
-    return judge
+        raise ConfigError("--judge", error.problem, remedy) from None
 
 
 def ignored_arguments(names: Sequence[str], states: Sequence[State]) -> Ignored:
@@ -143,15 +136,13 @@ def _pairs_of_state(
             result = "the arguments of a tool call are not a JSON object" if unreadable else result
             if not unreadable:
                 agreeing = majority.agreeing if made_by == AGREEMENT else None
-                yield _row(same[0], better, agreeing, majority.voting, made_by)
+                tools = None if state.tools is None else json.dumps(state.tools, ensure_ascii=False)
+                sides, first = ([better], [same[0].observed]), same[0]
+                yield Pair(
+                    state.messages, *sides, tools, agreeing, majority.voting, made_by, state.id, first.source
+                )
         counts.states[result or "pair by agreement"] += 1
         counts.states["the same action was taken there before"] += len(same) - 1
-
-
-def _row(trace: State, better: Message, agreeing: int | None, voting: int, made_by: str) -> Pair:
-    tools = None if trace.tools is None else json.dumps(trace.tools, ensure_ascii=False)
-    sides = [better], [trace.observed]
-    return Pair(trace.messages, *sides, tools, agreeing, voting, made_by, trace.id, trace.source)
 
 
 def _why_not(majority: "Majority", action: Action, taken: Mapping[Action, list[State]]) -> str:

@@ -148,9 +148,7 @@ class Redactor:
         return text
 
     def _arguments(self, text: str) -> str:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
+        if (value := _parsed(text)) is None:
             return self._text(text)  # it was no JSON before either
         if (clean := self._of_arguments(value)) == value:
             return text
@@ -170,38 +168,26 @@ class Redactor:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Each text that may hold a secret: all strings, and the arguments of tool calls also parsed."""
+    """Each text that may hold a secret, names of fields too; the arguments of tool calls also parsed."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for one in value:
             yield from _texts(one)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _texts(one)
-            if key == "arguments" and isinstance(one, str):
-                yield from _parsed_texts(one)
-
-
-def _parsed_texts(text: str) -> Iterator[str]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return
-    yield from _strings(value)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every string of a JSON value, the names of fields among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for one in value:
-            yield from _strings(one)
     elif isinstance(value, dict):
         for key, one in value.items():
             yield key
-            yield from _strings(one)
+            yield from _texts(one)
+            if key == "arguments" and isinstance(one, str):
+                yield from _texts(_parsed(one))
+
+
+def _parsed(text: str) -> Any:
+    """A text as JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 @cache

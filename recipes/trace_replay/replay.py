@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import openai
@@ -32,19 +32,9 @@ WRONG_ENTRY = {
 }
 
 
-class Progress(NamedTuple):
-    """How far a replay is: of `total` requests, `done` have an answer, a failure or no budget."""
-
-    done: int
-    total: int
-    answered: int
-    failed: int
-    spent_usd: float
-
-
 @dataclass
 class Summary:
-    """What a run has done. `total` = answered_before + answered + failed + over_budget."""
+    """What a run has done. At its end `total` = answered_before + answered + failed + over_budget."""
 
     total: int = 0
     answered_before: int = 0  # in the journal already, and not asked again
@@ -56,6 +46,11 @@ class Summary:
     interrupted: int = 0  # in flight when an earlier run ended: asked again, and counted as spent
     without_usage: int = 0  # answers that do not say what they cost: counted with the most they can cost
     spent_usd: float = 0.0  # by all runs with this journal
+
+    @property
+    def done(self) -> int:
+        """How many requests have an answer, a failure or no budget."""
+        return self.answered_before + self.answered + self.failed + self.over_budget
 
     def remarks(self) -> list[str]:
         """What a person should know beside the numbers, a sentence each."""
@@ -100,7 +95,7 @@ async def replay(
     samples: int,
     concurrency: int,
     max_usd: float,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
     """Ask every teacher `samples` times in every state, unless the journal has the answer.
 
@@ -153,7 +148,7 @@ class _Run:
         journal: Journal,
         clients: dict[str, openai.AsyncOpenAI],
         max_usd: float,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[Summary], None],
     ) -> None:
         self.journal, self.clients, self.max_usd, self.on_progress = journal, clients, max_usd, on_progress
         self.stopped_by: ConfigError | None = None
@@ -295,10 +290,8 @@ class _Run:
 
     def report(self) -> None:
         """Call `on_progress`."""
-        done, self.summary.spent_usd = self.summary, self.journal.spent()
-        ended = done.answered_before + done.answered + done.failed + done.over_budget
-        answered = done.answered_before + done.answered
-        self.on_progress(Progress(ended, done.total, answered, done.failed, done.spent_usd))
+        self.summary.spent_usd = self.journal.spent()
+        self.on_progress(replace(self.summary))
 
 
 def _wanted(

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from composer_plugins.recipes.shared import replace_file
 from composer_plugins.recipes.trace_replay.pairs import Counts, Pair
-from composer_plugins.recipes.trace_replay.states import replace_file
 
 PAIRS, REPORT, CARD = "pairs.parquet", "report.md", "README.md"
 
@@ -25,29 +25,17 @@ MESSAGE = pa.struct(
         ("tool_call_id", pa.string()),
     ]
 )
-SCHEMA = pa.schema(
-    [
-        ("prompt", pa.list_(MESSAGE)),
-        ("chosen", pa.list_(MESSAGE)),
-        ("rejected", pa.list_(MESSAGE)),
-        ("tools", pa.string()),
-        ("n_teachers_agreeing", pa.int64()),
-        ("n_teachers", pa.int64()),
-        ("made_by", pa.string()),
-        ("state", pa.string()),
-        ("source", pa.string()),
-    ]
-)
-MEANING = {
-    "prompt": "the messages before the action",
-    "chosen": "one assistant message: the action that most teachers took, or that a better trace took",
-    "rejected": "one assistant message: the action of the trace",
-    "tools": "the tools as JSON text, or null",
-    "n_teachers_agreeing": "how many teachers took the chosen action; null, which is weight 1, by outcome",
-    "n_teachers": "how many teachers voted",
-    "made_by": "`agreement` of teachers, or `outcome` of traces",
-    "state": "the hash of messages and tools",
-    "source": "file and line of the trace's action",
+MESSAGES, TEXT, NUMBER = pa.list_(MESSAGE), pa.string(), pa.int64()
+COLUMNS = {  # of the pairs: the type of each, and what it means
+    "prompt": (MESSAGES, "the messages before the action"),
+    "chosen": (MESSAGES, "one assistant message: what most teachers did, or what a better trace did"),
+    "rejected": (MESSAGES, "one assistant message: the action of the trace"),
+    "tools": (TEXT, "the tools as JSON text, or null"),
+    "n_teachers_agreeing": (NUMBER, "how many teachers took the chosen action; null (weight 1) by outcome"),
+    "n_teachers": (NUMBER, "how many teachers voted"),
+    "made_by": (TEXT, "`agreement` of teachers, or `outcome` of traces"),
+    "state": (TEXT, "the hash of messages and tools"),
+    "source": (TEXT, "file and line of the trace's action"),
 }
 
 
@@ -62,7 +50,8 @@ class Costs:
 
 def write_pairs(pairs: Sequence[Pair], path: Path) -> None:
     """Write the parquet file."""
-    table = pa.Table.from_pylist([pair._asdict() for pair in pairs], schema=SCHEMA)
+    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+    table = pa.Table.from_pylist([pair._asdict() for pair in pairs], schema=schema)
     replace_file(path, lambda partial: pq.write_table(table, partial))
 
 
@@ -111,18 +100,15 @@ def card(run: dict[str, Any], pairs: Sequence[Pair], costs: Costs) -> str:
         f"{len(pairs)} pairs, made by `composer_plugins.recipes.trace_replay` from the log of an agent."
     ]
     lines += ["Several teachers were asked again at each point at which the agent acted:"]
-    lines += [f"{_with_counts(costs.answers) or 'none'}.", "", "| column | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {meaning} |" for name, meaning in MEANING.items()]
+    asked = ", ".join(f"{name} ({number} answers)" for name, number in sorted(costs.answers.items()))
+    lines += [f"{asked or 'none'}.", "", "| column | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, (_, meaning) in COLUMNS.items()]
     lines += ["", "## Before you use it", ""]
     lines += [f"- {redaction} Names, paths and other personal data are still there."]
     lines += ["- A pair by agreement says that teachers disagree with the trace. They may be wrong."]
     lines += ["- The prompts are from the agent's model, and not from the model that you train."]
     lines += ["- The terms of the teachers' providers say whether a model may be trained on their answers."]
     return "\n".join([*lines, ""])
-
-
-def _with_counts(answers: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({number} answers)" for name, number in sorted(answers.items()))
 
 
 def _table(name: str, values: str, rows: Mapping[str, int], *, zeros: bool = False) -> list[str]:

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line
+from composer_plugins.recipes.shared import replace_file
 
 Message = dict[str, Any]
 
@@ -35,32 +35,14 @@ def state_id(messages: list[Message], tools: list[dict[str, Any]] | None) -> str
     return hashlib.sha256(canonical([messages, tools]).encode()).hexdigest()[:16]
 
 
-def write_states(states: Iterable[State], path: Path) -> int:
-    """Write the states, one in a line, and return their number."""
-    number = 0
+def write_states(states: Iterable[State], path: Path) -> None:
+    """Write the states, one in a line."""
 
     def write(partial: Path) -> None:
-        nonlocal number
         with partial.open("w", encoding="utf-8") as file:
-            for state in states:
-                file.write(json.dumps(vars(state), ensure_ascii=False) + "\n")
-                number += 1
+            file.writelines(json.dumps(vars(state), ensure_ascii=False) + "\n" for state in states)
 
     replace_file(path, write)
-    return number
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file under another name and rename it, so that it appears complete or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        problem = f"it cannot be written ({error.strerror})"
-        raise ConfigError(str(path), problem, "name a folder that can be written") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers.trainer_callback import PrinterCallback
+from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_chat_template
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
+from composer_plugins.recipes import tiny
 
 POSITIONS = 4096
 MARGINS = "composer/replay/rewards/margins"
@@ -42,25 +42,6 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of two layers with random weights."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen3ForCausalLM(config)
-
-
 def train(pairs: Path, steps: int) -> list[float]:
     """Train on the pairs of a parquet file, and return the mean margin of each step."""
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing", category=FutureWarning)
@@ -69,7 +50,7 @@ def train(pairs: Path, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         dataset = Dataset.from_parquet(str(pairs), cache_dir=folder)
         tokenizer = make_tokenizer(map(json.dumps, dataset))
-        args = ComposerGRPOConfig(
+        config = ComposerGRPOConfig(
             output_dir=folder,
             policy_weight=0.0,
             replay_weight=1.0,
@@ -79,25 +60,12 @@ def train(pairs: Path, steps: int) -> list[float]:
             num_generations=2,  # the fewest that TRL takes; their rewards count nothing here
             max_completion_length=1,
             learning_rate=1e-3,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **tiny.ON_A_CPU,
         )
-        trainer = ComposerGRPOTrainer(
-            model=make_model(tokenizer),
-            reward_funcs=_no_reward,
-            args=args,
-            train_dataset=dataset,
-            processing_class=tokenizer,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    return [row[MARGINS] for row in trainer.state.log_history if MARGINS in row]
+        torch.manual_seed(0)
+        model = tiny.make_model(tokenizer, POSITIONS)
+        logs = tiny.train(model, tokenizer, dataset, config, reward_funcs=_no_reward)
+    return [log[MARGINS] for log in logs]
 
 
 def _no_reward(completions: list[Any], **_: Any) -> list[float]:

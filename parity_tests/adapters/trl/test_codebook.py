@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.recipes import shared
 from composer_plugins.recipes.codebook import curves, demo, options, report, run, task
 from composer_plugins.recipes.codebook.options import Settings
-from composer_plugins.recipes.codebook.progress import Progress, sparkline
+from composer_plugins.recipes.codebook.progress import Progress
 
 ALL = ("rl", "hint", "replay")
 
@@ -142,14 +142,14 @@ def test_an_error_of_the_config_comes_before_the_first_run(
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    report.replace_file(file, lambda path: path.write_text("first"))
+    shared.replace_file(file, lambda path: path.write_text("first"))
 
     def break_off(path: Path) -> None:
         path.write_text("sec")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ConfigError, match="No space left on device"):
-        report.replace_file(file, break_off)
+        shared.replace_file(file, break_off)
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -168,17 +168,6 @@ def test_a_line_of_the_picture_ends_at_the_final_reward() -> None:
     assert curves.smooth(one.rewards)[0] == one.start_reward
 
 
-@pytest.mark.parametrize("heights", [[0.1, 0.98, 0.99, 1.0], [0.1, 0.1, 0.1, 0.1], [0.0, 0.5, 0.52, 0.9]])
-def test_names_of_lines_stay_apart_and_in_the_picture(heights: list[float]) -> None:
-    axes = Figure().subplots()
-    curves.name_lines(axes, [(height, str(i), "black") for i, height in enumerate(heights)], 10)
-    placed = sorted(text.xy[1] for text in axes.texts)
-    assert len(placed) == len(heights)
-    assert placed[0] >= 0 and placed[-1] <= 1
-    gaps = [b - a for a, b in zip(placed, placed[1:], strict=False)]
-    assert min(gaps) > 0.99 * curves.LABEL_DISTANCE
-
-
 def test_every_set_of_channels_has_a_colour_of_its_own(tmp_path: Path) -> None:
     sets = options.parse_runs(["rl,hint,replay,rl+hint,rl+replay,hint+replay,rl+hint+replay"])
     assert len({curves.COLOURS[channels] for channels in sets}) == len(sets) == 7
@@ -186,20 +175,25 @@ def test_every_set_of_channels_has_a_colour_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-def test_a_sparkline_is_complete_when_the_steps_are() -> None:
-    assert sparkline([0.0, 1.0], 4, 24) == "▁█"
-    assert sparkline([0.5] * 250, 250, 24) == "▅" * 24
-    assert 11 <= len(sparkline([0.5] * 125, 250, 24)) <= 13
+def test_a_sparkline_has_a_bar_for_each_part_of_the_steps() -> None:
+    assert report.sparkline([0.0, 1.0]) == "▁█"
+    assert report.sparkline([0.5] * 250) == "▅" * report.CURVE_WIDTH
+    assert report.sparkline([0.0] * 100 + [1.0] * 50) == "▁" * 9 + "▆" + "█" * 4
 
 
-def test_the_live_table_shows_step_reward_and_time_left() -> None:
-    console = Console(force_terminal=True, width=100, file=io.StringIO())
-    with Progress([(("rl",), 0), (ALL, 0)], 4, console) as progress:
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_progress_has_step_reward_and_time_left(is_terminal: bool) -> None:
+    console = Console(force_terminal=is_terminal, width=100, file=io.StringIO())
+    plan: list[tuple[options.Channels, int]] = [(("rl",), 0), (ALL, 0)]
+    with Progress(plan, 5, console) as progress:
+        progress.bars.get_time = lambda: 2.0 * progress.bars.tasks[-1].completed
         progress.start(0)
-        progress.step(1, 0.25)
-        progress.seconds[0] = 2.0
-        console.print(progress.picture())
+        for step in (1, 2, 3):
+            progress.step(step, 0.25)
+        left = progress.bars.tasks[progress.all].time_remaining
+        progress.bars.refresh()
     text = console.file.getvalue()
-    assert "step 1/4" in text and "reward 0.25" in text
-    # 3 more steps of RL at 2 s, and 4 of all channels, each of which costs 2.5 as much.
-    assert progress.time_left() == "26 s left"
+    assert "step 3 of 5, reward 0.25" in text
+    # 2 more steps of RL at 2 s, and 5 of all channels, each of which costs 2.5 as much.
+    assert left == 29
+    assert ("0:00:29 left" in text) is not is_terminal and ("\x1b" in text) is is_terminal

@@ -44,7 +44,7 @@ def recorded_pairs(folder: Path) -> Path:
     with scripted.ScriptedTeachers(demo.scripted_answer) as server:
         teachers = demo.teachers(server.base_url)
         commands.ask(folder, teachers, 1.0, samples=1, concurrency=4)
-    commands.write(folder, None, 2, demo.IGNORED)
+    commands.make_pairs(folder, ignore=demo.IGNORED)
     return folder / "pairs.parquet"
 
 

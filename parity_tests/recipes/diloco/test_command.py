@@ -1,12 +1,12 @@
 """The command: its errors, and when it fails. What it trains is tested in test_trl.py."""
 
+import multiprocessing
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,9 +20,7 @@ from composer_plugins.recipes.diloco import __main__ as command
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--replicas", "1"], "--replicas: it is 1; set 2 or more"),
         (["--steps", "25"], "--steps: 25 is not a multiple of --sync-every 10"),
-        (["--sync-every", "0"], "--steps: 60 is not a multiple of --sync-every 0"),
         (["--store", "x", "--lighthouse", "y"], "--lighthouse: --store is set too; set one of them"),
         (["--lighthouse", "y"], "--lighthouse: --replica is not set"),
         (["--replica", "0"], "--replica: neither --lighthouse nor --store is set"),
@@ -30,7 +28,6 @@ from composer_plugins.recipes.diloco import __main__ as command
         (["--host", "here"], "--host: it is for a replica with --lighthouse"),
         (["--timeout", "nan"], "--timeout: it is nan; set seconds above 0"),
         (["--timeout", "-1"], "--timeout: it is -1; set seconds above 0"),
-        (["--json"], "--json: it is for a single replica"),
     ],
 )
 def test_a_wrong_option_is_an_error(arguments: list[str], said: str) -> None:
@@ -47,10 +44,10 @@ def test_a_store_that_has_a_run_is_an_error_of_the_demo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_replicas_end_with_the_demo(number: int, tmp_path: Path) -> None:
-    arguments = ["--store", str(tmp_path), "--steps", "100000000", "--timeout", "600", "--json"]
     program = (
-        "import time\nfrom composer_plugins.recipes.diloco.__main__ import started\n"
-        f"with started({arguments}, 2) as run:\n    print('started', flush=True)\n    time.sleep(600)"
+        "import time\nfrom composer_plugins.recipes.diloco.launching import Replica, started\n"
+        f"options = Replica(0, 2, 100_000_000, 10, 0, 600.0, store={str(tmp_path)!r})\n"
+        "with started(options) as run:\n    print('started', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as demo:
         try:
@@ -59,7 +56,7 @@ def test_the_replicas_end_with_the_demo(number: int, tmp_path: Path) -> None:
         finally:
             demo.send_signal(number)
     try:
-        assert len(replicas) == 2 and not psutil.wait_procs(replicas, 60)[1]
+        assert len(replicas) == 3 and not psutil.wait_procs(replicas, 60)[1]  # one cleans up after the others
     finally:
         for replica in replicas:
             with suppress(psutil.NoSuchProcess):
@@ -68,10 +65,11 @@ def test_the_replicas_end_with_the_demo(number: int, tmp_path: Path) -> None:
 
 def test_an_error_is_one_line_without_a_traceback() -> None:
     """In a process, as a user starts it. Nothing heavy is imported before the options are checked."""
-    arguments = [sys.executable, "-m", "composer_plugins.recipes.diloco", "--replicas", "1"]
+    arguments = [sys.executable, "-m", "composer_plugins.recipes.diloco", "--steps", "25"]
     run = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "error: --replicas: it is 1; set 2 or more\n"
+    said = "--steps: 25 is not a multiple of --sync-every 10; set one, so that the last round is a whole one"
+    assert run.stderr == f"error: {said}\n"
 
 
 def report(replica: int, number: int, weights: str) -> dict[str, Any]:
@@ -106,20 +104,20 @@ def test_the_demo_fails_unless_all_weights_were_equal_after_every_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @contextmanager
-    def started(arguments: list[str], replicas: int) -> Iterator[Any]:
-        yield SimpleNamespace(events=lambda: iter([*events, result(0), result(1)]))
+    def started(options: command.Replica) -> Iterator[Any]:
+        yield iter([*events, result(0), result(1)])
 
     monkeypatch.setattr(command, "started", started)
-    assert command.run_demo([], replicas=2, steps=20, sync_every=10, store="x") == (not said)
+    assert command.run_demo(command.Replica(0, 2, 20, 10, 0, 60.0, store="x")) == (not said)
     printed = " ".join(capsys.readouterr().out.split())
     assert ("FAILED" in printed) == bool(said) and said in printed
 
 
 def test_a_replica_that_fails_ends_the_demo(capfd: pytest.CaptureFixture[str]) -> None:
     """The other one is killed, and what the failed one wrote to stderr is shown."""
-    failing = ["--replicas", "1", "--store", "x", "--json"]
-    with pytest.raises(SystemExit) as caught, command.started(failing, 2) as processes:
-        list(processes.events())
+    failing = command.Replica(0, 2, 20, 10, 0, 60.0, store="ftp://x")
+    with pytest.raises(SystemExit) as caught, command.started(failing) as events:
+        list(events)
     assert caught.value.code == 2
-    assert "error: --replicas: it is 1; set 2 or more" in capfd.readouterr().err
-    assert all(process.returncode is not None for process in processes.processes)
+    assert "error: store: it is not known how an object of ftp://x is" in capfd.readouterr().err
+    assert not multiprocessing.active_children()

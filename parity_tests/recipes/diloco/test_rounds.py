@@ -88,8 +88,7 @@ def test_the_round_is_what_was_committed_first(tmp_path: Path) -> None:
     one = joined(url, 1, 2)
     for rounds in (zero, one):
         rounds.store.create(rounds.delta_name(rounds.replica), save(train(rounds)))
-    found: dict[int, Any] = {}
-    one.look_for_deltas(found)
+    found = {replica: one.read_delta(replica) or pytest.fail("it is not there") for replica in (0, 1)}
     assert one.propose({1: found[1]}).participants == (1,)
     assert zero.propose(found).participants == (1,)  # it proposed (0, 1)
     assert [commit.participants for commit in zero.conclude()] == [(1,)]
@@ -252,12 +251,12 @@ def test_another_result_than_the_commits_is_an_error(tmp_path: Path) -> None:
     """As it would be on a machine that rounds differently."""
     rounds = joined(str(tmp_path))
     rounds.store.create(rounds.delta_name(0), save(train(rounds)))
-    found: dict[int, Any] = {}
-    rounds.look_for_deltas(found)
-    state = rounds.next_state([found[0][1]])
+    name, gradient = rounds.read_delta(0) or pytest.fail("it is not there")
+    state = rounds.next_state([gradient])
     state.weights["0.bias"][0] += 1e-7
-    hashes = weights_hash(state.weights), weights_hash(state.momentum)
-    rounds.store.create("commits/000000.json", Commit(0, {0: found[0][0]}, *hashes).as_bytes())
+    hashes = {"weights": weights_hash(state.weights), "momentum": weights_hash(state.momentum)}
+    commit = Commit(round=0, deltas={0: name}, **hashes)
+    rounds.store.create("commits/000000.json", commit.model_dump_json().encode())
     with pytest.raises(DataError, match="after round 1 are not those of the commit; install the same build"):
         rounds.conclude()
 

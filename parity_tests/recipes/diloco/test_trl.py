@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.diloco.__main__ import lighthouse_on_this_machine, started
+from composer_plugins.recipes.diloco import Replica
+from composer_plugins.recipes.diloco.__main__ import lighthouse_on_this_machine
 from composer_plugins.recipes.diloco.callback import OnRound, OuterCallback, Round, number_of_rounds
+from composer_plugins.recipes.diloco.launching import started
 from composer_plugins.recipes.diloco.outer import (
     OuterOptimizer,
     OuterState,
@@ -27,7 +30,7 @@ from composer_plugins.recipes.diloco.outer import (
     trained_weights,
     weights_hash,
 )
-from composer_plugins.recipes.diloco.replica import Replica, train_replica
+from composer_plugins.recipes.diloco.replica import train_replica
 
 REPLICAS, STEPS, SYNC_EVERY = 2, 6, 2
 
@@ -134,13 +137,14 @@ def test_the_three_channels_in_two_processes_equal_one(
     transport: str, reference: dict[int, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     """Weights after each round, rewards of each step and the accuracy at the end; as the demo starts them."""
-    common = ["--replicas", str(REPLICAS), "--steps", str(STEPS), "--sync-every", str(SYNC_EVERY), "--json"]
+    options = Replica(0, REPLICAS, STEPS, SYNC_EVERY, 0, 120.0)
     with ExitStack() as stack:
         if transport == "torchft":
-            common += ["--lighthouse", stack.enter_context(lighthouse_on_this_machine())]
+            lighthouse = stack.enter_context(lighthouse_on_this_machine())
+            options = replace(options, lighthouse=lighthouse, host="127.0.0.1")
         else:
-            common += ["--store", str(tmp_path / "store")]
-        events = list(stack.enter_context(started(common, REPLICAS)).events())
+            options = replace(options, store=str(tmp_path / "store"))
+        events = list(stack.enter_context(started(options)))
     for replica in range(REPLICAS):
         own = [event for event in events if event["replica"] == replica]
         result, expected = own[-1], reference[replica][-1]

@@ -17,7 +17,7 @@ from datasets import Dataset  # noqa: E402
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer  # noqa: E402
 from composer_plugins.errors import DataError  # noqa: E402
-from composer_plugins.recipes.openenv import tiny, train  # noqa: E402
+from composer_plugins.recipes.openenv import policy, train  # noqa: E402
 from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
 from composer_plugins.recipes.openenv.server import serving  # noqa: E402
 from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks  # noqa: E402
@@ -118,7 +118,7 @@ class Scripted:
         for row in self.rows(prompt_ids):
             text = self.turns[row][min(self.said[row], len(self.turns[row]) - 1)]
             self.said[row] += 1
-            ids.append(tokenizer(text + tiny.END, add_special_tokens=False)["input_ids"])
+            ids.append(tokenizer(text + policy.END, add_special_tokens=False)["input_ids"])
         return ids, None
 
     def rows(self, prompt_ids: list[list[int]]) -> list[int]:
@@ -134,13 +134,13 @@ def call(source: str) -> str:
 
 
 def make_trainer(factory: Any, tmp_path: Any, hint_weight: float = 1.0, batch: int = 4) -> Any:
-    tokenizer = tiny.make_tokenizer()
+    tokenizer = policy.make_tokenizer()
     torch.manual_seed(0)
     config = train.trainer_config(hint_weight, 1, 0, str(tmp_path))
     config.per_device_train_batch_size = config.num_generations = config.generation_batch_size = batch
     rows = [{"prompt": [{"role": "user", "content": ""}], "seed": 0, "task": 4}] * batch
     return ComposerGRPOTrainer(
-        model=tiny.make_model(tokenizer),
+        model=policy.make_model(tokenizer),
         args=config,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -175,21 +175,21 @@ def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_carry_nothing(
     tokenizer = trainer._tokenizer
     for row, said in enumerate(turns):
         own = tokenizer.decode(tokens[row][tool_mask[row].bool() & inputs["completion_mask"][row].bool()])
-        assert own == "".join(text + tiny.END for text in said)
+        assert own == "".join(text + policy.END for text in said)
         hinted = tokenizer.decode(tokens[row][hint_mask[row].bool()])
-        assert hinted == (said[0] + tiny.END if row in (0, 2) else "")
+        assert hinted == (said[0] + policy.END if row in (0, 2) else "")
     # The teacher's prompt ends with the failing test, the student's has none.
     teacher = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["hint_prompt_ids"]]
     student = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["prompt_ids"]]
     assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
     assert teacher[1] == student[1] and teacher[0].startswith(
-        student[0].split(tiny.END + "\n<|im_start|>a")[0]
+        student[0].split(policy.END + "\n<|im_start|>a")[0]
     )
     own = (tool_mask * inputs["completion_mask"]).bool()
     hint = token_gradients(trainer, inputs, hint_weight=1.0, policy_weight=0.0)
     assert torch.equal(hint > 0, hint_mask.bool())
-    policy = token_gradients(trainer, inputs, hint_weight=0.0, policy_weight=1.0)
-    assert torch.equal(policy > 0, own & inputs["advantages"].ne(0)[:, None])
+    gradients = token_gradients(trainer, inputs, hint_weight=0.0, policy_weight=1.0)
+    assert torch.equal(gradients > 0, own & inputs["advantages"].ne(0)[:, None])
 
 
 def token_gradients(trainer: Any, inputs: dict[str, Any], **weights: float) -> torch.Tensor:
@@ -222,9 +222,9 @@ def token_gradients(trainer: Any, inputs: dict[str, Any], **weights: float) -> t
 def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url: str, tmp_path: Any) -> None:
     """After the warm-up it calls in every rollout, and mostly repairs its first attempt; none is scripted."""
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer()
-    model = tiny.make_model(tokenizer)
-    tiny.warm_up(model, tokenizer, 0)
+    tokenizer = policy.make_tokenizer()
+    model = policy.make_model(tokenizer)
+    policy.warm_up(model, tokenizer, 0)
     run = train.Run("RL + hint")
     train.train(
         url, model, tokenizer, train.trainer_config(4.0, 2, 0, str(tmp_path)), run, Console(quiet=True)
@@ -236,14 +236,14 @@ def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url:
 
 def test_prompts_hints_and_completions_fit_the_model() -> None:
     """No text of the task is unknown to the tokenizer, and none is cut off."""
-    tokenizer = tiny.make_tokenizer()
+    tokenizer = policy.make_tokenizer()
     for task in (one for seed in range(20) for one in make_tasks(seed)):
         for guess in EXPRESSIONS:
-            hinted = f"{task.prompt}\n\n{tiny.failure(task, guess)}"
-            messages = [{"role": "user", "content": hinted}, tiny.attempt(task.function, guess)]
-            ids = tokenizer.apply_chat_template(messages, tools=tiny.TOOLS, return_dict=True)["input_ids"]
-            text = tokenizer.apply_chat_template(messages, tools=tiny.TOOLS, tokenize=False)
-            assert tokenizer.decode(ids) == text and len(ids) < 100 < tiny.LONGEST
+            hinted = f"{task.prompt}\n\n{policy.failure(task, guess)}"
+            messages = [{"role": "user", "content": hinted}, policy.attempt(task.function, guess)]
+            ids = tokenizer.apply_chat_template(messages, tools=policy.TOOLS, return_dict=True)["input_ids"]
+            text = tokenizer.apply_chat_template(messages, tools=policy.TOOLS, tokenize=False)
+            assert tokenizer.decode(ids) == text and len(ids) < 100 < policy.LONGEST
 
 
 def test_the_warm_up_says_nothing_about_a_task() -> None:
@@ -251,7 +251,7 @@ def test_the_warm_up_says_nothing_about_a_task() -> None:
     draw = random.Random(0)
     right: dict[str, list[str]] = {}
     for _ in range(4000):
-        messages = tiny.conversation(draw, hinted=True)
+        messages = policy.conversation(draw, hinted=True)
         source = messages[1]["tool_calls"][0]["function"]["arguments"]["source"]
         name = source.removeprefix("def ").split("(")[0]
         right.setdefault(name, []).append(source)

@@ -16,9 +16,10 @@ for needed in ("detect_secrets", "openai", "pyarrow"):
     pytest.importorskip(needed)
 
 from composer_plugins.recipes.trace_replay import __main__ as command  # noqa: E402
-from composer_plugins.recipes.trace_replay import demo, journal, scripted  # noqa: E402
+from composer_plugins.recipes.trace_replay import demo, journal  # noqa: E402
 from composer_plugins.recipes.trace_replay.states import read_states  # noqa: E402
 from composer_plugins.recipes.trace_replay.teachers import load_teachers  # noqa: E402
+from parity_tests.support.scripted_faults import FaultyTeachers  # noqa: E402
 
 SESSION, TOOLS = demo.SESSION, demo.TOOLS
 
@@ -70,7 +71,7 @@ def write_teachers(path: Path, base_url: str) -> Path:
 
 def test_the_steps_one_after_the_other(run: Run, tmp_path: Path) -> None:
     """And again: every step can be run a second time, and asks nothing twice."""
-    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+    with FaultyTeachers(demo.scripted_answer) as server:
         teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
         for _ in range(2):
             assert states(run).out.startswith("11 states in run/states.jsonl")
@@ -151,8 +152,8 @@ def test_logs_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert error(states(run, out="file")).startswith("--out: file cannot be created")
-    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be created (Not a dir")
+    assert error(states(run, out="file")).startswith("--out: file cannot be written")
+    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be written (Not a dir")
     assert states(run).code == 0
     (tmp_path / "run/report.md").mkdir()
     with journal.Journal(tmp_path / "run/answers.sqlite"):
@@ -246,7 +247,7 @@ def test_what_happened_to_the_logs_is_in_the_folder(run: Run, tmp_path: Path) ->
 
 def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, tmp_path: Path) -> None:
     assert states(run).code == 0
-    with scripted.ScriptedTeachers(demo.scripted_answer, faults={"eve": ["hang"] * 99}) as server:
+    with FaultyTeachers(demo.scripted_answer, faults={"eve": ["hang"] * 99}) as server:
         teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
         line = ["replay", "run", "--teachers", str(teachers), "--max-usd", "1"]
         with subprocess.Popen(
@@ -270,7 +271,7 @@ def test_ctrl_c_keeps_the_answers_and_says_how_to_go_on(run: Run, tmp_path: Path
 def test_more_teachers_must_agree_than_were_asked(run: Run, tmp_path: Path) -> None:
     """Good pairs of an earlier run stay."""
     assert states(run).code == 0
-    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+    with FaultyTeachers(demo.scripted_answer) as server:
         teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
         assert run("replay", "run", "--teachers", teachers, "--max-usd", "1").code == 0
     assert run("pairs", "run", "--ignore", "Bash.description").code == 0
@@ -283,7 +284,7 @@ def test_more_teachers_must_agree_than_were_asked(run: Run, tmp_path: Path) -> N
 def test_a_teacher_that_the_last_replay_did_not_ask_has_no_vote(run: Run, tmp_path: Path) -> None:
     """A teacher that was changed has a new name, and would otherwise vote twice."""
     assert states(run).code == 0
-    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+    with FaultyTeachers(demo.scripted_answer) as server:
         teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
         assert run("replay", "run", "--teachers", teachers, "--max-usd", "1").code == 0
         entries = yaml.safe_load(teachers.read_text())["teachers"]
@@ -308,7 +309,7 @@ def test_tools_can_be_named_later_until_something_was_asked(run: Run, tmp_path: 
 def test_a_budget_that_is_too_small_says_which_is_enough(run: Run, tmp_path: Path) -> None:
     """With the named budget the next request is sent; with the other all are."""
     assert states(run).code == 0
-    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+    with FaultyTeachers(demo.scripted_answer) as server:
         teachers = write_teachers(tmp_path / "teachers.yaml", server.base_url)
 
         def replay(max_usd: str) -> Ran:

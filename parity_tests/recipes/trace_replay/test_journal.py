@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.recipes.trace_replay.journal import SCORE, Answer, Failure, Journal, Score
+from composer_plugins.recipes.trace_replay.journal import SCORE, Answer, Journal, Score
 from parity_tests.support.paths import ROOT
 from parity_tests.support.replayed import a_teacher
 
@@ -31,7 +31,7 @@ def test_answers_scores_and_failures_are_read_as_written(tmp_path: Path) -> None
     with Journal(tmp_path / "j", create=False) as journal:
         assert [*journal.answers()] == [Answer("s", "t", k, MESSAGE, "stop", 0.25) for k in (0, 1)]
         assert [*journal.scores()] == [Score("s", "u", [1, 2], [0.0, -1.5], 1)]
-        assert journal.failures() == [Failure("s", "u", 0, "why")]
+        assert journal.failures() == ["why"]
         assert journal.answered() == {("s", "t", 0), ("s", "t", 1), ("s", "u", SCORE)}
         assert (journal.interrupted, journal.spent()) == (1, 0.25 + 0.25 + 0.125 + 2.0)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from composer_plugins.recipes.trace_replay.journal import Journal
-from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
 from parity_tests.support.paths import ROOT
 from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.support.scripted_faults import FaultyTeachers
 
 LIMIT = 900  # seconds
 
@@ -71,7 +71,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_ends_a_replay_and_keeps_what_has_arrived(tmp_path: Path) -> None:
-    with ScriptedTeachers(echo, delay=0.01) as server:
+    with FaultyTeachers(echo, delay=0.01) as server:
         command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "j"), server.base_url]
         running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         try:

@@ -11,10 +11,10 @@ from composer_plugins.adapters.prime_rl_plugin.stored_stamps import stamp_from_s
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay import asking, logprobs
 from composer_plugins.recipes.trace_replay.journal import Journal, Score
-from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers, logprob
 from composer_plugins.recipes.trace_replay.states import State
 from parity_tests.support.prime_rl_nodes import Branch, MessageNode, Trace
 from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.support.scripted_faults import FaultyTeachers, logprob
 
 STATES = [a_state(1), a_state(2)]
 
@@ -27,7 +27,7 @@ def test_each_observed_action_is_scored_once(tmp_path: Path) -> None:
     other = State(
         STATES[0].id, STATES[0].messages, STATES[0].tools, {"role": "assistant", "content": "no"}, "x:3", None
     )
-    with ScriptedTeachers(echo) as server:
+    with FaultyTeachers(echo) as server:
         teachers = [a_teacher(server.base_url, "a", logprobs="prompt"), a_teacher(server.base_url, "b")]
         done = replayed(tmp_path / "j", [*STATES, other, STATES[0]], teachers)
         assert (done.total, done.answered, len(server.requests)) == (7, 7, 4 + 2 * 3)
@@ -49,7 +49,7 @@ def test_each_observed_action_is_scored_once(tmp_path: Path) -> None:
 
 
 def test_scores_are_within_the_budget(tmp_path: Path) -> None:
-    with ScriptedTeachers(echo) as server:
+    with FaultyTeachers(echo) as server:
         teacher = a_teacher(server.base_url, logprobs="prompt")
         most = asking.most_usd(teacher, asking.chat_body(STATES[0], teacher))
         done = replayed(tmp_path / "j", STATES[:1], [teacher], max_usd=most)
@@ -57,7 +57,7 @@ def test_scores_are_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_without_them_stops_the_replay(tmp_path: Path) -> None:
-    with ScriptedTeachers(echo, faults={"a": [None, "no_logprobs", "no_logprobs"]}) as server:
+    with FaultyTeachers(echo, faults={"a": [None, "no_logprobs", "no_logprobs"]}) as server:
         teacher = a_teacher(server.base_url, logprobs="prompt")
         with pytest.raises(ConfigError) as refused:
             replayed(tmp_path / "j", STATES, [teacher], concurrency=1)

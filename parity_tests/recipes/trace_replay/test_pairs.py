@@ -210,10 +210,10 @@ def test_a_judge_that_fails_is_an_error(judge: Any, problem: str) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere:f", "json:nothing", ":", "json:"])
 def test_an_unknown_judge_is_an_error(path: str) -> None:
-    with pytest.raises(ConfigError, match="--judge: .* cannot be imported"):
+    with pytest.raises(ConfigError, match="--judge: .* (is not an import path|cannot be imported|does not)"):
         pairs.find_judge(path)
     assert pairs.find_judge("json:dumps") is json.dumps
-    with pytest.raises(ConfigError, match="--judge: json:__name__ is 'json'"):
+    with pytest.raises(ConfigError, match="--judge: .* json has no function '__name__'"):
         pairs.find_judge("json:__name__")
 
 
@@ -317,7 +317,7 @@ def test_the_parquet_file_and_the_card_are_a_data_set(tmp_path: Path) -> None:
     costs = report.Costs(0.25, Counter(t0=3), Counter({"status 500": 2}))
     (tmp_path / report.CARD).write_text(report.card(run, found, costs))
     rows = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path / "cache"), split="train")
-    assert rows.column_names == list(Pair._fields) == list(report.MEANING)
+    assert rows.column_names == list(Pair._fields) == list(report.COLUMNS)
     for row, pair in zip(rows, found, strict=True):
         (one,) = pairs_of(row)
         assert one.weight == (pair.n_teachers_agreeing or 1)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from composer_plugins.recipes.trace_replay.formats.common import Acted, assistant, json_text, tool_call
@@ -57,6 +57,8 @@ def test_no_planted_secret_stays_and_arguments_stay_json(
     secrets: list[tuple[str, str, str]], other: str
 ) -> None:
     """Also not in another text, where nothing says that it is one."""
+    keys = json.dumps(of("")._asdict())  # some of Hypothesis' texts are words of this file: "arguments"
+    assume(not any(secret[-8:] in keys for _, secret, _ in secrets))
     bare = [f"echo {secret} >> notes{other}" for _, secret, _ in secrets]
     clean, counts = redacted([of("\n".join(text for _, _, text in secrets)), *map(of, bare)])
     written = json.dumps([acted._asdict() for acted in clean], ensure_ascii=False)

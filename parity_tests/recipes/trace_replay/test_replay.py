@@ -15,21 +15,21 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay import asking
 from composer_plugins.recipes.trace_replay.asking import Unusable, read_json, read_reply
 from composer_plugins.recipes.trace_replay.journal import Journal
-from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Progress, Summary, replay
-from composer_plugins.recipes.trace_replay.scripted import ScriptedTeachers
+from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
 from composer_plugins.recipes.trace_replay.states import State
 from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.support.scripted_faults import FaultyTeachers
 
 STATES = [a_state(i) for i in range(6)]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., ScriptedTeachers]]:
+def start() -> Iterator[Callable[..., FaultyTeachers]]:
     """A function that starts a server, which is closed after the test."""
-    servers: list[ScriptedTeachers] = []
+    servers: list[FaultyTeachers] = []
 
-    def started(*args: Any, **options: Any) -> ScriptedTeachers:
-        servers.append(ScriptedTeachers(*(args or (echo,)), **options))
+    def started(*args: Any, **options: Any) -> FaultyTeachers:
+        servers.append(FaultyTeachers(*(args or (echo,)), **options))
         return servers[-1].__enter__()
 
     yield started
@@ -37,7 +37,7 @@ def start() -> Iterator[Callable[..., ScriptedTeachers]]:
         server.__exit__()
 
 
-Start = Callable[..., ScriptedTeachers]
+Start = Callable[..., FaultyTeachers]
 
 
 def usd_of(usage: dict[str, int]) -> float:
@@ -46,13 +46,13 @@ def usd_of(usage: dict[str, int]) -> float:
 
 def reasons(path: Path) -> list[str]:
     with Journal(path) as journal:
-        return [failure.error for failure in journal.failures()]
+        return journal.failures()
 
 
 def test_every_teacher_answers_every_state_and_nothing_is_asked_again(tmp_path: Path, start: Start) -> None:
     server = start()
     teachers = [a_teacher(server.base_url, name) for name in "abc"]
-    seen: list[Progress] = []
+    seen: list[Summary] = []
     shared = [*STATES, STATES[0]]  # two traces with the same state
     done = replayed(tmp_path / "j", shared, teachers, samples=2, seen=seen)
     assert (done.total, done.answered, done.answered_before, done.failed) == (36, 36, 0, 0)
@@ -154,7 +154,7 @@ def test_an_endpoint_that_never_answers_stops_the_replay_with_one_sentence(
 
 
 def test_no_connection_is_one_sentence(tmp_path: Path) -> None:
-    with ScriptedTeachers(echo) as closed:
+    with FaultyTeachers(echo) as closed:
         pass
     teacher = a_teacher(closed.base_url, max_retries=0)
     with pytest.raises(ConfigError) as stopped:

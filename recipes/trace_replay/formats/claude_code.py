@@ -25,13 +25,13 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Converted,
     Tally,
     Tools,
+    actions,
     assistant,
     expected,
     json_lines,
     json_text,
     tool_call,
     unknown_line,
-    why_left_out,
 )
 
 MESSAGES = ("user", "assistant")
@@ -47,7 +47,6 @@ WITHOUT_MESSAGE = (
 # fmt: on
 SERVER_TOOL_BLOCKS = ("server_tool_use", "mcp_tool_use", "container_upload")  # and every *_tool_result
 SYNTHETIC = "<synthetic>"  # the model of an assistant line that Claude Code wrote itself
-NO_HISTORY = "its history is not in the file"
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,11 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
     for response in session.responses.values():
         first = response.lines[0]
         chain = session.chain(first)
-        before = None if chain is None else session.messages(chain)
-        reason = NO_HISTORY if before is None else why_left_out(before, response.converted)
-        reason = "it was cut at the length limit" if response.is_truncated else reason
-        if reason is not None or before is None:
-            tally.actions[reason or NO_HISTORY] += 1
+        if chain is None and not response.is_truncated:
+            tally.actions["its history is not in the file"] += 1
             continue
-        messages, observed = [one.message for one in before], response.converted.message
-        yield Acted(messages, tools, observed, first.where, None, response.key)
+        before, observed, is_cut = session.messages(chain or []), response.converted, response.is_truncated
+        yield from actions(before, observed, tools, first.where, None, response.key, tally, is_cut=is_cut)
 
 
 class Session:
@@ -214,7 +210,10 @@ class Session:
                 if response.key not in gathered:
                     gathered.add(response.key)
                     found += self._turn(response, on_chain)
-            elif line.kind == "user" and _is_sent(line.row):
+            elif line.kind == "user" and (
+                # A hidden line (isMeta) is part of a request, and a note of the display is not.
+                line.row.get("isCompactSummary") or not line.row.get("isVisibleInTranscriptOnly")
+            ):
                 found += self._user_messages(line, on_chain)
         return found
 
@@ -244,11 +243,6 @@ class Session:
             for result, owner in zip(results, owners, strict=True)
             if owner is None or not any(one.uuid in on_chain for one in owner.lines)
         ] + said
-
-
-def _is_sent(row: dict[str, Any]) -> bool:
-    """Whether a user line is part of a request; a hidden line (isMeta) is, a note of the display is not."""
-    return bool(row.get("isCompactSummary")) or not row.get("isVisibleInTranscriptOnly")
 
 
 def _said(line: Line) -> tuple[list[Converted], list[Converted]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import DataError, in_a_line
+from composer_plugins.recipes.shared import cut
 from composer_plugins.recipes.trace_replay.states import Message
 
 Tools = list[dict[str, Any]]
@@ -69,7 +70,7 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
             problem = f"the line is not JSON: {in_a_line(error)}"
             raise DataError(where, problem, "give logs with one JSON object in each line") from None
         if not isinstance(row, dict):
-            problem = f"the line is {_short(row)}"
+            problem = f"the line is {cut(repr(row), 60)}"
             raise DataError(where, problem, "give logs with one JSON object in each line")
         yield where, (mapped(row, without_lone_surrogates) if b"\\ud" in raw.lower() else row)
 
@@ -93,7 +94,7 @@ def without_lone_surrogates(text: str) -> str:
 def expected(where: str, value: Any, kind: type, name: str) -> Any:
     """The value, if it has the type that the format says."""
     if not isinstance(value, kind):
-        raise wrong_value(where, f"{name} is {_short(value)}, and should be {KINDS[kind]}")
+        raise wrong_value(where, f"{name} is {cut(repr(value), 60)}, and should be {KINDS[kind]}")
     return value
 
 
@@ -158,7 +159,7 @@ def _call(where: str, raw: Any) -> dict[str, Any] | None:
         try:
             raw = json.loads(raw)
         except ValueError:
-            raise wrong_value(where, f"a tool call is {_short(raw)}, which is not JSON") from None
+            raise wrong_value(where, f"a tool call is {cut(repr(raw), 60)}, which is not JSON") from None
     call = expected(where, raw, dict, "a tool call")
     if call.get("type", "function") != "function":
         return None
@@ -175,14 +176,15 @@ def function_tools(where: str, raw: Any) -> Tools | None:
         try:
             raw = json.loads(raw)
         except (ValueError, RecursionError):
-            raise wrong_value(where, f"tools is the text {_short(raw)}, which is not JSON") from None
+            raise wrong_value(where, f"tools is the text {cut(repr(raw), 60)}, which is not JSON") from None
     if not raw:
         return None
     tools = []
     for one in expected(where, raw, list, "tools"):
         function = one.get("function", one) if isinstance(one, dict) else one
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise wrong_value(where, f"a tool is {_short(one)}, and should be a function tool with a name")
+            problem = f"a tool is {cut(repr(one), 60)}, and should be a function tool with a name"
+            raise wrong_value(where, problem)
         known = {
             key: function[key]
             for key in ("name", "description", "parameters", "strict")
@@ -197,8 +199,26 @@ def finite(where: str, reward: Any) -> float | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise wrong_value(where, f"the reward is {_short(reward)}, and should be a finite number")
+        raise wrong_value(where, f"the reward is {cut(repr(reward), 60)}, and should be a finite number")
     return float(reward)
+
+
+def actions(
+    before: Sequence[Converted],
+    observed: Converted,
+    tools: Tools | None,
+    where: str,
+    outcome: float | None,
+    key: str,
+    tally: Tally,
+    *,
+    is_cut: bool,
+) -> Iterator[Acted]:
+    """The action after these messages; none, and a count of the reason, if it cannot be used."""
+    if reason := "it was cut at the length limit" if is_cut else why_left_out(before, observed):
+        tally.actions[reason] += 1
+    else:
+        yield Acted([one.message for one in before], tools, observed.message, where, outcome, key)
 
 
 def why_left_out(before: Sequence[Converted], observed: Converted) -> str | None:
@@ -230,8 +250,3 @@ def _calls_are_answered(messages: Sequence[Message]) -> bool:
         else:
             waiting = [call["id"] for call in message.get("tool_calls", ())]
     return not waiting
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

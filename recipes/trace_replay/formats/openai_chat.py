@@ -14,12 +14,12 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Acted,
     Tally,
     Tools,
+    actions,
     chat_message,
     expected,
     function_tools,
     json_lines,
     unknown_line,
-    why_left_out,
 )
 
 READ = frozenset(("messages", "tools", "request", "response"))
@@ -62,16 +62,10 @@ def of_messages(
 ) -> Iterator[Acted]:
     """The assistant messages of a conversation from `first` on; the last may be cut at the length limit."""
     messages = [chat_message(where, one, tally) for one in expected(where, raw, list, "messages")]
-    actions = [i for i, one in enumerate(messages) if i >= first and one.message["role"] == "assistant"]
-    for i in actions:
-        reason = why_left_out(messages[:i], messages[i])
-        if is_truncated and i == actions[-1]:
-            reason = "it was cut at the length limit"
-        if reason:
-            tally.actions[reason] += 1
-            continue
-        before = [one.message for one in messages[:i]]
-        yield Acted(before, tools, messages[i].message, where, outcome, f"{where}/{i}")
+    own = [i for i, one in enumerate(messages) if i >= first and one.message["role"] == "assistant"]
+    for i in own:
+        is_cut, key = is_truncated and i == own[-1], f"{where}/{i}"
+        yield from actions(messages[:i], messages[i], tools, where, outcome, key, tally, is_cut=is_cut)
 
 
 def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Tally) -> Iterator[Acted]:

@@ -15,13 +15,13 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Acted,
     Tally,
     Tools,
+    actions,
     chat_message,
     expected,
     finite,
     function_tools,
     json_lines,
     unknown_line,
-    why_left_out,
 )
 from composer_plugins.recipes.trace_replay.formats.openai_chat import of_messages
 
@@ -92,18 +92,8 @@ def _of_trace(
             continue
         path = _path(where, nodes, i)
         before, own = [messages[one] for one in path], nodes[(*path, i)[0]].get("tools") or trace.get("tools")
-        reason = "it was cut at the length limit" if i in cut else why_left_out(before, messages[i])
-        if reason:
-            tally.actions[reason] += 1
-            continue
-        yield Acted(
-            [one.message for one in before],
-            function_tools(where, own) or tools,
-            messages[i].message,
-            where,
-            outcome,
-            f"{where}/{index}/{i}",
-        )
+        offered, key = function_tools(where, own) or tools, f"{where}/{index}/{i}"
+        yield from actions(before, messages[i], offered, where, outcome, key, tally, is_cut=i in cut)
 
 
 def _path(where: str, nodes: list[dict[str, Any]], last: int) -> list[int]:

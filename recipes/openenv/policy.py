@@ -5,14 +5,17 @@ and to read from a failing test what the function should compute, but nothing ab
 """
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import get_json_schema
 from trl.chat_template_utils import get_training_chat_template, qwen3_chat_template
 
+from composer_plugins.recipes import tiny
 from composer_plugins.recipes.openenv.tasks import (
     EXPRESSIONS,
     HELPERS,
@@ -87,21 +90,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     vocabulary = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = _tokenizer(cut, list(vocabulary))
-    template = get_training_chat_template(tokenizer)
-    draw = random.Random(0)
-    for i in range(400):
-        text = tokenizer.apply_chat_template(
-            conversation(draw, hinted=i % 2 == 0),
-            tools=TOOLS,
-            chat_template=template,
-            tokenize=False,
-            **CHAT,
-        )
+    for text in rollouts(tokenizer, random.Random(0), 400, tokenize=False):
         for tag in (*SPECIAL, *TAGS):
             text = text.replace(tag, SPECIAL[0])
         for part in text.split(SPECIAL[0]):
             vocabulary |= dict.fromkeys(piece for piece, _ in cut.pre_tokenize_str(part))
     return _tokenizer(cut, list(vocabulary))
+
+
+def rollouts(
+    tokenizer: PreTrainedTokenizerFast, draw: random.Random, count: int, **options: Any
+) -> list[Any]:
+    """Rollouts of the warm-up in the training chat template, every second one with a hint."""
+    template = get_training_chat_template(tokenizer)
+    common = {"tools": TOOLS, "chat_template": template, **CHAT, **options}
+    drawn = (conversation(draw, hinted=i % 2 == 0) for i in range(count))
+    return [tokenizer.apply_chat_template(one, **common) for one in drawn]
 
 
 def _tokenizer(cut: Any, vocabulary: list[str]) -> PreTrainedTokenizerFast:
@@ -123,63 +127,29 @@ def _tokenizer(cut: Any, vocabulary: list[str]) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of two layers with random weights (torch's global generator draws them)."""
-    hidden, heads = 64, 4
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=hidden // heads,
-        max_position_embeddings=LONGEST,
-        initializer_range=0.1,  # at 0.02 the warm-up takes three times as many steps
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
+    """A tiny model with random weights."""
+    # At an initializer_range of 0.02 the warm-up takes three times as many steps.
+    return tiny.make_model(tokenizer, LONGEST, initializer_range=0.1)
 
 
 def warm_up(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    *,
-    steps: int = 150,
-    batch_size: int = 32,
-    rows: int = 1000,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, *, steps: int = 150
 ) -> float:
     """Supervised steps on the turns of the assistant; the loss of the last step."""
     draw = random.Random(seed)
-    template = get_training_chat_template(tokenizer)
-    encoded = [
-        tokenizer.apply_chat_template(
-            conversation(draw, hinted=i % 2 == 0),
-            tools=TOOLS,
-            chat_template=template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **CHAT,
-        )
-        for i in range(rows)
-    ]
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(steps):
-        chosen = draw.sample(encoded, batch_size)
-        width = max(len(row["input_ids"]) for row in chosen)
-        ids = torch.full((batch_size, width), tokenizer.pad_token_id)
-        labels = torch.full((batch_size, width), -100)
-        for i, row in enumerate(chosen):
-            tokens, own = torch.tensor(row["input_ids"]), torch.tensor(row["assistant_masks"]).bool()
-            ids[i, : len(tokens)] = tokens
-            labels[i, : len(tokens)] = torch.where(own, tokens, -100)
-        loss = model(input_ids=ids, labels=labels).loss  # padded on the right: no attention mask is needed
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-2 * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
+    masked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    encoded = rollouts(tokenizer, draw, 1000, **masked)
+
+    def batches() -> Iterator[dict[str, torch.Tensor]]:
+        for _ in range(steps):
+            chosen = draw.sample(encoded, 32)
+            ids = [torch.tensor(row["input_ids"]) for row in chosen]
+            own = [torch.tensor(row["assistant_masks"]).bool() for row in chosen]
+            labels = [one.where(mask, -100) for one, mask in zip(ids, own, strict=True)]
+            # They are padded on the right, so no attention mask is needed.
+            yield {
+                "input_ids": pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+                "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+            }
+
+    return tiny.warm_up(model, batches(), steps, learning_rate=1e-2)

@@ -1,0 +1,109 @@
+"""The scripted teachers of recipes/trace_replay, with an account of every request, and with faults.
+
+The server bills a request once for each Idempotency-Key: it answers a repeated key with the answer it gave
+before, as an endpoint that keeps to such keys does.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from composer_plugins.recipes.trace_replay.scripted import Answer, Body, Handler, ScriptedTeachers, rendered
+
+STATUSES = ("401", "402", "404", "429", "500")
+FAULTS = (*STATUSES, "truncated", "schema", "hang", "drop", "no_usage", "overbill", "no_logprobs")
+
+
+class PatientHandler(Handler):
+    """Tells a refused client how long to wait before it asks again."""
+
+    def do_POST(self) -> None:
+        try:
+            super().do_POST()
+        except json.JSONDecodeError:  # the client was killed while it sent the request
+            self.close_connection = True
+
+    def end_headers(self) -> None:
+        self.send_header("Retry-After", "1")
+        self.send_header("Retry-After-Ms", "5")
+        super().end_headers()
+
+
+class FaultyTeachers(ScriptedTeachers):
+    """A server that answers from a script, and counts.
+
+    `faults` has, by model, what goes wrong with its next requests, one after the other (None: nothing):
+    a status, of which "429" and "500" ask the client to try again; "truncated" is half of the JSON; "schema"
+    is a completion without choices; "hang" never ends; "drop" bills and closes the connection; "no_usage"
+    does not say what was billed; "overbill" bills more than the limit of tokens; "no_logprobs" leaves out the
+    log-probabilities of the prompt.
+    """
+
+    def __init__(
+        self, answer: Answer, *, delay: float = 0.0, faults: Mapping[str, Iterable[str | None]] | None = None
+    ) -> None:
+        super().__init__(answer, PatientHandler)
+        self.delay = delay
+        self.faults = {model: iter(of_model) for model, of_model in (faults or {}).items()}
+        self.requests: list[Body] = []  # the bodies, in the order of arrival
+        self.asked = Counter[str]()  # how often each Idempotency-Key arrived
+        self.billed: dict[str, dict[str, int]] = {}  # the usage that each key was billed, once
+        self.given: dict[str, bytes] = {}
+        self.closing = threading.Event()  # ends requests that hang
+        self.lock = threading.Lock()
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        super().__exit__()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that was killed, or has given up."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def serve(self, body: Body, key: str) -> tuple[int, bytes] | None:
+        with self.lock:
+            self.requests.append(body)
+            self.asked[key] += 1
+            fault = next(self.faults.get(str(body["model"]), iter(())), None)
+        assert fault is None or fault in FAULTS, fault
+        if fault == "hang":
+            self.closing.wait()
+            return None
+        time.sleep(self.delay)
+        if fault in STATUSES:
+            return int(fault), json.dumps({"error": {"message": f"scripted {fault}"}}).encode()
+        with self.lock:
+            if key not in self.given:
+                text = json.dumps(self.with_fault(body, key, fault)).encode()
+                self.given[key] = text[: len(text) // 2] if fault == "truncated" else text
+            return None if fault == "drop" else (200, self.given[key])
+
+    def with_fault(self, body: Body, key: str, fault: str | None) -> dict[str, Any]:
+        """The completion, which is billed here."""
+        limit = body.get("max_tokens") or body["max_completion_tokens"]
+        completion = self.completion({**body, "max_tokens": limit})
+        if fault == "overbill":
+            completion["usage"]["completion_tokens"] = 1000 * limit
+        self.billed[key] = completion["usage"]
+        if fault != "no_logprobs":
+            completion |= logprobs_of(body)
+        removed = {"schema": "choices", "no_usage": "usage"}.get(fault or "")
+        return {name: value for name, value in completion.items() if name != removed}
+
+
+def logprobs_of(body: Body) -> dict[str, Any]:
+    """The tokens of the prompt and their log-probabilities, as vLLM gives them, if the request wants them."""
+    tokens = [ord(character) for character in rendered(body)]
+    entries = [{str(token): {"logprob": logprob(token)}} for token in tokens]
+    found = {"prompt_token_ids": tokens} if body.get("return_token_ids") else {}
+    return found | ({"prompt_logprobs": [None, *entries[1:]]} if "prompt_logprobs" in body else {})
+
+
+def logprob(token: int) -> float:
+    """The log-probability that every scripted teacher gives to a token."""
+    return -(1 + token % 7) / 8

@@ -1,0 +1,58 @@
+"""What several recipes need. Importing this module loads no framework."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from composer_plugins.errors import ComposerError, ConfigError
+
+
+def run_command(app: Callable[[], object], failure: type[Exception] = ComposerError) -> None:
+    """Run a command line. An error of ours is one line on stderr and status 2, a `failure` is status 1."""
+    try:
+        app()
+    except (ComposerError, failure) as error:
+        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        sys.exit(2 if isinstance(error, ComposerError) else 1)
+
+
+def check_installed(key: str, packages: Iterable[str], extras: str) -> None:
+    """Raise ConfigError if one of these modules is not installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        problem = f"it needs {', '.join(missing)}, which is not installed here"
+        raise ConfigError(key, problem, f"run pip install -e '.[{extras}]' in a clone")
+
+
+def cut(text: str, most: int) -> str:
+    """The first `most` characters of a text; an ellipsis says that there are more."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def make_folder(key: str, folder: Path) -> None:
+    """Create a folder; raise ConfigError unless files can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError(key, problem, "name a folder that can be created") from None
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file under another name and rename it, so that it appears complete or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        problem = f"it cannot be written ({error.strerror})"
+        raise ConfigError(str(path), problem, "name a folder that can be written") from None
+    finally:
+        partial.unlink(missing_ok=True)
