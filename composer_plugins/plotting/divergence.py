@@ -9,7 +9,7 @@ from torch import Tensor
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import Ends
 from composer_plugins.plotting.calls import call
-from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
+from composer_plugins.plotting.data import Curves, Panel, Picture, filled
 
 TEACHER = (0.4, 0.3, 0.15, 0.1, 0.05)
 K = 3
@@ -40,9 +40,7 @@ def picture(chosen: Sequence[Choice]) -> Picture:
         notes.append("The parameter's own value is marked.")
     if cut := [one.name for one in chosen if _takes_top_k(one)]:
         notes.append(f"{', '.join(cut)}: the {K} likeliest tokens of {len(TEACHER)}.")
-    return Picture(
-        "", tuple(with_series(panel, curves, i) for i, panel in enumerate(panels)), 2, tuple(notes)
-    )
+    return Picture(filled(panels, curves), 2, tuple(notes))
 
 
 def measure(choice: Choice, p: Tensor) -> tuple[Tensor, Tensor]:
