@@ -1,7 +1,6 @@
 """`composer-plugins diff`: what differs between two losses or dialects of one kind, and no more."""
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from composer_plugins.losses.choosing import Found
     from composer_plugins.losses.registry import Problem, Registry
 
+LEAST = 12  # columns for a value
 ABSENT = "not there"  # of a parameter that one of them does not have
-LONG = 24  # a value of more characters stands below its name, and not in a table
 
 
 def diff(
@@ -145,52 +144,38 @@ def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dic
     return found
 
 
-def _text(value: Any, heading: str) -> str:
-    return f"{value:.4g}" if heading and isinstance(value, float) else str(value)
-
-
 def _print(console: Console, data: dict[str, Any]) -> None:
-    from composer_plugins.cli.layout import Column, entries, indented, tables, wrapped
+    from composer_plugins.cli.layout import BLANK, Column, records, show
 
     names, width = data["names"], console.width - 2
     console.print(Text(f"{names[0]} and {names[1]}  ({data['kind']})", style="bold"))
 
-    def show(lines: Iterable[Text]) -> None:
-        for line in indented(lines):
-            console.print(line, overflow="fold")
+    def table(heading: str, rows: dict[str, dict[str, Any]]) -> None:
+        """What differs, and its value by loss; numbers have a heading."""
+        columns = [Column(heading, [*rows], "dim")]
+        for name in names:
+            values = [row.get(name, ABSENT) for row in rows.values()]
+            texts = [f"{x:.4g}" if heading and isinstance(x, float) else str(x) for x in values]
+            columns.append(Column(name, texts, right=bool(heading), is_text=not heading))
+        show(console, [BLANK, *records(columns, width, least=LEAST)] if rows else [], 2)
 
-    def table(heading: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        columns = [
-            Column(
-                name, [_text(values.get(name, ABSENT), heading) for _, values in rows], right=bool(heading)
-            )
-            for name in names
-        ]
-        for lines in (
-            tables(Column(heading, [what for what, _ in rows], "dim"), [columns], width) if rows else ()
-        ):
-            show([Text(), *lines])
+    def say(text: str) -> None:
+        show(console, [BLANK, Text(text)], 2)
 
     different, numbers = data["differences"], data["numbers"]
     if not different and not numbers:
+        if numbers is None:
+            say("What they take does not differ. Their numbers could not be compared.")
+            return
         text = "Nothing differs: they take the same, and they give the same numbers on the worked example. "
         text += f"The notes of `composer-plugins explain {names[0].partition('@')[0]}` say what a framework "
-        text += "does around the loss."
-        if numbers is None:
-            text = "What they take does not differ. Their numbers could not be compared."
-        show(map(Text, wrapped(text, width)))
+        say(text + "does around the loss.")
         return
-    is_long = {what: any(len(str(x)) > LONG for x in values.values()) for what, values in different.items()}
-    table("", [(what, values) for what, values in different.items() if not is_long[what]])
-    for what, values in different.items():
-        if is_long[what]:
-            rows = [(name, "", str(values.get(name, ABSENT))) for name in names]
-            show([Text(), Text(what, style="dim"), *indented(entries(rows, width - 2))])
+    table("", different)
     for kind in dict.fromkeys(one["of"] for one in numbers or ()):
-        table(kind, [(one["at"], one["values"]) for one in numbers if one["of"] == kind])
+        table(kind, {one["at"]: one["values"] for one in numbers if one["of"] == kind})
     for name, values in data["examples"].items():
         given = ", ".join(f"{parameter}={value}" for parameter, value in values.items())
-        line = f"The numbers of {name} are with {given}: it has no default, and this is an example."
-        show([Text(), *map(Text, wrapped(line, width))])
+        say(f"The numbers of {name} are with {given}: it has no default, and this is an example.")
     if numbers == []:
-        show([Text(), Text("Their numbers on the worked example are equal.")])
+        say("Their numbers on the worked example are equal.")

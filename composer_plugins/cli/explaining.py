@@ -1,13 +1,13 @@
 """`composer-plugins explain`: one loss on a page, its dialects side by side with the numbers they give."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from composer_plugins.cli import layout
-from composer_plugins.cli.layout import Column, entries, facts, indented
+from composer_plugins.cli.layout import BLANK, Column, entries, prose, show, tables
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
 from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.inputs import INPUTS
@@ -22,27 +22,27 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
     """Print all that the catalogue and the kernel's docstring say of a loss; return a fault of the kernel."""
     dialects, width = _dialects(loss, only), console.width - INDENT
 
-    def section(title: str, lines: list[Text]) -> None:
-        console.print(Text("\n" + title, style="bold"))
-        _print(console, indented(lines, INDENT))
+    def section(title: str, parts: Iterable[RenderableType]) -> None:
+        show(console, [BLANK, Text(title, style="bold")])
+        show(console, parts, INDENT)
 
     console.print(Text(f"{loss.name}  ({loss.kind})", style="bold"))
     if loss.path != loss.name:  # the summary of an import path is its docstring's first line
-        _print(console, map(Text, layout.wrapped(loss.summary, console.width)))
-    console.print()
-    _print(console, indented(layout.prose(_docstring(loss), width), INDENT))
-    console.print()
-    _print(console, facts(_facts(registry, loss), console.width))
-    section(
-        "inputs",
-        entries([(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)], width),
-    )
+        console.print(Text(loss.summary))
+    show(console, [BLANK, *prose(_docstring(loss), width), BLANK], INDENT)
+    show(console, entries(_facts(registry, loss), console.width))
+    inputs = [(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)]
+    section("inputs", entries(inputs, width))
     if loss.parameters:
-        section("parameters", _meanings(loss, width))
-        kept = ["(in parentheses: the dialect keeps the default)"] if dialects else []
-        section("values", [*map(Text, kept), *_values(loss, dialects, width)])
+        meanings = [
+            (name, " | ".join(map(str, one.choices)) or one.interval, one.help)
+            for name, one in loss.parameters.items()
+        ]
+        section("parameters", entries(meanings, width))
+        kept = [Text("(in parentheses: the dialect keeps the default)")] if dialects else []
+        section("values", [*kept, *_values(loss, dialects, width)])
     for d in dialects:
-        section(f"{loss.name}@{d.upstream}", facts(_facts_of_dialect(loss, d), width))
+        section(f"{loss.name}@{d.upstream}", entries(_facts_of_dialect(loss, d), width))
     from composer_plugins.cli import example_tables  # loads torch
 
     try:
@@ -69,11 +69,6 @@ def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[
         "inputs": _inputs(loss, dialects),
     }
     return {**row, **more, "example": example}, problem
-
-
-def _print(console: Console, lines: Any) -> None:
-    for line in lines:
-        console.print(line, overflow="fold")
 
 
 def _dialects(loss: Loss, only: Dialect | None) -> list[Dialect]:
@@ -136,21 +131,12 @@ def _inputs(loss: Loss, dialects: list[Dialect]) -> list[dict[str, Any]]:
     return shown
 
 
-def _meanings(loss: Loss, width: int) -> list[Text]:
-    rows = []
-    for name, parameter in loss.parameters.items():
-        choices = " | ".join(map(str, parameter.choices))
-        rows.append((name, choices or parameter.interval, parameter.help))
-    return entries(rows, width)
-
-
-def _values(loss: Loss, dialects: list[Dialect], width: int) -> list[Text]:
+def _values(loss: Loss, dialects: list[Dialect], width: int) -> list[RenderableType]:
     """The value of each parameter by default and in each dialect."""
     defaults = {name: str(loss.defaults[name]) for name in loss.parameters}
-    columns = [Column("default", [*defaults.values()], right=False)]
+    columns = [Column("default", [*defaults.values()])]
     for d in dialects:
         values = {**d.params, **d.denominators}
         cells = [str(values[name]) if name in values else f"({old})" for name, old in defaults.items()]
-        columns.append(Column(f"@{d.upstream}", cells, right=False))
-    tables = layout.tables(Column("", [*defaults], "dim"), [columns], width)
-    return [line for table in tables for line in (Text(), *table)][1:]
+        columns.append(Column(f"@{d.upstream}", cells))
+    return tables(Column("", [*defaults], "dim"), [columns], width)
