@@ -10,13 +10,12 @@ from rich.text import Text
 from composer_plugins.cli.completion import complete_kind, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.choosing import Choice, find
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer_plugins.losses.choosing import Found
     from composer_plugins.losses.registry import Problem, Registry
 
 LEAST = 12  # columns for a value
@@ -42,7 +41,7 @@ def diff(
     registry = installed()
     with foreign_code():
         named = pairs(registry, first, second, kind)
-        compared = [compare(registry, ours, theirs) for ours, theirs in named]
+        compared = [compare(registry, two) for two in named]
     if as_json:
         answer(json.dumps([data for data, _ in compared], indent=2))
     else:
@@ -55,30 +54,28 @@ def diff(
         raise typer.Exit(1)
 
 
-def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple["Found", "Found"]]:
+def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple[Choice, Choice]]:
     """The two losses, once for each kind that both names have; ConfigError if there is none."""
-    from composer_plugins.losses.choosing import find
-
     ours, theirs = find(registry, first, kind, "FIRST"), find(registry, second, kind, "SECOND")
-    found = [(a, b) for a in ours for b in theirs if a[0].kind == b[0].kind]
+    found = [(a, b) for a in ours for b in theirs if a.loss.kind == b.loss.kind]
     if not found:
-        kinds = [" and ".join(KINDS[one.kind].singular for one, _ in rows) for rows in (ours, theirs)]
+        kinds = [" and ".join(KINDS[one.loss.kind].singular for one in rows) for rows in (ours, theirs)]
         problem = f"{second!r} is {kinds[1]}, and {first!r} is {kinds[0]}"
         raise ConfigError("SECOND", problem, "name two of one kind")
     return found
 
 
-def compare(registry: "Registry", ours: "Found", theirs: "Found") -> tuple[dict[str, Any], list["Problem"]]:
+def compare(registry: "Registry", choices: tuple[Choice, Choice]) -> tuple[dict[str, Any], list["Problem"]]:
     """What differs, for JSON, and the faults of the kernels."""
     from composer_plugins.cli.explaining import problem_of
     from composer_plugins.cli.worked_example import examples, run
 
-    choices, problems, numbers = [_choice(one) for one in (ours, theirs)], list["Problem"](), []
-    for loss, dialect in (ours, theirs):
+    problems, numbers = list["Problem"](), []
+    for one in choices:
         try:
-            numbers.append(run(loss, dialect))
+            numbers.append(run(one))
         except (Exception, SystemExit) as error:  # a plugin's own kernel
-            problems.append(problem_of(registry, loss, error))
+            problems.append(problem_of(registry, one.loss, error))
     names = [choice.name for choice in choices]
     data = {
         "names": names,
@@ -87,18 +84,16 @@ def compare(registry: "Registry", ours: "Found", theirs: "Found") -> tuple[dict[
         "examples": {  # values of parameters that have no default
             one.name: values
             for one in (choices if len(numbers) == 2 else ())
-            if (values := {n: x for n, x in examples(one.loss).items() if n not in one.params})
+            if (values := {n: x for n, x in examples(one.loss).items() if n not in _given(one)})
         },
         "numbers": _differing(names, numbers) if len(numbers) == 2 else None,
     }
     return data, problems
 
 
-def _choice(found: "Found") -> Choice:
-    loss, dialect = found
-    if dialect is None:
-        return Choice(loss, {})
-    return Choice(loss, {**dialect.params, **dialect.denominators}, "", dialect.upstream, dialect.optional)
+def _given(choice: Choice) -> dict[str, Any]:
+    """The parameters that a dialect sets, to a value or to a number of the batch."""
+    return {**choice.params, **(choice.dialect.denominators if choice.dialect else {})}
 
 
 def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
@@ -113,9 +108,8 @@ def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
 
 
 def _described(choice: Choice) -> dict[str, Any]:
-
     loss = choice.loss
-    values = {name: choice.value(name) for name in loss.parameters}
+    values = loss.defaults | _given(choice)
     return {
         "inputs": ", ".join(loss.needs),
         "optional inputs": ", ".join(loss.optional) or "none",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from composer_plugins.cli.layout import BLANK, Column, entries, tables
 from composer_plugins.cli.worked_example import examples, run, tensors
+from composer_plugins.losses.choosing import of_row
 from composer_plugins.losses.row import Dialect, Loss
 
 # Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
@@ -20,7 +21,7 @@ Results = dict[str, dict[str, Tensor]]  # by the name of a column ("default", "@
 
 def results_of(loss: Loss, dialects: Sequence[Dialect]) -> Results:
     """What the loss gives with its defaults and in each dialect."""
-    return {f"@{d.upstream}" if d else "default": run(loss, d) for d in (None, *dialects)}
+    return {f"@{d.upstream}" if d else "default": run(of_row(loss, loss.name, d)) for d in (None, *dialects)}
 
 
 def lines(loss: Loss, results: Results, width: int) -> list[RenderableType]:

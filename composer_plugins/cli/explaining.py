@@ -10,6 +10,7 @@ from rich.text import Text
 from composer_plugins.cli.layout import BLANK, Column, entries, prose, show, tables
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
 from composer_plugins.frameworks.registry import running
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import Problem, Registry
 from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
@@ -18,9 +19,9 @@ AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probab
 INDENT = 2
 
 
-def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect | None) -> Problem | None:
+def print_page(console: Console, registry: Registry, choice: Choice) -> Problem | None:
     """Print all that the catalogue and the kernel's docstring say of a loss; return a fault of the kernel."""
-    dialects, width = _dialects(loss, only), console.width - INDENT
+    loss, dialects, width = choice.loss, _dialects(choice), console.width - INDENT
 
     def section(title: str, parts: Iterable[RenderableType]) -> None:
         show(console, [BLANK, Text(title, style="bold")])
@@ -53,11 +54,11 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
     return None
 
 
-def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[str, Any], Problem | None]:
+def as_data(registry: Registry, choice: Choice) -> tuple[dict[str, Any], Problem | None]:
     """What the page shows, for JSON, and a fault of the kernel. Without an example where it fails."""
     from composer_plugins.cli import example_tables
 
-    dialects, problem, example = _dialects(loss, only), None, None
+    loss, dialects, problem, example = choice.loss, _dialects(choice), None, None
     try:
         example = example_tables.as_data(loss, example_tables.results_of(loss, dialects))
     except (Exception, SystemExit) as error:
@@ -71,8 +72,9 @@ def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[
     return {**row, **more, "example": example}, problem
 
 
-def _dialects(loss: Loss, only: Dialect | None) -> list[Dialect]:
-    return [only] if only else list(loss.dialects)
+def _dialects(choice: Choice) -> list[Dialect]:
+    """The dialect that was named, or all."""
+    return [choice.dialect] if choice.dialect else list(choice.loss.dialects)
 
 
 def problem_of(registry: Registry, loss: Loss, error: BaseException) -> Problem:

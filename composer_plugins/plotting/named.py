@@ -1,12 +1,13 @@
 """The losses that a picture shows: names of one kind, with their dialects."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.choosing import Choice, choose, find
+from composer_plugins.losses.choosing import Choice, find, of_row
 from composer_plugins.losses.registry import registry
-from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Dialect, Kind, Loss
+from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Kind
 from composer_plugins.plotting.data import joined
 from composer_plugins.testing.settings import UNIFORM, sample
 
@@ -19,14 +20,15 @@ def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
     if not names:
         raise ConfigError("plot", "no loss is named", "composer-plugins list shows all")
     found = {name: find(registry(), name, kind) for name in names}
-    kinds = {name: {loss.kind for loss, _ in rows} for name, rows in found.items()}
-    common = _common_kind(kinds)
+    common = _common_kind({name: {one.loss.kind for one in rows} for name, rows in found.items()})
     chosen: list[Choice] = []
     for rows in found.values():
-        (loss, only), *_ = [(loss, dialect) for loss, dialect in rows if loss.kind == common]
-        wanted = [None, *loss.dialects] if len(names) == 1 and only is None else [only]
-        chosen += [_choice(loss, dialect) for dialect in wanted]
-    return chosen
+        first = next(one for one in rows if one.loss.kind == common)
+        is_alone = len(names) == 1 and first.dialect is None
+        others = [of_row(first.loss, first.option, dialect) for dialect in first.loss.dialects if is_alone]
+        chosen += [first, *others]
+    drawn = [replace(one, params={**filled(one), **one.params}, option="plot") for one in chosen]
+    return [one.with_optional(UNIFORM) for one in drawn]
 
 
 def _common_kind(kinds: dict[str, set[Kind]]) -> Kind:
@@ -40,26 +42,18 @@ def _common_kind(kinds: dict[str, set[Kind]]) -> Kind:
     raise ConfigError("plot", f"{', '.join(each)}: their axes differ", "draw one kind at a time")
 
 
-def _choice(loss: Loss, dialect: Dialect | None) -> Choice:
-    params = filled(loss, dialect)
-    if ":" in loss.name:
-        return Choice(loss, params, "plot", optional=loss.optional)
-    name = f"{loss.name}@{dialect.upstream}" if dialect else loss.name
-    return choose(loss.kind, name, params, option="plot").with_optional(UNIFORM)
-
-
-def filled(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:
+def filled(choice: Choice) -> dict[str, Any]:
     """An example value for each parameter that has neither a default nor a value of the dialect."""
-    given = {*dialect.params, *dialect.denominators} if dialect else set()
-    required = [name for name, default in loss.defaults.items() if default is REQUIRED]
-    return {name: sample(loss.parameters[name]) for name in required if name not in given}
+    given = {*choice.dialect.params, *choice.dialect.denominators} if choice.dialect else set()
+    required = [name for name, default in choice.loss.defaults.items() if default is REQUIRED]
+    return {name: sample(choice.loss.parameters[name]) for name in required if name not in given}
 
 
 def notes_on(chosen: Sequence[Choice]) -> list[str]:
     """Example values of parameters without a default, and gradients that are not the value's derivative."""
     notes = []
     for choice in chosen:
-        if values := filled(choice.loss, choice.dialect):
+        if values := filled(choice):
             shown = ", ".join(f"{name}={value}" for name, value in values.items())
             notes.append(f"{choice.name} has no default for {', '.join(values)}: drawn with {shown}.")
     for gradient, meaning in GRADIENTS.items():
