@@ -59,6 +59,11 @@ class Picture:
     notes: tuple[str, ...] = ()
     title: str = ""
 
+    @property
+    def labels(self) -> list[str]:
+        """What the legend names: each line or bar once."""
+        return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
+
 
 SAME = 1e-3  # of the largest value: curves that differ by less are one line, because nobody could see two
 

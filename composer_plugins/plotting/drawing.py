@@ -58,7 +58,7 @@ def draw(picture: Picture, *, dark: bool = False, into: Figure | None = None) ->
     """Draw a picture on a new figure, or into an empty one."""
     colours = DARK if dark else LIGHT
     figure = into or Figure(layout="constrained")
-    labels = _labels(picture)
+    labels = picture.labels
     columns, rows = picture.columns, -(-len(picture.panels) // picture.columns)
     wide = max(PANEL[0] * columns, 6.5)
     notes = [part for note in picture.notes for part in textwrap.wrap(note, int(wide * NOTE_WIDTH))]
@@ -119,10 +119,6 @@ def show(picture: Picture, *, dark: bool = False) -> None:
         raise ConfigError("--show", problem, "use --out picture.png or --text, or set MPLBACKEND")
     draw(picture, dark=dark, into=pyplot.figure(layout="constrained"))
     pyplot.show()
-
-
-def _labels(picture: Picture) -> list[str]:
-    return list(dict.fromkeys(series.label for panel in picture.panels for series in panel.series))
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:

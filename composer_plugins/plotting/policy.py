@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import call, one_by_one
+from composer_plugins.plotting.calls import call, with_gradients
 from composer_plugins.plotting.data import Panel, Picture
 from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, marks_of
 
@@ -67,8 +67,8 @@ def _axes(probability: float, by_teacher: bool) -> Axes:
         cases = ["A = +1 (better than its group)", "A = −1 (worse)"]
 
     def measured(choice: Choice, ratio: Tensor) -> list[Tensor]:
-        both = [measure(choice, ratio, probability, sign) for sign in signs]
-        return [*(value for value, _ in both), *(gradient for _, gradient in both)]
+        found = [measure(choice, ratio, probability, sign) for sign in signs]
+        return [number for each in zip(*found, strict=True) for number in each]
 
     labels = ("loss of the token", weight)
     panels = [Panel(case, "ratio π / π_old", y, reference=1.0) for y in labels for case in cases]
@@ -85,9 +85,8 @@ def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> t
     taught = "teacher_logprobs" in choice.loss.needs
     teacher = old + math.log(sign) if taught else old
     inputs = _inputs(logprobs, old, 1.0 if taught else sign, teacher)
-    loss = one_by_one(choice, inputs).squeeze(-1)
-    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    return loss.detach(), gradient.squeeze(-1) / (1.0 if taught else -sign)
+    loss, gradient = with_gradients(choice, inputs, logprobs)
+    return loss, gradient / (1.0 if taught else -sign)
 
 
 def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) -> dict[str, Tensor]:

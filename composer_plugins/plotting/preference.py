@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import one_by_one
+from composer_plugins.plotting.calls import with_gradients
 from composer_plugins.plotting.data import Panel, Picture
 from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of
 
@@ -37,30 +37,26 @@ def of_pairs(choice: Choice, margin: Tensor) -> list[Tensor]:
     chosen, rejected = (start + margin / 2).requires_grad_(), (start - margin / 2).requires_grad_()
     nll = torch.full_like(margin, NLL)
     inputs = {"chosen": chosen, "rejected": rejected, "ref_chosen": start, "ref_rejected": start}
-    loss = one_by_one(choice, {**inputs, "chosen_nll": nll, "gold_nll": nll})
-    return [loss.detach(), *torch.autograd.grad(loss.sum(), [chosen, rejected])]
+    return with_gradients(choice, {**inputs, "chosen_nll": nll, "gold_nll": nll}, chosen, rejected)
 
 
 def of_responses(choice: Choice, log_ratio: Tensor) -> list[Tensor]:
     """Loss and gradient at each log ratio, of a desirable and of an undesirable response."""
-    losses, gradients = list[Tensor](), list[Tensor]()
+    found = []
     for desirable in (True, False):
         start = torch.full_like(log_ratio, -_reach(choice) - 1)
         scores = (start + log_ratio).requires_grad_()
         zero = torch.zeros((), dtype=torch.float64)
         inputs = {"scores": scores, "ref_scores": start, "reference_kl": zero, "reward_shift": zero}
         inputs["desirable"] = torch.full_like(log_ratio, desirable, dtype=torch.bool)
-        loss = one_by_one(choice, inputs)
-        losses.append(loss.detach())
-        gradients += torch.autograd.grad(loss.sum(), scores)
-    return [*losses, *gradients]
+        found.append(with_gradients(choice, inputs, scores))
+    return [number for each in zip(*found, strict=True) for number in each]
 
 
 def of_nll(choice: Choice, nll: Tensor) -> list[Tensor]:
     """Loss and gradient at each negative log-likelihood."""
     nll = nll.clone().requires_grad_()
-    loss = one_by_one(choice, {"chosen_nll": nll})
-    return [loss.detach(), *torch.autograd.grad(loss.sum(), nll)]
+    return with_gradients(choice, {"chosen_nll": nll}, nll)
 
 
 MARGIN = "margin of the chosen response over the rejected one (nats)"

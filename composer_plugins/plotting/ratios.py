@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.calls import call
+from composer_plugins.plotting.calls import call, with_gradients
 from composer_plugins.plotting.data import Panel, Picture
 from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, marks_of
 
@@ -24,15 +24,13 @@ def kl_picture(chosen: Sequence[Choice]) -> Picture:
     return Picture(drawn(chosen, KL, x, [ends_of(one, KL, x) for one in chosen]), 2, tuple(notes))
 
 
-def kl(choice: Choice, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+def kl(choice: Choice, log_ratio: Tensor) -> list[Tensor]:
     """The estimate of one token at each log ratio, and its gradient."""
     reference = torch.full_like(log_ratio, REFERENCE)[:, None]
     logprobs = (reference + log_ratio[:, None]).requires_grad_()
     mask = torch.ones_like(reference, dtype=torch.bool)
     inputs = {"logprobs": logprobs, "old_logprobs": logprobs.detach(), "ref_logprobs": reference}
-    value = call(choice, {**inputs, "mask": mask}).squeeze(-1)
-    (gradient,) = torch.autograd.grad(value.sum(), logprobs)
-    return value.detach(), gradient.squeeze(-1)
+    return with_gradients(choice, {**inputs, "mask": mask}, logprobs)
 
 
 def correction_picture(chosen: Sequence[Choice]) -> Picture:
