@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import complete_kind, complete_loss
+from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice, find
@@ -27,10 +27,7 @@ def diff(
         str, typer.Argument(help="A loss, a dialect or an import path.", autocompletion=complete_loss)
     ],
     second: Annotated[str, typer.Argument(help="Another of the same kind.", autocompletion=complete_loss)],
-    kind: Annotated[
-        str | None,
-        typer.Option(help="The kind, where two kinds share the names.", autocompletion=complete_kind),
-    ] = None,
+    kind: KindOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show what differs between two losses or dialects: what they take, and what they give on the example.

@@ -14,6 +14,9 @@ from composer_plugins.losses.registry import OURS, Problem, Registry
 from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
 HEADINGS = ("name", "what it is", "source", "proof")
+OF_A_LOSS = ("name", "kind", "summary", "paper", "proof", "needs", "optional", "mode", "average", "gradient")
+OF_A_LOSS += ("over_batch", "per_sequence")
+OF_A_DIALECT = ("params", "mode", "average", "denominators", "optional", "source", "proof", "note")
 IMPORT_PATH = "an import path"  # where a loss is from that no distribution has registered
 
 
@@ -40,34 +43,13 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
 def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict[str, Any]:
     """A row and some of its dialects as JSON can hold them."""
     return {
-        "name": loss.name,
-        "kind": loss.kind,
-        "summary": loss.summary,
-        "paper": loss.paper,
-        "proof": loss.proof,
+        **{name: getattr(loss, name) for name in OF_A_LOSS},
         "kernel": loss.path,
-        "needs": list(loss.needs),
-        "optional": list(loss.optional),
-        "mode": loss.mode,
-        "average": loss.average,
-        "gradient": loss.gradient,
-        "over_batch": loss.over_batch,
-        "per_sequence": loss.per_sequence,
         "distribution": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
         "frameworks": [one.name for one in running() if one.runs(loss)],
         "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},
         "dialects": [
-            {
-                "name": f"{loss.name}@{d.upstream}",
-                "params": dict(d.params),
-                "mode": d.mode,
-                "average": d.average,
-                "denominators": dict(d.denominators),
-                "optional": list(d.optional),
-                "source": d.source,
-                "proof": d.proof,
-                "note": d.note,
-            }
+            {"name": f"{loss.name}@{d.upstream}"} | {name: getattr(d, name) for name in OF_A_DIALECT}
             for d in dialects
         ],
     }

@@ -137,12 +137,8 @@ def _chosen(kind: Kind, name: str, option: str, known: Registry, also_accepted: 
         by_path = {row.path: row for row in known.losses if row.kind == kind}
         loss = by_path.get(name) or row_of_import_path(name, kind, option, known.losses)
         return of_row(loss, option, None)
-    base, at, upstream = name.partition("@")
-    rows = of_kind(known.losses, kind)
-    if base not in rows:
-        error = unknown_loss(known.losses, base, kind, option=option, also_accepted=also_accepted)
-        raise with_plugin_problems(error, base, known)
-    return of_row(rows[base], option, rows[base].dialect(upstream, option) if at else None)
+    (chosen,) = find(known, name, kind, option, also_accepted=also_accepted)
+    return chosen
 
 
 def of_row(loss: Loss, option: str = "", dialect: Dialect | None = None) -> Choice:
@@ -166,7 +162,12 @@ def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[ConfigErro
 
 
 def find(
-    registry: Registry, name: str, kind: str | None = None, key: str = "NAME", kind_key: str = "--kind"
+    registry: Registry,
+    name: str,
+    kind: str | None = None,
+    key: str = "NAME",
+    kind_key: str = "--kind",
+    also_accepted: Iterable[str] = (),
 ) -> list[Choice]:
     """The losses of that name, one of each kind that has it; "cispo@trl" finds the dialect.
 
@@ -174,6 +175,7 @@ def find(
 
     The kind of a function named by import path ("my_package.losses:my_loss") follows from its first input.
     Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` for another kind.
+    `also_accepted` is what else `key` accepts.
     """
     if kind is not None:
         check_kind(kind, kind_key)
@@ -183,7 +185,7 @@ def find(
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
-        raise with_plugin_problems(_unknown(registry, base, kind, key), base, registry)
+        raise with_plugin_problems(_unknown(registry, base, kind, key, also_accepted), base, registry)
     if not at:
         return [of_row(loss, key) for loss in rows]
     having = [loss for loss in rows if any(d.upstream == upstream for d in loss.dialects)]
@@ -222,11 +224,13 @@ def mentions(loss: Loss, word: str, more: Iterable[str] = ()) -> bool:
     return any(spelling(word) in spelling(text) for text in texts)
 
 
-def _unknown(registry: Registry, name: str, kind: str | None, key: str) -> ConfigError:
+def _unknown(
+    registry: Registry, name: str, kind: str | None, key: str, also_accepted: Iterable[str]
+) -> ConfigError:
     if where := PARTS.get(spelling(name)):
         return ConfigError(key, f"{name!r} is not a loss of its own", where)
     if kind is not None or is_dotted(name):
-        return unknown_loss(registry.losses, name, kind or "policy", option=key)
+        return unknown_loss(registry.losses, name, kind or "policy", option=key, also_accepted=also_accepted)
     names = [loss.name for loss in registry.losses]
     begin_so = [one for one in names if spelling(one).startswith(spelling(name))]
     if name.strip() and not begin_so and any(mentions(loss, name) for loss in registry.losses):
