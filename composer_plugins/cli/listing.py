@@ -14,8 +14,11 @@ from composer_plugins.losses.registry import OURS, Problem, Registry
 from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
 HEADINGS = ("name", "what it is", "source", "proof")
-OF_A_LOSS = ("name", "kind", "summary", "paper", "proof", "needs", "optional", "mode", "average", "gradient")
-OF_A_LOSS += ("over_batch", "per_sequence")
+# The fields of a loss and of a dialect that JSON has as they are.
+OF_A_LOSS: tuple[str, ...] = (
+    *("name", "kind", "summary", "paper", "proof", "needs", "optional", "mode", "average", "gradient"),
+    *("over_batch", "per_sequence"),
+)
 OF_A_DIALECT = ("params", "mode", "average", "denominators", "optional", "source", "proof", "note")
 IMPORT_PATH = "an import path"  # where a loss is from that no distribution has registered
 
