@@ -175,16 +175,16 @@ def explain(
         typer.echo(f"wrote {plot}", err=True)
     if as_json:
         with foreign_code():
-            pages = [explaining.as_data(registry, loss, dialect) for loss, dialect in found]
+            pages = [explaining.as_data(registry, one) for one in found]
         problems = [problem for _, problem in pages]
         faults = [problem._asdict() for problem in (*registry.problems, *problems) if problem]
         answer(json.dumps({"losses": [data for data, _ in pages], "problems": faults}, indent=2))
     else:
         with page() as console:
-            for i, (loss, dialect) in enumerate(found):
+            for i, one in enumerate(found):
                 if i:
                     console.rule()
-                problems.append(explaining.print_page(console, registry, loss, dialect))
+                problems.append(explaining.print_page(console, registry, one))
     if failed := [problem for problem in problems if problem]:
         complain(failed)
         raise typer.Exit(1)

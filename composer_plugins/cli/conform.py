@@ -1,19 +1,17 @@
 """`composer-plugins conform`: do our losses equal those of the frameworks installed here?"""
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.completion import complete_compared, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
-from composer_plugins.cli.layout import GAP, LEAST, indented, wrapped
+from composer_plugins.cli.layout import Column, records, show
 from composer_plugins.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 STYLES = {"differs": "red", "could not be run": "red", "not in the catalogue": "yellow", "equal": "green"}
 NOTHING_RAN = 2
-LEAST_OWN = 12  # columns for the name of a framework's own loss, in a terminal that is too narrow
 
 
 def conform(
@@ -121,40 +118,21 @@ def _check_compared(names: Sequence[str], results: "list[tuple[str, Suite, list[
 
 
 def print_table(title: str, suite: "Suite", rows: "list[Row]") -> None:
-    """Print one framework's results."""
-    from composer_plugins.conformance import tables
-
-    with page() as console:
-        console.print(Text(tables.title(title, suite), style="bold"))
-        for line in _lines(rows, console.width):
-            console.print(line, overflow="fold")
-        console.print(Text(tables.count(rows)))
-        console.print(Text(tables.EXPLAINED, style="dim"))
-
-
-def _lines(rows: "list[Row]", width: int) -> Iterator[Text]:
-    """The table. A note stands below its row where there is no room beside it."""
+    """Print one framework's results. A note stands below its row where there is no room beside it."""
     from composer_plugins.conformance import tables
     from composer_plugins.conformance.running import cells
 
-    table = [tables.HEADINGS, *map(cells, rows)]
-    *widths, _ = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    own = tables.HEADINGS.index("its own")
-    missing = sum(widths) + GAP * (len(widths) - 1) - width
-    widths[own] = max(widths[own] - max(missing, 0), LEAST_OWN)
-    left = width - sum(widths) - GAP * len(widths)
-    for *texts, note in table:
-        heading = texts == [*tables.HEADINGS[:-1]]
-        columns = [wrapped(text, size) for text, size in zip(texts, widths, strict=True)]
-        columns.append(wrapped(note, left) if left >= LEAST else [])
-        for parts in zip_longest(*columns, fillvalue=""):
-            line = Text(style="bold" if heading else "")
-            for i, (part, size) in enumerate(zip(parts, [*widths, 0], strict=True)):
-                style = "dim" if i == len(widths) else STYLES.get(texts[i], "")
-                right = tables.HEADINGS[i] in tables.NUMBERS
-                line.append(part.rjust(size) if right else part.ljust(size), style=style)
-                line.append(" " * GAP)
-            line.rstrip()
-            yield line
-        if note and left < LEAST:
-            yield from indented((Text(one, style="dim") for one in wrapped(note, width - 4)), 4)
+    columns = [
+        Column(
+            heading,
+            [Text(one[i], style=STYLES.get(one[i], "" if heading else "dim")) for one in map(cells, rows)],
+            right=heading in tables.NUMBERS,
+            is_text=heading in ("its own", ""),
+        )
+        for i, heading in enumerate(tables.HEADINGS)
+    ]
+    with page() as console:
+        console.print(Text(tables.title(title, suite), style="bold"))
+        show(console, records(columns, console.width))
+        console.print(Text(tables.count(rows)))
+        console.print(Text(tables.EXPLAINED, style="dim"))

@@ -1,27 +1,25 @@
 """`composer-plugins diff`: what differs between two losses or dialects of one kind, and no more."""
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.cli.completion import complete_kind, complete_loss
+from composer_plugins.cli.completion import KindOption, complete_loss
 from composer_plugins.cli.console import answer, complain, foreign_code, installed, page
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.choosing import Choice, find
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer_plugins.losses.choosing import Found
     from composer_plugins.losses.registry import Problem, Registry
 
+LEAST = 12  # columns for a value
 ABSENT = "not there"  # of a parameter that one of them does not have
-LONG = 24  # a value of more characters stands below its name, and not in a table
 
 
 def diff(
@@ -29,10 +27,7 @@ def diff(
         str, typer.Argument(help="A loss, a dialect or an import path.", autocompletion=complete_loss)
     ],
     second: Annotated[str, typer.Argument(help="Another of the same kind.", autocompletion=complete_loss)],
-    kind: Annotated[
-        str | None,
-        typer.Option(help="The kind, where two kinds share the names.", autocompletion=complete_kind),
-    ] = None,
+    kind: KindOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show what differs between two losses or dialects: what they take, and what they give on the example.
@@ -43,7 +38,7 @@ def diff(
     registry = installed()
     with foreign_code():
         named = pairs(registry, first, second, kind)
-        compared = [compare(registry, ours, theirs) for ours, theirs in named]
+        compared = [compare(registry, two) for two in named]
     if as_json:
         answer(json.dumps([data for data, _ in compared], indent=2))
     else:
@@ -56,30 +51,28 @@ def diff(
         raise typer.Exit(1)
 
 
-def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple["Found", "Found"]]:
+def pairs(registry: "Registry", first: str, second: str, kind: str | None) -> list[tuple[Choice, Choice]]:
     """The two losses, once for each kind that both names have; ConfigError if there is none."""
-    from composer_plugins.losses.choosing import find
-
     ours, theirs = find(registry, first, kind, "FIRST"), find(registry, second, kind, "SECOND")
-    found = [(a, b) for a in ours for b in theirs if a[0].kind == b[0].kind]
+    found = [(a, b) for a in ours for b in theirs if a.loss.kind == b.loss.kind]
     if not found:
-        kinds = [" and ".join(KINDS[one.kind].singular for one, _ in rows) for rows in (ours, theirs)]
+        kinds = [" and ".join(KINDS[one.loss.kind].singular for one in rows) for rows in (ours, theirs)]
         problem = f"{second!r} is {kinds[1]}, and {first!r} is {kinds[0]}"
         raise ConfigError("SECOND", problem, "name two of one kind")
     return found
 
 
-def compare(registry: "Registry", ours: "Found", theirs: "Found") -> tuple[dict[str, Any], list["Problem"]]:
+def compare(registry: "Registry", choices: tuple[Choice, Choice]) -> tuple[dict[str, Any], list["Problem"]]:
     """What differs, for JSON, and the faults of the kernels."""
     from composer_plugins.cli.explaining import problem_of
     from composer_plugins.cli.worked_example import examples, run
 
-    choices, problems, numbers = [_choice(one) for one in (ours, theirs)], list["Problem"](), []
-    for loss, dialect in (ours, theirs):
+    problems, numbers = list["Problem"](), []
+    for one in choices:
         try:
-            numbers.append(run(loss, dialect))
+            numbers.append(run(one))
         except (Exception, SystemExit) as error:  # a plugin's own kernel
-            problems.append(problem_of(registry, loss, error))
+            problems.append(problem_of(registry, one.loss, error))
     names = [choice.name for choice in choices]
     data = {
         "names": names,
@@ -88,18 +81,16 @@ def compare(registry: "Registry", ours: "Found", theirs: "Found") -> tuple[dict[
         "examples": {  # values of parameters that have no default
             one.name: values
             for one in (choices if len(numbers) == 2 else ())
-            if (values := {n: x for n, x in examples(one.loss).items() if n not in one.params})
+            if (values := {n: x for n, x in examples(one.loss).items() if n not in _given(one)})
         },
         "numbers": _differing(names, numbers) if len(numbers) == 2 else None,
     }
     return data, problems
 
 
-def _choice(found: "Found") -> Choice:
-    loss, dialect = found
-    if dialect is None:
-        return Choice(loss, {})
-    return Choice(loss, {**dialect.params, **dialect.denominators}, "", dialect.upstream, dialect.optional)
+def _given(choice: Choice) -> dict[str, Any]:
+    """The parameters that a dialect sets, to a value or to a number of the batch."""
+    return {**choice.params, **(choice.dialect.denominators if choice.dialect else {})}
 
 
 def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
@@ -114,9 +105,8 @@ def differences(ours: Choice, theirs: Choice) -> dict[str, dict[str, Any]]:
 
 
 def _described(choice: Choice) -> dict[str, Any]:
-
     loss = choice.loss
-    values = {name: choice.value(name) for name in loss.parameters}
+    values = loss.defaults | _given(choice)
     return {
         "inputs": ", ".join(loss.needs),
         "optional inputs": ", ".join(loss.optional) or "none",
@@ -145,52 +135,38 @@ def _differing(names: list[str], results: "list[dict[str, Tensor]]") -> list[dic
     return found
 
 
-def _text(value: Any, heading: str) -> str:
-    return f"{value:.4g}" if heading and isinstance(value, float) else str(value)
-
-
 def _print(console: Console, data: dict[str, Any]) -> None:
-    from composer_plugins.cli.layout import Column, entries, indented, tables, wrapped
+    from composer_plugins.cli.layout import BLANK, Column, records, show
 
     names, width = data["names"], console.width - 2
     console.print(Text(f"{names[0]} and {names[1]}  ({data['kind']})", style="bold"))
 
-    def show(lines: Iterable[Text]) -> None:
-        for line in indented(lines):
-            console.print(line, overflow="fold")
+    def table(heading: str, rows: dict[str, dict[str, Any]]) -> None:
+        """What differs, and its value by loss; numbers have a heading."""
+        columns = [Column(heading, [*rows], "dim")]
+        for name in names:
+            values = [row.get(name, ABSENT) for row in rows.values()]
+            texts = [f"{x:.4g}" if heading and isinstance(x, float) else str(x) for x in values]
+            columns.append(Column(name, texts, right=bool(heading), is_text=not heading))
+        show(console, [BLANK, *records(columns, width, least=LEAST)] if rows else [], 2)
 
-    def table(heading: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        columns = [
-            Column(
-                name, [_text(values.get(name, ABSENT), heading) for _, values in rows], right=bool(heading)
-            )
-            for name in names
-        ]
-        for lines in (
-            tables(Column(heading, [what for what, _ in rows], "dim"), [columns], width) if rows else ()
-        ):
-            show([Text(), *lines])
+    def say(text: str) -> None:
+        show(console, [BLANK, Text(text)], 2)
 
     different, numbers = data["differences"], data["numbers"]
     if not different and not numbers:
+        if numbers is None:
+            say("What they take does not differ. Their numbers could not be compared.")
+            return
         text = "Nothing differs: they take the same, and they give the same numbers on the worked example. "
         text += f"The notes of `composer-plugins explain {names[0].partition('@')[0]}` say what a framework "
-        text += "does around the loss."
-        if numbers is None:
-            text = "What they take does not differ. Their numbers could not be compared."
-        show(map(Text, wrapped(text, width)))
+        say(text + "does around the loss.")
         return
-    is_long = {what: any(len(str(x)) > LONG for x in values.values()) for what, values in different.items()}
-    table("", [(what, values) for what, values in different.items() if not is_long[what]])
-    for what, values in different.items():
-        if is_long[what]:
-            rows = [(name, "", str(values.get(name, ABSENT))) for name in names]
-            show([Text(), Text(what, style="dim"), *indented(entries(rows, width - 2))])
+    table("", different)
     for kind in dict.fromkeys(one["of"] for one in numbers or ()):
-        table(kind, [(one["at"], one["values"]) for one in numbers if one["of"] == kind])
+        table(kind, {one["at"]: one["values"] for one in numbers if one["of"] == kind})
     for name, values in data["examples"].items():
         given = ", ".join(f"{parameter}={value}" for parameter, value in values.items())
-        line = f"The numbers of {name} are with {given}: it has no default, and this is an example."
-        show([Text(), *map(Text, wrapped(line, width))])
+        say(f"The numbers of {name} are with {given}: it has no default, and this is an example.")
     if numbers == []:
-        show([Text(), Text("Their numbers on the worked example are equal.")])
+        say("Their numbers on the worked example are equal.")

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor
 
-from composer_plugins.cli.layout import Column, facts, tables, wrapped
+from composer_plugins.cli.layout import BLANK, Column, entries, tables
 from composer_plugins.cli.worked_example import examples, run, tensors
+from composer_plugins.losses.choosing import of_row
 from composer_plugins.losses.row import Dialect, Loss
 
 # Positions of the example that are shown, [*batch, tokens]: the last is masked, and always 0.
@@ -19,10 +21,10 @@ Results = dict[str, dict[str, Tensor]]  # by the name of a column ("default", "@
 
 def results_of(loss: Loss, dialects: Sequence[Dialect]) -> Results:
     """What the loss gives with its defaults and in each dialect."""
-    return {f"@{d.upstream}" if d else "default": run(loss, d) for d in (None, *dialects)}
+    return {f"@{d.upstream}" if d else "default": run(of_row(loss, loss.name, d)) for d in (None, *dialects)}
 
 
-def lines(loss: Loss, results: Results, width: int) -> list[Text]:
+def lines(loss: Loss, results: Results, width: int) -> list[RenderableType]:
     """A table to a quantity (the loss, its gradient), a column to a dialect; the inputs beside the first.
 
     An input that has more axes than the result stands above, whole.
@@ -32,27 +34,23 @@ def lines(loss: Loss, results: Results, width: int) -> list[Text]:
     flat = {name: x for name, x in tensors(loss).items() if isinstance(x, Tensor) and x.dim() <= 2}
     above = {name: x for name, x in flat.items() if x.dim() > axes and (name != "mask" or not axes)}
     beside = {name: x for name, x in flat.items() if x.dim() <= axes and name != "mask"}
-    shown = _examples(loss, width) + facts([(name, written(x)) for name, x in above.items()], width)
+    values = ", ".join(f"{name}={value}" for name, value in examples(loss).items())
+    shown: list[RenderableType] = (
+        [Text(f"with {values} (no default: an example)", style="dim")] if values else []
+    )
+    shown += entries([(name, written(x)) for name, x in above.items()], width)
     for kind, x in first.items():
         positions = positions_of(x.shape)
-        given = [
-            Column(name, [written(at(one, p)) for p in positions], "dim") for name, one in beside.items()
-        ]
-        columns = [
-            Column(name, [written(at(result[kind], p)) for p in positions])
-            for name, result in results.items()
-        ]
+        given = [_column(name, one, positions, "dim") for name, one in beside.items()]
+        columns = [_column(name, result[kind], positions) for name, result in results.items()]
         label = Column(kind, [label_of(p) for p in positions], "dim")
-        for table in tables(label, [given, columns], width, "given"):
-            shown += ([Text()] if shown else []) + table
+        shown += [*([BLANK] if shown else []), *tables(label, [given, columns], width, "given")]
         beside = {}
     return shown
 
 
-def _examples(loss: Loss, width: int) -> list[Text]:
-    values = ", ".join(f"{name}={value}" for name, value in examples(loss).items())
-    line = f"with {values} (no default: an example)"
-    return [Text(one, style="dim") for one in wrapped(line, width)] if values else []
+def _column(heading: str, x: Tensor, positions: Sequence[tuple[int, ...]], style: str = "") -> Column:
+    return Column(heading, [written(at(x, position)) for position in positions], style, right=True)
 
 
 def as_data(loss: Loss, results: Results) -> dict[str, Any]:

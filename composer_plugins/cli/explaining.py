@@ -1,15 +1,16 @@
 """`composer-plugins explain`: one loss on a page, its dialects side by side with the numbers they give."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from composer_plugins.cli import layout
-from composer_plugins.cli.layout import Column, entries, facts, indented
+from composer_plugins.cli.layout import BLANK, Column, entries, prose, show, tables
 from composer_plugins.cli.listing import IMPORT_PATH, row_as_data
 from composer_plugins.frameworks.registry import running
+from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import Problem, Registry
 from composer_plugins.losses.row import GRADIENTS, Dialect, Loss
@@ -18,31 +19,31 @@ AVERAGES = {True: "length-averaged log-probabilities", False: "summed log-probab
 INDENT = 2
 
 
-def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect | None) -> Problem | None:
+def print_page(console: Console, registry: Registry, choice: Choice) -> Problem | None:
     """Print all that the catalogue and the kernel's docstring say of a loss; return a fault of the kernel."""
-    dialects, width = _dialects(loss, only), console.width - INDENT
+    loss, dialects, width = choice.loss, _dialects(choice), console.width - INDENT
 
-    def section(title: str, lines: list[Text]) -> None:
-        console.print(Text("\n" + title, style="bold"))
-        _print(console, indented(lines, INDENT))
+    def section(title: str, parts: Iterable[RenderableType]) -> None:
+        show(console, [BLANK, Text(title, style="bold")])
+        show(console, parts, INDENT)
 
     console.print(Text(f"{loss.name}  ({loss.kind})", style="bold"))
     if loss.path != loss.name:  # the summary of an import path is its docstring's first line
-        _print(console, map(Text, layout.wrapped(loss.summary, console.width)))
-    console.print()
-    _print(console, indented(layout.prose(_docstring(loss), width), INDENT))
-    console.print()
-    _print(console, facts(_facts(registry, loss), console.width))
-    section(
-        "inputs",
-        entries([(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)], width),
-    )
+        console.print(Text(loss.summary))
+    show(console, [BLANK, *prose(_docstring(loss), width), BLANK], INDENT)
+    show(console, entries(_facts(registry, loss), console.width))
+    inputs = [(one["name"], one["shape"], one["help"]) for one in _inputs(loss, dialects)]
+    section("inputs", entries(inputs, width))
     if loss.parameters:
-        section("parameters", _meanings(loss, width))
-        kept = ["(in parentheses: the dialect keeps the default)"] if dialects else []
-        section("values", [*map(Text, kept), *_values(loss, dialects, width)])
+        meanings = [
+            (name, " | ".join(map(str, one.choices)) or one.interval, one.help)
+            for name, one in loss.parameters.items()
+        ]
+        section("parameters", entries(meanings, width))
+        kept = [Text("(in parentheses: the dialect keeps the default)")] if dialects else []
+        section("values", [*kept, *_values(loss, dialects, width)])
     for d in dialects:
-        section(f"{loss.name}@{d.upstream}", facts(_facts_of_dialect(loss, d), width))
+        section(f"{loss.name}@{d.upstream}", entries(_facts_of_dialect(loss, d), width))
     from composer_plugins.cli import example_tables  # loads torch
 
     try:
@@ -53,11 +54,11 @@ def print_page(console: Console, registry: Registry, loss: Loss, only: Dialect |
     return None
 
 
-def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[str, Any], Problem | None]:
+def as_data(registry: Registry, choice: Choice) -> tuple[dict[str, Any], Problem | None]:
     """What the page shows, for JSON, and a fault of the kernel. Without an example where it fails."""
     from composer_plugins.cli import example_tables
 
-    dialects, problem, example = _dialects(loss, only), None, None
+    loss, dialects, problem, example = choice.loss, _dialects(choice), None, None
     try:
         example = example_tables.as_data(loss, example_tables.results_of(loss, dialects))
     except (Exception, SystemExit) as error:
@@ -71,13 +72,9 @@ def as_data(registry: Registry, loss: Loss, only: Dialect | None) -> tuple[dict[
     return {**row, **more, "example": example}, problem
 
 
-def _print(console: Console, lines: Any) -> None:
-    for line in lines:
-        console.print(line, overflow="fold")
-
-
-def _dialects(loss: Loss, only: Dialect | None) -> list[Dialect]:
-    return [only] if only else list(loss.dialects)
+def _dialects(choice: Choice) -> list[Dialect]:
+    """The dialect that was named, or all."""
+    return [choice.dialect] if choice.dialect else list(choice.loss.dialects)
 
 
 def problem_of(registry: Registry, loss: Loss, error: BaseException) -> Problem:
@@ -136,21 +133,12 @@ def _inputs(loss: Loss, dialects: list[Dialect]) -> list[dict[str, Any]]:
     return shown
 
 
-def _meanings(loss: Loss, width: int) -> list[Text]:
-    rows = []
-    for name, parameter in loss.parameters.items():
-        choices = " | ".join(map(str, parameter.choices))
-        rows.append((name, choices or parameter.interval, parameter.help))
-    return entries(rows, width)
-
-
-def _values(loss: Loss, dialects: list[Dialect], width: int) -> list[Text]:
+def _values(loss: Loss, dialects: list[Dialect], width: int) -> list[RenderableType]:
     """The value of each parameter by default and in each dialect."""
     defaults = {name: str(loss.defaults[name]) for name in loss.parameters}
-    columns = [Column("default", [*defaults.values()], right=False)]
+    columns = [Column("default", [*defaults.values()])]
     for d in dialects:
         values = {**d.params, **d.denominators}
         cells = [str(values[name]) if name in values else f"({old})" for name, old in defaults.items()]
-        columns.append(Column(f"@{d.upstream}", cells, right=False))
-    tables = layout.tables(Column("", [*defaults], "dim"), [columns], width)
-    return [line for table in tables for line in (Text(), *table)][1:]
+        columns.append(Column(f"@{d.upstream}", cells))
+    return tables(Column("", [*defaults], "dim"), [columns], width)

@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.filters import Shown
-from composer_plugins.cli.layout import GAP, facts, indented, wrapped
+from composer_plugins.cli.layout import BLANK, Column, records, show
 from composer_plugins.frameworks.registry import running
 from composer_plugins.losses.registry import OURS, Problem, Registry
 from composer_plugins.losses.row import KINDS, REQUIRED, Dialect, Loss, Parameter
 
-Cells = tuple[str, str, str, str]  # a name, what it is, its source, its proof
-
+HEADINGS = ("name", "what it is", "source", "proof")
+# The fields of a loss and of a dialect that JSON has as they are.
+OF_A_LOSS: tuple[str, ...] = (
+    *("name", "kind", "summary", "paper", "proof", "needs", "optional", "mode", "average", "gradient"),
+    *("over_batch", "per_sequence"),
+)
+OF_A_DIALECT = ("params", "mode", "average", "denominators", "optional", "source", "proof", "note")
 IMPORT_PATH = "an import path"  # where a loss is from that no distribution has registered
-BESIDE = 110  # from this width on, the four columns stand beside each other
 
 
 def wrong_results(registry: Registry) -> list[Problem]:
@@ -43,34 +46,13 @@ def as_data(registry: Registry, rows: Iterable[Shown]) -> dict[str, Any]:
 def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict[str, Any]:
     """A row and some of its dialects as JSON can hold them."""
     return {
-        "name": loss.name,
-        "kind": loss.kind,
-        "summary": loss.summary,
-        "paper": loss.paper,
-        "proof": loss.proof,
+        **{name: getattr(loss, name) for name in OF_A_LOSS},
         "kernel": loss.path,
-        "needs": list(loss.needs),
-        "optional": list(loss.optional),
-        "mode": loss.mode,
-        "average": loss.average,
-        "gradient": loss.gradient,
-        "over_batch": loss.over_batch,
-        "per_sequence": loss.per_sequence,
         "distribution": registry.origins.get((loss.kind, loss.name), IMPORT_PATH),
         "frameworks": [one.name for one in running() if one.runs(loss)],
         "parameters": {n: _parameter(p, loss.defaults[n]) for n, p in loss.parameters.items()},
         "dialects": [
-            {
-                "name": f"{loss.name}@{d.upstream}",
-                "params": dict(d.params),
-                "mode": d.mode,
-                "average": d.average,
-                "denominators": dict(d.denominators),
-                "optional": list(d.optional),
-                "source": d.source,
-                "proof": d.proof,
-                "note": d.note,
-            }
+            {"name": f"{loss.name}@{d.upstream}"} | {name: getattr(d, name) for name in OF_A_DIALECT}
             for d in dialects
         ],
     }
@@ -79,42 +61,22 @@ def row_as_data(registry: Registry, loss: Loss, dialects: list[Dialect]) -> dict
 def print_tables(console: Console, registry: Registry, rows: list[Shown]) -> None:
     """A table to each kind: each loss with its source and its proof, its dialects below it."""
     for kind, names in KINDS.items():
-        of_kind = [(loss, dialects) for loss, dialects in rows if loss.kind == kind]
-        if not of_kind:
-            continue
-        console.print(Text(names.plural, style="bold"))
-        cells = [cell for row in of_kind for cell in _cells(registry, *row)]
-        layout = _table if console.width >= BESIDE else _stacked
-        for line in layout(cells, console.width):
-            console.print(line, overflow="fold")
-        console.print()
+        cells = [cell for row in rows if row[0].kind == kind for cell in _cells(registry, *row)]
+        if cells:
+            console.print(Text(names.plural, style="bold"))
+            headings = zip(HEADINGS, zip(*cells, strict=True), strict=True)
+            columns = [Column(heading, texts, is_text=heading != "name") for heading, texts in headings]
+            show(console, [*records(columns, console.width), BLANK])
     console.print(Text(count(rows)))
 
 
-def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[Cells]:
+def _cells(registry: Registry, loss: Loss, dialects: list[Dialect]) -> Iterator[list[Text]]:
     origin = registry.origins[loss.kind, loss.name]
     what = loss.summary if origin == OURS else f"{loss.summary} [plugin: {origin}]"
-    yield loss.name, what, loss.paper, loss.proof
+    yield [Text(loss.name, style="cyan"), *map(Text, (what, loss.paper, loss.proof))]
     for d in dialects:
-        yield f"  @{d.upstream}", _changes(d) or "as the paper", d.source, d.proof
-
-
-def _table(cells: list[Cells], width: int) -> Iterator[Text]:
-    names = max(len(name) for name, *_ in cells) + GAP
-    each = (width - names) // 3
-    for name, *texts in [("name", "what it is", "source", "proof"), *cells]:
-        columns = [wrapped(text, each - GAP) for text in texts]
-        for lines in zip_longest([name], *columns, fillvalue=""):
-            style = "dim" if name.startswith(" ") else "bold" if name == "name" else ""
-            line = Text(lines[0].ljust(names), style=style or "cyan")
-            yield line + Text("".join(part.ljust(each) for part in lines[1:]), style=style)
-
-
-def _stacked(cells: list[Cells], width: int) -> Iterator[Text]:
-    for name, what, source, proof in cells:
-        yield Text(name, style="dim" if name.startswith(" ") else "cyan")
-        yield from indented(map(Text, wrapped(what, width - 4)), 4)
-        yield from indented(facts([("source", source), ("proof", proof)], width - 4), 4)
+        texts = (f"  @{d.upstream}", _changes(d) or "as the paper", d.source, d.proof)
+        yield [Text(text, style="dim") for text in texts]
 
 
 def count(rows: list[Shown]) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.losses.calling import check_not_written, check_result, versions
-from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.choosing import Choice, of_row
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
-from composer_plugins.losses.row import REQUIRED, Dialect, Loss
+from composer_plugins.losses.row import REQUIRED, Loss
 
 LOGPROBS = [[-0.4, -1.2, -2.0], [-0.9, -0.1, -3.0]]
 MASK = [[True, True, True], [True, True, False]]
@@ -105,7 +105,7 @@ def fault(loss: Loss, error: BaseException) -> str:
 def wrong_result(loss: Loss) -> str | None:
     """What is wrong with what a kernel returns; None if nothing is, or if it cannot be called here."""
     try:
-        run(loss, None)
+        run(of_row(loss, loss.name))
     except ConfigError as error:
         return fault(loss, error)
     except SystemExit as error:  # it would end every `list`
@@ -115,18 +115,18 @@ def wrong_result(loss: Loss) -> str | None:
     return None
 
 
-def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
+def run(choice: Choice) -> dict[str, Tensor]:
     """The loss (or value) on the example, and the gradient of its sum with respect to its first input.
 
     Over a vocabulary the gradient's norm is given. A top_k beyond the example's vocabulary is cut to it.
     Raises ConfigError for a result of the wrong type or shape, and for a kernel that writes to its inputs.
     """
-    given = tensors(loss)
+    loss, given = choice.loss, tensors(choice.loss)
     first = given[loss.needs[0]]
     if first.dtype.is_floating_point:
         first.requires_grad_()
-    before, choice = versions(given), Choice(loss, {}, loss.name)
-    result = loss.kernel()(*given.values(), **_keywords(loss, dialect))
+    before = versions(given)
+    result = loss.kernel()(*given.values(), **_keywords(choice))
     check_result(choice, given, result)
     check_not_written(choice, given, before)
     value = getattr(result, "loss", result)
@@ -140,11 +140,12 @@ def run(loss: Loss, dialect: Dialect | None) -> dict[str, Tensor]:
     return shown
 
 
-def _keywords(loss: Loss, dialect: Dialect | None) -> dict[str, Any]:
-    params = examples(loss)
+def _keywords(choice: Choice) -> dict[str, Any]:
+    loss, dialect = choice.loss, choice.dialect
+    counts = {"rows": 2, "width": 3}
+    params = examples(loss) | {**choice.params}
     if dialect:
-        counts = {"rows": 2, "width": 3}
-        params |= {**dialect.params, **{name: counts[fact] for name, fact in dialect.denominators.items()}}
+        params |= {name: counts[fact] for name, fact in dialect.denominators.items()}
         params |= {name: _tensor(name, loss) for name in dialect.optional}
     if top_k := params.get("top_k", loss.defaults.get("top_k")):
         params["top_k"] = min(top_k, VOCABULARY)

@@ -100,11 +100,17 @@ class Absent(NamedTuple):
 
 
 def with_gradients(
-    ours: Tensor, theirs: Tensor, leaf: Tensor, *, terms: int, magnitude: float | None = None
+    ours: Tensor,
+    theirs: Tensor,
+    leaf: Tensor,
+    *,
+    terms: int,
+    magnitude: float | None = None,
+    scale: float | None = None,
 ) -> list[Compared]:
     """Two losses and their gradients in `leaf`."""
     mine, want = (torch.autograd.grad(x.sum(), leaf, retain_graph=True)[0] for x in (ours, theirs))
     return [
-        Compared(ours, theirs, terms, magnitude),
-        Compared(mine, want, terms, magnitude, what=GRADIENT),
+        Compared(ours, theirs, terms, magnitude, scale=scale),
+        Compared(mine, want, terms, magnitude, what=GRADIENT, scale=scale),
     ]

@@ -34,8 +34,6 @@ PARTS = {
     "bnpo": "use grpo@trl with the denominator token-mean@trl, counted in each micro-batch",
 }
 
-Found = tuple[Loss, Dialect | None]
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -139,16 +137,12 @@ def _chosen(kind: Kind, name: str, option: str, known: Registry, also_accepted: 
     if ":" in name:
         by_path = {row.path: row for row in known.losses if row.kind == kind}
         loss = by_path.get(name) or row_of_import_path(name, kind, option, known.losses)
-        return _of_row(loss, option, None)
-    base, at, upstream = name.partition("@")
-    rows = of_kind(known.losses, kind)
-    if base not in rows:
-        error = unknown_loss(known.losses, base, kind, option=option, also_accepted=also_accepted)
-        raise with_plugin_problems(error, base, known)
-    return _of_row(rows[base], option, rows[base].dialect(upstream, option) if at else None)
+        return of_row(loss, option, None)
+    (chosen,) = find(known, name, kind, option, also_accepted=also_accepted)
+    return chosen
 
 
-def _of_row(loss: Loss, option: str, dialect: Dialect | None) -> Choice:
+def of_row(loss: Loss, option: str = "", dialect: Dialect | None = None) -> Choice:
     """Return a row, or a dialect of it, as chosen by this option; no parameter is checked."""
     if dialect is None:
         return Choice(loss, {}, option, optional=loss.optional if ":" in loss.name else ())
@@ -169,41 +163,45 @@ def _without_effect(choice: Choice, given: Iterable[str]) -> Iterator[Finding]:
 
 
 def find(
-    registry: Registry, name: str, kind: str | None = None, key: str = "NAME", kind_key: str = "--kind"
-) -> list[Found]:
+    registry: Registry,
+    name: str,
+    kind: str | None = None,
+    key: str = "NAME",
+    kind_key: str = "--kind",
+    also_accepted: Iterable[str] = (),
+) -> list[Choice]:
     """The losses of that name, one of each kind that has it; "cispo@trl" finds the dialect.
+
+    No parameter is checked, and a required one may be missing.
 
     The kind of a function named by import path ("my_package.losses:my_loss") follows from its first input.
     Raises ConfigError at `key`, which holds the name, if there is none, and at `kind_key` for another kind.
+    `also_accepted` is what else `key` accepts.
     """
     if kind is not None:
         check_kind(kind, kind_key)
     if ":" in name:
         kind = kind_of_import_path(name, key, registry.losses, cast(Kind | None, kind), kind_key)
-        return [(row_of_import_path(name, kind, key, registry.losses), None)]
+        return [of_row(row_of_import_path(name, kind, key, registry.losses), key)]
     base, at, upstream = name.partition("@")
     rows = [loss for loss in registry.losses if loss.name == base and kind in (None, loss.kind)]
     if not rows:
-        raise with_plugin_problems(_unknown(registry, base, kind, key), base, registry)
+        raise with_plugin_problems(_unknown(registry, base, kind, key, also_accepted), base, registry)
     if not at:
-        return [(loss, None) for loss in rows]
+        return [of_row(loss, key) for loss in rows]
     having = [loss for loss in rows if any(d.upstream == upstream for d in loss.dialects)]
     if not having:
         raise _unknown_dialect(rows, upstream, key)
-    return [(loss, loss.dialect(upstream)) for loss in having]
+    return [of_row(loss, key, loss.dialect(upstream)) for loss in having]
 
 
 def find_one(name: str, kind: str | None = None, key: str = "loss") -> Choice:
-    """The installed loss or dialect of that name; ConfigError if several kinds share the name.
-
-    No parameter is checked, and a required one may be missing.
-    """
+    """The one installed loss or dialect that `find` finds; ConfigError if several kinds share the name."""
     found = find(installed.registry(), name, kind, key, "kind")
     if len(found) > 1:
-        kinds = " or ".join(loss.kind for loss, _ in found)
+        kinds = " or ".join(one.loss.kind for one in found)
         raise ConfigError(key, f"{name!r} is of several kinds", f"set kind (--kind) to {kinds}")
-    ((loss, dialect),) = found
-    return _of_row(loss, key, dialect)
+    return found[0]
 
 
 def with_plugin_problems(error: ConfigError, name: str, registry: Registry) -> ConfigError:
@@ -227,11 +225,13 @@ def mentions(loss: Loss, word: str, more: Iterable[str] = ()) -> bool:
     return any(spelling(word) in spelling(text) for text in texts)
 
 
-def _unknown(registry: Registry, name: str, kind: str | None, key: str) -> ConfigError:
+def _unknown(
+    registry: Registry, name: str, kind: str | None, key: str, also_accepted: Iterable[str]
+) -> ConfigError:
     if where := PARTS.get(spelling(name)):
         return ConfigError(key, f"{name!r} is not a loss of its own", where)
     if kind is not None or is_dotted(name):
-        return unknown_loss(registry.losses, name, kind or "policy", option=key)
+        return unknown_loss(registry.losses, name, kind or "policy", option=key, also_accepted=also_accepted)
     names = [loss.name for loss in registry.losses]
     begin_so = [one for one in names if spelling(one).startswith(spelling(name))]
     if name.strip() and not begin_so and any(mentions(loss, name) for loss in registry.losses):

@@ -25,8 +25,7 @@ def picture(names: str | Iterable[str], *, kind: str | None = None) -> "Picture"
     A loss that is named alone comes with all its dialects. `kind` is needed where two kinds share the name.
     Raises ConfigError for an unknown name and for losses that do not fit on one picture.
     """
-    from composer_plugins.plotting.kinds import picture_of  # loads torch
-    from composer_plugins.plotting.named import choices
+    from composer_plugins.plotting.kinds import choices, picture_of  # loads torch
 
     return picture_of(choices([names] if isinstance(names, str) else [*names], kind))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.calls import call
-from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
+from composer_plugins.plotting.data import Curves, Panel, Picture, filled
 
 # Two rewards of each of four rollouts, for three prompts: a rare success, partial ones, and all equal.
 COMPONENTS = (
@@ -27,11 +27,10 @@ def advantage_picture(chosen: Sequence[Choice]) -> Picture:
     x = torch.arange(len(COMPONENTS[0]), dtype=torch.float64)
     curves = [Curves(one, tuple((x, group) for group in advantages(one))) for one in chosen]
     panels = []
-    for i, (case, group) in enumerate(zip(CASES, COMPONENTS, strict=True)):
+    for case, group in zip(CASES, COMPONENTS, strict=True):
         rewards = tuple(f"{sum(components):g}" for components in group)
-        panel = Panel(case, "reward of each rollout of the prompt", "advantage", categories=rewards)
-        panels.append(with_series(panel, curves, i))
-    return Picture("", tuple(panels), len(panels), tuple(_advantage_notes(chosen)))
+        panels.append(Panel(case, "reward of each rollout of the prompt", "advantage", categories=rewards))
+    return Picture(filled(panels, curves), len(panels), tuple(_advantage_notes(chosen)))
 
 
 def advantages(choice: Choice) -> Tensor:
@@ -76,15 +75,13 @@ def aggregation_picture(chosen: Sequence[Choice]) -> Picture:
     """The weight of one token of each response in the loss, and of the whole response."""
     x = torch.arange(len(LENGTHS), dtype=torch.float64)
     lengths = torch.tensor(LENGTHS, dtype=torch.float64)
-    weights = {one.name: token_weights(one) for one in chosen}
-    curves = [
-        Curves(one, ((x, w), (x, w * lengths))) for one, w in zip(chosen, weights.values(), strict=True)
-    ]
+    weights = [token_weights(one) for one in chosen]
+    curves = [Curves(one, ((x, w), (x, w * lengths))) for one, w in zip(chosen, weights, strict=True)]
     categories, label = tuple(map(str, LENGTHS)), "tokens of the response"
     titles = ("weight of one token in the loss", "weight of the whole response")
     blank = [Panel(title, label, "weight", categories=categories) for title in titles]
-    notes = ["One batch of three responses; the last two answer the same prompt."]
-    return Picture("", tuple(with_series(p, curves, i) for i, p in enumerate(blank)), 2, tuple(notes))
+    notes = ("One batch of three responses; the last two answer the same prompt.",)
+    return Picture(filled(blank, curves), 2, notes)
 
 
 def token_weights(choice: Choice) -> Tensor:

@@ -19,14 +19,16 @@ def call(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:
     return main_tensor(calling.call(choice, inputs))
 
 
-def one_by_one(choice: Choice, inputs: dict[str, Tensor]) -> Tensor:
-    """The losses of the rows of `inputs`, each a batch of its own where the loss uses batch statistics."""
-    if not choice.loss.over_batch:
-        return call(choice, inputs)
+def with_gradients(choice: Choice, inputs: dict[str, Tensor], *leaves: Tensor) -> list[Tensor]:
+    """The loss of each row of `inputs`, and its gradient in each of the leaves.
+
+    Each row is a batch of its own where the loss uses batch statistics.
+    """
 
     def one(*row: Tensor) -> Tensor:
         batch = {name: x[None] for name, x in zip(inputs, row, strict=True)}
         return call(choice, batch)[0]
 
-    found: Tensor = torch.vmap(one)(*inputs.values())
-    return found
+    loss: Tensor = torch.vmap(one)(*inputs.values()) if choice.loss.over_batch else call(choice, inputs)
+    gradients = torch.autograd.grad(loss.sum(), leaves)
+    return [found.squeeze(-1) if found.dim() > 1 else found for found in (loss.detach(), *gradients)]

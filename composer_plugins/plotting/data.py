@@ -54,10 +54,15 @@ class Panel:
 class Picture:
     """All panels, by row, and what a reader must know about the example."""
 
-    title: str
     panels: tuple[Panel, ...]
     columns: int
     notes: tuple[str, ...] = ()
+    title: str = ""
+
+    @property
+    def labels(self) -> list[str]:
+        """What the legend names: each line or bar once."""
+        return list(dict.fromkeys(series.label for panel in self.panels for series in panel.series))
 
 
 SAME = 1e-3  # of the largest value: curves that differ by less are one line, because nobody could see two
@@ -95,17 +100,20 @@ class Curves(NamedTuple):
     ends: tuple[Ends, ...] = ()
 
 
-def series_of(curves: Sequence[Curves], panel: int) -> tuple[Series, ...]:
-    """The series of one panel; losses whose curves coincide in all panels share one."""
+def filled(panels: Sequence[Panel], curves: Sequence[Curves]) -> tuple[Panel, ...]:
+    """The panels with their series; losses whose curves coincide in all panels share one."""
+    groups = _coinciding(curves)
+    return tuple(replace(panel, series=_series(groups, i)) for i, panel in enumerate(panels))
+
+
+def _series(groups: list[list[Curves]], panel: int) -> tuple[Series, ...]:
     found = []
-    for group in _coinciding(curves):
-        one = group[0]
-        x, y = one.lines[panel]
-        if not x.numel():
-            continue
-        label = joined([each.choice.name for each in group])
-        marks, cap = one.ends[panel] if one.ends else Ends()
-        found.append(Series(label, tuple(x.tolist()), tuple(y.tolist()), marks, cap))
+    for group in groups:
+        x, y = group[0].lines[panel]
+        if x.numel():
+            ends = group[0].ends[panel] if group[0].ends else Ends()
+            label = joined([each.choice.name for each in group])
+            found.append(Series(label, tuple(x.tolist()), tuple(y.tolist()), *ends))
     return tuple(found)
 
 
@@ -115,11 +123,6 @@ def joined(names: Sequence[str]) -> str:
     base = first.partition("@")[0]
     short = [name.removeprefix(base) if name.startswith(f"{base}@") else name for name in names[1:]]
     return ", ".join([first, *short])
-
-
-def with_series(panel: Panel, curves: Sequence[Curves], index: int) -> Panel:
-    """The panel with the series that belong in it."""
-    return replace(panel, series=series_of(curves, index))
 
 
 def _coinciding(curves: Sequence[Curves]) -> list[list[Curves]]:

@@ -8,19 +8,21 @@ from torch import Tensor
 
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.plotting.bends import Ends
-from composer_plugins.plotting.calls import call
-from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
+from composer_plugins.plotting.calls import with_gradients
+from composer_plugins.plotting.data import Curves, Panel, Picture, filled
+from composer_plugins.plotting.lines import POINTS
 
 TEACHER = (0.4, 0.3, 0.15, 0.1, 0.05)
 K = 3
 STUDENT = 0.7  # its probability of the first token where the parameter varies
-POINTS = 400
 
 
 def picture(chosen: Sequence[Choice]) -> Picture:
     """Value and gradient against the student's probability; and for losses with one, against a parameter."""
     p = torch.linspace(0.005, 0.995, POINTS, dtype=torch.float64)
-    curves = [Curves(one, (*_lines(one, p), *_by_parameter(one)), _ends(one)) for one in chosen]
+    curves = [
+        Curves(one, (*((p, y) for y in measure(one, p)), *_by_parameter(one)), _ends(one)) for one in chosen
+    ]
     student, gradient = "student's probability of the teacher's first token", "d loss / d logit of the token"
     panels = [
         Panel("the student varies", student, "loss of the token (nats)", reference=TEACHER[0]),
@@ -40,12 +42,10 @@ def picture(chosen: Sequence[Choice]) -> Picture:
         notes.append("The parameter's own value is marked.")
     if cut := [one.name for one in chosen if _takes_top_k(one)]:
         notes.append(f"{', '.join(cut)}: the {K} likeliest tokens of {len(TEACHER)}.")
-    return Picture(
-        "", tuple(with_series(panel, curves, i) for i, panel in enumerate(panels)), 2, tuple(notes)
-    )
+    return Picture(filled(panels, curves), 2, tuple(notes))
 
 
-def measure(choice: Choice, p: Tensor) -> tuple[Tensor, Tensor]:
+def measure(choice: Choice, p: Tensor) -> list[Tensor]:
     """The divergence at each probability that the student gives to the first token, and its gradient."""
     teacher = torch.tensor(TEACHER, dtype=torch.float64)
     rest = (teacher[1:] / teacher[1:].sum()).log().expand(len(p), -1)
@@ -65,9 +65,7 @@ def measure(choice: Choice, p: Tensor) -> tuple[Tensor, Tensor]:
     }
     if choice.value("top_k"):
         choice = replace(choice, params={**choice.params, "top_k": K})
-    loss = call(choice, inputs).squeeze(-1)
-    (gradient,) = torch.autograd.grad(loss.sum(), logit)
-    return loss.detach(), gradient
+    return with_gradients(choice, inputs, logit)
 
 
 def mixing_parameter(choice: Choice) -> str:
@@ -89,17 +87,10 @@ def _takes_top_k(choice: Choice) -> bool:
     return "teacher_topk_ids" in choice.loss.needs or bool(choice.value("top_k"))
 
 
-def _lines(choice: Choice, p: Tensor) -> list[tuple[Tensor, Tensor]]:
-    value, gradient = measure(choice, p)
-    return [(p, value), (p, gradient)]
-
-
 def _by_parameter(choice: Choice) -> list[tuple[Tensor, Tensor]]:
     name, student = mixing_parameter(choice), torch.tensor([STUDENT], dtype=torch.float64)
-    if not name:
-        nothing = torch.empty(0, dtype=torch.float64)
-        return [(nothing, nothing), (nothing, nothing)]
-    x = torch.linspace(0.01, 0.99, POINTS // 4, dtype=torch.float64)
+    x = torch.linspace(0.01, 0.99, POINTS // 4 if name else 0, dtype=torch.float64)
     at = [replace(choice, params={**choice.params, name: value}) for value in x.tolist()]
-    values, gradients = zip(*[measure(one, student) for one in at], strict=True)
-    return [(x, torch.cat(values)), (x, torch.cat(gradients))]
+    found = [torch.stack(measure(one, student)) for one in at]
+    values, gradients = torch.cat(found, -1) if found else (x, x)
+    return [(x, values), (x, gradients)]

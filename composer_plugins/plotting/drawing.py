@@ -11,8 +11,7 @@ from composer_plugins.plotting.data import Panel, Picture, Series, heights
 try:
     import matplotlib
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-    from matplotlib.lines import Line2D
+    from matplotlib.figure import Figure
 except ImportError:
     raise ConfigError(
         "plot",
@@ -58,7 +57,7 @@ def draw(picture: Picture, *, dark: bool = False, into: Figure | None = None) ->
     """Draw a picture on a new figure, or into an empty one."""
     colours = DARK if dark else LIGHT
     figure = into or Figure(layout="constrained")
-    labels = _labels(picture)
+    labels = picture.labels
     columns, rows = picture.columns, -(-len(picture.panels) // picture.columns)
     wide = max(PANEL[0] * columns, 6.5)
     notes = [part for note in picture.notes for part in textwrap.wrap(note, int(wide * NOTE_WIDTH))]
@@ -82,7 +81,10 @@ def draw(picture: Picture, *, dark: bool = False, into: Figure | None = None) ->
         _draw_panel(one, panel, styles, colours)
     for one in axes[len(picture.panels) :]:
         one.set_axis_off()
-    _draw_legend(bottom, labels, picture, per_row, colours)
+    found = [zip(*one.get_legend_handles_labels(), strict=True) for one in axes]
+    handles = {label: handle for pairs in found for handle, label in pairs}
+    legend = dict(loc="upper center", frameon=False, labelcolor=colours.ink, fontsize=9.5, handlelength=2.6)
+    bottom.legend([handles[label] for label in labels], labels, ncols=per_row, **legend)
     note = dict(va="bottom", ha="left", color=colours.ink, size=NOTE_SIZE, linespacing=1.35)
     bottom.text(0.02, 0.06, "\n".join(notes), **note)
     for part in (top, bottom):
@@ -121,10 +123,6 @@ def show(picture: Picture, *, dark: bool = False) -> None:
     pyplot.show()
 
 
-def _labels(picture: Picture) -> list[str]:
-    return list(dict.fromkeys(series.label for panel in picture.panels for series in panel.series))
-
-
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colours) -> None:
     axes.set_facecolor(colours.ground)
     axes.set_xlabel(panel.x_label, color=colours.ink, size=9)
@@ -146,7 +144,8 @@ def _draw_lines(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colou
     for series in panel.series:
         i = styles[series.label]
         style, colour = STYLES[i % len(STYLES)], _colour(i, colours)
-        axes.plot(series.x, series.y, color=colour, linestyle=style, linewidth=2.4 - 0.15 * min(i, 5))
+        thick = 2.4 - 0.15 * min(i, 5)
+        axes.plot(series.x, series.y, color=colour, linestyle=style, linewidth=thick, label=series.label)
     first, last = _span(panel)
     axes.set_xlim(first, last)
     axes.ticklabel_format(useOffset=False)
@@ -184,7 +183,7 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colour
     for series in panel.series:
         i = styles[series.label]
         left = [x - 0.4 + width * (i + 0.5) for x in series.x]
-        bars = axes.bar(left, series.y, width * 0.92, color=_colour(i, colours))
+        bars = axes.bar(left, series.y, width * 0.92, color=_colour(i, colours), label=series.label)
         if (numbers := len(panel.categories) * len(panel.series)) <= MOST_NUMBERS:
             turned = 90 if numbers > MOST_UPRIGHT else 0
             axes.bar_label(bars, fmt="%.2g", size=7.5, color=colours.ink, padding=2, rotation=turned)
@@ -192,26 +191,6 @@ def _draw_bars(axes: Axes, panel: Panel, styles: dict[str, int], colours: Colour
     without_numbers = len(panel.categories) * len(panel.series) > MOST_NUMBERS
     if without_numbers and not any(y for series in panel.series for y in series.y):
         axes.text(0.5, 0.55, "0 for all", color=colours.ink, size=9, ha="center", transform=axes.transAxes)
-
-
-def _draw_legend(
-    bottom: SubFigure, labels: Sequence[str], picture: Picture, per_row: int, colours: Colours
-) -> None:
-    bars = any(panel.categories for panel in picture.panels)
-    handles = []
-    for i, label in enumerate(labels):
-        style = "-" if bars else STYLES[i % len(STYLES)]
-        thick = 7 if bars else 2.2
-        handles.append(Line2D([], [], color=_colour(i, colours), linestyle=style, lw=thick, label=label))
-    bottom.legend(
-        handles=handles,
-        loc="upper center",
-        ncols=per_row,
-        frameon=False,
-        labelcolor=colours.ink,
-        fontsize=9.5,
-        handlelength=2.6,
-    )
 
 
 def _marks(panel: Panel, first: float, last: float) -> dict[float, tuple[str, int]]:

@@ -1,14 +1,16 @@
-"""Which picture each kind of loss has."""
+"""The picture of losses that a user named: those of one kind, by the picture that the kind has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from composer_plugins.errors import ComposerError, ConfigError, in_a_line
-from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.row import KINDS, Kind
+from composer_plugins.losses.choosing import Choice, find, of_row
+from composer_plugins.losses.registry import registry
+from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Kind
 from composer_plugins.plotting import bars, divergence, policy, preference, ratios
-from composer_plugins.plotting.data import Panel, Picture
-from composer_plugins.plotting.named import notes_on
+from composer_plugins.plotting.data import Panel, Picture, joined
+from composer_plugins.testing.settings import UNIFORM, sample
 
 PICTURES: dict[Kind, Callable[[Sequence[Choice]], Picture]] = {
     "policy": policy.picture,
@@ -57,3 +59,53 @@ def _check_finite(panel: Panel) -> None:
                 f" (panel {panel.title!r}), and cannot be drawn at {len(wrong)} of {len(series.x)} points"
             )
             raise ConfigError("plot", problem, "correct the loss there, or leave it out of the picture")
+
+
+def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
+    """Each named loss with values for the parameters that have no default; ConfigError for several kinds.
+
+    A loss that is named alone, without a dialect, comes with all its dialects.
+    """
+    if not names:
+        raise ConfigError("plot", "no loss is named", "composer-plugins list shows all")
+    found = {name: find(registry(), name, kind) for name in names}
+    common = _common_kind({name: {one.loss.kind for one in rows} for name, rows in found.items()})
+    chosen: list[Choice] = []
+    for rows in found.values():
+        first = next(one for one in rows if one.loss.kind == common)
+        is_alone = len(names) == 1 and first.dialect is None
+        others = [of_row(first.loss, first.option, dialect) for dialect in first.loss.dialects if is_alone]
+        chosen += [first, *others]
+    drawn = [replace(one, params={**filled(one), **one.params}, option="plot") for one in chosen]
+    return [one.with_optional(UNIFORM) for one in drawn]
+
+
+def _common_kind(kinds: dict[str, set[Kind]]) -> Kind:
+    common = set.intersection(*kinds.values())
+    if len(common) == 1:
+        return common.pop()
+    if common:
+        named, several = ", ".join(map(repr, kinds)), " or ".join(sorted(common))
+        raise ConfigError("plot", f"{named} is of several kinds", f"set --kind {several}")
+    each = [f"{name!r} is {' or '.join(KINDS[k].singular for k in sorted(of))}" for name, of in kinds.items()]
+    raise ConfigError("plot", f"{', '.join(each)}: their axes differ", "draw one kind at a time")
+
+
+def filled(choice: Choice) -> dict[str, Any]:
+    """An example value for each parameter that has neither a default nor a value of the dialect."""
+    given = {*choice.dialect.params, *choice.dialect.denominators} if choice.dialect else set()
+    required = [name for name, default in choice.loss.defaults.items() if default is REQUIRED]
+    return {name: sample(choice.loss.parameters[name]) for name in required if name not in given}
+
+
+def notes_on(chosen: Sequence[Choice]) -> list[str]:
+    """Example values of parameters without a default, and gradients that are not the value's derivative."""
+    notes = []
+    for choice in chosen:
+        if values := filled(choice):
+            shown = ", ".join(f"{name}={value}" for name, value in values.items())
+            notes.append(f"{choice.name} has no default for {', '.join(values)}: drawn with {shown}.")
+    for gradient, meaning in GRADIENTS.items():
+        if meaning and (named := [one.name for one in chosen if one.loss.gradient == gradient]):
+            notes.append(f"Gradient of {joined(named)}: {meaning}.")
+    return notes

@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.plotting.bends import Ends, bends, with_both_sides
-from composer_plugins.plotting.calls import call, one_by_one
-from composer_plugins.plotting.data import Curves, Panel, Picture, with_series
+from composer_plugins.plotting.calls import call, with_gradients
+from composer_plugins.plotting.data import Panel, Picture
+from composer_plugins.plotting.lines import POINTS, Axes, drawn, ends_of, marks_of
 
 # Of the sampled token under the old policy. The first one is drawn unless the second shows more bends:
 # a ratio of 8 needs a rare token, and a drop of 0.2 in probability a likely one.
 PROBABILITIES = (0.25, 0.05)
 REST = (0.5, 0.3, 0.2)  # how three other tokens share the probability that is left
 TEACHER = (2.0, 0.5)  # the teacher's probability over the old policy's
-POINTS, LOWEST = 400, 0.02
+LOWEST = 0.02  # ratio
 LEAST, WIDEST = 2.5, 4.0  # the axis ends between them, but where all bends lie further out
 FURTHEST, NARROW = 20.0, 0.02  # up to where bends are looked for, and when a clip range is magnified
 
@@ -31,41 +30,49 @@ def picture(chosen: Sequence[Choice]) -> Picture:
         problem = f"{first[True]} compares with a teacher, and {first[False]} takes advantages"
         raise ConfigError("plot", problem, "draw them apart")
     by_teacher = True in first
-    signs = TEACHER if by_teacher else (1.0, -1.0)
-    found = {p: [[_bends(one, p, sign) for sign in signs] for one in chosen] for p in PROBABILITIES}
-    marks = {p: [mark for row in of for ends in row for mark in ends.marks] for p, of in found.items()}
+    axes = {p: _axes(p, by_teacher) for p in PROBABILITIES}
+    # Bends are looked for finely near a ratio of 1.
+    found = {
+        p: [ends_of(one, of, _fine(min(FURTHEST, 0.99 / p))) for one in chosen] for p, of in axes.items()
+    }
+    marks = {p: marks_of(of) for p, of in found.items()}
     probability = max(PROBABILITIES, key=lambda p: len(marks[p]))
     low, high = _window(marks[probability])
-    grid = torch.linspace(low, min(high, 0.99 / probability), POINTS, dtype=torch.float64)
-    x = with_both_sides(grid, marks[probability])
-    of_each = zip(chosen, found[probability], strict=True)
-    curves = [_curves(one, x, probability, signs, ends) for one, ends in of_each]
-    if by_teacher:
-        cases = [f"teacher: {s:g} × the old probability" for s in signs]
-        weight = "gradient: d loss / d log π"
-    else:
-        cases, weight = ["A = +1 (better than its group)", "A = −1 (worse)"], "gradient weight"
-    ratio = "ratio π / π_old"
-    blank = [
-        *(Panel(case, ratio, "loss of the token", reference=1.0) for case in cases),
-        *(Panel(case, ratio, weight, reference=1.0) for case in cases),
-    ]
-    panels = tuple(with_series(panel, curves, i) for i, panel in enumerate(blank))
+    high = min(high, 0.99 / probability)
+    x = torch.linspace(low, high, POINTS, dtype=torch.float64)
+    panels = drawn(chosen, axes[probability], x, found[probability])
     notes = [f"One token, of probability {probability:g} under the old policy (which is also the sampler)."]
     if not by_teacher:
         notes.append("Gradient weight: d loss / d log π, divided by −A. REINFORCE has 1 everywhere.")
     if marks[probability]:
         notes.append("Thin lines: where the gradient jumps, or begins or ends to be constant.")
-    beyond = {mark: None for mark in marks[probability] if mark > x[-1]}
-    if beyond:
-        notes.append(f"Beyond the axis, at {_and([f'{mark:g}' for mark in beyond])}, there is another bend.")
+    if beyond := [f"{mark:g}" for mark in marks[probability] if mark > high]:
+        notes.append(f"Beyond the axis, at {_and(beyond)}, there is another bend.")
     if entropic := [one.name for one in chosen if "entropies" in (*one.loss.needs, *one.optional)]:
         notes.append(f"{_and(entropic)}: the entropy is that of the token and three others.")
     if over := [one.name for one in chosen if one.loss.over_batch]:
         notes.append(f"{_and(over)}: the batch, whose statistics the loss uses, is this one token.")
     if whole := [one.name for one in chosen if _is_of_sequence(one)]:
         notes.append(f"The ratio of {_and(whole)} is that of the whole response, here one token long.")
-    return Picture("", panels, 2, tuple(notes))
+    return Picture(panels, 2, tuple(notes))
+
+
+def _axes(probability: float, by_teacher: bool) -> Axes:
+    """Against the ratio of a token of this probability: two panels of values, and two of gradients."""
+    if by_teacher:
+        signs, weight = TEACHER, "gradient: d loss / d log π"
+        cases = [f"teacher: {s:g} × the old probability" for s in TEACHER]
+    else:
+        signs, weight = (1.0, -1.0), "gradient weight"
+        cases = ["A = +1 (better than its group)", "A = −1 (worse)"]
+
+    def measured(choice: Choice, ratio: Tensor) -> list[Tensor]:
+        found = [measure(choice, ratio, probability, sign) for sign in signs]
+        return [number for each in zip(*found, strict=True) for number in each]
+
+    labels = ("loss of the token", weight)
+    panels = [Panel(case, "ratio π / π_old", y, reference=1.0) for y in labels for case in cases]
+    return Axes(measured, tuple(panels), (2, 3, 2, 3))
 
 
 def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> tuple[Tensor, Tensor]:
@@ -78,9 +85,8 @@ def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> t
     from_teacher = "teacher_logprobs" in choice.loss.needs
     teacher = old + math.log(sign) if from_teacher else old
     inputs = _inputs(logprobs, old, 1.0 if from_teacher else sign, teacher)
-    loss = one_by_one(choice, inputs).squeeze(-1)
-    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    return loss.detach(), gradient.squeeze(-1) / (1.0 if from_teacher else -sign)
+    loss, gradient = with_gradients(choice, inputs, logprobs)
+    return loss, gradient / (1.0 if from_teacher else -sign)
 
 
 def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) -> dict[str, Tensor]:
@@ -110,30 +116,12 @@ def _inputs(logprobs: Tensor, old: Tensor, advantage: float, teacher: Tensor) ->
     }
 
 
-def _curves(
-    choice: Choice, x: Tensor, probability: float, signs: Sequence[float], ends: Sequence[Ends]
-) -> Curves:
-    both = [measure(choice, x, probability, sign) for sign in signs]
-    lines = (*((x, value) for value, _ in both), *((x, weight) for _, weight in both))
-    marks = tuple(Ends(one.marks) for one in ends)
-    return Curves(choice, lines, (*marks, *ends))
-
-
-def _bends(choice: Choice, probability: float, sign: float) -> Ends:
-    """Where the gradient weight begins or ends to be constant, looked for finely near a ratio of 1."""
-    return bends(partial(_weight, choice, probability, sign), _fine(min(FURTHEST, 0.99 / probability)))
-
-
 def _fine(high: float) -> Tensor:
     """Ratios from `LOWEST` to `high`, the closer the nearer to 1."""
     near = torch.logspace(-5, -1.5, 60, dtype=torch.float64)
     far = torch.logspace(math.log10(LOWEST), math.log10(high), 300, dtype=torch.float64)
     far = far[(far - 1).abs() > near[-1]]
     return torch.cat([1 - near, torch.ones(1, dtype=torch.float64), 1 + near, far]).sort().values
-
-
-def _weight(choice: Choice, probability: float, sign: float, ratio: Tensor) -> Tensor:
-    return measure(choice, ratio, probability, sign)[1]
 
 
 def _window(marks: Sequence[float]) -> tuple[float, float]:

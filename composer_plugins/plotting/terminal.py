@@ -27,13 +27,11 @@ LETTERS_AT = (0.15, 0.62, 0.9)  # along the axis
 def render(picture: Picture, width: int) -> Text:
     """The picture as text, with as many panels side by side as `width` has room for; it has at least one."""
     width = max(width, NARROWEST)
-    labels = list(dict.fromkeys(s.label for panel in picture.panels for s in panel.series))
-    if len(labels) > len(string.ascii_letters):
-        problem = (
-            f"a picture in text tells {len(string.ascii_letters)} lines apart, and this has {len(labels)}"
-        )
+    labels, most = picture.labels, len(string.ascii_letters)
+    if len(labels) > most:
+        problem = f"a picture in text tells {most} lines apart, and this has {len(labels)}"
         raise ConfigError("plot", problem, "name fewer losses")
-    letters = {label: string.ascii_letters[i] for i, label in enumerate(labels)}
+    letters = dict(zip(labels, string.ascii_letters, strict=False))
     columns = max(1, min(picture.columns, (width + GAP) // (NARROWEST + GAP)))
     each = min(WIDEST, (width - GAP * (columns - 1)) // columns)
     lines = [*(Text(line, style="bold") for line in wrap(picture.title, width)), Text()]

@@ -243,7 +243,7 @@ def test_a_list_of_any_width_has_every_word(columns: int) -> None:
     missing = {word for word in wide.split() if word not in words}
     headings = {"name", "what", "is"} if columns < 110 else set()
     assert all(len(word) > columns // 5 for word in missing - headings), missing
-    assert columns == 120 or not {word for word in missing - headings if word not in "".join(narrow.split())}
+    assert columns > 60 or not {word for word in missing - headings if word not in "".join(narrow.split())}
 
 
 # explain

@@ -265,9 +265,9 @@ def test_what_cannot_be_drawn_is_an_error(words: list[str], problem: str) -> Non
 
 def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
     lines = [Series(f"loss {i}", (0.0, 1.0), (0.0, float(i))) for i in range(53)]
-    assert "Z  loss 51" in render(Picture("", (Panel("", "", "", tuple(lines[:52])),), 1), 80).plain
+    assert "Z  loss 51" in render(Picture((Panel("", "", "", tuple(lines[:52])),), 1), 80).plain
     with pytest.raises(ConfigError, match="tells 52 lines apart, and this has 53; name fewer losses"):
-        render(Picture("", (Panel("", "", "", tuple(lines)),), 1), 80)
+        render(Picture((Panel("", "", "", tuple(lines)),), 1), 80)
 
 
 def not_a_kernel(logprobs: Any, advantages: Any, mask: Any) -> Any:

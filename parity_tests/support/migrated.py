@@ -10,7 +10,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
 from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.conformance.trl_claims import upstream
+from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.frameworks.registry import running
 from composer_plugins.frameworks.trl import LOSS_TYPES
 from composer_plugins.losses.choosing import choose
@@ -93,17 +94,14 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         options = cls(**size, **{"num_generations": 2} | dict(table))
-    read = {name: getattr(options, name) for name in upstream.GRPO_ARGS}
-    trainer = upstream.grpo_trainer(
-        **read,
-        loss_type=options.loss_type or "grpo",
-        importance_sampling_level=options.importance_sampling_level,
-        beta=options.beta,
-        epsilon_low=options.epsilon,
-        epsilon_high=options.epsilon if options.epsilon_high is None else options.epsilon_high,
-        max_completion_length=options.max_completion_length,
-    )
-    trainer.args.steps_per_generation = 1
+    given = {one.name: getattr(options, one.name) for one in fields(Options) if hasattr(options, one.name)}
+    given |= {
+        "loss_type": options.loss_type or "grpo",
+        "epsilon_low": options.epsilon,
+        "epsilon_high": options.epsilon if options.epsilon_high is None else options.epsilon_high,
+        "steps_per_generation": 1,
+    }
+    trainer = upstream.grpo_trainer(Options(**given))
     more: dict[str, Tensor | None] = {
         "old_per_token_logps": batch.old.clone(),
         "ref_per_token_logps": batch.reference,

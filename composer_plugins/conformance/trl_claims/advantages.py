@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.claims import Claim, Compared, Place
+from composer_plugins.conformance.claims import Compared
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import names, upstream_rollouts
-from composer_plugins.losses.row import Kind
+from composer_plugins.conformance.trl_claims import upstream_rollouts
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.testing.draws import Draw, generator
 
 WEIGHTS = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
@@ -30,12 +30,12 @@ def draw_rewards(draw: Draw) -> tuple[Tensor, int]:
     return values.masked_fill(missing, torch.nan), size
 
 
-def of_trl(values: Tensor, size: int, cls: Any = None, **options: Any) -> Tensor:
+def of_trl(values: Tensor, size: int, trainer: str = "GRPOTrainer", **options: Any) -> Tensor:
     """The advantages that TRL makes of these rewards."""
     functions = [f"reward {i}" for i in range(values.shape[1])]
     return upstream_rollouts.advantages(
         values,
-        cls,
+        trainer,
         num_generations=size,
         reward_weights=WEIGHTS[: len(functions)],
         functions=functions,
@@ -128,21 +128,22 @@ def correction(mode: str, draw: Draw) -> Iterator[Compared]:
     yield Compared(ours, theirs, old.shape[1], 10.0)
 
 
-def _grpo(row: str, option: str, value: str, compare: Any, kind: Kind = "advantage") -> Claim:
-    shown = f"{option}={value}" if option == "scale_rewards" else value
-    return Claim(kind, row, f"GRPOTrainer {shown}", Place(names.GRPO, {option: value}), compare)
-
-
+advantage = partial(claim, "advantage")
 CLAIMS = [
     *(
-        _grpo(row, "scale_rewards", scale, partial(grouped, scale))
-        for scale, row in {"group": "grpo@trl", "batch": "grpo@trl", "none": "dr_grpo@trl"}.items()
+        advantage(row, "GRPOTrainer", f"scale_rewards={x}", partial(grouped, x), scale_rewards=x)
+        for x, row in {"group": "grpo@trl", "batch": "grpo@trl", "none": "dr_grpo@trl"}.items()
     ),
-    _grpo("grpo@trl", "multi_objective_aggregation", "sum_then_normalize", partial(grouped, "group")),
-    _grpo("gdpo@trl", "multi_objective_aggregation", "normalize_then_sum", gdpo),
-    Claim("advantage", "rloo@trl", "RLOOTrainer, advantages", Place(names.RLOO), rloo),
     *(
-        _grpo(row, "vllm_importance_sampling_mode", mode, partial(correction, mode), "correction")
-        for mode, (row, *_) in MODES.items()
+        advantage(row, "GRPOTrainer", x, compare, multi_objective_aggregation=x)
+        for row, x, compare in (
+            ("grpo@trl", "sum_then_normalize", partial(grouped, "group")),
+            ("gdpo@trl", "normalize_then_sum", gdpo),
+        )
+    ),
+    advantage("rloo@trl", "RLOOTrainer", "advantages", rloo),
+    *(
+        claim("correction", row, "GRPOTrainer", x, partial(correction, x), vllm_importance_sampling_mode=x)
+        for x, (row, *_) in MODES.items()
     ),
 ]

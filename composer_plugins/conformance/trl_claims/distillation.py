@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place, with_gradients
+from composer_plugins.conformance.claims import GRADIENT, Compared, with_gradients
 from composer_plugins.conformance.reductions import kernel, trl_gmpo
-from composer_plugins.conformance.trl_claims import names, upstream, upstream_distillation
+from composer_plugins.conformance.trl_claims import upstream, upstream_distillation
 from composer_plugins.conformance.trl_claims.divergences import (
     BETAS,
     draw_pair,
@@ -20,8 +20,8 @@ from composer_plugins.conformance.trl_claims.divergences import (
     tokens,
 )
 from composer_plugins.conformance.trl_claims.grpo_options import Options, draw_options
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.conformance.trl_claims.policy import (
-    LENGTH,
     ROWS,
     acts_on,
     draw_batch,
@@ -36,7 +36,12 @@ from composer_plugins.kernels.divergences import jsd
 from composer_plugins.testing.draws import Draw, generator
 
 over_rows = kernel("aggregation", "seq-mean-token-mean@trl")
-SDPO_MODES = {"sampled_token": "", "full_logits": "", "renormalised": "topk_logits", "tail": "topk_logits"}
+SDPO_MODES = {  # the distillation_mode of each
+    "sampled_token": "sampled_token",
+    "full_logits": "full_logits",
+    "renormalised": "topk_logits",
+    "tail": "topk_logits",
+}
 
 
 def gmpo(draw: Draw) -> Iterator[Compared]:
@@ -45,7 +50,7 @@ def gmpo(draw: Draw) -> Iterator[Compared]:
     o = replace(o, use_bias_correction_kl=False, use_vllm=False, entropy_coef=0.0, epsilon_high=0.4)
     o = replace(o, off_policy_mask_threshold=None)
     logprobs, old, advantages, mask = policy_inputs(batch)
-    theirs = trl_loss(batch, o, cls=upstream.load(names.GMPO, "GMPOTrainer"))
+    theirs = trl_loss(batch, o, cls=upstream.load("GMPOTrainer"))
     subset = acts_on(batch, o)
     row = kernel("policy", "gmpo@trl", clip_low=o.epsilon_low, clip_high=o.epsilon_high)
     token = row(logprobs, old, advantages, subset)
@@ -63,7 +68,7 @@ def rloo(draw: Draw) -> Iterator[Compared]:
     logprobs, mask, advantages = batch["logprobs"], batch["mask"], batch["advantages"]
     whole = torch.where(mask, logprobs.detach(), 0.0).sum(-1)
     given = upstream.grpo_inputs(mask, advantages.squeeze(-1), old_logps=whole)
-    trainer, cls = upstream.grpo_trainer(), upstream.load(names.RLOO, "RLOOTrainer")
+    trainer, cls = upstream.grpo_trainer(Options()), upstream.load("RLOOTrainer")
     theirs = upstream.policy_loss(trainer, logprobs, batch["entropies"], given, cls)
     token = kernel("policy", "rloo")(logprobs, advantages, mask)
     ours = aggregate(token.loss, mask, "seq-mean-token-sum", num_sequences=float(len(mask)))
@@ -76,13 +81,12 @@ def sdpo_policy(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     batch = draw_batch(draw)
     logprobs, old, advantages, mask = policy_inputs(batch)
     logits = torch.stack([logprobs, torch.log(-torch.expm1(logprobs.clamp(max=-1e-3)))], -1)
-    trainer = upstream.grpo_trainer(
-        loss_type=loss_type, importance_sampling_level=level, max_completion_length=LENGTH
-    )
+    options = Options(loss_type=loss_type, importance_sampling_level=level)
+    trainer = upstream.grpo_trainer(options)
     theirs = upstream_distillation.sdpo_policy_loss(trainer, logits, old, advantages, mask)
     read = torch.log_softmax(logits, -1)[..., 0]
     token = kernel("policy", ROWS[loss_type, level])(read, old, advantages, mask)
-    ours = reduced("bnpo" if loss_type == "dapo" else loss_type, token.loss, mask, Options())
+    ours = reduced("bnpo" if loss_type == "dapo" else loss_type, token.loss, mask, options)
     largest = float(token.loss.detach().abs().max()) * 8  # logs of as much as 4
     yield from with_gradients(ours, theirs, logprobs, terms=mask.numel(), magnitude=largest)
 
@@ -96,7 +100,7 @@ def sdpo(mode: str, draw: Draw) -> Iterator[Compared]:
     old = s.detach() - log_ratio * torch.linspace(-1, 1, mask.shape[-1], dtype=torch.float64)
     weighted: dict[str, Any] = {} if cap is None else {"old_logprobs": old}
     largest = float(student.detach().abs().max().clamp(min=1))
-    theirs_of: dict[str, Any] = {"distillation_mode": SDPO_MODES[mode] or mode, "distillation_is_clip": cap}
+    theirs_of: dict[str, Any] = {"distillation_mode": SDPO_MODES[mode], "distillation_is_clip": cap}
     if mode == "sampled_token":
         token_loss = kernel("divergence", "sampled_token@trl", ratio_cap=cap)(s, t, mask, **weighted).loss
         largest *= float((s - t).detach().abs().max())
@@ -145,40 +149,38 @@ def iw_opd(draw: Draw) -> Iterator[Compared]:
     yield Compared(mine, want, 15, what=GRADIENT)
 
 
-SDPO_TYPES = [(t, level) for t in ("grpo", "bnpo", "dr_grpo", "dapo") for level in ("token", "sequence")]
+LEVELS: dict[str, dict[str, str]] = {
+    "token": {},
+    "sequence": {"importance_sampling_level": "sequence"},
+}
 CLAIMS = [
-    Claim("policy", "gmpo@trl", "GMPOTrainer", Place(names.GMPO), gmpo),
-    Claim(
-        "policy",
-        "rloo",
-        "RLOOTrainer, on-policy",
-        Place(names.RLOO),
-        rloo,
-        "its gradient; TRL clips a ratio of 1",
-    ),
+    claim("policy", "gmpo@trl", "GMPOTrainer", "", gmpo),
+    claim("policy", "rloo", "RLOOTrainer", "on-policy", rloo, "its gradient; TRL clips a ratio of 1"),
     *(
-        Claim(
-            *(
-                "divergence",
-                "sampled_token@trl" if mode == "sampled_token" else "sdpo@trl",
-                f"SDPOTrainer {value or mode}",
-            ),
-            Place(names.SDPO, {"distillation_mode": value or mode}),
-            *(partial(sdpo, mode), mode if value else ""),
+        claim(
+            "divergence",
+            "sampled_token@trl" if mode == "sampled_token" else "sdpo@trl",
+            "SDPOTrainer",
+            option,
+            partial(sdpo, mode),
+            "" if mode == option else mode,
+            distillation_mode=option,
         )
-        for mode, value in SDPO_MODES.items()
+        for mode, option in SDPO_MODES.items()
     ),
-    Claim("divergence", "jsd", "SDPOTrainer full_logits, per token", Place(names.SDPO), sdpo_per_token),
+    claim("divergence", "jsd", "SDPOTrainer", "full_logits, per token", sdpo_per_token),
     *(
-        Claim(
-            *("policy", ROWS[kind, level], f"SDPOTrainer {kind}" + ", sequence" * (level == "sequence")),
-            Place(
-                names.SDPO,
-                {"loss_type": kind} | ({"importance_sampling_level": level} if level == "sequence" else {}),
-            ),
-            partial(sdpo_policy, kind, level),
+        claim(
+            "policy",
+            ROWS[loss_type, level],
+            "SDPOTrainer",
+            loss_type + ", sequence" * bool(more),
+            partial(sdpo_policy, loss_type, level),
+            loss_type=loss_type,
+            **more,
         )
-        for kind, level in SDPO_TYPES
+        for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo")
+        for level, more in LEVELS.items()
     ),
-    Claim("policy", "iw_opd@trl", "IWOPDTrainer", Place(names.IW_OPD), iw_opd),
+    claim("policy", "iw_opd@trl", "IWOPDTrainer", "", iw_opd),
 ]

@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
+from composer_plugins.conformance.claims import GRADIENT, Compared, with_gradients
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import names, upstream, upstream_distillation
+from composer_plugins.conformance.trl_claims import upstream, upstream_distillation
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.kernels.divergences import jsd
 from composer_plugins.testing.assertions import largest_term
 from composer_plugins.testing.draws import Draw, assume, generator, logit_pair
@@ -23,14 +24,12 @@ aggregate = kernel("aggregation", "token-mean")
 
 def parity(
     ours: Tensor, theirs: Tensor, pair: Pair, temperature: float = 1.0, magnitude: float = 0.0
-) -> Iterator[Compared]:
+) -> list[Compared]:
     """Two losses, and their gradients in the student's logits, up to the rounding of their terms."""
     logits = pair["student_logits"], pair["teacher_logits"]
     largest = largest_term(*logits, temperature) / temperature
-    magnitude = max(magnitude, largest)
-    yield Compared(ours, theirs, logits[0].numel(), magnitude, scale=largest)
-    mine, want = (torch.autograd.grad(x.sum(), logits[0], retain_graph=True)[0] for x in (ours, theirs))
-    yield Compared(mine, want, logits[0].numel(), magnitude, what=GRADIENT, scale=largest)
+    terms, magnitude = logits[0].numel(), max(magnitude, largest)
+    return with_gradients(ours, theirs, logits[0], terms=terms, magnitude=magnitude, scale=largest)
 
 
 def draw_pair(draw: Draw) -> Pair:
@@ -45,12 +44,12 @@ def inputs(pair: Pair) -> tuple[Tensor, Tensor, Tensor]:
     return pair["student_logits"], pair["teacher_logits"], pair["mask"]
 
 
-def generalized_jsd(file: str, trainer: str, draw: Draw) -> Iterator[Compared]:
+def generalized_jsd(trainer: str, draw: Draw) -> Iterator[Compared]:
     """The mean over unmasked tokens, or their sum / `num_items_in_batch`; an empty batch gives 0."""
     pair, beta, temperature = draw_pair(draw), draw.choose(BETAS, "beta"), draw.choose(TEMPERATURES)
     num_items = draw.choose([None, 1.0, 7.0], "num_items_in_batch")
     student, teacher, mask = inputs(pair)
-    theirs = upstream.load(file, trainer).generalized_jsd_loss(
+    theirs = upstream.load(trainer).generalized_jsd_loss(
         student, teacher, upstream.labels(mask), beta, temperature, num_items_in_batch=num_items
     )
     row = kernel("divergence", "jsd@trl", beta=beta, temperature=temperature)
@@ -63,7 +62,7 @@ def without_labels(draw: Draw) -> Iterator[Compared]:
     pair, beta = draw_pair(draw), draw.choose(BETAS, "beta")
     student, teacher, _ = inputs(pair)
     everywhere = torch.ones_like(pair["mask"])
-    theirs = upstream.load(names.GKD, "GKDTrainer").generalized_jsd_loss(student, teacher, None, beta)
+    theirs = upstream.load("GKDTrainer").generalized_jsd_loss(student, teacher, None, beta)
     token_loss = jsd(student, teacher, everywhere, beta=beta).loss
     yield from parity(aggregate(token_loss, everywhere, num_tokens=float(len(everywhere))), theirs, pair)
 
@@ -121,7 +120,7 @@ def top_k(draw: Draw) -> Iterator[Compared]:
     largest = rounding(pair, rest)
     k = (student.shape[-1] + 1) // 2
     assume(k < student.shape[-1])
-    theirs = upstream.load(names.IW_OPD, "IWOPDTrainer").generalized_jsd_loss(
+    theirs = upstream.load("IWOPDTrainer").generalized_jsd_loss(
         student, teacher, upstream.labels(mask), beta, temperature, top_k=k, add_tail=rest == "tail"
     )
     support = {"top_k": k, "top_k_of": "student" if beta else "teacher", "rest": rest}
@@ -157,47 +156,17 @@ def reverse_kl_topk(draw: Draw) -> Iterator[Compared]:
     yield from parity(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
 
 
+divergence = partial(claim, "divergence")
 CLAIMS = [
-    Claim(
-        "divergence",
-        "jsd@trl",
-        "GKDTrainer",
-        Place(names.GKD),
-        partial(generalized_jsd, names.GKD, "GKDTrainer"),
+    divergence("jsd@trl", "GKDTrainer", "", partial(generalized_jsd, "GKDTrainer")),
+    divergence("jsd@trl", "GKDTrainer", "without labels", without_labels),
+    divergence("jsd@trl", "GOLDTrainer", "", partial(generalized_jsd, "GOLDTrainer")),
+    divergence("jsd@trl", "IWOPDTrainer", "beta", partial(generalized_jsd, "IWOPDTrainer")),
+    divergence("jsd@trl", "IWOPDTrainer", "top_k, beta 0 or 1", top_k),
+    *(
+        divergence(row, "DistillationTrainer", name, partial(distilled, row, betas), "in float32")
+        for row, name, betas in (("jsd@trl", "beta", BETAS), ("reverse_kl@trl", "", [1.0]))
     ),
-    Claim("divergence", "jsd@trl", "GKDTrainer without labels", Place(names.GKD), without_labels),
-    Claim(
-        "divergence",
-        "jsd@trl",
-        "GOLDTrainer",
-        Place(names.GOLD),
-        partial(generalized_jsd, names.GOLD, "GOLDTrainer"),
-    ),
-    Claim(
-        *("divergence", "jsd@trl", "IWOPDTrainer beta", Place(names.IW_OPD)),
-        partial(generalized_jsd, names.IW_OPD, "IWOPDTrainer"),
-    ),
-    Claim("divergence", "jsd@trl", "IWOPDTrainer top_k, beta 0 or 1", Place(names.IW_OPD), top_k),
-    Claim(
-        *("divergence", "jsd@trl", "DistillationTrainer beta", Place(names.DISTILLATION)),
-        *(partial(distilled, "jsd@trl", BETAS), "in float32"),
-    ),
-    Claim(
-        *("divergence", "reverse_kl@trl", "DistillationTrainer", Place(names.DISTILLATION)),
-        *(partial(distilled, "reverse_kl@trl", [1.0]), "in float32"),
-    ),
-    Claim(
-        "divergence",
-        "forward_kl_topk@trl",
-        "ServerDistillationTrainer beta=0",
-        Place(names.SERVER),
-        forward_kl_topk,
-    ),
-    Claim(
-        "divergence",
-        "reverse_kl_topk@trl",
-        "ServerDistillationTrainer beta=1",
-        Place(names.SERVER),
-        reverse_kl_topk,
-    ),
+    divergence("forward_kl_topk@trl", "ServerDistillationTrainer", "beta=0", forward_kl_topk),
+    divergence("reverse_kl_topk@trl", "ServerDistillationTrainer", "beta=1", reverse_kl_topk),
 ]

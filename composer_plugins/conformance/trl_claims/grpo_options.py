@@ -1,34 +1,42 @@
 """The options of GRPOConfig that concern its loss, and random mixtures of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from composer_plugins.testing.draws import Draw
+
+
+def drawn(default: Any, *others: Any) -> Any:
+    """An option with its default, and the values that a mixture of options draws from."""
+    return field(default=default, metadata={"drawn": others})
 
 
 @dataclass(frozen=True)
 class Options:
     """What a GRPOConfig says of the loss, by its names, and how the batch is cut."""
 
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    delta: float | None = None
-    sapo_temperature_pos: float = 1.0
-    sapo_temperature_neg: float = 1.05
-    vespo_k_pos: float = 2.0
-    vespo_lambda_pos: float = 3.0
-    vespo_k_neg: float = 3.0
-    vespo_lambda_neg: float = 2.0
-    beta: float = 0.0
-    use_bias_correction_kl: bool = False
-    off_policy_mask_threshold: float | None = None
-    top_entropy_quantile: float = 1.0
-    entropy_coef: float = 0.0
-    use_vllm: bool = False
-    training: bool = True
-    processes: int = 1
-    current_gradient_accumulation_steps: int = 1
-    steps_per_generation: int = 1
+    loss_type: str = "grpo"
+    importance_sampling_level: str = "token"
+    max_completion_length: int = 7
+    epsilon_low: float = drawn(0.2, 0.01, 0.1, 0.7)
+    epsilon_high: float = drawn(0.2, 0.02, 0.2, 1.3, 5.0)
+    delta: float | None = drawn(None, None, 1.5, 4.0)
+    sapo_temperature_pos: float = drawn(1.0, 1.0, 0.7)
+    sapo_temperature_neg: float = drawn(1.05, 1.05, 0.3)
+    vespo_k_pos: float = drawn(2.0, 2.0, 0.7)
+    vespo_lambda_pos: float = drawn(3.0, 3.0, 1.1)
+    vespo_k_neg: float = drawn(3.0, 3.0, 1.5)
+    vespo_lambda_neg: float = drawn(2.0, 2.0, 0.3)
+    beta: float = drawn(0.0, 0.0, 0.1, 0.9)
+    use_bias_correction_kl: bool = drawn(False, False, True)
+    off_policy_mask_threshold: float | None = drawn(None, None, 0.0, 0.3)
+    top_entropy_quantile: float = drawn(1.0, 1.0, 0.75, 0.2)
+    entropy_coef: float = drawn(0.0, 0.0, 0.3)
+    use_vllm: bool = drawn(False, False, True)
+    training: bool = drawn(True, False, True)
+    processes: int = drawn(1, 1, 2)
+    current_gradient_accumulation_steps: int = drawn(1, 1, 3)
+    steps_per_generation: int = drawn(1, 1, 2)
 
     @property
     def steps(self) -> float:
@@ -36,29 +44,7 @@ class Options:
         return float(self.current_gradient_accumulation_steps) if self.training else 1.0
 
 
-DRAWN: dict[str, list[Any]] = {
-    "epsilon_low": [0.01, 0.1, 0.7],
-    "epsilon_high": [0.02, 0.2, 1.3, 5.0],
-    "delta": [None, 1.5, 4.0],
-    "sapo_temperature_pos": [1.0, 0.7],
-    "sapo_temperature_neg": [1.05, 0.3],
-    "vespo_k_pos": [2.0, 0.7],
-    "vespo_lambda_pos": [3.0, 1.1],
-    "vespo_k_neg": [3.0, 1.5],
-    "vespo_lambda_neg": [2.0, 0.3],
-    "beta": [0.0, 0.1, 0.9],
-    "use_bias_correction_kl": [False, True],
-    "off_policy_mask_threshold": [None, 0.0, 0.3],
-    "top_entropy_quantile": [1.0, 0.75, 0.2],
-    "entropy_coef": [0.0, 0.3],
-    "use_vllm": [False, True],
-    "training": [False, True],
-    "processes": [1, 2],
-    "current_gradient_accumulation_steps": [1, 3],
-    "steps_per_generation": [1, 2],
-}
-
-
 def draw_options(draw: Draw) -> Options:
     """Any mixture of TRL's options."""
-    return Options(**{name: draw.choose(values, name) for name, values in DRAWN.items()})
+    options = [one for one in fields(Options) if "drawn" in one.metadata]
+    return Options(**{one.name: draw.choose([*one.metadata["drawn"]], one.name) for one in options})

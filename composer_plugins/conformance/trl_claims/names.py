@@ -4,12 +4,14 @@ What no claim covers is a row too: with the reason, if one is known here, or as 
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from composer_plugins.conformance.claims import Absent, Claim, Place
+from composer_plugins.conformance.claims import Absent, Claim, Compared, Place
+from composer_plugins.losses.row import Kind
+from composer_plugins.testing.draws import Draw
 
 OPTIONS = (
     "loss_type",
@@ -28,28 +30,36 @@ NOT_PUBLISHED = NO_KERNEL + "this combination is not published"
 SAME_AS_SDPO = "calls SDPO's loss_utils, a file equal to this trainer's"
 ONLINE = "computed inside training_step, after generation; the formula is DPOTrainer's"
 
-GRPO, RLOO, DPO, KTO, SFT = (f"trainer/{name}_trainer.py" for name in ("grpo", "rloo", "dpo", "kto", "sft"))
-DISTILLATION = "trainer/distillation_trainer.py"
-GMPO, CPO, ORPO, TPO, GKD, GOLD, IW_OPD, SDPO, SERVER = (
-    f"experimental/{name}/{name}_trainer.py"
-    for name in ("gmpo", "cpo", "orpo", "tpo", "gkd", "gold", "iw_opd", "sdpo", "server_distillation")
-)
+# The file of each trainer with a loss of its own.
+FILES = {
+    **{
+        f"{name.upper()}Trainer": f"trainer/{name}_trainer.py"
+        for name in ("grpo", "rloo", "dpo", "kto", "sft")
+    },
+    "DistillationTrainer": "trainer/distillation_trainer.py",
+    **{
+        f"{name.upper()}Trainer": f"experimental/{name}/{name}_trainer.py"
+        for name in ("gmpo", "cpo", "orpo", "tpo", "gkd", "gold", "sdpo")
+    },
+    "IWOPDTrainer": "experimental/iw_opd/iw_opd_trainer.py",
+    "ServerDistillationTrainer": "experimental/server_distillation/server_distillation_trainer.py",
+}
 
 # Of a trainer: an option and its value, or (an empty name) a loss that no option of these chooses.
 NOT_COMPARED: dict[str, dict[tuple[str, str], str]] = {
-    GRPO: {
+    FILES["GRPOTrainer"]: {
         ("", "loss_type=cispo, importance_sampling_level=sequence"): NOT_PUBLISHED + "; TRL warns of it",
         ("", "loss_type=sapo, importance_sampling_level=sequence"): NOT_PUBLISHED,
     },
-    CPO: {("loss_type", "kto_pair"): "named in a warning, not a loss of CPOTrainer"},
-    GOLD: {("", "use_uld_loss"): NO_KERNEL + "sorted probabilities of two vocabularies"},
-    IW_OPD: {("", "top_k with 0 < beta < 1"): UNION},
-    SERVER: {("", "0 < beta < 1"): UNION},
-    SDPO: {
+    FILES["CPOTrainer"]: {("loss_type", "kto_pair"): "named in a warning, not a loss of CPOTrainer"},
+    FILES["GOLDTrainer"]: {("", "use_uld_loss"): NO_KERNEL + "sorted probabilities of two vocabularies"},
+    FILES["IWOPDTrainer"]: {("", "top_k with 0 < beta < 1"): UNION},
+    FILES["ServerDistillationTrainer"]: {("", "0 < beta < 1"): UNION},
+    FILES["SDPOTrainer"]: {
         ("scale_rewards", "batch"): "GRPOTrainer's advantages again",
         ("scale_rewards", "none"): "GRPOTrainer's advantages again",
     },
-    SFT: {
+    FILES["SFTTrainer"]: {
         ("loss_type", "dft"): NO_KERNEL + "supervised fine-tuning weighted by probability",
         ("loss_type", "nll"): "the model's own cross-entropy; DPOTrainer's sft, the same mean, is compared",
     },
@@ -74,6 +84,20 @@ NOT_COMPARED: dict[str, dict[tuple[str, str], str]] = {
 
 # Trainers without a loss of their own.
 NO_LOSS = ("trainer/base_trainer.py", "experimental/bema_for_ref_model/dpo_trainer.py")
+
+
+def claim(
+    kind: Kind,
+    ours: str,
+    trainer: str,
+    loss: str,
+    compare: Callable[[Draw], Iterable[Compared]],
+    note: str = "",
+    /,
+    **options: str,
+) -> Claim:
+    """The claim about a loss of a trainer; `options` are the trainer's own that choose it."""
+    return Claim(kind, ours, f"{trainer} {loss}".strip(), Place(FILES[trainer], options), compare, note)
 
 
 def root() -> Path:

@@ -6,7 +6,7 @@ TRL's denominator.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
+from composer_plugins.conformance.claims import GRADIENT, Compared
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import names, upstream
+from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options, draw_options
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.frameworks.trl import TRL
 from composer_plugins.kernels import kl
 from composer_plugins.kernels.aggregation import aggregate
@@ -29,7 +30,6 @@ from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.draws import Draw, assume, flag, generator, token_batch
 
 Batch = dict[str, Tensor]
-LENGTH = 7  # max_completion_length
 LOWEST = math.log(1e-8)  # to which TRL's VESPO clamps a sequence's log ratio, ours to -20
 
 # By loss_type and level, the row that users run.
@@ -71,11 +71,6 @@ def trl_loss(
     batch: Batch, o: Options, loss_type: str = "grpo", level: str = "token", cls: type = GRPOTrainer
 ) -> Tensor:
     """TRL's loss; a threshold reads the rollout's log-probabilities, and vLLM's weights are given."""
-    named: dict[str, Any] = {
-        "loss_type": loss_type,
-        "importance_sampling_level": level,
-        "max_completion_length": LENGTH,
-    }
     given = upstream.grpo_inputs(
         batch["mask"],
         batch["advantages"].squeeze(-1),
@@ -84,7 +79,7 @@ def trl_loss(
         sampling_per_token_logps=batch["rollout_logprobs"],
         importance_sampling_ratio=batch["weights"] if o.use_vllm else None,
     )
-    trainer = upstream.grpo_trainer(**asdict(o), **named)
+    trainer = upstream.grpo_trainer(replace(o, loss_type=loss_type, importance_sampling_level=level))
     return upstream.policy_loss(trainer, batch["logprobs"], batch["entropies"], given, cls)
 
 
@@ -129,7 +124,7 @@ def reduced(loss_type: str, x: Tensor, mask: Tensor, o: Options) -> Tensor:
     if "sequences" in counts:
         keywords["num_sequences"] = float(len(mask))
     if "length" in counts:
-        keywords["max_length"] = float(LENGTH)
+        keywords["max_length"] = float(o.max_completion_length)
     if "tokens" in counts:  # of the generation batch: all ranks and all its steps
         keywords["num_tokens"] = mask.sum().clamp(min=1)
     mean = f"{'token-mean' if mode == 'bnpo' else mode}@trl"
@@ -192,12 +187,14 @@ def stays_inside_trls_clamps(batch: Batch) -> None:
 
 
 CLAIMS = [
-    Claim(
+    claim(
         "policy",
         row,
-        f"GRPOTrainer {loss_type}" + ", sequence" * (level == "sequence"),
-        Place(names.GRPO, {"loss_type": loss_type, "importance_sampling_level": level}),
+        "GRPOTrainer",
+        loss_type + ", sequence" * (level == "sequence"),
         partial(compare, loss_type, level),
+        loss_type=loss_type,
+        importance_sampling_level=level,
     )
     for (loss_type, level), row in ROWS.items()
 ]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.claims import GRADIENT, VALUE, Claim, Compared, Place
+from composer_plugins.conformance.claims import GRADIENT, VALUE, Compared
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import names, upstream_pairs
+from composer_plugins.conformance.trl_claims import upstream_pairs
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.kernels.preference import ld_logprobs, sequence_logprobs, weighted, wpo_weights
 from composer_plugins.testing.draws import Draw, assume, flag, generator
 
@@ -192,25 +193,25 @@ def several(draw: Draw) -> Iterator[Compared]:
     yield from parity(torch.stack(losses) @ torch.tensor(weights, dtype=torch.float64), theirs, d)
 
 
-def _claim(row: str, value: str, compare: Any, option: str = "loss_type", note: str = "") -> Claim:
-    return Claim("preference", row, f"DPOTrainer {value}", Place(names.DPO, {option: value}), compare, note)
-
-
+preference = partial(claim, "preference")
 CLAIMS = [
     *(
-        _claim(row, loss_type, partial(dpo, loss_type, row, theirs, average))
-        for loss_type, (row, theirs, average) in DPO_LOSSES.items()
+        preference(row, "DPOTrainer", name, partial(dpo, name, row, theirs, average), loss_type=name)
+        for name, (row, theirs, average) in DPO_LOSSES.items()
     ),
-    _claim("discopop@trl", "discopop", discopop),
-    _claim("sft@trl", "sft", sft),
-    *(_claim("dpo@trl", name, partial(divergence, name), "f_divergence_type") for name in DIVERGENCES),
-    _claim("dpo@trl", "alpha_divergence", alpha_divergence, "f_divergence_type", "in float32"),
-    Claim(
-        "preference",
+    preference("discopop@trl", "DPOTrainer", "discopop", discopop, loss_type="discopop"),
+    preference("sft@trl", "DPOTrainer", "sft", sft, loss_type="sft"),
+    *(
+        preference("dpo@trl", "DPOTrainer", name, partial(divergence, name), f_divergence_type=name)
+        for name in DIVERGENCES
+    ),
+    preference(
         "dpo@trl",
-        "DPOTrainer sigmoid + bco_pair + ipo",
-        Place(names.DPO),
-        several,
-        "with loss_weights",
+        "DPOTrainer",
+        "alpha_divergence",
+        alpha_divergence,
+        "in float32",
+        f_divergence_type="alpha_divergence",
     ),
+    preference("dpo@trl", "DPOTrainer", "sigmoid + bco_pair + ipo", several, "with loss_weights"),
 ]

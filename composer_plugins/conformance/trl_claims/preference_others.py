@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place, largest_number
+from composer_plugins.conformance.claims import GRADIENT, Compared, largest_number
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import names, upstream_pairs
+from composer_plugins.conformance.trl_claims import upstream_pairs
+from composer_plugins.conformance.trl_claims.names import claim
 from composer_plugins.conformance.trl_claims.preference import draw_pairs, parity
 from composer_plugins.conformance.trl_claims.upstream import load
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.preference import kto_reference_point, sequence_logprobs
 from composer_plugins.testing.draws import Draw, assume, generator
 
-GAMMAS = [0.0, 0.5, 1.4]
+GAMMAS, ALPHAS = [0.0, 0.5, 1.4], (0.0, 0.25, -0.5)
 
 
 def cpo(
@@ -38,7 +39,7 @@ def cpo(
     alpha = draw.choose(alphas, "alpha") if alphas else 0.0
     chosen, rejected, *_ = d.scores(average)
     theirs = upstream_pairs.batch_loss(
-        load(names.CPO, "CPOTrainer"),
+        load("CPOTrainer"),
         chosen,
         rejected,
         d.nll().mean(),
@@ -66,14 +67,14 @@ def orpo(draw: Draw) -> Iterator[Compared]:
     """TRL takes the odds in float32."""
     d = draw_pairs(draw)
     assume(bool(d.mask.any(-1).all()))
-    trainer = load(names.ORPO, "ORPOTrainer")
+    trainer = load("ORPOTrainer")
     chosen, rejected, *_ = d.scores(average=True)
     theirs = upstream_pairs.batch_loss(trainer, chosen, rejected, d.nll().mean(), beta=d.beta)
     ours = kernel("preference", "orpo@trl")(*d.scores(average=True)[:2], d.nll(), beta=d.beta).loss.mean()
     yield from parity(ours, theirs, d, dtype=torch.float32)
 
 
-def kto(loss_type: str, draw: Draw) -> Iterator[Compared]:
+def kto(loss_type: str, row: str, draw: Draw) -> Iterator[Compared]:
     """The reference point is of other completions, and 0 where its mean is negative."""
     d = replace(draw_pairs(draw), ld_alpha=None)
     labels, weight = draw.choose(["mixed", "good", "bad"], "labels"), draw.choose([1.0, 0.3], "weight")
@@ -97,7 +98,7 @@ def kto(loss_type: str, draw: Draw) -> Iterator[Compared]:
     inputs = [scores, reference, desirable]
     if loss_type == "kto":
         inputs.append(kto_reference_point(mismatched, torch.zeros_like(mismatched)))
-    pair = kernel("preference", f"{loss_type}@trl")(*inputs, beta=d.beta, **weights)
+    pair = kernel("preference", row)(*inputs, beta=d.beta, **weights)
     yield from parity(pair.loss.mean(), theirs, d)
 
 
@@ -132,60 +133,31 @@ def tpo(loss_type: str, row: str, draw: Draw, *, smoothed: bool = False, **ours:
     yield Compared(mine, want, mask.numel(), magnitude, what=GRADIENT, scale=max(beta, largest_number(want)))
 
 
-CPO, TPO = partial(Place, names.CPO), partial(Place, names.TPO)
+# A trainer's loss, its loss_type, our row, and how they are compared.
+LOSSES: tuple[tuple[str, str, str, str, Any], ...] = (
+    ("CPOTrainer", "sigmoid", "sigmoid", "cpo@trl", cpo),
+    ("CPOTrainer", "hinge", "hinge", "cpo@trl", partial(cpo, link="hinge")),
+    ("CPOTrainer", "ipo", "ipo", "cpo@trl", partial(cpo, average=True, link="square")),
+    ("CPOTrainer", "simpo, cpo_alpha=0", "simpo", "simpo@trl", partial(cpo, average=True, with_nll=False)),
+    ("CPOTrainer", "simpo", "simpo", "cpo_simpo@trl", partial(cpo, average=True)),
+    (
+        "CPOTrainer",
+        "alphapo",
+        "simpo",
+        "alpha_po@trl",
+        partial(cpo, average=True, with_nll=False, alphas=ALPHAS),
+    ),
+    ("KTOTrainer", "kto", "kto", "kto@trl", kto),
+    ("KTOTrainer", "apo_zero_unpaired", "apo_zero_unpaired", "apo_zero_unpaired@trl", kto),
+    ("TPOTrainer", "sigmoid", "sigmoid", "tpo@trl", partial(tpo, smoothed=True)),
+    ("TPOTrainer", "hinge", "hinge", "cpo@trl", partial(tpo, link="hinge")),
+    ("TPOTrainer", "ipo", "ipo", "cpo@trl", partial(tpo, link="square")),
+    ("TPOTrainer", "tpo-l", "tpo-l", "tpo_l@trl", partial(tpo, smoothed=True)),
+)
 CLAIMS = [
-    Claim(
-        "preference",
-        "cpo@trl",
-        "CPOTrainer sigmoid",
-        CPO({"loss_type": "sigmoid"}),
-        partial(cpo, "sigmoid", "cpo@trl"),
-    ),
-    Claim(
-        *("preference", "cpo@trl", "CPOTrainer hinge", CPO({"loss_type": "hinge"})),
-        partial(cpo, "hinge", "cpo@trl", link="hinge"),
-    ),
-    Claim(
-        *("preference", "cpo@trl", "CPOTrainer ipo", CPO({"loss_type": "ipo"})),
-        partial(cpo, "ipo", "cpo@trl", average=True, link="square"),
-    ),
-    Claim(
-        *("preference", "simpo@trl", "CPOTrainer simpo, cpo_alpha=0", CPO({"loss_type": "simpo"})),
-        partial(cpo, "simpo", "simpo@trl", average=True, with_nll=False),
-    ),
-    Claim(
-        *("preference", "cpo_simpo@trl", "CPOTrainer simpo", CPO({"loss_type": "simpo"})),
-        partial(cpo, "simpo", "cpo_simpo@trl", average=True),
-    ),
-    Claim(
-        *("preference", "alpha_po@trl", "CPOTrainer alphapo", CPO({"loss_type": "simpo"})),
-        partial(cpo, "simpo", "alpha_po@trl", average=True, with_nll=False, alphas=(0.0, 0.25, -0.5)),
-    ),
-    Claim("preference", "orpo@trl", "ORPOTrainer", Place(names.ORPO), orpo, "TRL takes the odds in float32"),
     *(
-        Claim(
-            "preference",
-            f"{name}@trl",
-            f"KTOTrainer {name}",
-            Place(names.KTO, {"loss_type": name}),
-            partial(kto, name),
-        )
-        for name in ("kto", "apo_zero_unpaired")
+        claim("preference", row, trainer, name, partial(compare, loss_type, row), loss_type=loss_type)
+        for trainer, name, loss_type, row, compare in LOSSES
     ),
-    Claim(
-        *("preference", "tpo@trl", "TPOTrainer sigmoid", TPO({"loss_type": "sigmoid"})),
-        partial(tpo, "sigmoid", "tpo@trl", smoothed=True),
-    ),
-    Claim(
-        *("preference", "cpo@trl", "TPOTrainer hinge", TPO({"loss_type": "hinge"})),
-        partial(tpo, "hinge", "cpo@trl", link="hinge"),
-    ),
-    Claim(
-        *("preference", "cpo@trl", "TPOTrainer ipo", TPO({"loss_type": "ipo"})),
-        partial(tpo, "ipo", "cpo@trl", link="square"),
-    ),
-    Claim(
-        *("preference", "tpo_l@trl", "TPOTrainer tpo-l", TPO({"loss_type": "tpo-l"})),
-        partial(tpo, "tpo-l", "tpo_l@trl", smoothed=True),
-    ),
+    claim("preference", "orpo@trl", "ORPOTrainer", "", orpo, "TRL takes the odds in float32"),
 ]

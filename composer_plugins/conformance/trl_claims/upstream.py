@@ -11,6 +11,7 @@ what it rounds to float32 by name stays rounded.
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,16 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from composer_plugins.conformance.trl_claims.grpo_options import Options
+from composer_plugins.conformance.trl_claims.names import FILES
+
 CPU = torch.device("cpu")
 
 
-def load(file: str, name: str) -> Any:
-    """A class or function of the installed TRL, by its file; versions differ in which they have."""
-    return getattr(import_module("trl." + file.removesuffix(".py").replace("/", ".")), name)
+def load(trainer: str, name: str = "") -> Any:
+    """A trainer of the installed TRL, or `name` of its file, or of a file that is given in its place."""
+    file = FILES.get(trainer, trainer)
+    return getattr(import_module("trl." + file.removesuffix(".py").replace("/", ".")), name or trainer)
 
 
 class Accelerator:
@@ -66,50 +71,22 @@ def metrics() -> dict[str, defaultdict[str, list[float]]]:
     return {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
-GRPO_ARGS = {
-    "delta": None,
-    "use_bias_correction_kl": False,
-    "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
-    "vespo_k_pos": 2.0,
-    "vespo_lambda_pos": 3.0,
-    "vespo_k_neg": 3.0,
-    "vespo_lambda_neg": 2.0,
-    "steps_per_generation": 1,
-}
-
-
-def grpo_trainer(training: bool = True, processes: int = 1, **options: Any) -> SimpleNamespace:
-    """What GRPOTrainer._compute_loss reads; `options` by the names of attributes or of GRPOConfig."""
-    args = SimpleNamespace(**{name: options.pop(name, value) for name, value in GRPO_ARGS.items()})
-    defaults = {
-        "loss_type": "grpo",
-        "importance_sampling_level": "token",
-        "beta": 0.0,
-        "epsilon_low": 0.2,
-        "epsilon_high": 0.2,
-        "max_completion_length": 7,
-        "top_entropy_quantile": 1.0,
-        "off_policy_mask_threshold": None,
-        "use_vllm": False,
-        "vllm_importance_sampling_correction": True,
-        "current_gradient_accumulation_steps": 1,
-        "entropy_coef": 0.0,
-    }
-    unknown = set(options) - set(defaults)
-    assert not unknown, f"TRL would ignore {unknown}"
+def grpo_trainer(options: Options) -> SimpleNamespace:
+    """What GRPOTrainer._compute_loss reads of itself and of its args."""
+    given = asdict(options)
     trainer = SimpleNamespace(
-        **defaults | options,
-        args=args,
-        model=SimpleNamespace(training=training),
-        accelerator=Accelerator(processes),
+        **given,
+        args=SimpleNamespace(**given),
+        model=SimpleNamespace(training=options.training),
+        accelerator=Accelerator(options.processes),
         aux_loss_enabled=False,
         use_adaptive_entropy=False,
+        vllm_importance_sampling_correction=True,
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
         _metrics=metrics(),
+        _entropy_bonus_enabled=options.entropy_coef != 0,
     )
-    trainer._entropy_bonus_enabled = trainer.entropy_coef != 0
     trainer.get_high_entropy_mask = lambda *a: GRPOTrainer.get_high_entropy_mask(trainer, *a)
     return trainer
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.trl_claims import names
 from composer_plugins.conformance.trl_claims.upstream import Accelerator, labels, load
 
 
@@ -22,7 +21,7 @@ def distillation_loss(
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """DistillationTrainer's loss, and the number of tokens that it counts."""
-    function = load(names.DISTILLATION, "_chunked_divergence_loss")
+    function = load("DistillationTrainer", "_chunked_divergence_loss")
     states = (hidden, teacher_hidden, head, teacher_head)
     loss, _, count = function(*states, mask, beta, num_items, temperature=temperature)
     return loss, count
@@ -37,8 +36,8 @@ def sdpo_loss(
         accelerator=Accelerator(),
         _log_self_distillation_metric=lambda mode, value: None,
     )
-    logits = load(names.SDPO, "DistillationLogits")(tokens, mask.long(), mask.long(), student, teacher)
-    loss: Tensor = load(names.SDPO, "SDPOTrainer")._compute_self_distillation_loss(
+    logits = load("SDPOTrainer", "DistillationLogits")(tokens, mask.long(), mask.long(), student, teacher)
+    loss: Tensor = load("SDPOTrainer")._compute_self_distillation_loss(
         trainer, SimpleNamespace(training=True), {"old_per_token_logps": old}, logits
     )
     return loss
@@ -50,7 +49,7 @@ def sdpo_policy_loss(
     """SDPOTrainer's policy term, of tokens that are all the first entry of the vocabulary."""
     ids = torch.zeros_like(mask, dtype=torch.long)
     given = {"completion_ids": ids, "completion_mask": mask.long(), "advantages": advantages}
-    loss: Tensor = load(names.SDPO, "SDPOTrainer")._compute_policy_loss(
+    loss: Tensor = load("SDPOTrainer")._compute_policy_loss(
         trainer, given | {"old_per_token_logps": old}, logits
     )
     return loss
@@ -74,14 +73,14 @@ def iw_opd_loss(
         model=SimpleNamespace(training=True),
         _metrics=defaultdict(lambda: defaultdict(list)),
     )
-    loss: Tensor = load(names.IW_OPD, "IWOPDTrainer")._compute_iw_opd_loss(
+    loss: Tensor = load("IWOPDTrainer")._compute_iw_opd_loss(
         trainer, logits, tokens, torch.where(mask, tokens, -100), teacher, rollout
     )
     return loss
 
 
 def _server(beta: float, add_tail: bool) -> tuple[SimpleNamespace, Any]:
-    cls = load(names.SERVER, "ServerDistillationTrainer")
+    cls = load("ServerDistillationTrainer")
     reduce = cls._reduce_divergence_loss
     return SimpleNamespace(beta=beta, loss_add_tail=add_tail, _reduce_divergence_loss=reduce), cls
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.trl_claims import names
 from composer_plugins.conformance.trl_claims.upstream import Accelerator, in_float64, load, metrics
 
 
@@ -75,7 +74,7 @@ def dpo_loss(
 ) -> Tensor:
     """DPOTrainer's loss of [chosen; rejected]; as out of its head, log-probabilities are 0 where masked."""
     with in_float64():
-        loss: Tensor = load(names.DPO, "DPOTrainer")._compute_loss(
+        loss: Tensor = load("DPOTrainer")._compute_loss(
             trainer, lambda **_: outputs(logprobs, log_sum_sq), completions(mask), False
         )
     return loss
@@ -108,7 +107,7 @@ def kto_loss(
     )
     batch = {"label": labels, "ref_logps": ref_logps, "ref_KL_logps": ref_kl_logps}
     with in_float64():
-        loss: Tensor = load(names.KTO, "KTOTrainer")._compute_loss(
+        loss: Tensor = load("KTOTrainer")._compute_loss(
             trainer, lambda **_: outputs(logprobs), completions(mask) | batch, False
         )
     return loss
@@ -134,7 +133,7 @@ def tpo_loss(logits: Tensor, ids: Tensor, mask: Tensor, **options: Any) -> Tenso
     trainer = pair_trainer(**options)
     batch = completions(mask) | {"input_ids": ids}
     with in_float64():
-        loss: Tensor = load(names.TPO, "TPOTrainer")._compute_loss(
+        loss: Tensor = load("TPOTrainer")._compute_loss(
             trainer, lambda **_: SimpleNamespace(logits=logits), batch, False
         )
     return loss

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.trl_claims import names
 from composer_plugins.conformance.trl_claims.upstream import in_float64, load
 
 
@@ -48,9 +47,9 @@ def generated(cls: Any, made: Any, rows: int) -> Any:
     return cls._generate_and_score_completions(made, [{"prompt": "a?"}] * rows)
 
 
-def advantages(values: Tensor, cls: str | None, *, functions: list[str], **options: Any) -> Tensor:
-    """The advantages that GRPOTrainer (or `cls`) makes of rewards [rows, functions]."""
-    owner = load(names.RLOO, cls) if cls else load(names.GRPO, "GRPOTrainer")
+def advantages(values: Tensor, trainer: str, *, functions: list[str], **options: Any) -> Tensor:
+    """The advantages that a trainer makes of rewards [rows, functions]."""
+    owner = load(trainer)
     with changed(
         reward_funcs=functions,
         reward_func_names=functions,
@@ -90,6 +89,6 @@ def weights(
         rollout_func=scripted([[4] * n for n in lengths], logprobs),
         _get_per_token_logps_and_entropies=lambda *_, **__: (old, None, None),
     ) as made:
-        output = generated(load(names.GRPO, "GRPOTrainer"), made, len(lengths))
+        output = generated(load("GRPOTrainer"), made, len(lengths))
     found: Tensor = output["importance_sampling_ratio"]
     return found

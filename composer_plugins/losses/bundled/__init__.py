@@ -18,4 +18,6 @@ def register_losses(register: Callable[[Loss], None]) -> None:
     """Register every bundled loss."""
     formulas = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text())
     for loss in chain.from_iterable(family.LOSSES for family in FAMILIES):
-        register(replace(loss, tex=formulas[loss.kind].get(loss.name, "")))
+        formula = formulas[loss.kind].get(loss.name, "")
+        tex = formula if isinstance(formula, str) else formulas[loss.kind][formula["as"]]
+        register(replace(loss, tex=tex))

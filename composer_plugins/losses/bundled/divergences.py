@@ -4,24 +4,21 @@ from dataclasses import replace
 from functools import partial
 
 from composer_plugins.losses.bundled.shared import TINY, trl
-from composer_plugins.losses.row import Dialect, Loss, Parameter
+from composer_plugins.losses.row import Dialect, Loss, Parameter, Value
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
 TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 
 GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
 PARTS = "kernels/test_divergences_parts.py"
+TAIDS = f"{GOLDEN}::test_divergences_equal_taids_repository"
 MIXING = f"{PARTS}::test_mixing_divergences_equal_plain_loops"
-DISTILLM = "jongwooko/distillm distillm/losses.py {}@d47e77f"
-TAID = "SakanaAI/TAID src/distil_losses/{}.py@a062892"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
 SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
 
 # Fields that many rows share. A row may override them.
 divergence = partial(Loss, kind="divergence", needs=LOGITS)
-distillm = partial(Dialect, upstream="distillm", proof=f"{GOLDEN}::test_divergences_equal_distillm")
-taid = partial(Dialect, upstream="taid", proof=f"{GOLDEN}::test_divergences_equal_taids_repository")
 opsd = partial(Dialect, upstream="opsd", proof=f"{GOLDEN}::test_divergences_equal_opsd")
 sdpo = partial(Dialect, upstream="sdpo", proof=f"{GOLDEN}::test_sdpo_equals_its_authors")
 
@@ -52,6 +49,19 @@ TOP_K_SUPPORT = {  # the same where only the teacher's top k are given
 }
 
 
+def distillm(function: str, note: str = "", **params: Value) -> Dialect:
+    """The dialect of a function in DistiLLM's losses.py."""
+    source = f"jongwooko/distillm distillm/losses.py {function}@d47e77f"
+    proof = f"{GOLDEN}::test_divergences_equal_distillm"
+    return Dialect(upstream="distillm", params=params, source=source, proof=proof, note=note)
+
+
+def taid(file: str, note: str, proof: str = TAIDS, **params: Value) -> Dialect:
+    """The dialect of a class in a file of TAID's losses."""
+    source = f"SakanaAI/TAID src/distil_losses/{file}.py@a062892"
+    return Dialect(upstream="taid", params=params, source=source, proof=proof, note=note)
+
+
 def skew(whose: str) -> Parameter:
     """A weight in a mixture that both models enter."""
     return Parameter(f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
@@ -70,11 +80,11 @@ LOSSES = (
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
             distillm(
-                params={"value": "cross-entropy"},
-                source=DISTILLM.format("forward_kl"),
-                note="called a forward KL upstream; its mean over no token is NaN, ours 0",
+                "forward_kl",
+                "called a forward KL upstream; its mean over no token is NaN, ours 0",
+                value="cross-entropy",
             ),
-            taid(params={"value": "cross-entropy"}, source=TAID.format("fkl"), note="class ForwardKL"),
+            taid("fkl", "class ForwardKL", value="cross-entropy"),
             opsd(
                 params={"temperature": 1.1, "entry_clip": 0.05},
                 source=OPSD.format("8ae338dc") + " and its scripts",
@@ -89,8 +99,8 @@ LOSSES = (
         parameters=SUPPORT | {"entry_clip": ENTRY_CLIP},
         proof=f"{UNIT}::test_jsd_equals_plain_loops",
         dialects=(
-            distillm(source=DISTILLM.format("reverse_kl")),
-            taid(source=TAID.format("rkl"), note="class ReverseKL"),
+            distillm("reverse_kl"),
+            taid("rkl", "class ReverseKL"),
             trl(
                 source="TRL 1.16 trainer/distillation_trainer.py, kernels/chunked_divergence.py",
                 proof="live/trl/test_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
@@ -117,13 +127,11 @@ LOSSES = (
                 note="top_k is the teacher's, renormalised; entry_clip is token_clip",
             ),
             distillm(
-                params={"beta": 0.1},
-                source=DISTILLM.format("js_distance"),
-                note="lam=0.9 weights the student: beta = 1 - lam, which at 0 and 1 is 0 there",
+                "js_distance",
+                "lam=0.9 weights the student: beta = 1 - lam, which at 0 and 1 is 0 there",
+                beta=0.1,
             ),
-            taid(
-                params={"beta": 0.1}, source=TAID.format("js"), note="class JS, whose teacher_weight is beta"
-            ),
+            taid("js", "class JS, whose teacher_weight is beta", beta=0.1),
             Dialect(
                 upstream="liger",
                 params={"beta": 0.5, "temperature": 1.0},
@@ -141,15 +149,12 @@ LOSSES = (
         parameters={"skew": skew("teacher"), "value": VALUE} | SUPPORT,
         proof=MIXING,
         dialects=(
-            distillm(
-                params={"skew": 0.1, "value": "cross-entropy"},
-                source=DISTILLM.format("skewed_forward_kl"),
-                note="lam weights the teacher",
-            ),
+            distillm("skewed_forward_kl", "lam weights the teacher", skew=0.1, value="cross-entropy"),
             taid(
-                params={"skew": 0.1, "value": "cross-entropy"},
-                source=TAID.format("skew_fkl"),
-                note="class SkewForwardKL, whose target_weight is skew",
+                "skew_fkl",
+                "class SkewForwardKL, whose target_weight is skew",
+                skew=0.1,
+                value="cross-entropy",
             ),
         ),
     ),
@@ -160,16 +165,8 @@ LOSSES = (
         parameters={"skew": skew("student")} | SUPPORT,
         proof=MIXING,
         dialects=(
-            distillm(
-                params={"skew": 0.1},
-                source=DISTILLM.format("skewed_reverse_kl"),
-                note="lam weights the student",
-            ),
-            taid(
-                params={"skew": 0.1},
-                source=TAID.format("skew_rkl"),
-                note="class SkewReverseKL, whose target_weight is skew",
-            ),
+            distillm("skewed_reverse_kl", "lam weights the student", skew=0.1),
+            taid("skew_rkl", "class SkewReverseKL, whose target_weight is skew", skew=0.1),
         ),
     ),
     divergence(
@@ -180,11 +177,7 @@ LOSSES = (
         | SUPPORT,
         proof=MIXING,
         dialects=(
-            distillm(
-                params={"reverse_weight": 0.9, "value": "cross-entropy"},
-                source=DISTILLM.format("symmetric_kl"),
-                note="lam is reverse_weight",
-            ),
+            distillm("symmetric_kl", "lam is reverse_weight", reverse_weight=0.9, value="cross-entropy"),
         ),
     ),
     divergence(
@@ -194,8 +187,8 @@ LOSSES = (
         parameters=SUPPORT,
         proof=MIXING,
         dialects=(
-            distillm(source=DISTILLM.format("tv_distance")),
-            taid(source=TAID.format("tvd"), note="class TVD"),
+            distillm("tv_distance"),
+            taid("tvd", "class TVD"),
         ),
     ),
     divergence(
@@ -217,10 +210,12 @@ LOSSES = (
         proof=f"{PARTS}::test_adaptive_kl_equals_plain_loops",
         dialects=(
             taid(
-                params={"head_mass": 0.5, "weights": "taid", "value": "cross-entropy"},
-                source=TAID.format("adaptive_kl"),
-                note="class AdaptiveKL: head_threshold is head_mass; the head is another set of entries "
+                "adaptive_kl",
+                "class AdaptiveKL: head_threshold is head_mass; the head is another set of entries "
                 "there, and the gradient flows through the weights",
+                head_mass=0.5,
+                weights="taid",
+                value="cross-entropy",
             ),
         ),
     ),
@@ -369,10 +364,10 @@ LOSSES = (
         proof="kernels/test_taid.py::test_loss_and_its_kl_equal_plain_loops",
         dialects=(
             taid(
-                params={"t": 0.4},
-                source=TAID.format("taid"),
+                "taid",
+                "t walks from 0.4 to 1.0 there: kernels.taid.step",
                 proof="kernels/test_taid.py::test_taid_equals_upstream",
-                note="t walks from 0.4 to 1.0 there: kernels.taid.step",
+                t=0.4,
             ),
         ),
     ),

@@ -20,12 +20,7 @@ from composer_plugins.losses.row import Dialect, Loss, Parameter, Unlikely
 OLD = ("logprobs", "old_logprobs", "advantages", "mask")
 ROLLOUT = ("logprobs", "rollout_logprobs", "advantages", "mask")
 
-DUAL_CLIP = Parameter(
-    "bound on the loss where A < 0, in units of |A|; verl: 3.0",
-    low=1,
-)
 RATIO_CAP = Parameter("the ratio is capped here in the unclipped branch", low=1)
-WEIGHT_CAP = Parameter("the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1)
 # A weight of at most 1 + clip_high, below 1: the ratio of a token that is on-policy is 1. TRL's documentation
 # has a cap of 5.0, from ScaleRL, arXiv 2510.13786. Its default, 0.2, is that of PPO's clip.
 BELOW_ONE = Unlikely(
@@ -36,10 +31,12 @@ BELOW_ONE = Unlikely(
 )
 BOUNDS = CLIPS | {
     "ratio_cap": RATIO_CAP,
-    "weight_cap": WEIGHT_CAP,
-    "dual_clip": DUAL_CLIP,
+    "weight_cap": Parameter("the ratio is capped here and keeps its gradient; PRIME-RL: 10000", low=1),
+    "dual_clip": Parameter("bound on the loss where A < 0, in units of |A|; verl: 3.0", low=1),
     "log_ratio_clamp": LOG_RATIO_CLAMP,
 }
+
+VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
 
 ORACLE = "kernels/test_policy_oracle.py::test_loss_gradient_and_metrics_equal_loops"
 GOLDEN, GOLDEN_TRL = "golden/test_policy.py::", "golden/test_policy_trl.py::"
@@ -49,9 +46,14 @@ policy = partial(Loss, kind="policy")
 # Fields that many rows share. A row may override them. The ratio is to the old policy.
 with_ratio = partial(policy, needs=OLD, proof=ORACLE)
 without_ratio = partial(policy, needs=("logprobs", "advantages", "mask"), proof=ORACLE)
-
-
-CAPPED = {"gradient_is_that_of_the_value(weight_cap=1.5)": "a capped ratio keeps its gradient"}
+clipped = partial(
+    with_ratio,
+    parameters=BOUNDS,
+    exceptions={"gradient_is_that_of_the_value(weight_cap=1.5)": "a capped ratio keeps its gradient"},
+)
+clipped_by_sequence = partial(
+    with_ratio, parameters=SEQUENCE_CLIPS | {"ratio_cap": RATIO_CAP}, per_sequence=True
+)
 
 
 def vanilla(
@@ -69,18 +71,16 @@ def grpo_trainer(note: str, **params: float) -> Dialect:
 
 
 LOSSES = (
-    with_ratio(
+    clipped(
         name="ppo",
         summary="the larger of the losses with the clipped and with the unclipped ratio",
         paper="arXiv 1707.06347",
-        parameters=BOUNDS,
-        exceptions=CAPPED,
         mode="token-mean",
         dialects=(
             vanilla("loss_mode vanilla; clip_ratio_c is dual_clip"),
             Dialect(
                 upstream="openrlhf",
-                params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_clamp": 20.0},
+                params=PPO_CLIPS | {"log_ratio_clamp": 20.0},
                 source="OpenRLHF/OpenRLHF openrlhf/models/loss.py@3c3be62 PolicyLoss",
                 proof=TRAINERS + "test_ppo_equals_openrlhf",
                 note="eps_clip_low_high is clip_low, clip_high; dual_clip is off unless set; a batch without "
@@ -105,12 +105,10 @@ LOSSES = (
             ),
         ),
     ),
-    with_ratio(
+    clipped(
         name="grpo",
         summary="PPO's clip with group-relative advantages",
         paper="arXiv 2402.03300",
-        parameters=BOUNDS,
-        exceptions=CAPPED,
         mode="seq-mean-token-mean",
         dialects=(
             vanilla("loss_mode vanilla; loss_agg_mode is token-mean unless set"),
@@ -146,12 +144,10 @@ LOSSES = (
             ),
         ),
     ),
-    with_ratio(
+    clipped(
         name="dapo",
         summary="GRPO with clip-higher and a token mean",
         paper="arXiv 2503.14476",
-        parameters=BOUNDS,
-        exceptions=CAPPED,
         mode="token-mean",
         dialects=(
             vanilla("loss_mode vanilla, as its recipe for DAPO sets it", clip_high=0.28, dual_clip=10.0),
@@ -162,12 +158,10 @@ LOSSES = (
             ),
         ),
     ),
-    with_ratio(
+    clipped(
         name="dr_grpo",
         summary="GRPO without std and with a constant length",
         paper="arXiv 2503.20783",
-        parameters=BOUNDS,
-        exceptions=CAPPED,
         mode="seq-mean-token-sum-norm",
         advantage="dr_grpo",
         dialects=(
@@ -227,12 +221,10 @@ LOSSES = (
         },
         mode="token-mean",
     ),
-    with_ratio(
+    clipped_by_sequence(
         name="gspo",
         summary="one length-normalised ratio per sequence",
         paper="arXiv 2507.18071",
-        parameters=SEQUENCE_CLIPS | {"ratio_cap": RATIO_CAP},
-        per_sequence=True,
         mode="seq-mean-token-mean",
         dialects=(
             grpo_trainer(
@@ -252,19 +244,17 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_policy_loss_gspo",
-                params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_cap": 10.0},
+                params=PPO_CLIPS | {"log_ratio_cap": 10.0},
                 proof=GOLDEN + "test_gspo_token_equals_verl_gspo",
                 note="loss_mode gspo; the clips stay PPO's unless set, loss_agg_mode the actor's",
                 mode="token-mean",
             ),
         ),
     ),
-    with_ratio(
+    clipped_by_sequence(
         name="luspo",
         summary="GSPO with each sequence's loss times its length",
         paper="arXiv 2602.05261",
-        parameters=SEQUENCE_CLIPS | {"ratio_cap": RATIO_CAP},
-        per_sequence=True,
         mode="seq-mean-token-sum",
         dialects=(
             grpo_trainer(
@@ -324,7 +314,7 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_policy_loss_cispo",
-                params={"clip_low": 0.2, "clip_high": 0.2, "log_ratio_clamp": 20.0},
+                params=PPO_CLIPS | {"log_ratio_clamp": 20.0},
                 proof=GOLDEN + "test_cispo_equals_verl",
                 note="loss_mode cispo; clip_ratio_low, clip_ratio_high",
             ),
@@ -351,7 +341,7 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="vespo",
-                params={"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
+                params=VESPO,
                 source="FloyedShen/VESPO recipe/vespo/code/core_algos.py@aa1f304 compute_policy_loss_vespo",
                 proof=GOLDEN + "test_vespo_equals_its_authors",
                 note="its docstring gives other numbers than its code: 1.5, 4.0, 2.5",
@@ -359,10 +349,7 @@ LOSSES = (
             grpo_trainer(
                 "loss_type vespo; vespo_k_pos and so on; the vLLM correction enters the weight, and not the "
                 "loss as with every other loss_type",
-                k_pos=2.0,
-                lambda_pos=3.0,
-                k_neg=3.0,
-                lambda_neg=2.0,
+                **VESPO,
             ),
         ),
     ),

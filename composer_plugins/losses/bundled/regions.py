@@ -18,10 +18,7 @@ from composer_plugins.losses.row import Dialect, Parameter
 TOP_K = (*ROLLOUT, "topk_logprobs", "rollout_topk_logprobs")
 SUPPORT = (*ROLLOUT, "support_logprobs", "rollout_support_logprobs")
 
-WEIGHT_CAP = Parameter(
-    "the ratio, as a weight, is capped here; Stable-RL and verl: 3",
-    low=TINY,
-)
+WEIGHT_CAP = Parameter("the ratio, as a weight, is capped here; Stable-RL and verl: 3", low=TINY)
 FORM = Parameter(
     "the value of the loss: score is -sg(w) A log pi, ratio is -w A; the gradient is the same",
     choices=("score", "ratio"),
@@ -110,35 +107,27 @@ LOSSES = (
         ),
         proof=ORACLE,
     ),
-    dppo(
-        name="dppo_topk_tv",
-        summary="as dppo_tv, measured over the k likeliest tokens and the rest",
-        needs=TOP_K,
-        parameters=region("tv") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
-        dialects=(
-            stable_rl(
-                params={"tv_low": 0.2, "tv_high": 0.2, "ratio_cap": 3.0},
-                source=f"{STABLE_RL} (loss_mode dppo_topk_tv); verl/workers/actor/utils.py compute_topk_kl",
-                proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
-                note="the distance is a float32 there",
+    *(
+        dppo(
+            name=f"dppo_topk_{measure}",
+            summary=summary,
+            needs=TOP_K,
+            parameters=region(measure) | {"ratio_cap": WEIGHT_CAP, "form": FORM},
+            dialects=(
+                stable_rl(
+                    params={f"{measure}_low": 0.2, f"{measure}_high": 0.2, "ratio_cap": 3.0},
+                    source=f"{STABLE_RL} (loss_mode dppo_topk_{measure}); "
+                    "verl/workers/actor/utils.py compute_topk_kl",
+                    proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
+                    note="the distance is a float32 there",
+                ),
             ),
-        ),
-        proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
-    ),
-    dppo(
-        name="dppo_topk_kl",
-        summary="as dppo_topk_tv, measured by a KL",
-        needs=TOP_K,
-        parameters=region("kl") | {"ratio_cap": WEIGHT_CAP, "form": FORM},
-        dialects=(
-            stable_rl(
-                params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0},
-                source=f"{STABLE_RL} (loss_mode dppo_topk_kl); verl/workers/actor/utils.py compute_topk_kl",
-                proof=f"{REGIONS}::test_topk_losses_equal_stable_rl",
-                note="the distance is a float32 there",
-            ),
-        ),
-        proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+            proof="kernels/test_regions.py::test_a_region_over_k_buckets_keeps_what_the_paper_keeps",
+        )
+        for measure, summary in {
+            "tv": "as dppo_tv, measured over the k likeliest tokens and the rest",
+            "kl": "as dppo_topk_tv, measured by a KL",
+        }.items()
     ),
     policy(
         name="ipo",
@@ -216,11 +205,7 @@ LOSSES = (
             "token_high": Parameter("a token above this ratio is dropped", low=1),
             "geo_low": Parameter("a sequence whose mean ratio is below this is dropped", low=0, high=1),
             "geo_high": Parameter("a sequence whose mean ratio is above this is dropped", low=1),
-            "sequence_low": Parameter(
-                "a sequence with any token below this ratio is dropped",
-                low=0,
-                high=1,
-            ),
+            "sequence_low": Parameter("a sequence with any token below this ratio is dropped", low=0, high=1),
             "sequence_high": Parameter("a sequence with any token above this ratio is dropped", low=1),
             "level": Parameter(
                 "whose ratio is the weight: the token's, or the product",
@@ -261,9 +246,7 @@ LOSSES = (
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
         parameters={
             "threshold": Parameter(
-                "drift that drops a sequence of A < 0, in nats per token",
-                low=0,
-                example=0.5,
+                "drift that drops a sequence of A < 0, in nats per token", low=0, example=0.5
             )
         }
         | CLIPS,

@@ -37,7 +37,7 @@ def test_every_claim_is_about_what_trl_has_and_a_test_proves_it() -> None:
 @pytest.mark.parametrize(
     ("file", "options", "shown"),
     [
-        (names.GRPO, {"loss_type": {"grpo", "new_po"}}, "grpo_trainer loss_type=new_po"),
+        (names.FILES["GRPOTrainer"], {"loss_type": {"grpo", "new_po"}}, "grpo_trainer loss_type=new_po"),
         ("experimental/new/new_trainer.py", {}, "new_trainer"),
     ],
 )
@@ -50,11 +50,13 @@ def test_a_new_loss_of_trl_is_not_in_the_catalogue(
 
 
 def test_an_option_that_trl_no_longer_has_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "found", lambda: {names.GRPO: {"loss_type": {"grpo"}}})
+    monkeypatch.setattr(names, "found", lambda: {names.FILES["GRPOTrainer"]: {"loss_type": {"grpo"}}})
     there = {claim.theirs for claim in SUITE.claims if SUITE.is_there(claim.place)}
     assert not there  # none without an importance_sampling_level
     monkeypatch.setattr(
-        names, "found", lambda: {names.GRPO: {"loss_type": {"grpo"}, "importance_sampling_level": {"token"}}}
+        names,
+        "found",
+        lambda: {names.FILES["GRPOTrainer"]: {"loss_type": {"grpo"}, "importance_sampling_level": {"token"}}},
     )
     there = {claim.theirs for claim in SUITE.claims if SUITE.is_there(claim.place)}
     assert there == {"GRPOTrainer grpo"}

@@ -14,15 +14,7 @@ from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import distillation, upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options
-from composer_plugins.conformance.trl_claims.policy import (
-    CLAIMS,
-    LENGTH,
-    ROWS,
-    Batch,
-    reduced,
-    token_loss,
-    trl_loss,
-)
+from composer_plugins.conformance.trl_claims.policy import CLAIMS, ROWS, Batch, reduced, token_loss, trl_loss
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny
 from parity_tests.support.claims import check, proves
@@ -65,7 +57,7 @@ def test_a_live_trainer_computes_what_its_unbound_method_does() -> None:
     drawn |= {"old_per_token_logps": old, "ref_per_token_logps": old - 0.3}
     made.beta = 0.1
     for loss_type, level in ROWS:
-        made.loss_type, made.importance_sampling_level, made.max_completion_length = loss_type, level, LENGTH
+        made.loss_type, made.importance_sampling_level, made.max_completion_length = loss_type, level, 7
         with upstream.in_float64():
             real = made._compute_loss(made.model, drawn)
         batch = {
