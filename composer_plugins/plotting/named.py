@@ -8,7 +8,8 @@ from composer_plugins.losses.choosing import Choice, choose, find
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Dialect, Kind, Loss
 from composer_plugins.plotting.data import joined
-from composer_plugins.testing.settings import UNIFORM, sample
+from composer_plugins.testing.inputs import UNIFORM
+from composer_plugins.testing.settings import sample
 
 
 def choices(names: Sequence[str], kind: str | None = None) -> list[Choice]:
