@@ -94,4 +94,6 @@ def scalar_problems(loss: Any) -> tuple[str, ...]:
         raise TypeError(f"its loss is {type(loss).__name__}, and not a tensor")
     if loss.dim() != 0:
         raise TypeError(f"its loss has the shape {list(loss.shape)}, and not one number")
+    if not loss.is_floating_point():
+        raise TypeError(f"its loss is of {loss.dtype}, and not of a floating-point type")
     return () if loss.requires_grad else ("its loss has no gradient",)

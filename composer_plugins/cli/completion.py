@@ -107,8 +107,10 @@ def complete_law(incomplete: str) -> Iterator[str]:
         for node in ast.parse(path.read_text()).body:
             marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
             calls = [ast.unparse(mark.func) for mark in marks if isinstance(mark, ast.Call)]
-            if isinstance(node, ast.FunctionDef) and "law" in calls and node.name.startswith(incomplete):
-                yield node.name
+            if isinstance(node, ast.FunctionDef) and "law" in calls:
+                own = [one for mark in marks for one in ast.walk(mark) if isinstance(one, ast.keyword)]
+                others = [ast.literal_eval(one.value) for one in own if one.arg == "name"]
+                yield from (name for name in (node.name, *others) if name.startswith(incomplete))
 
 
 def complete_convention(incomplete: str) -> Iterator[str]:

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from composer_plugins.frameworks.registry import conventions
-from composer_plugins.testing import trainers
 from composer_plugins.testing.conventions.functional import REDUCTIONS
-from composer_plugins.testing.conventions.laws import NOT_RUN, ONLY_FOR, REDUCED
-from composer_plugins.testing.laws import LAWS
-from composer_plugins.testing.trainer_options import option_check
+from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, TRAINER, laws_for
+from composer_plugins.testing.laws.of_trainers import option_law
 
 
 class Listed(NamedTuple):
@@ -43,12 +41,12 @@ def sections() -> Iterator[Section]:
     laws = (Listed(law.name, law.summary, law.cause, law.kinds) for law in LAWS.values())
     yield Section("", OF_A_LOSS, tuple(laws))
     every = tuple(conventions())
-    reduced = [
-        Listed(law.name, law.summary, law.cause, frameworks=ONLY_FOR.get(law.name, every))
-        for law in REDUCED.values()
+    of_functions = [
+        Listed(law.name, law.summary, law.cause, frameworks=law.frameworks or every)
+        for law in laws_for(FUNCTION).values()
     ]
     reductions = Listed(*REDUCTIONS, frameworks=("torch",))
-    yield Section("--as", OF_ONE_NUMBER, (*reduced, reductions), tuple(NOT_RUN.items()))
-    of_trl = trainers.LAWS | {option_check("NAME"): trainers.OF_AN_OPTION}
-    run = tuple(Listed(name, *law) for name, law in of_trl.items())
-    yield Section("--trainer", OF_TRL, run, tuple(trainers.NOT_RUN.items()))
+    yield Section("--as", OF_ONE_NUMBER, (*of_functions, reductions), tuple(NOT_RUN[FUNCTION].items()))
+    of_trainers = (*laws_for(TRAINER).values(), option_law("NAME"))
+    listed = tuple(Listed(law.name, law.summary, law.cause) for law in of_trainers)
+    yield Section("--trainer", OF_TRL, listed, tuple(NOT_RUN[TRAINER].items()))

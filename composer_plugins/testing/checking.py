@@ -1,18 +1,19 @@
 """`check_loss`: every law on one loss, as scikit-learn's `check_estimator` does for an estimator."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.derived import row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, check_kind
-from composer_plugins.testing.laws import LAWS, Law, NotApplicable
+from composer_plugins.testing.laws import LAWS, Law, NotApplicable, laws_for
 from composer_plugins.testing.laws.results import result_has_one_value_per_token
 from composer_plugins.testing.report import Outcome, Report
-from composer_plugins.testing.settings import settings
+from composer_plugins.testing.settings import Setting, settings
+from composer_plugins.testing.subject import Subject
 
 MOST = 300  # characters of an exception: those of torch.compile have paragraphs of advice
 SHOWN = 3  # settings of a broken law that a report shows
@@ -56,7 +57,7 @@ def parametrize_with_checks(
 
 def _pytest_check(law: Law, row: Loss) -> None:
     __tracebackhide__ = True
-    outcome = run_law(law, row)
+    (outcome,) = run_laws([law], row)
     if outcome.status == "not applicable":
         import pytest
 
@@ -81,19 +82,27 @@ def find_row(loss: Named, kind: str | None = None) -> Loss:
 def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:
     """The laws of the kind of a row, or those of them that are named."""
     only = (only,) if isinstance(only, str) else tuple(only)
-    for name in only:
-        if name not in LAWS:
-            raise unknown("only", name, LAWS, noun="law")
-    chosen = [law for law in LAWS.values() if row.kind in law.kinds and (not only or law.name in only)]
+    require_known(only, LAWS)
+    chosen = [law for law in laws_for(row.kind).values() if not only or law.name in only]
     if only and not chosen:
         problem = f"no law of {', '.join(only)} is for losses of the kind {row.kind}"
         raise ConfigError("only", problem, "composer-plugins check --laws says which kinds each law is for")
     return sorted(chosen, key=lambda law: law.name != FIRST)
 
 
+def require_known(only: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for a name that is not among these laws."""
+    known = [*known]
+    for name in only:
+        if name not in known:
+            raise unknown("only", name, known, noun="law")
+
+
 def check_row(row: Loss, only: Iterable[str] = ()) -> Report:
     """Run every law of its kind on a row."""
-    return Report(f"{row.name} ({row.kind})", tuple(_outcomes(row, laws_of(row, only))))
+    chosen = laws_of(row, only)
+    stale = exceptions_without_a_law(row, laws_for(row.kind), f"a {row.kind}")
+    return Report(f"{row.name} ({row.kind})", (*stale, *run_laws(chosen, row)))
 
 
 def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterator[Outcome]:
@@ -105,56 +114,89 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
         yield Outcome(name, "failed", problem, cause)
 
 
-def _outcomes(row: Loss, chosen: list[Law]) -> Iterator[Outcome]:
-    yield from exceptions_without_a_law(row, [law.name for law in laws_of(row)], f"a {row.kind}")
+class Trial(NamedTuple):
+    """What came of a law, by the settings in which it was tried."""
+
+    broken: Mapping[str, str]  # by the label of a setting, the problem
+    inapplicable: tuple[str, ...] = ()  # the reasons
+    held: int = 0
+    raised: bool = False  # whether the loss itself raised an error
+    unusable: bool = False  # whether no other law can be tried, if this one is the first
+    cause: str = ""  # instead of the usual one
+
+
+def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> Iterator[Outcome]:
+    """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices."""
+    return run_on(laws, lambda law: settings(row, thorough=law.thorough, of=of), row)
+
+
+def run_on(
+    laws: Iterable[Law],
+    subjects: Callable[[Law], Iterable[Subject]],
+    row: Loss | None = None,
+    passed_on: type[Exception] | tuple[type[Exception], ...] = (),
+) -> Iterator[Outcome]:
+    """Run laws on the subjects; after one that shows that they cannot be looked at, no other."""
     unusable = ""
-    for law in chosen:
+    for law in laws:
         if unusable:
             yield Outcome(law.name, "not applicable", unusable)
             continue
-        yield (outcome := run_law(law, row))
-        if law.name == FIRST and outcome.status == "failed":
-            unusable = f"not run: mend {FIRST} first"
+        trial = _try(law, subjects(law), passed_on)
+        yield (outcome := _judged(law, trial, row))
+        if law.first and trial.unusable and outcome.status == "failed":
+            unusable = f"not run: mend {law.name} first"
 
 
-def run_law(law: Law, row: Loss) -> Outcome:
-    """One law on a loss, in all its settings: with its defaults, optional inputs, dialects and choices."""
-    broken, inapplicable, held, raised = dict[str, str](), list[str](), 0, False
-    for setting in settings(row, thorough=law.thorough):
+def _try(law: Law, subjects: Iterable[Subject], passed_on: Any) -> Trial:
+    broken, inapplicable, held, raised, unusable, cause = dict[str, str](), list[str](), 0, False, False, ""
+    for subject in subjects:
         try:
-            law.check(setting)
+            law.check(subject)
             held += 1
         except NotApplicable as reason:
             inapplicable.append(str(reason))
+        except passed_on:
+            raise
         except (Exception, SystemExit) as error:
             found = isinstance(error, AssertionError)
-            problem = str(error)[:900] if found else with_place(error, most=MOST)
-            broken[setting.label.removeprefix(row.name)] = problem
+            broken[subject.label] = str(error)[:900] if found else with_place(error, most=MOST)
             raised |= not found
+            unusable |= not getattr(error, "usable", False)
+            cause = cause or getattr(error, "cause", "")
+    return Trial(broken, tuple(inapplicable), held, raised, unusable, cause)
+
+
+def _judged(law: Law, trial: Trial, row: Loss | None) -> Outcome:
+    """What a report says of a law, with what the row declares about it."""
+    name = row.name if row else ""
+    exceptions = row.exceptions if row else {}
+    broken = {label.removeprefix(name): problem for label, problem in trial.broken.items()}
     declared = {
         key.removeprefix(law.name): reason
-        for key, reason in row.exceptions.items()
+        for key, reason in exceptions.items()
         if key.startswith(law.name) and not key[len(law.name) : len(law.name) + 1].isidentifier()
     }
-    if law.name in row.exceptions:
+    if law.name in exceptions:
         if broken:
-            return Outcome(law.name, "not applicable", f"declared: {row.exceptions[law.name]}")
+            return Outcome(law.name, "not applicable", f"declared: {exceptions[law.name]}")
         return _stale(law, law.name)
-    if broken and (excuse := law.excuse(row)):
+    if broken and row and (excuse := law.excuse(row)):
         return Outcome(law.name, "not applicable", excuse)
     for suffix in declared:
         if suffix not in broken:
             return _stale(law, f"{law.name}{suffix}")
         del broken[suffix]
     if broken:
-        lines = [f"{row.name}{suffix}: {problem}" for suffix, problem in list(broken.items())[:SHOWN]]
+        shown = list(broken.items())[:SHOWN]
+        lines = [f"{name}{suffix}: {problem}" if row else problem for suffix, problem in shown]
         if len(broken) > SHOWN:
             lines.append(f"and in {len(broken) - SHOWN} more settings: {', '.join(list(broken)[SHOWN:])}")
-        by_itself = raised and law.name == FIRST  # the other laws call it with what it may not be made for
+        by_itself = trial.raised and law.first  # the other laws call it with what it may not be made for
         cause = "the loss itself raises this error" if by_itself else f"usual cause: {law.cause}"
-        return Outcome(law.name, "failed", "\n".join(lines), cause)
-    if not held and not declared:
-        return Outcome(law.name, "not applicable", "; ".join(dict.fromkeys(inapplicable)))
+        return Outcome(law.name, "failed", "\n".join(lines), trial.cause or cause)
+    if not trial.held and not declared:
+        return Outcome(law.name, "not applicable", "; ".join(dict.fromkeys(trial.inapplicable)))
     return Outcome(law.name, "passed")
 
 

@@ -1,13 +1,17 @@
 """Values and gradients of a loss at drawn inputs."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from composer_plugins.testing.inputs import Batch, float_tensors
-from composer_plugins.testing.settings import Setting
+
+if TYPE_CHECKING:
+    from composer_plugins.testing.settings import Setting
 
 
-def with_trained_gradients(setting: Setting, batch: Batch) -> Batch:
+def with_trained_gradients(setting: "Setting", batch: Batch) -> Batch:
     """The batch with `requires_grad` on copies of the inputs that the setting trains."""
     return batch | {name: batch[name].detach().clone().requires_grad_() for name in setting.trained}
 
@@ -18,7 +22,7 @@ def with_all_gradients(batch: Batch) -> Batch:
 
 
 def value_and_gradients(
-    setting: Setting, batch: Batch, weight: Tensor | None = None
+    setting: "Setting", batch: Batch, weight: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the result, and the gradient of its sum (weighted by `weight`) in each trained input."""
     batch = with_trained_gradients(setting, batch)

@@ -1,21 +1,36 @@
 """Random inputs for a loss, by the names in its row (`composer_plugins.losses.inputs.INPUTS`)."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
-from composer_plugins.testing.settings import NUM_GROUPS, Setting
+
+if TYPE_CHECKING:
+    from composer_plugins.testing.settings import Setting
 
 Batch = dict[str, Any]
 
+# Optional inputs that replace another input, or that need group ids of a certain form.
+GENERATOR, UNIFORM, NUM_GROUPS = "generator", "uniform", "num_groups"
 TOP_K_SIZE = 3
 JUNK = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e4], dtype=torch.float64)
+FINITE = torch.tensor([-40.0, -0.5, 0.0, 7.0], dtype=torch.float64)  # as those of a prompt, a tool, padding
+
+
+# What the batches of a subject are drawn with; the last one has responses of up to 11 tokens.
+DRAWS: list[dict[str, Any]] = [
+    {"seed": 0},
+    {"seed": 1, "spread": 1.5, "unmasked": 0.5},
+    {"seed": 2, "spread": 0.01, "per_token": False, "tokens": 3, "size": 5},
+    {"seed": 3, "size": 1, "tokens": 1, "unmasked": 1.0},
+    {"seed": 4, "size": 9, "tokens": 11, "unmasked": 0.95},
+]
 
 
 def draw(
-    setting: Setting,
+    setting: "Setting",
     seed: int = 0,
     *,
     size: int = 4,
@@ -110,9 +125,9 @@ def draw(
     }
 
 
-def draw_pairs(setting: Setting, pairs: int = 3) -> Batch:
+def draw_pairs(setting: "Setting", pairs: int = 3) -> Batch:
     """Draw rows without masked tokens, each of them twice, and all policies of a row equal."""
-    batch = draw(setting, size=pairs, spread=0.0, unmasked=1.0)
+    batch = setting.draw(size=pairs, spread=0.0, unmasked=1.0)
     same = [name for name in batch if name.endswith("_logprobs") and INPUTS[name].shape == TOKENS]
     batch |= {name: batch[setting.trained[0]].clone() for name in same}
     return select_rows(batch, torch.arange(pairs).repeat_interleave(2))
@@ -134,13 +149,13 @@ def select_rows(batch: Batch, index: Any) -> Batch:
     return {n: x[index] if isinstance(x, Tensor) and n not in whole else x for n, x in batch.items()}
 
 
-def pad_tokens(batch: Batch, columns: int) -> Batch:
-    """The batch with masked columns of NaN at its end."""
+def pad_tokens(batch: Batch, columns: int, value: float = torch.nan) -> Batch:
+    """The batch with masked columns of this value at its end."""
     padded = dict(batch)
     for name, x in tensors(batch).items():
         if INPUTS[name].shape in (TOKENS, VOCAB, TOP_K) and x.dim() > 1 and x.shape[1] > 1:
             end = x[:, :1].expand(-1, columns, *x.shape[2:])
-            end = torch.full_like(end, torch.nan) if x.is_floating_point() else torch.zeros_like(end)
+            end = torch.full_like(end, value) if x.is_floating_point() else torch.zeros_like(end)
             padded[name] = torch.cat([x, end], 1)
     return padded
 
@@ -150,7 +165,26 @@ def expand_mask(mask: Tensor, x: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim())).expand(x.shape)
 
 
-def with_junk(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` with NaN, infinities and an overflowing number in turn wherever the mask is False."""
-    junk = JUNK.to(x.dtype).repeat(x.numel())[: x.numel()].view(x.shape)
-    return torch.where(mask, x, junk)
+def with_junk(x: Tensor, mask: Tensor, junk: Tensor = JUNK) -> Tensor:
+    """`x` with these numbers in turn wherever the mask [rows] or [rows, tokens] is False."""
+    numbers = junk.to(x.dtype).repeat(x.numel())[: x.numel()].view(x.shape)
+    return torch.where(expand_mask(mask, x), x, numbers)
+
+
+def one_of_each_row(mask: Tensor) -> list[tuple[int, int]]:
+    """An unmasked token of each row that has one: in turn the last, the first, and one in the middle."""
+    found = []
+    for row, unmasked in enumerate(mask):
+        columns = unmasked.nonzero().flatten().tolist()
+        if columns:
+            found.append((row, columns[(-1, 0, len(columns) // 2)[row % 3]]))
+    return found
+
+
+def poisoned_at(x: Tensor, where: list[tuple[int, int]]) -> Tensor:
+    """`x` with NaN at these tokens; of a vocabulary, at one entry."""
+    x = x.clone()
+    for row, token in where:
+        token = min(token, x.shape[1] - 1)  # there may be one number per row
+        x[(row, token) if x.dim() == 2 else (row, token, 0)] = torch.nan
+    return x

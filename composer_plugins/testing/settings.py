@@ -3,14 +3,33 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from composer_plugins.losses.calling import call_unchecked
+from composer_plugins.losses.calling import call_unchecked, versions
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
+from composer_plugins.testing.assertions import tolerance
+from composer_plugins.testing.gradients import value_and_gradients
+from composer_plugins.testing.inputs import (
+    DRAWS,
+    FINITE,
+    GENERATOR,
+    JUNK,
+    NUM_GROUPS,
+    UNIFORM,
+    Batch,
+    draw,
+    float_tensors,
+    pad_tokens,
+    select_rows,
+    with_junk,
+)
+from composer_plugins.testing.law import Check, NotApplicable, require, require_close
+from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
 
 VOCABULARY = 5  # a drawn vocabulary has at least as many entries, except where a test asks for fewer
 
@@ -19,16 +38,18 @@ TRAINED = {
     *("logprobs", "support_logprobs", "logits", "student_logits", "student_logprobs", "token_loss"),
     *("chosen", "rejected", "chosen_nll", "gold_nll", "scores"),
 }
-# Optional inputs that replace another input, or that need group ids of a certain form.
-GENERATOR, UNIFORM, NUM_GROUPS = "generator", "uniform", "num_groups"
+# Inputs whose numbers are an order or a count: another number may mean the same.
+LABELS = {"group_ids", NUM_GROUPS, GENERATOR, "mask", "component_mask", "desirable"}
+SHAPES = (TOKENS, VOCAB, TOP_K)  # of inputs with numbers at each token
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to call a loss: its parameters and its optional inputs, under a name."""
+    """One way to call a kernel, as a `Subject`: its parameters and its optional inputs, under a name."""
 
     choice: Choice
     label: str
+    one_number: ClassVar[bool] = False  # whether it is one of a function that returns one number for a batch
 
     @property
     def loss(self) -> Loss:
@@ -62,6 +83,10 @@ class Setting:
             yield replace(self, choice=choice, label=f"{self.label}({name}={value!r})").within(VOCABULARY)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
+        """Call the loss unchecked."""
+        return self.call(batch)
+
+    def call(self, batch: Mapping[str, Any]) -> Any:
         """Call the kernel unchecked; a seed stands for a new generator: two calls draw the same numbers."""
         seeds = {name: batch[name] for name in batch if name == GENERATOR}
         generators = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
@@ -70,6 +95,118 @@ class Setting:
     def result(self, batch: Mapping[str, Any]) -> Tensor:
         """Call the kernel and return the loss, the advantages or the weights."""
         return main_tensor(self(batch))
+
+    def draw(self, seed: int = 0, **options: Any) -> Batch:
+        """Draw every input (`inputs.draw`)."""
+        return draw(self, seed, **options)
+
+    def batches(self, to_be_cut: bool = False) -> list[Batch]:
+        """Several batches of random numbers."""
+        return [self.draw(**options) for options in DRAWS]
+
+    def run(
+        self, batch: Batch, *, cut: Cut | None = None, seed: int | None = None, weighted: bool = False
+    ) -> Found:
+        """The loss and the gradient in each trained input; of a cut, those of its parts, put together.
+
+        With `weighted` the gradient is that of a sum in which each token has a weight of its own.
+        """
+        if cut is not None:
+            found = [self.run(select_rows(batch, rows)) for rows in cut.parts]
+            order = torch.cat(cut.parts).argsort()
+            return {name: torch.cat([one[name] for one in found])[order] for name in found[0]}
+        generator, weight = torch.Generator().manual_seed(1), None
+        if weighted:
+            weight = torch.randn(batch["mask"].shape, generator=generator, dtype=torch.float64)
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            loss, gradients = value_and_gradients(self, batch, weight)
+        return {THE_LOSS: loss} | {f"the gradient of {name!r}": x for name, x in gradients.items()}
+
+    def allowed(self, wanted: Tensor, dtype: torch.dtype) -> float:
+        """The difference that rounding explains: of a token, whose longest sum is one over its row."""
+        finite = wanted[wanted.isfinite()].abs()
+        magnitude = float(finite.max()) if finite.numel() else 0.0
+        if dtype is torch.float32:
+            # A log ratio cancels: its rounding is that of the log-probabilities, and a slope magnifies it.
+            magnitude = 10 * max(1.0, magnitude)
+        return tolerance(dtype, wanted.shape[1] if wanted.dim() > 1 else 4, magnitude)
+
+    def compare(
+        self,
+        ours: Found,
+        wanted: Found,
+        what: str,
+        *,
+        exactly: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        """Raise BrokenLaw unless two runs agree, within the roundings of a dtype or bit for bit."""
+        for name, one in wanted.items():
+            require_close(ours[name], one, 0.0 if exactly else self.allowed(one, dtype), what.format(name))
+
+    def cuts(self, batch: Batch) -> Iterator[Cut]:
+        """Yield 1, 2 and 4 micro-batches, and two ranks."""
+        rows = len(batch[self.trained[0]])
+        return micro_batches_and_ranks(rows, rows)
+
+    def masked(self, batch: Batch, junk: Tensor | None = None) -> Iterator[tuple[str, Batch]]:
+        """Yield the batch with `junk` at the masked tokens of one input after the other."""
+        mask, default = batch["mask"], FINITE if self.one_number else JUNK
+        tokens = {name: x for name, x in float_tensors(batch).items() if INPUTS[name].shape in SHAPES}
+        of_each = {name: x for name, x in tokens.items() if x.shape[: mask.dim()] == mask.shape}
+        dirty = {name: with_junk(x, mask, default if junk is None else junk) for name, x in of_each.items()}
+        for name, x in dirty.items():
+            yield f"with other numbers at masked tokens of {self.named(name)}", batch | {name: x}
+
+    def padded(self, batch: Batch) -> Iterator[tuple[str, Batch]]:
+        """Yield the batch with masked columns at its end, up to 40 tokens in all."""
+        for more in (3, 40 - batch["mask"].shape[1]):
+            yield f"with {more} more columns", pad_tokens(batch, more, 0.0 if self.one_number else torch.nan)
+
+    def both_signs(self) -> Iterator[Signs]:
+        """Yield what descent raises where all policies are equal, and the advantages of a row 1 or -1."""
+        if self.trained != ("logprobs",) or "advantages" not in self.inputs:
+            raise NotApplicable("its policy input is not logprobs, or it has no advantages")
+        for options in DRAWS:
+            batch = self.draw(**options | {"spread": 0.0})
+            rows = 1.0 - 2 * (torch.arange(len(batch["logprobs"]), dtype=torch.float64) % 2)
+            advantages = rows[:, None].expand_as(batch["logprobs"])
+            raised = [
+                -value_and_gradients(self, batch | {"advantages": sign * advantages})[1]["logprobs"]
+                for sign in (1, -1)
+            ]
+            yield Signs(batch["mask"], rows, raised[0], raised[1])
+
+    def of_a_part(self, batch: Batch, whole: Batch) -> Tensor:
+        """What a framework adds to its loss for some rows of a batch, which a kernel does not reduce."""
+        return self.result(batch)
+
+    def written(self, batch: Batch) -> list[str]:
+        """The inputs that a call writes to."""
+        given = {name: x.clone() if isinstance(x, Tensor) else x for name, x in batch.items()}
+        before = versions(given)
+        self.call(given)
+        now = versions(given)
+        return [n for n in before if now[n] != before[n] or not torch.equal(given[n], batch[n])]
+
+    def misspelt(self) -> Iterator[str]:
+        """Yield a sentence for each option of a framework that is read by a misspelt name."""
+        yield from ()
+
+    def must_have_effect(self) -> list[str]:
+        """The inputs that must be used."""
+        drawn = float_tensors(self.draw())
+        return [name for name in drawn if name not in LABELS and INPUTS[name].shape != "[components]"]
+
+    def poisonable(self, batch: Batch) -> list[str]:
+        """The inputs in which NaN at a token must be seen."""
+        return [name for name in float_tensors(batch) if INPUTS[name].shape in SHAPES and name != UNIFORM]
+
+    def named(self, name: str) -> str:
+        """An input in a message."""
+        return repr(name)
 
     def within(self, vocabulary: int) -> "Setting":
         """This setting with a `top_k` that fits a vocabulary of that size."""
@@ -87,12 +224,12 @@ def main_tensor(result: Any) -> Tensor:
     return tensor
 
 
-def settings(loss: Loss, *, thorough: bool = True) -> Iterator[Setting]:
+def settings(loss: Loss, *, thorough: bool = True, of: type[Setting] = Setting) -> Iterator[Setting]:
     """Yield a loss with its defaults, with its optional inputs, and if thorough as each variant of it."""
-    return (setting.within(VOCABULARY) for setting in _settings(loss, thorough))
+    return (setting.within(VOCABULARY) for setting in _settings(loss, thorough, of))
 
 
-def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
+def _settings(loss: Loss, thorough: bool, of: type[Setting]) -> Iterator[Setting]:
     base = {name: sample(loss.parameters[name]) for name, d in loss.defaults.items() if d is REQUIRED}
     for dialect in loss.dialects:  # a published number is the best one for a required parameter
         base |= {name: value for name, value in dialect.params.items() if name in base}
@@ -105,7 +242,7 @@ def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
         passed: tuple[str, ...] = optional,
         params: Mapping[str, Value] | None = None,
     ) -> Setting:
-        return Setting(Choice(loss, base | dict(params or {}), optional=passed), f"{loss.name}{label}")
+        return of(Choice(loss, base | dict(params or {}), optional=passed), f"{loss.name}{label}")
 
     yield setting("", least)
     if optional != least:
@@ -126,6 +263,18 @@ def _settings(loss: Loss, thorough: bool) -> Iterator[Setting]:
             others = [sample(parameter)]
         for other in others:
             yield setting(f"({name}={other!r})", params={name: other})
+
+
+def require_one_without(setting: Setting, law: Check, problem: str) -> None:
+    """Require that a row breaks a law, which it declares to break, in one of its settings."""
+    if setting.label != setting.loss.name:
+        raise NotApplicable("one of its settings is enough")
+    for one in settings(setting.loss):
+        try:
+            law(one)
+        except AssertionError:
+            return
+    require(False, problem)
 
 
 def several(parameter: Parameter, value: Any) -> list[Any]:

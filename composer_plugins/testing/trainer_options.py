@@ -56,11 +56,6 @@ NOT_MOVED = {
 }
 
 
-def option_check(option: str) -> str:
-    """The name of the check of one option."""
-    return f"option_{option}_moves_the_gradient"
-
-
 def other_values(value: Any) -> list[Any]:
     """Values near this one."""
     if isinstance(value, bool):

@@ -1,7 +1,8 @@
-"""The trainers that `check_trainer` makes, the rows that all of them are given, and their gradients."""
+"""`Trainer`: a function that makes trainers, as a subject; the rows that all of them are given."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.errors import ConfigError, with_place
+from composer_plugins.testing.law import NotApplicable, require
+from composer_plugins.testing.subject import Cut, Found, Signs
 
 PROBE = "composer_plugins.adapters.trl_mixin.probe"
 MakeTrainer = Callable[..., Any]
@@ -17,10 +20,14 @@ Rows = dict[str, Any]
 # Rows of the generation batch: they are cut into 1, 2 and 4 parts.
 PARTS = (1, 2, 4)
 JUNK = -40.0
+CLOSE = 1e-4  # of the norm: sums in float32 in another order
+GRADIENT = "the gradient"
 
 
-class Subject:
+class Trainer:
     """A function that makes trainers, the rows that all of them are given, and their gradients."""
+
+    label = ""
 
     def __init__(self, make: MakeTrainer) -> None:
         try:
@@ -32,7 +39,7 @@ class Subject:
         first = self.make()
         self.args = first.args
         self.size = math.lcm(2 * PARTS[-1], first.num_generations)
-        made = self.make(**self.cut(1, generations=2, size=2 * self.size))
+        made = self.make(**self.step(1, generations=2, size=2 * self.size))
         try:
             generated = self.probe.generated_rows(made)
         except Exception as error:
@@ -44,20 +51,62 @@ class Subject:
     @cached_property
     def whole(self) -> Tensor:
         """The gradient of one micro-batch."""
-        return self.gradient(**self.cut(1))
+        (found,) = self.gradients(**self.step(1))
+        require(found.any(), "the gradient is 0", cause="usual cause: a loss that is detached")
+        return found
+
+    def options(self) -> list[str]:
+        """The options of TRL's loss that this config has, and those that the user's own config adds."""
+        names = {field.name for field in fields(self.args)}
+        theirs = [name for name in self.probe.LOSS_OPTIONS if name in names]
+        return [*theirs, *sorted(names - self.probe.TRL_FIELDS)]
+
+    def batches(self, to_be_cut: bool = False) -> list[Rows]:
+        """The rows that every trainer is given."""
+        return [self.rows]
+
+    def run(
+        self, batch: Rows, *, cut: Cut | None = None, seed: int | None = None, weighted: bool = False
+    ) -> Found:
+        """The gradient of a step on these rows."""
+        if batch is self.rows and cut is None and seed is None:
+            return {GRADIENT: self.whole}
+        options = self.step(1) if cut is None else cut.options
+        return {GRADIENT: self.gradients(batch, seed=seed, **options)[0]}
+
+    def compare(self, ours: Found, wanted: Found, what: str, *, exactly: bool = False) -> None:
+        """Raise BrokenLaw unless two gradients agree within the roundings of float32."""
+        error = difference(ours[GRADIENT], wanted[GRADIENT])
+        require(error <= CLOSE, f"{what.format(GRADIENT)}: |difference| / |gradient| = {error:.3g}")
+
+    def cuts(self, batch: Rows) -> Iterator[Cut]:
+        """Yield 2 and 4 micro-batches."""
+        for parts in PARTS[1:]:
+            yield Cut(f"{parts} micro-batches of {self.size} rows", [], options=self.step(parts))
+
+    def masked(self, batch: Rows, junk: Tensor | None = None) -> Iterator[tuple[str, Rows]]:
+        """Yield the rows with other tokens and other log-probabilities where completion_mask is 0."""
+        yield "with other tokens where masked", poisoned(batch)
+
+    def padded(self, batch: Rows) -> Iterator[tuple[str, Rows]]:
+        """Yield the rows with masked columns at the end of every completion."""
+        yield "with 3 more columns", padded(batch)
+
+    def both_signs(self) -> Iterator[Signs]:
+        """Yield what descent raises where all policies are equal."""
+        ours, flipped = self._both_signs
+        if ours is None or flipped is None:
+            problem = "the loss does not call the trainer's _get_per_token_logps_and_entropies for its rows"
+            raise NotApplicable(problem)
+        yield Signs(ours.mask, ours.advantages, -ours.gradient, -flipped.gradient, by_row=True)
 
     @cached_property
-    def both_signs(self) -> list[Any] | None:
-        """The gradients of the tokens of equal policies, with the advantages and with their negatives.
-
-        None if the loss does not ask the trainer for log-probabilities.
-        """
-        options, rows = self.cut(1), self.on_policy
+    def _both_signs(self) -> list[Any]:
+        options, rows = self.step(1), self.on_policy
         if getattr(self.args, "top_entropy_quantile", 1.0) != 1.0:
             options["top_entropy_quantile"] = 1.0  # it leaves out tokens of low entropy
         signed = [rows | {"advantages": sign * rows["advantages"]} for sign in (1, -1)]
-        runs = [self.probe.token_gradients(self.make(**options), one) for one in signed]
-        return None if any(run is None for run in runs) else runs
+        return [self.probe.token_gradients(self.make(**options), one) for one in signed]
 
     def make(self, **overrides: Any) -> Any:
         """A new trainer with these options; ConfigError if it does not have them."""
@@ -81,7 +130,7 @@ class Subject:
                 raise ConfigError("--trainer", problem, "set the overrides over the options of your own")
         return made
 
-    def cut(self, parts: int, *, generations: int = 1, size: int = 0) -> dict[str, Any]:
+    def step(self, parts: int, *, generations: int = 1, size: int = 0) -> dict[str, Any]:
         """The options of a step of that many micro-batches, and of that many steps per generation batch."""
         return {
             "per_device_train_batch_size": (size or self.size) // parts // generations,
@@ -91,16 +140,15 @@ class Subject:
             "max_steps": generations,
         }
 
-    def gradients(
-        self, rows: Rows | None = None, *, seed: int | None = None, **overrides: Any
-    ) -> list[Tensor]:
+    def gradients(self, rows: Rows | None = None, *, seed: int | None = None, **options: Any) -> list[Tensor]:
         """The gradient of each step on these rows, perhaps with other random numbers in the loss."""
-        found: list[Tensor] = self.probe.gradients(self.make(**overrides), rows or self.rows, seed)
+        found: list[Tensor] = self.probe.gradients(self.make(**options), rows or self.rows, seed)
         return found
 
-    def gradient(self, rows: Rows | None = None, **overrides: Any) -> Tensor:
-        """The gradient of the first step."""
-        return self.gradients(rows, **overrides)[0]
+
+def difference(ours: Tensor, wanted: Tensor) -> float:
+    """|a - b| / |b|."""
+    return float((ours - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
 def prepared(rows: Rows, size: int, spread: float = 0.3) -> Rows:

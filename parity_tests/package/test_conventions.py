@@ -17,11 +17,14 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.kernels.policy import ppo
 from composer_plugins.testing.conventions import check_as, find_convention
-from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, laws_of
 from composer_plugins.testing.conventions.sums import SKYRL
-from composer_plugins.testing.laws import LAWS
+from composer_plugins.testing.laws import FUNCTION, LAWS, laws_for
+from composer_plugins.testing.laws import NOT_RUN as NOT_RUN_ON
+from composer_plugins.testing.laws.results import result_is_what_the_framework_takes
 
 Loss = Callable[..., Any]
+FIRST = result_is_what_the_framework_takes.__name__
+OF_A_FUNCTION, NOT_RUN = laws_for(FUNCTION), NOT_RUN_ON[FUNCTION]
 MASKED = "masked_tokens_have_no_influence"
 NAN_MASKED = "masked_nan_and_infinities_have_no_influence"
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
@@ -408,21 +411,21 @@ SOUND: dict[str, list[Loss]] = {
 PLANTED: list[tuple[str, Loss, str, str]] = [
     ("verl", verl(reduce=local_mean), CUT, "micro-batches of 4 rows"),
     ("verl", verl(reduce=padded_mean), PADDING, "with 3 more columns, the loss"),
-    ("verl", verl(reduce=one_mode), OPTION, "loss_agg_mode: all of token-mean, token-sum"),
+    ("verl", verl(reduce=one_mode), OPTION, "'loss_agg_mode': ['token-mean', 'token-sum'"),
     ("verl", without_weights, INPUT, "other numbers in rollout_is_weights change nothing"),
     ("verl", verl(unmasked), MASKED, "not 0 where masked"),
     ("verl", verl(multiplied), NAN_MASKED, "masked tokens of old_log_prob"),
     ("verl", verl(write), WRITTEN, "writes to advantages"),
     ("verl", verl(detached), GRADIENT, "no gradient reaches"),
-    ("verl", verl(of_first_tokens), GRADIENT, "row 0, token 1, which is unmasked, is 0"),
-    ("verl", verl(without_last_tokens), GRADIENT, "which is unmasked"),
+    ("verl", verl(of_first_tokens), GRADIENT, "the gradient of 10 of 13 unmasked tokens is 0"),
+    ("verl", verl(without_last_tokens), GRADIENT, "5 of 13 unmasked tokens is 0"),
     ("verl", verl(up_to_eight_tokens), GRADIENT, "of 43 unmasked tokens"),
-    ("verl", verl(of_rows(8)), GRADIENT, "at row 8, token"),
-    ("skyrl", skyrl(of_rows(6)), GRADIENT, "at row 6, token"),
+    ("verl", verl(of_rows(8)), GRADIENT, "in rows 8, at tokens 0, 1"),
+    ("skyrl", skyrl(of_rows(6)), GRADIENT, "in rows 6, 7, 8, at tokens"),
     ("prime-rl", prime_rl(up_to_eight_tokens), GRADIENT, "unmasked tokens"),
-    ("verl", verl(dropped), TWICE, "two calls with the same inputs differ"),
+    ("verl", verl(dropped), TWICE, "in a second call with the same inputs, the loss is"),
     ("verl", verl(unbounded), FAR, "90 nats"),
-    ("verl", verl(ascending), SIGN, "with A = -1 by"),
+    ("verl", verl(ascending), SIGN, "and with its negative by"),
     ("verl", verl(hidden_nan), NAN_SEEN, "NaN in log_prob at row 0, token 5 is hidden"),
     ("verl", verl(hidden_nan_at(last_tokens)), NAN_SEEN, "is hidden"),
     ("verl", verl(hidden_nan_at(third_row)), NAN_SEEN, "at row 2, token"),
@@ -448,7 +451,7 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ("verl", verl(weighted_by_place), ORDER, "another order of the rows"),
     ("verl", verl(with_a_mean_of_the_batch), NAN_SEEN, "reaches the gradient of other rows"),
     ("verl", verl(reduce=without_a_gradient_where_empty), EMPTY, "DDP waits for one"),
-    ("verl", verl(with_a_gradient_where_empty), EMPTY, "the gradient is ["),
+    ("verl", verl(with_a_gradient_where_empty), EMPTY, "the gradient of log_prob is ["),
     ("verl", verl(cancelled), PRECISION, "the loss is"),
     ("prime-rl", prime_rl(reduce=Tensor.mean), CUT, "micro-batches of 4 rows"),
     ("prime-rl", prime_rl(reduce=Tensor.mean), PADDING, "with 3 more columns"),
@@ -466,7 +469,7 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ("skyrl", skyrl(reduce=lambda loss, mask: loss.mean()), CUT, "micro-batches of 4 rows"),
     ("skyrl", skyrl(reduce=lambda loss, mask: loss.sum() / mask.sum()), EMPTY, "the loss is nan"),
     ("skyrl", skyrl(multiplied), NAN_MASKED, "masked tokens of log_probs"),
-    ("skyrl", skyrl(ascending), SIGN, "with A = -1 by"),
+    ("skyrl", skyrl(ascending), SIGN, "and with its negative by"),
     ("skyrl", skyrl(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
     ("tinker", tinker(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
     ("verl", verl(reduce=plus_kl), CUT, "2 ranks of 4 rows"),
@@ -474,10 +477,10 @@ PLANTED: list[tuple[str, Loss, str, str]] = [
     ("tinker", tinker(reduce=lambda losses: torch.cat(losses).mean()), CUT, "micro-batches of 4 rows"),
     ("tinker", tinker(unmasked), MASKED, "not 0 where masked"),
     ("tinker", tinker(detached), GRADIENT, "no gradient reaches"),
-    ("tinker", tinker(dropped), TWICE, "two calls with the same inputs differ"),
+    ("tinker", tinker(dropped), TWICE, "in a second call with the same inputs, the loss is"),
     ("torch", with_mean(lambda loss, mask: loss.mean()), PADDING, "with 3 more columns"),
     ("torch", with_mean(lambda loss, mask: loss.sum() ** 2), CUT, "micro-batches of 4 rows"),
-    ("torch", per_token(multiplied), MASKED, "the loss is not 0 where masked"),
+    ("torch", per_token(multiplied), MASKED, "masked tokens of 'logprobs', the loss at row"),
     ("torch", per_token(unbounded), FAR, "90 nats"),
     (
         "torch",
@@ -522,14 +525,14 @@ def test_every_convention_has_three_planted_faults_of_different_laws(framework: 
 
 def test_every_law_of_policy_losses_is_run_or_has_a_reason() -> None:
     of_policies = {name for name, law in LAWS.items() if "policy" in law.kinds}
-    assert not of_policies & set(REDUCED) & set(NOT_RUN)
-    assert of_policies <= {*REDUCED, *NOT_RUN}
+    assert not of_policies & set(OF_A_FUNCTION) & set(NOT_RUN)
+    assert of_policies <= {*OF_A_FUNCTION, *NOT_RUN}
     assert set(NOT_RUN) <= of_policies
-    assert next(iter(REDUCED)) == FIRST
+    assert next(iter(OF_A_FUNCTION)) == FIRST
     for framework, function in (("verl", verl()), ("tinker", tinker())):
         checks = [outcome.check for outcome in check_as(function, framework).outcomes]
-        assert sorted(checks) == sorted({*laws_of(framework), *NOT_RUN})
-    assert {*REDUCED} - {*laws_of("verl")} == {*ONLY_FOR} == {DIVIDED}
+        assert sorted(checks) == sorted({*laws_for(FUNCTION, framework), *NOT_RUN})
+    assert {*OF_A_FUNCTION} - {*laws_for(FUNCTION, "verl")} == {DIVIDED}
     with pytest.raises(ConfigError, match=f"the law {DIVIDED} is for --as skyrl and tinker alone"):
         check_as(verl(), "verl", [DIVIDED])
 
@@ -543,7 +546,11 @@ def of_rows_alone(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"), [(of_int, "has no gradient"), (of_rows_alone, "the shape [4], and not one number")]
+    ("function", "words"),
+    [
+        (of_int, "is of torch.int64, and not of a floating-point"),
+        (of_rows_alone, "the shape [4], and not one number"),
+    ],
 )
 def test_a_result_of_another_type_or_shape_is_a_broken_law(function: Loss, words: str) -> None:
     outcome = check_as(function, "torch", [FIRST]).outcomes[0]
@@ -655,12 +662,10 @@ def boom_of_verl(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(("framework", "function"), [("torch", boom), ("verl", boom_of_verl)])
-def test_a_function_that_raises_fails_the_first_law_with_its_error_and_no_cause(
-    framework: str, function: Loss
-) -> None:
+def test_a_function_that_raises_fails_the_first_law_with_its_error(framework: str, function: Loss) -> None:
     report = check_as(function, framework)
     (outcome,) = report.having("failed")
-    assert (outcome.check, outcome.cause) == (FIRST, "")
+    assert (outcome.check, outcome.cause) == (FIRST, "the loss itself raises this error")
     assert "ValueError: boom" in outcome.detail
     assert not report.having("passed")
 

@@ -6,8 +6,7 @@ import torch
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.policy import grpo, gspo
 from composer_plugins.losses.row import Loss
-from composer_plugins.testing.inputs import draw, float_tensors
-from composer_plugins.testing.laws.numbers import one_of_each_row, poisoned_at
+from composer_plugins.testing.inputs import draw, float_tensors, one_of_each_row, poisoned_at
 from composer_plugins.testing.settings import settings
 from parity_tests.support.every import each
 

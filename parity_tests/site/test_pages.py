@@ -22,8 +22,7 @@ from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.conventions import find_convention
-from composer_plugins.testing.conventions.laws import REDUCED
-from composer_plugins.testing.trainers import LAWS as OF_A_TRAINER
+from composer_plugins.testing.laws import FUNCTION, TRAINER, laws_for
 from docs.generator import laws, names, picture, usage
 from parity_tests.support.every import row_id
 from parity_tests.support.paths import ROOT
@@ -152,5 +151,5 @@ def test_the_index_of_names_has_what_chooses_a_loss_of_trl() -> None:
 
 def test_the_page_of_the_laws_has_those_of_every_way_to_check() -> None:
     _, of_one_number, of_a_trainer = laws.pages()["losses/laws.md"].split("\n## ")
-    assert all(f"\n| `{name}` | " in of_one_number for name in REDUCED)
-    assert all(f"\n| `{name}` | " in of_a_trainer for name in OF_A_TRAINER)
+    assert all(f"\n| `{name}` | " in of_one_number for name in laws_for(FUNCTION))
+    assert all(f"\n| `{name}` | " in of_a_trainer for name in laws_for(TRAINER))

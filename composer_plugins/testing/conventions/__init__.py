@@ -1,12 +1,12 @@
 """`check_as`: the laws on a loss function that is written in a framework's own calling convention.
 
 A framework's convention is in its adapter (`Convention`), or in this package where there is no adapter.
-Most conventions reduce inside the function. The laws that one number allows are in `laws`; every other law is
-reported as not applicable, with the reason.
+Most conventions reduce inside the function: then it is a `OneNumber`. A law of policy losses that is not run
+on one is reported as not applicable, with the reason.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -16,11 +16,9 @@ from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.derived import function_of_import_path, row_of_function
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Loss
-from composer_plugins.testing.checking import check_row, exceptions_without_a_law, run_law
-from composer_plugins.testing.conventions.laws import FIRST, NOT_RUN, ONLY_FOR, REDUCED, error_of, laws_of
-from composer_plugins.testing.conventions.reduced import row_of
-from composer_plugins.testing.laws import LAWS, Law
+from composer_plugins.testing.checking import check_row, exceptions_without_a_law, require_known, run_laws
+from composer_plugins.testing.conventions.function import OneNumber, row_of
+from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
 from composer_plugins.testing.report import Outcome, Report
 
 
@@ -74,15 +72,19 @@ def check_as(
     if convention.kernel is not None:
         return _kernel_report(function, convention, name, subject, tuple(only))
     row, only = row_of(function, convention, name), tuple(only)
-    known = {**REDUCED, **LAWS}
+    laws, not_run = laws_for(FUNCTION, convention.framework), NOT_RUN[FUNCTION]
+    require_known(only, laws_for(FUNCTION) | LAWS)
     for one in only:
-        if one not in known:
-            raise unknown("only", one, known, noun="law")
-        if convention.framework not in ONLY_FOR.get(one, (convention.framework,)):
-            problem = f"the law {one} is for --as {' and '.join(ONLY_FOR[one])} alone"
+        if one not in laws and (others := laws_for(FUNCTION).get(one)):
+            problem = f"the law {one} is for --as {' and '.join(others.frameworks)} alone"
             raise ConfigError("only", problem, "remove it: check --laws says which laws are run")
-    outcomes = _outcomes(row, convention, only or tuple(known))
-    return Report(subject, tuple(outcomes))
+    chosen = [law for law in laws.values() if not only or law.name in only]
+    outcomes = (
+        *exceptions_without_a_law(row, laws, f"--as {convention.framework}"),
+        *run_laws(chosen, row, OneNumber),
+        *(Outcome(one, "not applicable", not_run[one]) for one in not_run if not only or one in only),
+    )
+    return Report(subject, outcomes)
 
 
 def _parameters(function: Function) -> Iterable[str]:
@@ -102,30 +104,3 @@ def _kernel_report(
     left = [one for one in only if one not in {outcome.check for outcome in more}]
     found = check_row(replace(row, name=name), left).outcomes if left or not only else ()
     return Report(subject, (*found, *more))
-
-
-def _outcomes(row: Loss, convention: Convention, wanted: Collection[str]) -> Iterator[Outcome]:
-    unusable, laws = "", laws_of(convention.framework)
-    yield from exceptions_without_a_law(row, laws, f"--as {convention.framework}")
-    for law in laws.values():
-        if law.name not in wanted:
-            continue
-        if unusable:
-            yield Outcome(law.name, "not applicable", unusable)
-            continue
-        yield (outcome := _run(law, row, convention))
-        if law.name == FIRST and outcome.status == "failed" and error_of(row) is not None:
-            unusable = "what the function returns cannot be looked at"
-    for name, law in LAWS.items():
-        if "policy" in law.kinds and name not in REDUCED and name in wanted:
-            yield Outcome(name, "not applicable", NOT_RUN[name])
-
-
-def _run(law: Law, row: Loss, convention: Convention) -> Outcome:
-    outcome = run_law(law, row)
-    if law.name == FIRST and outcome.status == "failed":
-        raised = error_of(row)
-        # A TypeError comes from other parameters or another result; any other error is the function's own.
-        own = raised is not None and not isinstance(raised, TypeError)
-        return outcome._replace(cause="" if own else f"{convention.framework} takes {convention.returns}")
-    return outcome

@@ -16,7 +16,7 @@ from torch import Tensor
 from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.testing.laws.law import numbers
+from composer_plugins.testing.law import numbers
 from composer_plugins.testing.report import Outcome
 
 # The names of our inputs in functions of this convention.

@@ -1,9 +1,29 @@
-"""The laws: what every loss of the catalogue obeys, and what `check` examines a loss with.
+"""The laws: what every loss of the catalogue obeys, and what `check` examines a loss or a trainer with.
 
-Each is a function of a `Setting`, one way to call a loss, and raises `BrokenLaw` with the numbers.
+Each is a function of a `Subject` or a `Setting`, one way to call a loss, and raises `BrokenLaw` with numbers.
 """
 
+from composer_plugins.testing.law import (
+    FUNCTION,
+    NOT_RUN,
+    TRAINER,
+    BrokenLaw,
+    Law,
+    NotApplicable,
+    laws_for,
+    laws_of_kernels,
+)
 from composer_plugins.testing.laws import advantages, gradients, numbers, preferences, results, tokens, traced  # noqa: F401  (each registers its laws)
-from composer_plugins.testing.laws.law import LAWS, BrokenLaw, Law, NotApplicable
 
-__all__ = ["LAWS", "BrokenLaw", "Law", "NotApplicable"]
+__all__ = [
+    "FUNCTION",
+    "LAWS",
+    "NOT_RUN",
+    "TRAINER",
+    "BrokenLaw",
+    "Law",
+    "NotApplicable",
+    "laws_for",
+]
+
+LAWS = laws_of_kernels()

@@ -7,8 +7,8 @@ import torch
 
 from composer_plugins.losses.inputs import INPUTS, ROWS, TOKENS
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import Batch, draw, expand_mask, float_tensors, select_rows, with_junk
-from composer_plugins.testing.laws.law import NotApplicable, law, numbers, require, require_equal
+from composer_plugins.testing.inputs import Batch, expand_mask, float_tensors, select_rows, with_junk
+from composer_plugins.testing.law import NotApplicable, law, numbers, require, require_equal
 from composer_plugins.testing.settings import Setting
 
 SIZE, SEEDS = 16, range(3)
@@ -28,7 +28,7 @@ def _tolerance(setting: Setting, batch: Batch) -> dict[str, Any]:
 def groups_may_have_any_ids_and_rows_any_order(setting: Setting) -> None:
     """Another order of the rows, and other ids of the groups, give each row the same advantage."""
     for seed in SEEDS:
-        batch = draw(setting, seed, size=SIZE)
+        batch = setting.draw(seed, size=SIZE)
         wanted = setting.result(batch)
         order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed))
         shuffled = select_rows(batch, order)
@@ -45,7 +45,7 @@ def masked_rows_and_tokens_have_no_influence(setting: Setting) -> None:
     if "mask" not in setting.inputs:
         raise NotApplicable("it has no mask")
     for seed in SEEDS:
-        batch = draw(setting, seed, size=SIZE)
+        batch = setting.draw(seed, size=SIZE)
         mask = batch["mask"]
         alike = {
             name: x
@@ -53,7 +53,7 @@ def masked_rows_and_tokens_have_no_influence(setting: Setting) -> None:
             if INPUTS[name].shape in (ROWS, TOKENS, "[rows, components]")
             and x.shape[: mask.dim()] == mask.shape
         }
-        dirty = batch | {name: with_junk(x, expand_mask(mask, x)) for name, x in alike.items()}
+        dirty = batch | {name: with_junk(x, mask) for name, x in alike.items()}
         ours = setting.result(dirty)
         require_equal(ours, setting.result(batch), "the advantage depends on what is masked")
         require(not ours[~mask].any(), "the advantage is not 0 where masked")
@@ -69,7 +69,7 @@ def masked_rows_and_tokens_have_no_influence(setting: Setting) -> None:
 )
 def groups_have_no_influence_on_each_other(setting: Setting) -> None:
     """Other rewards in other groups leave the advantages of a group as they are."""
-    batch = draw(setting, size=SIZE)
+    batch = setting.draw(size=SIZE)
     # Without groups, a row is one.
     mine = batch["group_ids"] == batch["group_ids"][0] if "group_ids" in batch else torch.arange(SIZE) == 0
     moved = {
@@ -85,8 +85,8 @@ def groups_have_no_influence_on_each_other(setting: Setting) -> None:
 def unmasked_rewards_that_are_not_finite_are_seen_in_their_row(setting: Setting) -> None:
     """A reward of NaN or an infinity is seen in the advantage of its row."""
     for value, row in product((torch.nan, torch.inf, -torch.inf), (2, SIZE - 2)):
-        for name in float_tensors(draw(setting)):
-            batch = draw(setting, size=SIZE, unmasked=1.0)
+        for name in float_tensors(setting.draw()):
+            batch = setting.draw(size=SIZE, unmasked=1.0)
             if INPUTS[name].shape == "[components]":
                 continue
             poisoned = batch[name].clone()
@@ -104,7 +104,7 @@ def unmasked_rewards_that_are_not_finite_are_seen_in_their_row(setting: Setting)
 def masked_batches_and_groups_of_one_are_finite(setting: Setting) -> None:
     """Groups of one rollout give finite advantages, and a batch that is masked out gives 0."""
     for size in (1, 2, 5):
-        batch = draw(setting, size=size)
+        batch = setting.draw(size=size)
         if "group_ids" in batch:
             batch["group_ids"] = torch.arange(size)
         found = setting.result(batch)
@@ -121,7 +121,7 @@ def last_reward_is_seen_from_every_token(setting: Setting) -> None:
         raise NotApplicable("it has no rewards per token")
 
     def effect(tokens: int) -> torch.Tensor:
-        batch = draw(setting, size=3, tokens=tokens, unmasked=1.0)
+        batch = setting.draw(size=3, tokens=tokens, unmasked=1.0)
         moved = batch["token_rewards"].clone()
         moved[0, -1] += 1.0
         return setting.result(batch | {"token_rewards": moved})[0] - setting.result(batch)[0]
@@ -145,7 +145,7 @@ def higher_reward_has_no_smaller_advantage(setting: Setting) -> None:
     given = [name for name in ("rewards", "reward_components", "token_rewards") if name in setting.inputs]
     if not given:
         raise NotApplicable("it has no rewards")
-    drawn = draw(setting, size=SIZE, unmasked=1.0)
+    drawn = setting.draw(size=SIZE, unmasked=1.0)
     batch = select_rows(drawn, torch.zeros(SIZE, dtype=torch.int64))
     reward = drawn[given[0]].reshape(SIZE, -1)[:, -1]  # the same of every component and at every token
     for name in given:

@@ -7,22 +7,24 @@ from torch.autograd.gradcheck import GradcheckError
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
-from composer_plugins.testing.inputs import draw, tensors
-from composer_plugins.testing.laws.law import (
+from composer_plugins.testing.inputs import tensors
+from composer_plugins.testing.law import (
+    FUNCTION,
     LOSS,
+    ONE_NUMBER,
     PER_TOKEN_LOSS,
     BrokenLaw,
     NotApplicable,
+    Own,
     law,
     of_the_batch,
-    require_one_without,
 )
-from composer_plugins.testing.settings import Setting
+from composer_plugins.testing.settings import Setting, require_one_without
 
 
 def require_derivative(setting: Setting, seed: int = 5) -> None:
     """Require the gradient of the value, away from kinks."""
-    batch = with_trained_gradients(setting, draw(setting, seed, size=3, tokens=4, vocab=5, spread=0.7))
+    batch = with_trained_gradients(setting, setting.draw(seed, size=3, tokens=4, vocab=5, spread=0.7))
     trained = [batch[name] for name in setting.trained]
 
     def loss(*values: Tensor) -> Tensor:
@@ -37,7 +39,7 @@ def require_derivative(setting: Setting, seed: int = 5) -> None:
 
 def is_score(setting: Setting) -> None:
     """Require that the loss is some weight times log pi(y_t), and the gradient that weight."""
-    batch = draw(setting)
+    batch = setting.draw()
     (name,) = setting.trained
     loss, gradients = value_and_gradients(setting, batch)
     wanted = torch.where(batch["mask"], loss / batch[name], 0.0)
@@ -49,11 +51,21 @@ def of_a_surrogate(loss: Loss) -> str:
     return "it declares gradient='surrogate'" if loss.gradient == "surrogate" else ""
 
 
+def of_a_function(loss: Loss) -> str:
+    """The excuse of a function that returns one number, unless it declares gradient="derivative"."""
+    text = (
+        "its gradient is not the derivative of its value, because a factor is detached, as in CISPO. If that "
+        "is not intended, set the function's attribute gradient to 'derivative': then this fails"
+    )
+    return "" if loss.gradient == "derivative" else text
+
+
 @law(
     *LOSS,
     cause="a detached factor: of a detached weight times log pi, declare gradient='score'; of another "
     "gradient that is put in the place of the derivative, gradient='surrogate'",
     excuse=of_a_surrogate,
+    own={FUNCTION: Own(summary="The gradient is the derivative of the value.", excuse=of_a_function)},
 )
 def gradient_is_that_of_the_value(setting: Setting) -> None:
     """The gradient is the derivative of the value; with gradient="score", the weight of log pi."""
@@ -65,7 +77,11 @@ def gradient_is_that_of_the_value(setting: Setting) -> None:
         is_score(setting)
 
 
-@law(*PER_TOKEN_LOSS, cause="a gradient that is that of the value: do not declare another one")
+@law(
+    *PER_TOKEN_LOSS,
+    cause="a gradient that is that of the value: do not declare another one",
+    no_function="a function of this convention declares no gradient",
+)
 def declared_gradient_is_the_one_that_it_has(setting: Setting) -> None:
     """A row that declares gradient="score" or "surrogate" does not have the gradient of its value."""
     gradient = setting.loss.gradient
@@ -84,10 +100,11 @@ def declared_gradient_is_the_one_that_it_has(setting: Setting) -> None:
     *PER_TOKEN_LOSS,
     cause="a number that is taken from the whole batch: .mean() or .max() over rows",
     excuse=of_the_batch,
+    no_function=ONE_NUMBER,
 )
 def rows_under_vmap_give_the_gradients_of_the_batch(setting: Setting) -> None:
     """`torch.func.vmap(torch.func.grad(...))` over rows gives the gradient of the batch."""
-    batch = draw(setting, 7)
+    batch = setting.draw(7)
     inputs, rest = tensors(batch), {n: x for n, x in batch.items() if n not in tensors(batch)}
     trained = {name: inputs.pop(name) for name in setting.trained}
 

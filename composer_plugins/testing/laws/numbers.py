@@ -9,13 +9,15 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, VOCAB
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
-from composer_plugins.testing.inputs import Batch, draw, float_tensors, tensors
-from composer_plugins.testing.laws.law import (
+from composer_plugins.testing.inputs import Batch, float_tensors, one_of_each_row, poisoned_at, tensors
+from composer_plugins.testing.law import (
     EITHER,
     EVERY,
+    FUNCTION,
     PER_TOKEN,
     PER_TOKEN_LOSS,
     NotApplicable,
+    Own,
     law,
     numbers,
     numbers_of,
@@ -23,14 +25,16 @@ from composer_plugins.testing.laws.law import (
     require,
     require_equal,
 )
-from composer_plugins.testing.laws.tokens import DRAWS, SHAPES
-from composer_plugins.testing.settings import UNIFORM, Setting
+from composer_plugins.testing.laws.tokens import require_zero_where_masked
+from composer_plugins.testing.settings import SHAPES, Setting
+from composer_plugins.testing.subject import THE_LOSS
 
 # In nats: exp overflows float32 at 88.7, and float64 at 709.8.
 FARS = ((torch.float32, 30.0), (torch.float32, 90.0), (torch.float32, 1e4), (torch.float64, 800.0))
 # How far apart the policies are: inside a clip, beyond some, beyond all, beyond where exp overflows.
 SPREADS = (0.01, 0.4, 3.0, 1e4)
 OVERFLOW = "exp of an unbounded log ratio: use kernels.masking.safe_exp, or kernels.ratios"
+SINGLE = "the framework passes float32"
 NAN = "nan_to_num, a clamp, or a comparison that is False for NaN: let NaN through, so that a user sees it"
 
 
@@ -42,11 +46,11 @@ def require_finite(setting: Setting, batch: Batch, what: str, *, value: bool = T
         require(gradient.isfinite().all(), f"{what}: gradient of {name} {numbers(gradient)}")
 
 
-@law(*PER_TOKEN, cause=OVERFLOW)
+@law(*PER_TOKEN, FUNCTION, cause=OVERFLOW)
 def policies_far_apart_give_finite_numbers(setting: Setting) -> None:
     """Log ratios of 30, 90, 800 and 10,000 nats give a finite loss and gradient."""
     for dtype, far in FARS:
-        batch = draw(setting, unmasked=1.0, spread=0.0, dtype=dtype)
+        batch = setting.draw(unmasked=1.0, spread=0.0, dtype=dtype)
         names = [name for name in batch if name.endswith("logprobs") and INPUTS[name].shape == TOKENS]
         if "advantages" in batch:
             batch["advantages"] = batch["advantages"].sign() * 5
@@ -61,7 +65,7 @@ def policies_far_apart_give_finite_numbers(setting: Setting) -> None:
 def scores_far_apart_give_finite_numbers(setting: Setting) -> None:
     """Scores of -1e2, -1e4 and -1e6 give a finite loss and gradient in float32."""
     for far in (1e2, 1e4, 1e6):
-        batch = draw(setting, size=4, dtype=torch.float32)
+        batch = setting.draw(size=4, dtype=torch.float32)
         for name in float_tensors(batch):
             if name.removeprefix("ref_") in ("chosen", "rejected", "scores"):
                 moved = batch[name].clone()
@@ -69,7 +73,7 @@ def scores_far_apart_give_finite_numbers(setting: Setting) -> None:
                 require_finite(setting, batch | {name: moved}, f"{name} = {-far:g}")
 
 
-@law(*PER_TOKEN_LOSS, cause="a product of large numbers in float32")
+@law(*PER_TOKEN_LOSS, FUNCTION, cause="a product of large numbers in float32")
 def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
     """Advantages times 1e-30, 1e6 and 1e20 give a finite gradient in float32, and a finite loss up to 1e18.
 
@@ -78,58 +82,36 @@ def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
     if "advantages" not in setting.inputs:
         raise NotApplicable("it has no advantages")
     for scale in (1e-30, 1e6, 1e18, 1e20):
-        batch = draw(setting, dtype=torch.float32)
+        batch = setting.draw(dtype=torch.float32)
         given, what = batch | {"advantages": batch["advantages"] * scale}, f"advantages * {scale:g}"
         require_finite(setting, given, what, value=scale < 1e20)
 
 
-@law(*PER_TOKEN, cause=NAN, excuse=of_the_batch)
+@law(*PER_TOKEN, FUNCTION, cause=NAN, excuse=of_the_batch)
 def nan_is_seen_in_its_row_and_in_no_other(setting: Setting) -> None:
-    """NaN at an unmasked token gives NaN there, and nothing outside its row."""
-    for options in DRAWS:
-        batch = draw(setting, **options)
-        batch["mask"][0, 0] = True
-        for name, x in float_tensors(batch).items():
-            if INPUTS[name].shape not in SHAPES or name == UNIFORM:
-                continue
-            poisoned = x.clone()
-            poisoned[0, 0] = torch.nan
-            if x.dim() == 3:  # one entry of the vocabulary is enough
-                poisoned[0, 0, 1:] = x[0, 0, 1:]
-            loss, gradients = value_and_gradients(setting, batch | {name: poisoned})
-            require(
-                loss[0, 0].isnan(), f"NaN in {name!r} is hidden: the loss there is {float(loss[0, 0]):.6g}"
-            )
-            require(loss[1:].isfinite().all(), f"NaN in {name!r} reaches other rows")
-            require(not loss[~batch["mask"]].any(), f"NaN in {name!r} reaches masked tokens")
-            for other, gradient in gradients.items():
-                require(
-                    gradient[1:].isfinite().all(),
-                    f"NaN in {name!r} reaches the gradient of {other!r} elsewhere",
-                )
+    """NaN at an unmasked token gives a loss of NaN there, and nothing outside its row."""
+    for batch in setting.batches():
+        for name in setting.poisonable(batch):
+            for row, token in one_of_each_row(batch["mask"]):
+                what = f"NaN in {setting.named(name)} at row {row}, token {token}"
+                found = setting.run(batch | {name: poisoned_at(batch[name], [(row, token)])})
+                loss = loss_at(found[THE_LOSS], (row, token))
+                require(loss.isnan(), f"{what} is hidden: the loss there is {float(loss):.6g}")
+                others = torch.arange(len(batch["mask"])) != row
+                for key, x in found.items():
+                    seen = x.dim() and not x[others].isfinite().all()
+                    require(not seen, f"{what} reaches {key} of other rows")
+                require_zero_where_masked({THE_LOSS: found[THE_LOSS]}, batch, f"with {what}, {{}}")
 
 
-def one_of_each_row(mask: Tensor) -> list[tuple[int, int]]:
-    """An unmasked token of each row that has one: in turn the last, the first, and one in the middle."""
-    found = []
-    for row, unmasked in enumerate(mask):
-        columns = unmasked.nonzero().flatten().tolist()
-        if columns:
-            found.append((row, columns[(-1, 0, len(columns) // 2)[row % 3]]))
-    return found
-
-
-def poisoned_at(x: Tensor, where: list[tuple[int, int]]) -> Tensor:
-    """`x` with NaN at these tokens; of a vocabulary, at one entry."""
-    x = x.clone()
-    for token in where:
-        x[token if x.dim() == 2 else (*token, 0)] = torch.nan
-    return x
+def loss_at(loss: Tensor, token: tuple[int, int]) -> Tensor:
+    """The loss of a token; of a function that returns one number, that number."""
+    return loss[token] if loss.dim() else loss
 
 
 def is_linear(setting: Setting, name: str) -> bool:
     """Whether the gradient in an input does not depend on it, as that of -A log pi."""
-    batch = draw(setting, unmasked=1.0)
+    batch = setting.draw(unmasked=1.0)
     gradients = [
         value_and_gradients(setting, batch | {name: batch[name] - shift})[1] for shift in (0.0, 0.37)
     ]
@@ -140,31 +122,43 @@ def is_linear(setting: Setting, name: str) -> bool:
     *PER_TOKEN_LOSS,
     cause=f"{NAN}. torch.clamp has the gradient 0 at NaN: bound a log ratio with kernels.masking.bounded, or "
     "give it the advantages' NaN with kernels.masking.with_nan_of. Or a token, or a row, that does not count",
+    own={
+        FUNCTION: Own(
+            summary="NaN in an input that is data is NaN in the gradient of its token, where a limit on the "
+            "norm sees it.",
+        ),
+    },
 )
 def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> None:
-    """NaN in any input is NaN in the loss and the gradient of its token, wherever the token stands."""
-    shapes = {name: INPUTS[name].shape for name in float_tensors(draw(setting)) if name != UNIFORM}
-    for name in [name for name, shape in shapes.items() if shape in SHAPES]:
-        if name in setting.trained and is_linear(setting, name):
+    """NaN in any input is NaN in the loss and the gradient of its token, wherever the token stands.
+
+    A token that a function clips has no gradient, with NaN in a factor of it either. NaN in its
+    log-probabilities comes from logits, whose gradient is then NaN.
+    """
+    for name in setting.poisonable(setting.draw()):
+        if name in setting.trained and (setting.one_number or is_linear(setting, name)):
             nan_logits_are_nan_in_their_gradient(setting, name)
             continue
         for seed, spread in enumerate(SPREADS):
-            batch = draw(setting, seed, spread=spread, size=12, tokens=20)
-            where = one_of_each_row(batch["mask"])
-            loss, gradients = value_and_gradients(setting, batch | {name: poisoned_at(batch[name], where)})
+            batch = setting.draw(seed, spread=spread, size=12, tokens=20)
+            counts = batch["mask"]
+            if setting.one_number:
+                counts = value_and_gradients(setting, batch)[1][setting.trained[0]] != 0
+            where = one_of_each_row(counts)
+            found = setting.run(batch | {name: poisoned_at(batch[name], where)})
+            loss = found.pop(THE_LOSS)
             for token in where:
-                what = f"NaN in {name!r}, spread {spread}"
-                require(loss[token].isnan(), f"{what}: the loss is {float(loss[token]):.6g}")
-                if name in EITHER:  # a bonus: its slope is constant
-                    continue
-                found = {other: gradient[token] for other, gradient in gradients.items()}
-                seen = any(bool(g.isnan().any()) for g in found.values())
-                require(seen, f"{what}: {numbers_of(found)}")
+                what = f"NaN in {setting.named(name)} at row {token[0]}, token {token[1]}, spread {spread}"
+                here = loss_at(loss, token)
+                require(here.isnan(), f"{what}: the loss is {float(here):.6g}")
+                gradients = {f"{one} there": x[token] for one, x in found.items()}
+                seen = name in EITHER or any(bool(x.isnan().any()) for x in gradients.values())
+                require(seen, f"{what}: {numbers_of(gradients)}")
 
 
 def nan_logits_are_nan_in_their_gradient(setting: Setting, name: str) -> None:
     """Of a loss with a constant slope in log pi: NaN logits give a NaN gradient of the logits."""
-    batch = draw(setting, unmasked=1.0)
+    batch = setting.draw(unmasked=1.0)
     logits = torch.randn(*batch["mask"].shape, 5, dtype=torch.float64)
     logits[0, 0, 1] = torch.nan
     logits.requires_grad_()
@@ -176,7 +170,7 @@ def nan_logits_are_nan_in_their_gradient(setting: Setting, name: str) -> None:
 @law("preference", cause=NAN, excuse=of_the_batch)
 def nan_is_seen_in_its_pair_and_in_no_other(setting: Setting) -> None:
     """NaN in a score is NaN in its pair, and in no other."""
-    batch = draw(setting, size=5)
+    batch = setting.draw(size=5)
     for name, x in float_tensors(batch).items():
         if INPUTS[name].shape not in (PAIRS, ROWS):
             continue
@@ -193,7 +187,7 @@ def nan_is_seen_in_its_pair_and_in_no_other(setting: Setting) -> None:
 def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
     """NaN in a score is NaN in a gradient, however far the scores are apart."""
     for spread in (0.3, 30.0, 1e6):
-        batch = draw(setting, size=12, spread=spread)
+        batch = setting.draw(size=12, spread=spread)
         for name, x in float_tensors(batch).items():
             if name.endswith("_nll"):  # a term with a constant slope
                 continue
@@ -201,38 +195,46 @@ def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
             given[10 if INPUTS[name].shape in (PAIRS, ROWS) else ...] = torch.nan
             _, gradients = value_and_gradients(setting, batch | {name: given})
             seen = any(bool(g.isnan().any()) for g in gradients.values())
-            require(seen, f"NaN in {name!r}: {numbers_of(gradients)}")
+            found = {f"the gradient of {other!r}": x for other, x in gradients.items()}
+            require(seen, f"NaN in {name!r}: {numbers_of(found)}")
 
 
 @law(
     *PER_TOKEN_LOSS,
+    FUNCTION,
     cause="a division by the number of tokens, or a return of a constant: the loss of a masked-out batch is "
     "0 and has a gradient, or DDP waits for it",
 )
 def batch_without_an_unmasked_token_gives_zero_with_a_gradient(setting: Setting) -> None:
-    """A batch that is masked out gives 0, with a gradient of 0."""
-    batch = draw(setting)
-    for junk in (None, torch.nan, torch.inf):
+    """A micro-batch that is masked out gives 0, with a gradient of 0."""
+    batch = setting.draw()
+    junks = [None] if setting.one_number else [None, torch.nan, torch.inf]
+    for junk in junks:
         given = {n: x if junk is None else torch.full_like(x, junk) for n, x in float_tensors(batch).items()}
         mask = torch.zeros_like(batch["mask"])
         empty = with_trained_gradients(setting, batch | given | {"mask": mask})
-        loss = setting.result(empty)
+        loss = setting.of_a_part(empty, batch)
         require(not loss.any(), f"the loss is {numbers(loss)}")
-        total = aggregate(loss, mask, "token-mean")
+        total = aggregate(loss, mask, "token-mean") if loss.dim() else loss
         require(bool(total == 0), f"its mean is {float(total.detach())}")
-        require(total.requires_grad, "it has no gradient")
-        total.backward()
-        for name in setting.trained:
-            gradient = empty[name].grad
+        require(total.requires_grad, "the loss has no gradient, and DDP waits for one")
+        trained = [empty[name] for name in setting.trained]
+        gradients = torch.autograd.grad(total, trained, allow_unused=True)
+        for name, gradient in zip(setting.trained, gradients, strict=True):
             shown = None if gradient is None else numbers(gradient)
-            require(gradient is not None and not gradient.any(), f"the gradient of {name!r} is {shown}")
+            sound = gradient is not None and not gradient.any()
+            require(sound, f"the gradient of {setting.named(name)} is {shown}")
 
 
-@law(*EVERY, cause="arithmetic before an upcast: x.float() first, or kernels.masking.at_least_float32")
+@law(
+    *EVERY,
+    cause="arithmetic before an upcast: x.float() first, or kernels.masking.at_least_float32",
+    no_function=SINGLE,
+)
 def half_precision_is_upcast_before_anything_else(setting: Setting) -> None:
     """In bfloat16 and float16 the result is that of float32 on the same numbers, in float32."""
     for dtype in (torch.bfloat16, torch.float16):
-        half = draw(setting, spread=0.5, dtype=dtype)
+        half = setting.draw(spread=0.5, dtype=dtype)
         single = half | {name: x.float() for name, x in float_tensors(half).items()}
         ours, wanted = value_and_gradients(setting, half), value_and_gradients(setting, single)
         require(ours[0].dtype == torch.float32, f"the result for {dtype} is {ours[0].dtype}")
@@ -245,37 +247,36 @@ def half_precision_is_upcast_before_anything_else(setting: Setting) -> None:
                 )
 
 
-@law(*EVERY, cause="a tensor that is made in another dtype, or .float() on float64")
+@law(*EVERY, cause="a tensor that is made in another dtype, or .float() on float64", no_function=SINGLE)
 def result_keeps_the_precision_of_its_inputs(setting: Setting) -> None:
     """The result and the gradient have the dtype of the inputs, float32 or float64."""
     for dtype in (torch.float32, torch.float64):
-        loss, gradients = value_and_gradients(setting, draw(setting, dtype=dtype))
+        loss, gradients = value_and_gradients(setting, setting.draw(dtype=dtype))
         found = {"result": loss.dtype, **{name: g.dtype for name, g in gradients.items()}}
         require(all(one == dtype for one in found.values()), f"for inputs of {dtype}: {found}")
 
 
 @law(
     *PER_TOKEN,
+    FUNCTION,
     cause="a difference of large numbers, or a probability that is rounded to 1 before its logarithm",
 )
 def float32_is_close_to_float64(setting: Setting) -> None:
     """The float32 result is that of float64 on the same numbers, within roundings."""
-    single = draw(setting, 11, dtype=torch.float32)
+    single = setting.draw(11, dtype=torch.float32)
     double = single | {name: x.double() for name, x in float_tensors(single).items()}
-    ours, wanted = value_and_gradients(setting, single), value_and_gradients(setting, double)
-    # A log ratio cancels: its rounding is that of the log-probabilities, and a slope magnifies it.
-    magnitude = 10 * max(1.0, float(wanted[0].abs().max()))
-    assert_parity(ours[0], wanted[0], terms=7, dtype=torch.float32, magnitude=magnitude)
-    for name, gradient in ours[1].items():
-        largest = 10 * max(1.0, float(wanted[1][name].abs().max()))
-        assert_parity(gradient, wanted[1][name], terms=7, dtype=torch.float32, magnitude=largest, what=name)
+    setting.compare(setting.run(single), setting.run(double), "{}", dtype=torch.float32)
 
 
-@law(*PER_TOKEN, cause="max, argmax or a division by a size that may be 0")
+@law(
+    *PER_TOKEN,
+    cause="max, argmax or a division by a size that may be 0",
+    no_function="the framework passes at least one token",
+)
 def batch_of_no_rows_or_no_tokens_gives_as_many_losses(setting: Setting) -> None:
     """A batch without rows or without tokens gives an empty result of that shape."""
     for shape in ((2, 0), (0, 3), (0, 0)):
-        batch = draw(setting, unmasked=1.0)
+        batch = setting.draw(unmasked=1.0)
         none = {n: x[: shape[0], : shape[1]] for n, x in tensors(batch).items() if INPUTS[n].shape in SHAPES}
         loss, gradients = value_and_gradients(setting, batch | none)
         require(loss.shape == shape, f"{shape}: the result has the shape {tuple(loss.shape)}")
@@ -307,7 +308,7 @@ def forbid(batch: Batch, names: list[str], entry: int = -1) -> Batch:
 def entry_that_is_impossible_on_both_sides_contributes_nothing(setting: Setting) -> None:
     """Logits of -inf on both sides give the result of a vocabulary without that entry."""
     names = over_vocabulary(setting)
-    batch = draw(setting)
+    batch = setting.draw()
     # The last entry is the least likely of the teacher's: no top-k holds it.
     for name in names:
         batch[name][..., -1] = -20.0
@@ -339,7 +340,7 @@ def redraw_top_k(setting: Setting, batch: Batch) -> Batch:
 def entry_that_is_impossible_on_one_side_is_never_nan(setting: Setting) -> None:
     """A logit of -inf on one side gives a number or an infinity, and not NaN."""
     for name in over_vocabulary(setting):
-        batch = draw(setting)
+        batch = setting.draw()
         loss = setting.result(forbid(batch, [name], entry=0))
         require(not loss.isnan().any(), f"-inf in {name!r}: {numbers(loss)}")
         require(not loss[~batch["mask"]].any(), f"-inf in {name!r} reaches masked tokens")
@@ -349,7 +350,7 @@ def entry_that_is_impossible_on_one_side_is_never_nan(setting: Setting) -> None:
 def vocabulary_of_one_token_gives_zero(setting: Setting) -> None:
     """With one entry, student and teacher are equal: loss and gradient are 0."""
     over_vocabulary(setting)
-    loss, gradients = value_and_gradients(setting.within(1), draw(setting, vocab=1))
+    loss, gradients = value_and_gradients(setting.within(1), setting.draw(vocab=1))
     for name, x in {"loss": loss, **gradients}.items():
         assert_parity(x, torch.zeros_like(x), terms=1, magnitude=1.0, what=name)
 
@@ -358,6 +359,6 @@ def vocabulary_of_one_token_gives_zero(setting: Setting) -> None:
 def logits_of_any_size_give_finite_numbers(setting: Setting) -> None:
     """Logits times 1e-6, 1e2 and 1e4 give a finite loss and gradient in float32."""
     for scale in (1e-6, 1e2, 1e4):
-        batch = draw(setting, dtype=torch.float32)
+        batch = setting.draw(dtype=torch.float32)
         moved = {name: batch[name] * scale for name in over_vocabulary(setting)}
         require_finite(setting, batch | moved, f"logits * {scale:g}")

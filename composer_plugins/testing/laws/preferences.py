@@ -1,54 +1,12 @@
-"""Laws of preference losses: order and parts of the pairs, direction."""
+"""Laws of preference losses: direction; and of what a loss declares about the batch."""
 
 import torch
 
-from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.gradients import value_and_gradients
-from composer_plugins.testing.inputs import draw, draw_pairs, select_rows
-from composer_plugins.testing.laws.law import (
-    LOSS,
-    NotApplicable,
-    law,
-    numbers,
-    of_the_batch,
-    require,
-    require_first_of_pair_raised,
-    require_one_without,
-)
-from composer_plugins.testing.laws.tokens import (
-    micro_batches_and_ranks_leave_the_gradient_alone as by_micro_batch,
-)
-from composer_plugins.testing.settings import Setting
-
-
-@law("preference", cause="a result that depends on where a pair stands", excuse=of_the_batch)
-def pairs_may_come_in_any_order(setting: Setting) -> None:
-    """The loss and the gradient of a pair do not depend on its place in the batch."""
-    batch = draw(setting, size=6)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    loss, gradients = value_and_gradients(setting, batch)
-    shuffled, shuffled_gradients = value_and_gradients(setting, select_rows(batch, order))
-    assert_parity(shuffled, loss[order], terms=4)
-    for name, gradient in gradients.items():
-        assert_parity(shuffled_gradients[name], gradient[order], terms=4, what=name)
-
-
-@law(
-    "preference",
-    cause="a mean or another statistic of the pairs: return one loss per pair; if the loss needs the whole "
-    "batch, set over_batch=True in its row",
-    excuse=of_the_batch,
-)
-def parts_of_a_batch_are_the_batch(setting: Setting) -> None:
-    """A batch in 2, 3 or 6 parts has the losses and gradients of the batch."""
-    batch = draw(setting, size=12)
-    loss, gradients = value_and_gradients(setting, batch)
-    for parts in (2, 3, 6):
-        chunks = [value_and_gradients(setting, select_rows(batch, i)) for i in torch.arange(12).chunk(parts)]
-        assert_parity(torch.cat([chunk[0] for chunk in chunks]), loss, terms=4, what=f"{parts} parts")
-        for name, gradient in gradients.items():
-            found = torch.cat([c[1][name] for c in chunks])
-            assert_parity(found, gradient, terms=4, what=f"{parts} parts, gradient of {name}")
+from composer_plugins.testing.inputs import draw_pairs
+from composer_plugins.testing.law import LOSS, NotApplicable, law, numbers, require, some_raised_more
+from composer_plugins.testing.laws.tokens import micro_batches_and_ranks_leave_the_gradient_alone
+from composer_plugins.testing.settings import Setting, require_one_without
 
 
 @law("preference", cause="chosen and rejected exchanged, or a sign")
@@ -59,7 +17,7 @@ def descent_raises_the_chosen_over_the_rejected(setting: Setting) -> None:
     """
     if not {"chosen", "rejected"} <= {*setting.trained}:
         raise NotApplicable("it has no chosen and rejected scores with a gradient")
-    batch = draw(setting, size=6)
+    batch = setting.draw(size=6)
     others: tuple[str, ...] = ("rejected", "ref_chosen", "ref_rejected")
     same = {name: batch["chosen"].clone() for name in others if name in batch}
     # A hinge at 0 has no slope where the scores are equal.
@@ -91,8 +49,10 @@ def descent_raises_the_desirable_over_the_undesirable(setting: Setting) -> None:
     batch["desirable"] = torch.arange(len(batch["scores"])) % 2 == 0
     if "ref_scores" in batch:
         batch["ref_scores"] = batch["scores"].clone()
-    gradient = value_and_gradients(setting, batch)[1]["scores"]
-    require_first_of_pair_raised(gradient, "desirable=True", "desirable=False", never_lowered=True)
+    raised = -value_and_gradients(setting, batch)[1]["scores"]
+    words = ("desirable=True", "desirable=False")
+    some = some_raised_more(raised[::2], raised[1::2], *words, never_lowered=True)
+    require(some, "gradient descent raises all rows alike")
     for name in ("ref_scores", "reference_kl", "reward_shift"):
         if name in batch:
             change = setting.result(batch | {name: batch[name] + 0.5}) - setting.result(batch)
@@ -105,11 +65,11 @@ def descent_raises_the_desirable_over_the_undesirable(setting: Setting) -> None:
     *LOSS,
     cause="a loss that does not need the whole batch: do not declare over_batch, or the adapters refuse it "
     "where a framework cuts the batch",
+    no_function="a function of this convention declares nothing",
 )
 def declared_statistic_of_the_batch_is_one(setting: Setting) -> None:
     """A loss that declares over_batch changes where the batch is cut."""
     if not setting.loss.over_batch:
         raise NotApplicable("it does not declare over_batch")
-    cut = parts_of_a_batch_are_the_batch if setting.loss.kind == "preference" else by_micro_batch
     problem = "it declares over_batch, and the parts of a batch have the losses of the batch"
-    require_one_without(setting, cut, problem)
+    require_one_without(setting, micro_batches_and_ranks_leave_the_gradient_alone, problem)

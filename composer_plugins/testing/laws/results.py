@@ -11,22 +11,25 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import check_result
 from composer_plugins.losses.inputs import INPUTS, TOKENS
 from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients, with_trained_gradients
-from composer_plugins.testing.inputs import Batch, draw, float_tensors, tensors
-from composer_plugins.testing.laws.law import (
+from composer_plugins.testing.inputs import UNIFORM, Batch, float_tensors
+from composer_plugins.testing.law import (
     EITHER,
     EVERY,
+    FUNCTION,
     LOSS,
+    ONE_NUMBER,
     PER_TOKEN,
+    TRAINER,
+    BrokenLaw,
     NotApplicable,
+    Own,
     law,
     require,
-    require_equal,
 )
-from composer_plugins.testing.settings import NUM_GROUPS, UNIFORM, Setting, settings
+from composer_plugins.testing.settings import Setting, settings
+from composer_plugins.testing.subject import Subject
 
 SPREADS = (0.3, 0.01, 3.0)  # of the policies: near, almost equal, far
-# Inputs whose numbers are an order or a count: another number may mean the same.
-LABELS = {"group_ids", NUM_GROUPS, "generator", "mask", "component_mask", "desirable"}
 
 
 def _called(setting: Setting, batch: Batch) -> Any:
@@ -50,51 +53,74 @@ def _called(setting: Setting, batch: Batch) -> Any:
     cause="a mean over the tokens, a bare tensor, a detached loss, or a metric that is a number: return "
     "TokenLoss(loss, {'name': Metric(value.detach(), where)}), one loss per token (PairLoss: per pair); the "
     "adapter divides",
+    no_function=ONE_NUMBER,
+    first=True,
 )
 def result_has_one_value_per_token(setting: Setting) -> None:
     """The result has the shape, the type, the gradient and the metrics that adapters expect."""
     if setting.loss.kind in PER_TOKEN and "mask" not in setting.inputs:
         require(False, "it takes no mask, so every masked token would count: add the input mask")
     for options in ({}, {"size": 1, "tokens": 1, "unmasked": 1.0}, {"per_token": False}):
-        batch = with_all_gradients(draw(setting, **options))
+        batch = with_all_gradients(setting.draw(**options))
         result = _called(setting, batch)
         try:
             check_result(setting.choice, batch, result)
         except ConfigError as error:
             require(False, f"{error.problem}; {error.remedy}")
         for name, metric in getattr(result, "metrics", {}).items():
-            require(not metric.value.requires_grad, f"the metric {name!r} carries a gradient: detach it")
-            counted = metric.where.expand(metric.value.shape) if metric.where.dim() else metric.where
-            if "mask" in batch and metric.where.shape == batch["mask"].shape:
-                require(
-                    not (metric.where & ~batch["mask"]).any(), f"the metric {name!r} counts masked tokens"
-                )
-            require(metric.value[counted].isfinite().all(), f"the metric {name!r} is not finite")
+            what, (value, where) = f"the metric {name!r}", metric
+            require(not value.requires_grad, f"{what} carries a gradient: detach it", usable=True)
+            if "mask" in batch and where.shape == batch["mask"].shape:
+                require(not (where & ~batch["mask"]).any(), f"{what} counts masked tokens", usable=True)
+            counted = value[where.expand(value.shape) if where.dim() else where]
+            require(counted.isfinite().all(), f"{what} is not finite", usable=True)
     if setting.loss.kind in LOSS:
-        result = setting.result(with_trained_gradients(setting, draw(setting)))
+        result = setting.result(with_trained_gradients(setting, setting.draw()))
         problem = f"it has no gradient in {' or '.join(setting.trained)}: it is detached, or under no_grad"
         require(result.requires_grad, problem)
 
 
-@law(*EVERY, cause="an operation in place (add_, x[...] = y, out=): compute on a copy, x.clone()")
+@law(FUNCTION, cause="a function of another convention", first=True)
+def result_is_what_the_framework_takes(function: Any) -> None:
+    """The result has the shape, the types and the gradient that the framework goes on with."""
+    takes = f"{function.convention.framework} takes {function.convention.returns}"
+    for options in ({}, {"size": 1, "tokens": 1, "unmasked": 1.0}, {"per_token": False}):
+        try:
+            problems = function.problems(with_trained_gradients(function, function.draw(**options)))
+        except TypeError as error:  # of other parameters, or another result
+            raise BrokenLaw(str(error), takes) from None
+        require(not problems, "; ".join(problems), cause=takes, usable=True)
+
+
+@law(
+    *EVERY,
+    FUNCTION,
+    cause="an operation in place (add_, x[...] = y, out=): compute on a copy, x.clone()",
+)
 def inputs_are_not_written_to(setting: Setting) -> None:
     """The inputs hold the same numbers after the call as before it."""
-    batch = draw(setting)
-    before = {name: x.clone() for name, x in tensors(batch).items()}
-    setting.result(batch)
-    for name, x in tensors(batch).items():
-        require_equal(x.double(), before[name].double(), f"the input {name!r} was changed")
+    written = setting.written(with_trained_gradients(setting, setting.draw()))
+    require(not written, f"the function writes to {', '.join(map(setting.named, written))}")
 
 
-@law(*EVERY, cause="random numbers without the generator that the loss is given, or state kept between calls")
-def two_calls_give_the_same_result(setting: Setting) -> None:
+@law(
+    *EVERY,
+    FUNCTION,
+    cause="random numbers without the generator that the loss is given, or state kept between calls",
+    own={
+        TRAINER: Own(
+            name="two_runs_give_the_same_gradient",
+            first=True,
+            cause="random numbers in the loss, or dropout: make_trainer must give the same weights at each "
+            "call, with every dropout set to 0",
+        ),
+    },
+)
+def two_calls_give_the_same_result(subject: Subject) -> None:
     """The same inputs give the same result, whatever the state of torch's own random numbers."""
-    batch = draw(setting)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        first = setting.result(batch)
-        torch.manual_seed(2)
-        require_equal(setting.result(batch), first, "two calls with the same inputs differ")
+    batch, *_ = subject.batches()
+    first, second = subject.run(batch), subject.run(batch, seed=20_260)
+    subject.compare(second, first, "in a second call with the same inputs, {}", exactly=True)
 
 
 @law(
@@ -103,7 +129,7 @@ def two_calls_give_the_same_result(setting: Setting) -> None:
 )
 def gradient_reaches_the_trained_inputs_only(setting: Setting) -> None:
     """The gradient reaches the inputs of the policy, and no other input."""
-    batch = with_all_gradients(draw(setting))
+    batch = with_all_gradients(setting.draw())
     setting.result(batch).sum().backward()
     for name, x in float_tensors(batch).items():
         if name in setting.trained:
@@ -112,10 +138,39 @@ def gradient_reaches_the_trained_inputs_only(setting: Setting) -> None:
             require(x.grad is None or not x.grad.any(), f"a gradient reaches {name!r}: detach it")
 
 
+@law(
+    TRAINER,
+    cause="a mask that is shifted by one, or that leaves out tokens: multiply with completion_mask as it is",
+    own={
+        FUNCTION: Own(
+            name="gradient_reaches_the_trained_inputs_only",
+            cause="log-probabilities that are detached, or tokens that are left out: a mask that is shifted "
+            "by one, or a limit on the number of rows or tokens",
+        ),
+    },
+)
+def every_unmasked_token_has_a_gradient(subject: Subject) -> None:
+    """The log-probability of every unmasked token has a gradient where the policies are equal.
+
+    The framework passes the rest as data. A token may count with one sign of its advantage only.
+    """
+    for signs in subject.both_signs():
+        any_gradient = signs.raised.any() or signs.negated.any()
+        require(any_gradient, "no gradient reaches the log-probabilities of the policy")
+        left = signs.mask & (signs.raised == 0) & (signs.negated == 0)
+        rows, tokens = ({*column.tolist()} for column in left.nonzero().T)
+        where = [", ".join(map(str, sorted(places)[:8])) for places in (rows, tokens)]
+        problem = (
+            f"the gradient of {int(left.sum())} of {int(signs.mask.sum())} unmasked tokens is 0 with either "
+            f"sign of the advantages: in rows {where[0]}, at tokens {where[1]}, counted from 0"
+        )
+        require(not left.any(), problem)
+
+
 @law("advantage", "correction", cause="a computation on the inputs as they come: detach them first")
 def result_has_no_gradient(setting: Setting) -> None:
     """An advantage and a correction are constants of the loss."""
-    require(not setting.result(with_all_gradients(draw(setting))).requires_grad, "the result has a gradient")
+    require(not setting.result(with_all_gradients(setting.draw())).requires_grad, "the result has a gradient")
 
 
 def _with_certain_students(batch: Batch) -> Iterator[Batch]:
@@ -145,7 +200,7 @@ def _differ(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 def _with_other_numbers(setting: Setting, name: str) -> Iterator[tuple[Batch, Batch]]:
     """Batches, each with one that differs from it in this input only."""
     for seed, spread, (factor, shift) in product(range(3), SPREADS, ((1.0, 0.37), (0.1, 0.0))):
-        batch = draw(setting, seed, spread=spread, unmasked=0.9)
+        batch = setting.draw(seed, spread=spread, unmasked=0.9)
         moved = factor * batch[name] - shift  # a log-probability stays one
         if name == UNIFORM:
             moved = 1 - batch[name]
@@ -154,35 +209,55 @@ def _with_other_numbers(setting: Setting, name: str) -> Iterator[tuple[Batch, Ba
         yield batch, batch | {name: moved}
 
 
+def has_effect(setting: Setting, name: str) -> bool:
+    """Whether other numbers in an input change the result, its gradient or a metric."""
+    return any(
+        _differ(_effects(setting, batch), _effects(setting, moved))
+        for batch, moved in _with_other_numbers(setting, name)
+    )
+
+
 @law(
     *EVERY,
     cause="an input that is taken and not used: use it, or take it out of the signature",
     thorough=False,
+    own={
+        FUNCTION: Own(
+            summary="Other numbers in an input that a user's option switches on change the loss or the "
+            "gradient.",
+            cause="an input that the framework passes where a user switches it on, and that the function "
+            "does not use: use it, or raise an error where it is passed",
+        ),
+    },
 )
 def every_input_has_an_effect(setting: Setting) -> None:
     """Another number in any input changes the result, its gradient or a metric."""
-    for name in float_tensors(draw(setting)):
-        if name not in LABELS and INPUTS[name].shape != "[components]":
-            require(
-                any(
-                    _differ(_effects(setting, batch), _effects(setting, moved))
-                    for batch, moved in _with_other_numbers(setting, name)
-                ),
-                f"other numbers in {name!r} change nothing",
-            )
+    names = setting.must_have_effect()
+    if setting.one_number and not names:
+        raise NotApplicable("a loss need not use every input that the framework always passes")
+    for name in names:
+        require(has_effect(setting, name), f"other numbers in {setting.named(name)} change nothing")
 
 
 @law(
     *EVERY,
     cause="a parameter that is taken and not used: use it, or take it out of the signature",
     thorough=False,
+    own={
+        FUNCTION: Own(
+            cause="an option of the framework, or a parameter of the function, that the function does not "
+            "read, or reads by another name: use it, or raise an error"
+        ),
+    },
 )
 def every_parameter_has_an_effect(setting: Setting) -> None:
-    """Another value of any parameter changes the result, its gradient or a metric."""
+    """Another value of any parameter, or of an option that a function must follow, changes the result."""
     if setting.label != list(settings(setting.loss, thorough=False))[-1].label:
         raise NotApplicable("the setting with all optional inputs is checked")
     if not setting.loss.parameters:
         raise NotApplicable("it has no parameter")
+    for sentence in setting.misspelt():
+        require(False, sentence)
     unknown = list[str]()
     for name in setting.loss.parameters:
         if len(pair := list(setting.with_values_of(name))) < 2:
@@ -194,7 +269,7 @@ def every_parameter_has_an_effect(setting: Setting) -> None:
             for seed in range(4)
             for spread in (*SPREADS, 1e4)
             for unmasked in (0.7, 1.0)
-            for batch in _with_certain_students(draw(first, seed, spread=spread, unmasked=unmasked, size=6))
+            for batch in _with_certain_students(first.draw(seed, spread=spread, unmasked=unmasked, size=6))
         )
         moves = any(
             _differ(effects, _effects(other, batch))

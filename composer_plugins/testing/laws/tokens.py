@@ -1,89 +1,83 @@
 """Laws of losses per token: masking, cuts of the batch, order, padding."""
 
-from itertools import cycle
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.kernels.aggregation import Mode, aggregate
-from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
+from composer_plugins.losses.inputs import INPUTS, TOKENS
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.gradients import value_and_gradients, with_all_gradients
-from composer_plugins.testing.inputs import (
-    draw,
-    draw_pairs,
-    expand_mask,
-    float_tensors,
-    pad_tokens,
-    select_rows,
-    tensors,
-    with_junk,
-)
-from composer_plugins.testing.laws.law import (
+from composer_plugins.testing.gradients import value_and_gradients
+from composer_plugins.testing.inputs import DRAWS, JUNK, Batch, draw_pairs, select_rows, tensors
+from composer_plugins.testing.law import (
+    FUNCTION,
     PER_TOKEN,
     PER_TOKEN_LOSS,
+    TRAINER,
+    BrokenLaw,
     NotApplicable,
+    Own,
     law,
     numbers,
     of_the_batch,
     require,
-    require_equal,
-    require_first_of_pair_raised,
+    some_raised_more,
 )
-from composer_plugins.testing.settings import Setting
+from composer_plugins.testing.settings import SHAPES, Setting
+from composer_plugins.testing.subject import Found, Subject
 
-DRAWS: list[dict[str, Any]] = [
-    {"seed": 0},
-    {"seed": 1, "spread": 1.5, "unmasked": 0.5},
-    {"seed": 2, "spread": 0.01, "per_token": False, "tokens": 3, "size": 5},
-    {"seed": 3, "size": 1, "tokens": 1, "unmasked": 1.0},
-]
-SHAPES = (TOKENS, VOCAB, TOP_K)
+
+def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> None:
+    """Require that a loss and its gradients are 0 at masked tokens, where they have one number per token."""
+    mask = batch.get("mask")  # the rows of a trainer have none
+    for name, x in found.items():
+        if mask is not None and x.shape[: mask.dim()] == mask.shape:
+            found_there = f"is not 0 where masked: {numbers(x[~mask])}"
+            require(not x[~mask].any(), f"{what.format(name)} {found_there}")
+
+
+def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
+    """Require that other numbers at masked tokens change nothing, and that the gradient there is 0."""
+    for batch in subject.batches():
+        wanted, problems = subject.run(batch, weighted=True), []
+        require_zero_where_masked(wanted, batch)
+        for what, dirty in subject.masked(batch, junk):
+            try:
+                subject.compare(subject.run(dirty, weighted=True), wanted, f"{what}, {{}}", exactly=True)
+            except BrokenLaw as error:
+                problems.append(str(error))
+        require(not problems, "; ".join(problems))
 
 
 @law(
     *PER_TOKEN,
     cause="a product with the mask (NaN * 0 is NaN), torch.where after exp, or a mean over the padded row: "
     "mask the log ratio before exp (kernels.masking.keep), and do not multiply by the mask",
+    own={
+        FUNCTION: Own(
+            summary="Other finite numbers at masked tokens of every input leave the loss and the gradient as "
+            "they are.",
+        ),
+        TRAINER: Own(
+            summary="Other tokens where completion_mask is 0 leave the gradient as it is.",
+            cause="the mask left out of a sum or a mean: multiply with completion_mask (and tool_mask) "
+            "before both",
+        ),
+    },
 )
-def masked_tokens_have_no_influence(setting: Setting) -> None:
+def masked_tokens_have_no_influence(subject: Subject) -> None:
     """NaN, infinities and 1e4 at masked tokens of every input leave the loss and the gradient as they are."""
-    for options in DRAWS:
-        batch = draw(setting, **options)
-        mask = batch["mask"]
-        dirty = batch | {
-            name: with_junk(x, expand_mask(mask, x))
-            for name, x in float_tensors(batch).items()
-            if INPUTS[name].shape in SHAPES and x.shape[: mask.dim()] == mask.shape
-        }
-        weight = torch.randn(mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        wanted, wanted_gradients = value_and_gradients(setting, batch, weight)
-        loss, gradients = value_and_gradients(setting, dirty, weight)
-        require(not loss[~mask].any(), f"the loss is not 0 where masked: {numbers(loss[~mask])}")
-        require_equal(loss, wanted, "the loss depends on what is masked")
-        for name, gradient in gradients.items():
-            found = f"not 0 where masked: {numbers(gradient[~mask])}"
-            require(not gradient[~mask].any(), f"the gradient of {name!r} is {found}")
-            require_equal(
-                gradient, wanted_gradients[name], f"the gradient of {name!r} depends on what is masked"
-            )
+    require_masked(subject)
 
 
-def reduced(loss: Tensor, mask: Tensor, mode: Mode, **counts: Any) -> Tensor:
-    """The sum of a loss in a mode, with the counts of the whole batch."""
-    return aggregate(loss, mask, mode, max_length=11, group_ids=torch.arange(len(mask)), **counts)
-
-
-def cuts(rows: int, seed: int) -> list[list[Tensor]]:
-    """The rows as 1, 2 and 4 micro-batches that end at random places, and as those of two ranks."""
-    g = torch.Generator().manual_seed(seed)
-    index = torch.arange(rows)
-    found = [[index]]
-    for parts in (2, 4):
-        ends = torch.randperm(max(rows - 1, 0), generator=g)[: parts - 1].sort().values + 1
-        found.append([part for part in torch.tensor_split(index, ends.tolist()) if len(part)])
-    return [*found, [part for part in (index[::2], index[1::2]) if len(part)]]
+@law(
+    FUNCTION,
+    cause="a product with the mask: NaN * 0 and inf * 0 are NaN. Mask with torch.where before exp; after it, "
+    "the gradient is NaN even so",
+)
+def masked_nan_and_infinities_have_no_influence(subject: Subject) -> None:
+    """NaN, infinities and 1e4 at masked tokens of every input leave the loss and the gradient as they are."""
+    require_masked(subject, JUNK)
 
 
 @law(
@@ -91,55 +85,81 @@ def cuts(rows: int, seed: int) -> list[list[Tensor]]:
     cause="a mean or another statistic of the micro-batch inside the loss: return one loss per token and "
     "leave the division to the adapter; if the loss needs the whole batch, set over_batch=True in its row",
     excuse=of_the_batch,
+    own={
+        "preference": Own(
+            name="parts_of_a_batch_are_the_batch",
+            cause="a mean or another statistic of the pairs: return one loss per pair; if the loss needs the "
+            "whole batch, set over_batch=True in its row",
+        ),
+        FUNCTION: Own(
+            cause="a mean or another statistic of the micro-batch inside the function: divide by the counts "
+            "of the whole batch, which the framework passes or divides by itself",
+        ),
+        TRAINER: Own(
+            name="micro_batches_leave_the_gradient_alone",
+            summary="A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.",
+            cause="a mean over the tokens of the micro-batch: divide a mean over rows by "
+            "self.current_gradient_accumulation_steps, and a sum over tokens by "
+            "inputs['num_items_in_batch']",
+        ),
+    },
 )
-def micro_batches_and_ranks_leave_the_gradient_alone(setting: Setting) -> None:
+def micro_batches_and_ranks_leave_the_gradient_alone(subject: Subject) -> None:
     """A batch that is cut into 1, 2 or 4 micro-batches, or for two ranks, has the same loss and gradient."""
-    modes = cycle(get_args(Mode))
-    for options in DRAWS[:3]:
-        batch = with_all_gradients(draw(setting, **options))
-        mask, trained = batch["mask"], [batch[name] for name in setting.trained]
-        rows = mask.shape[0]  # each is a prompt of its own
-        counts = {"num_tokens": mask.sum(), "num_sequences": mask.any(-1).sum(), "num_prompts": rows}
-        whole = setting.result(batch)
-        magnitude = float(whole.detach().abs().max())
-        for parts in cuts(rows, options["seed"]):
-            mode = next(modes)
-            wanted = reduced(whole, mask, mode)
-            cut = [select_rows(batch, index) for index in parts]
-            total = torch.stack(
-                [reduced(setting.result(part), part["mask"], mode, **counts) for part in cut]
-            ).sum()
-            what = f"{len(parts)} parts of {rows} rows, {mode}"
-            assert_parity(total, wanted, terms=whole.numel(), magnitude=magnitude, what=what)
-            ours = torch.autograd.grad(total, trained, materialize_grads=True)
-            theirs = torch.autograd.grad(wanted, trained, retain_graph=True, materialize_grads=True)
-            for gradient, one in zip(ours, theirs, strict=True):
-                assert_parity(gradient, one, terms=whole.numel(), what=f"gradient, {what}")
+    for batch in subject.batches(to_be_cut=True):
+        wanted = subject.run(batch)
+        for cut in subject.cuts(batch):
+            subject.compare(subject.run(batch, cut=cut), wanted, f"{{}} of {cut.what}")
+
+
+# A loss of verl or TRL with such a term breaks the law of micro-batches and ranks, in the cut for two ranks.
+@law(
+    FUNCTION,
+    cause="a KL or an entropy term that is a sum: the advantages are divided by the counts of the batch, and "
+    "this term is not. Use the framework's own option (SkyRL: use_kl_loss, use_entropy_loss), or put the "
+    "term into the advantages before they are divided",
+    frameworks=("skyrl", "tinker"),
+)
+def every_term_is_divided_as_the_advantages_are(function: Any) -> None:
+    """The same rows have half the loss and gradient in a batch that has twice as many rows and tokens."""
+    for batch in function.batches():
+        half = {name: x / 2 for name, x in function.run(batch).items()}
+        found = function.run(batch, times=2)
+        what = "with half the advantages, as in a batch of twice the size, {}"
+        function.compare(found, half, what)
 
 
 @law(
     *PER_TOKEN,
+    FUNCTION,
     cause="a result that depends on where a row stands: an index, a scan over rows, a random number",
+    own={
+        "preference": Own(
+            name="pairs_may_come_in_any_order",
+            summary="The loss and the gradient of a pair do not depend on its place in the batch.",
+            cause="a result that depends on where a pair stands",
+            excuse=of_the_batch,
+        ),
+    },
 )
 def rows_may_come_in_any_order(setting: Setting) -> None:
     """The loss and the gradient of a row do not depend on its place in the batch."""
-    for options in DRAWS:
-        batch = draw(setting, **options)
-        order = torch.randperm(batch["mask"].shape[0], generator=torch.Generator().manual_seed(4))
-        loss, gradients = value_and_gradients(setting, batch)
-        shuffled, shuffled_gradients = value_and_gradients(setting, select_rows(batch, order))
-        assert_parity(shuffled, loss[order], terms=loss.numel())
-        for name, gradient in gradients.items():
-            assert_parity(shuffled_gradients[name], gradient[order], terms=loss.numel(), what=name)
+    for batch in setting.batches():
+        rows = len(batch[setting.trained[0]] if setting.trained else batch["mask"])
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(4))
+        wanted = {name: x[order] if x.dim() else x for name, x in setting.run(batch).items()}
+        setting.compare(setting.run(select_rows(batch, order)), wanted, "{} of another order of the rows")
 
 
 @law(
-    *PER_TOKEN, cause="an axis by its number: tokens are the last axis (-1), and there may be no axis of rows"
+    *PER_TOKEN,
+    cause="an axis by its number: tokens are the last axis (-1), and there may be no axis of rows",
+    no_function="the convention has one layout",
 )
 def packed_tokens_equal_a_padded_row(setting: Setting) -> None:
     """One packed sequence [tokens] has the loss of a batch of one row; so has a batch with one more axis."""
     for options in DRAWS:
-        batch = draw(setting, **options | {"size": 1, "unmasked": 1.0})
+        batch = setting.draw(**options | {"size": 1, "unmasked": 1.0})
         batch["mask"][0, -1] = batch["mask"].shape[1] == 1
         packed = batch | {n: x[0] if INPUTS[n].shape in SHAPES else x for n, x in tensors(batch).items()}
         terms = batch["mask"].numel()
@@ -150,43 +170,61 @@ def packed_tokens_equal_a_padded_row(setting: Setting) -> None:
 
 @law(
     *PER_TOKEN,
+    FUNCTION,
     cause="the length of the padded row, where mask.sum(-1) is meant; or a product with the mask",
+    own={
+        TRAINER: Own(cause="a mean over the padded row: divide by completion_mask.sum(-1)"),
+    },
 )
-def more_padding_changes_nothing(setting: Setting) -> None:
+def more_padding_changes_nothing(subject: Subject) -> None:
     """Masked columns at the end of every row, up to 40 tokens in all, change nothing."""
-    for options in DRAWS[:3]:
-        batch = draw(setting, **options)
-        columns = batch["mask"].shape[1]
-        loss, gradients = value_and_gradients(setting, batch)
-        for more in (3, 40 - columns):
-            padded, padded_gradients = value_and_gradients(setting, pad_tokens(batch, more))
-            require(not padded[:, columns:].any(), "the loss is not 0 at the padding")
-            assert_parity(padded[:, :columns], loss, terms=columns, what=f"{more} more columns")
-            for name, gradient in gradients.items():
-                found = padded_gradients[name][:, :columns]
-                assert_parity(found, gradient, terms=columns, what=f"gradient of {name}, {more} more columns")
+    for batch in subject.batches():
+        wanted = subject.run(batch)
+        for what, padded in subject.padded(batch):
+            found = subject.run(padded)
+            require_zero_where_masked(found, padded, f"{what}, {{}}")
+            ours = {name: x[tuple(map(slice, wanted[name].shape))] for name, x in found.items()}
+            subject.compare(ours, wanted, f"{what}, {{}}")
 
 
 @law(
     "policy",
+    FUNCTION,
     cause="a sign: the loss is minimised, so it is -advantage * ratio, and gradient descent raises the "
     "log-probability of tokens with a positive advantage",
+    own={
+        TRAINER: Own(
+            summary="Descent raises a row more with a positive advantage than with its negative.",
+            cause="a sign: the loss is minimised, so it is -advantage * ratio",
+        ),
+    },
 )
-def descent_raises_the_tokens_with_positive_advantages(setting: Setting) -> None:
+def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None:
     """Descent lowers no token with A = 1, and raises it more than the same token with A = -1.
 
     All policies are equal. A loss may learn from one sign alone (RAFT, NSR), or raise every token (AWR).
     Where tokens with A = 0 have no gradient, a penalty does not push them away from the reference or the
     teacher, or from the old policy of a loss that has neither of them.
     """
-    if setting.trained != ("logprobs",) or "advantages" not in setting.inputs:
-        raise NotApplicable("its policy input is not logprobs, or it has no advantages")
+    raised, words = False, ("a positive advantage", "its negative")
+    for signs in subject.both_signs():
+        positive = signs.advantages.reshape(len(signs.mask), -1) > 0
+        more = torch.where(positive, signs.raised, signs.negated)
+        less = torch.where(positive, signs.negated, signs.raised)
+        if signs.by_row:
+            more, less = ((x * signs.mask).sum(-1) for x in (more, less))
+        raised |= some_raised_more(more, less, *words, never_lowered=not signs.by_row)
+    if isinstance(subject, Setting):
+        require(raised, f"gradient descent raises no token more with {words[0]} than with {words[1]}")
+        require_no_push(subject)
+    elif not raised:
+        raise NotApplicable("the gradient is the same with either sign of the advantages")
+
+
+def require_no_push(setting: Setting) -> None:
+    """Require that descent does not lower tokens with A = 0 that another policy finds more likely."""
     batch = draw_pairs(setting)
-    batch["advantages"] = torch.ones_like(batch["logprobs"])
-    batch["advantages"][1::2] = -1
-    gradient = value_and_gradients(setting, batch)[1]["logprobs"]
-    require_first_of_pair_raised(gradient, "A = 1", "A = -1", never_lowered=True)
-    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    batch["advantages"] = torch.zeros_like(batch["logprobs"])
     if value_and_gradients(setting, batch)[1]["logprobs"].any():
         return  # it raises or lowers such tokens, by an importance weight that may depend on the other policy
     others = {one for one in batch if one.endswith("_logprobs") and INPUTS[one].shape == TOKENS}
@@ -210,10 +248,9 @@ def descent_raises_the_tokens_that_the_teacher_prefers(setting: Setting) -> None
     batch = draw_pairs(setting)
     batch["teacher_logprobs"][::2] *= 0.9
     batch["teacher_logprobs"][1::2] *= 1.1
-    gradient = value_and_gradients(setting, batch)[1]["student_logprobs"]
-    require_first_of_pair_raised(
-        gradient, "likely tokens", "unlikely tokens of the teacher", never_lowered=False
-    )
+    raised = -value_and_gradients(setting, batch)[1]["student_logprobs"]
+    words = ("likely tokens of the teacher", "unlikely ones")
+    require(some_raised_more(raised[::2], raised[1::2], *words), "gradient descent raises all tokens alike")
 
 
 @law("kl", cause="a sign, or the policy and the reference exchanged")
@@ -223,7 +260,7 @@ def expectation_over_the_policy_is_not_negative(setting: Setting) -> None:
         raise NotApplicable("it does not compare logprobs with ref_logprobs")
     for seed in range(4):
         # A row for each entry of the vocabulary: of one token, because a row may be one sequence to the loss.
-        batch = draw(setting, seed, size=6, tokens=1, unmasked=1.0)
+        batch = setting.draw(seed, size=6, tokens=1, unmasked=1.0)
         drawn = {name: torch.log_softmax(batch[name], 0) for name in ("logprobs", "ref_logprobs")}
         sampled = {name: drawn["logprobs"] for name in ("old_logprobs", "rollout_logprobs") if name in batch}
         loss = setting.result(batch | drawn | sampled)
@@ -241,7 +278,7 @@ def descent_moves_the_student_to_the_teacher(setting: Setting) -> None:
     Of a teacher's top k, the step moves the student's probabilities of these entries, and not their sum. It
     lowers every f-divergence, whether the other entries are left out, scaled away or one entry more.
     """
-    batch = draw(setting, unmasked=1.0)
+    batch = setting.draw(unmasked=1.0)
     if "student_logits" not in setting.trained or not {"teacher_logits", "teacher_topk_ids"} & {*batch}:
         raise NotApplicable("it has no logits of the student, or none of the teacher")
     gradient = value_and_gradients(setting, batch)[1]["student_logits"]

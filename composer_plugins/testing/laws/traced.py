@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from composer_plugins.testing.inputs import Batch, draw
-from composer_plugins.testing.laws.law import EVERY, law, require_equal
+from composer_plugins.testing.inputs import Batch
+from composer_plugins.testing.law import EVERY, law, require_equal
 from composer_plugins.testing.settings import Setting, main_tensor
 
 DATA_DEPENDENT = (
@@ -53,7 +53,7 @@ def require_same(ours: Any, eager: Any, inputs: list[Tensor]) -> None:
 
 def drawn(setting: Setting) -> Batch:
     """A batch in float32, whose trained inputs ask for a gradient."""
-    batch = draw(setting, tokens=5, dtype=torch.float32)
+    batch = setting.draw(tokens=5, dtype=torch.float32)
     for name in setting.trained:
         batch[name].requires_grad_()
     return batch
@@ -64,6 +64,7 @@ def drawn(setting: Setting) -> Batch:
     cause=f"{DATA_DEPENDENT}. For fx a branch on a dtype is one too, though not for torch.compile: "
     "kernels.masking.at_least_float32 has none",
     thorough=False,
+    no_function="the framework does not trace it",
 )
 def torch_fx_traces_it(setting: Setting) -> None:
     """`torch.fx.symbolic_trace` gives a graph with the same numbers, on other numbers too."""
@@ -74,7 +75,7 @@ def torch_fx_traces_it(setting: Setting) -> None:
     require_same(graph(*half), kernel(*half), half)
 
 
-@law(*EVERY, cause=DATA_DEPENDENT, thorough=False)
+@law(*EVERY, cause=DATA_DEPENDENT, thorough=False, no_function="the framework does not compile it")
 def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
     """`torch.compile(fullgraph=True)` gives the same numbers, forward and backward."""
     kernel, inputs = positional(setting, drawn(setting))
@@ -85,7 +86,7 @@ def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
         require_same(compiled(*inputs), kernel(*inputs), inputs)
 
 
-@law(*EVERY, cause=DATA_DEPENDENT, thorough=False)
+@law(*EVERY, cause=DATA_DEPENDENT, thorough=False, no_function="the framework does not compile it")
 def it_runs_on_tensors_without_numbers(setting: Setting) -> None:
     """The kernel runs on fake tensors, forward and backward: nothing in it waits for the device."""
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

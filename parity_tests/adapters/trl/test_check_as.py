@@ -73,7 +73,7 @@ def test_a_sound_subclass_passes_what_the_masks_of_trl_pass() -> None:
         (NotDivided, CUT, "2 micro-batches of 4 rows"),
         (OverPadding, "more_padding_changes_nothing", "with 3 more columns"),
         (Unmasked, MASKED, "not 0 where masked"),
-        (Ascending, "descent_raises_the_tokens_with_positive_advantages", "with A = -1 by"),
+        (Ascending, "descent_raises_the_tokens_with_positive_advantages", "and with its negative by"),
     ],
 )
 def test_a_planted_fault_of_a_subclass_is_named(trainer: type, law: str, words: str) -> None:

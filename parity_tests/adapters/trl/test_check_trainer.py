@@ -20,20 +20,23 @@ from composer_plugins.adapters.trl_mixin.probe import SCRATCH, tiny_trainer, tok
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS
+from composer_plugins.testing.laws.of_trainers import option_law
 from composer_plugins.testing.report import Report
-from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED, option_check
+from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED
 from composer_plugins.testing.trainer_runs import padded
-from composer_plugins.testing.trainers import (
-    COUNTED,
-    CUT,
-    GENERATED,
-    MASKED,
-    PADDED,
-    SAME,
-    SIGN,
-    check_trainer,
-)
+from composer_plugins.testing.trainers import check_trainer
 from parity_tests.support.paths import ROOT
+
+SAME, CUT = "two_runs_give_the_same_gradient", "micro_batches_leave_the_gradient_alone"
+GENERATED = "steps_per_generation_leaves_the_gradient_alone"
+COUNTED = "every_unmasked_token_has_a_gradient"
+SIGN = "descent_raises_the_tokens_with_positive_advantages"
+MASKED, PADDED = "masked_tokens_have_no_influence", "more_padding_changes_nothing"
+
+
+def option_check(option: str) -> str:
+    """The name of the law of one option."""
+    return option_law(option).name
 
 
 @cache
@@ -252,17 +255,17 @@ GENERATOR = torch.Generator().manual_seed(3)
     ("make", "check", "words"),
     [
         (maker(MeanOfTheMicroBatch, loss_type="dapo"), CUT, "2 micro-batches of 8 rows"),
-        (maker(NotDivided, loss_type="grpo"), CUT, "4 micro-batches of 8 rows"),
+        (maker(NotDivided, loss_type="grpo"), CUT, "the gradient of 2 micro-batches of 8 rows"),
         (maker(OverPadding, loss_type="grpo"), PADDED, "3 more columns"),
         (maker(UnmaskedRatio, loss_type="grpo"), MASKED, "other tokens where masked"),
         (maker(NearlyDivided, loss_type="grpo"), CUT, "2 micro-batches of 8 rows"),
         (maker(UnmaskedTokens, loss_type="grpo"), MASKED, "other tokens where masked"),
-        (maker(Random), SAME, "a second run"),
-        (maker(RandomOfTorch), SAME, "a second run"),
+        (maker(Random), SAME, "in a second call with the same inputs, the gradient"),
+        (maker(RandomOfTorch), SAME, "in a second call with the same inputs, the gradient"),
         (maker(FirstTokens), COUNTED, "24 of 32 unmasked tokens is 0"),
         (maker(WithoutLastTokens), COUNTED, "8 of 32 unmasked tokens is 0"),
-        (maker(Ascending, loss_type="dapo"), SIGN, "8 of 8 rows less with a positive advantage"),
-        (maker(Ascending, loss_type="cispo"), SIGN, "8 of 8 rows less with a positive advantage"),
+        (maker(Ascending, loss_type="dapo"), SIGN, "8 of 8 rows too little with a positive advantage"),
+        (maker(Ascending, loss_type="cispo"), SIGN, "8 of 8 rows too little with a positive advantage"),
         (maker(WithoutKL), option_check("beta"), "beta=0.0 and beta=0.1 give the same gradient"),
         (maker(MeanOfTheMicroBatch), option_check("epsilon"), "epsilon=0.2 and epsilon=0.05"),
         (maker(config=WithBonus), option_check("length_bonus"), "length_bonus=0.5"),
@@ -282,10 +285,13 @@ def test_a_denominator_of_the_generation_batch_is_found_where_a_step_is_half_of_
     assert set(failed(report)) == {GENERATED}, str(report)
 
 
-def test_a_loss_that_raises_fails_the_first_check_with_its_error_and_no_cause() -> None:
-    (outcome,) = check_trainer(maker(Raises)).outcomes
+def test_a_loss_that_raises_fails_the_first_check_with_its_error() -> None:
+    report = check_trainer(maker(Raises))
+    (outcome,) = report.having("failed")
+    assert not report.having("passed")
     place = f"{os.path.relpath(__file__)}:{Raises._compute_loss.__code__.co_firstlineno + 1}"
-    assert outcome[:4] == (SAME, "failed", f"ValueError: boom (at {place})", "")
+    assert outcome[:3] == (SAME, "failed", f"ValueError: boom (at {place})")
+    assert outcome.cause == "the loss itself raises this error"
 
 
 def test_every_option_of_trls_loss_is_moved_or_has_a_reason() -> None:
@@ -318,7 +324,7 @@ def test_a_function_of_another_contract_is_an_error() -> None:
     assert error.value.remedy == "correct the function: it must return a trainer"
     with pytest.raises(ConfigError, match="it returned NoneType"):
         check_trainer(lambda **overrides: None)
-    with pytest.raises(ConfigError, match="unknown check 'cut'"):
+    with pytest.raises(ConfigError, match="unknown law 'cut'"):
         check_trainer(maker(), ["cut"])
 
 
