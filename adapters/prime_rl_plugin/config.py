@@ -4,20 +4,26 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.native import advice
-from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
+from composer_plugins.adapters.prime_rl_plugin.own_losses import DEFAULT_POLICY, advice
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import ConfigError, caught, raise_all
-from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.frameworks.prime_rl import (
+    DECIDED_ELSEWHERE,
+    HEAD,
+    MODE,
+    NEWEST_TESTED,
+    PRIME_RL,
+    UNTESTED,
+    Generation,
+)
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
-DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
+DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 
 class Preset(NamedTuple):
@@ -50,27 +56,6 @@ PRESETS = {
         "REINFORCE on the tokens for which trainer and rollout engine agree.",
         REINFORCE | {"rollout_correction": "icepop"},
     ),
-}
-
-_ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
-_TEACHER = "the teacher is whatever computed the reference log-probabilities", "remove it"
-_SAMPLED = "PRIME-RL provides the log-probability of the sampled token only", "remove it"
-_PAIRS = (
-    "the trainer computes no preference loss: the environment writes DPO's gradient on the tokens of each "
-    "pair, with stamps.stamp_replay_pair"
-)
-# Options of other frameworks: why the loss does not decide them here, and what to do.
-DECIDED_ELSEWHERE = {
-    "advantage": _ALGORITHM,
-    "advantage_params": _ALGORITHM,
-    "hint_teacher": _TEACHER,
-    "hint_ema_rate": _TEACHER,
-    "hint_top_k": _SAMPLED,
-    "hint_t_start": _SAMPLED,
-    "teacher_prompt_template": _TEACHER,
-    "replay_loss": (_PAIRS, "remove it; for another loss than DPO see docs/prime_rl.md, Hints and pairs"),
-    "replay_temperature": (_PAIRS, "remove it; for another one see docs/prime_rl.md, Hints and pairs"),
-    "replay_params": (_PAIRS, "remove it, and give beta to stamps.stamp_replay_pair"),
 }
 
 
@@ -215,7 +200,7 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.requested, generation, key)
     policy, config = channels.policy, channels.config
-    if channels.learns_from_support and generation is not upstream.AFTER_559B447:
+    if channels.learns_from_support and generation is not HEAD:
         problem = f"{policy.name!r} needs the log-probabilities of the sampler's mask"
         problem += f", which PRIME-RL {generation.since} does not pass on"
         yield Finding("error", f"{key}.policy", problem, "upgrade PRIME-RL, or choose another policy")
@@ -248,11 +233,11 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
 
 def newer_than_tested(generation: Generation) -> Iterator[Finding]:
     """A warning where PRIME-RL is newer than the newest that was tested."""
-    if generation is upstream.AFTER_559B447:
+    if generation in UNTESTED:
         yield Finding(
             "warning",
             "prime-rl",
-            f"it is newer than the newest that was tested, {upstream.NEWEST_TESTED} (commit 559b447)",
+            f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit 559b447)",
             "compare its first steps with a run of its own loss, or install a tested version",
         )
 
@@ -267,7 +252,7 @@ def not_available(asked: Requested, generation: Generation, key: str = TABLE) ->
             problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"
             at = option if phrase.startswith(option) else "policy"
             remedy = "upgrade to 0.7 or later, or remove it"
-            if generation is upstream.AFTER_559B447:
+            if generation in UNTESTED:
                 problem += ": it divides by the sum of the weights, in which a pair's +c and -c cancel"
-                remedy = f"install 0.7 to {upstream.NEWEST_TESTED} (commit 559b447), or remove it"
+                remedy = f"install 0.7 to {NEWEST_TESTED} (commit 559b447), or remove it"
             yield Finding("error", f"{key}.{at}", problem, remedy)

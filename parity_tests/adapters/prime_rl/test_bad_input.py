@@ -246,7 +246,7 @@ def test_a_channel_that_these_inputs_cannot_carry_is_rejected_at_the_first_call(
     with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL 0.5 has no weights"):
         loss_fn(inputs(loss_weights=...), replay_weight=1.0)
     with pytest.raises(
-        ConfigError, match="PRIME-RL after 559b447 has no weights that carry .* sum of the weights"
+        ConfigError, match="PRIME-RL after #3586 has no weights that carry .* sum of the weights"
     ):
         loss_fn(inputs(trainer_mask_logprobs=None), replay_weight=1.5)
     with pytest.raises(DataError, match="there is no ref_logprobs and no teacher_logprobs"):
