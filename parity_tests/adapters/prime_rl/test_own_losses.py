@@ -1,10 +1,8 @@
 """The table of PRIME-RL's own losses: it is right, and the messages, the doctor and the docs use it."""
 
-import math
 import re
 import tomllib
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +21,7 @@ from composer_plugins.frameworks.prime_rl import GENERATIONS, HEAD, LOSSES, PRIM
 from composer_plugins.frameworks.registry import called
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import prime_rl_options
+from parity_tests.support.prime_rl_formulas import Sequence, ipo_newest
 
 natives = pytest.mark.parametrize(
     "own", LOSSES, ids=lambda own: f"{own.options['type']} of {own_losses.versions(own)}"
@@ -207,36 +206,7 @@ def test_the_teachers_weight_of_0_4_and_0_5_is_a_hint_in_the_advantage() -> None
         assert differences == ["the trust region and kl_tau do not act on the hint"]
 
 
-# --- the losses after 559b447, which cannot be run here, as docs and source text describe them ------------
-
-Terms = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
-
-
-def capped(log_ratio: Tensor, o: Any) -> Tensor:
-    """The ratio, its value capped, with the gradient of exp."""
-    return (
-        log_ratio.detach().clamp(max=math.log(o.max_importance_ratio)) + log_ratio - log_ratio.detach()
-    ).exp()
-
-
-def ipo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    return torch.where(shift.abs() <= o.eps, -o.adv_tau * advantages * capped(log_ratio, o), 0.0)
-
-
-def icepop(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    ratio = log_ratio.exp()
-    kept = (ratio >= o.ratio_low) & (ratio <= o.ratio_high)
-    return torch.where(kept, -o.adv_tau * advantages * ratio, 0.0)
-
-
-def ppo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    ratio, scaled = capped(log_ratio, o), o.adv_tau * advantages
-    return -torch.minimum(scaled * ratio, scaled * ratio.clamp(o.ratio_low, o.ratio_high))
-
-
-def cispo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    weight = log_ratio.detach().exp().clamp(o.ratio_low, o.ratio_high)
-    return -weight * o.adv_tau * advantages * log_ratio  # log pi, less a constant
+# --- score centering, which no checkout here has, as docs and source text describe it --------------------
 
 
 def drawn(seed: int, n: int) -> SimpleNamespace:
@@ -256,36 +226,6 @@ def drawn(seed: int, n: int) -> SimpleNamespace:
         trainer_mask_logprobs=None,
         inference_mask_logprobs=None,
     )
-
-
-LATER: dict[str, Terms] = {"ipo": ipo, "icepop": icepop, "ppo": ppo, "cispo": cispo}
-
-
-@pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
-@pytest.mark.parametrize("kind", LATER)
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**20), narrow=st.booleans(), scale=st.sampled_from([1.0, 0.5]))
-def test_the_losses_after_559b447_have_the_gradient_of_ours(
-    kind: str, seed: int, narrow: bool, scale: float
-) -> None:
-    own = own_losses.find(kind, HEAD)
-    assert own is not None and own_losses.is_in(own, HEAD)
-    table: dict[str, Any] = {option.key: option.default for option in own.own}
-    table["adv_tau"] = scale
-    if narrow:
-        bounds = {"eps": 0.05, "ratio_low": 0.9, "ratio_high": 1.05, "max_importance_ratio": 1.1}
-        table |= {name: value for name, value in bounds.items() if name in table}
-    inputs = drawn(seed, 40)
-    if kind == "ipo" and not narrow:
-        table["eps"] = 1.0  # also the token whose ratio the cap bounds
-    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
-    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
-    token = LATER[kind](log_ratio, shift, inputs.advantages, SimpleNamespace(**table)) * inputs.loss_weights
-    (theirs,) = torch.autograd.grad(token[inputs.loss_mask].sum(), inputs.trainer_logprobs, retain_graph=True)
-    kwargs, differences = own_losses.kwargs_of(own, table)
-    (ours,) = torch.autograd.grad(loss_fn(inputs, **kwargs).loss, inputs.trainer_logprobs)
-    assert not differences
-    assert_parity(ours, theirs, terms=8, what=kind)
 
 
 @pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
@@ -309,12 +249,9 @@ def test_score_centering_has_the_gradient_of_ours(seed: int, narrow: bool, weigh
     inputs = drawn(seed, n)
     inputs.trainer_mask_logprobs, inputs.inference_mask_logprobs = policy, sampler
     inputs.loss_weights = inputs.loss_weights if weighs else None
-    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
-    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
     options = SimpleNamespace(**table)
-    token = ipo(log_ratio, shift, inputs.advantages, options) + 0.5 * inputs.advantages * centred(
-        policy, sampler, options
-    )
+    token = ipo_newest(Sequence(inputs), options.eps, options.max_importance_ratio, 0.5)
+    token = token + 0.5 * inputs.advantages * centred(policy, sampler, options)
     weights = torch.ones_like(token) if inputs.loss_weights is None else inputs.loss_weights
     leaves = inputs.trainer_logprobs, logits
     theirs = torch.autograd.grad((token * weights)[inputs.loss_mask].sum(), leaves, retain_graph=True)
