@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
-from composer_plugins.adapters.prime_rl_plugin.config import DEFAULTS, MODULE, PRESETS, findings, parse
 from composer_plugins.adapters.prime_rl_plugin.doctor import file
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source, as_rl, kind_of, together
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
+from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
 from composer_plugins.errors import ConfigError, raise_all, unknown
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss

@@ -10,17 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
-from composer_plugins.adapters.prime_rl_plugin.config import (
-    DEFAULTS,
-    MODULE,
-    PRESETS,
-    Requested,
-    chosen_policy,
-    findings,
-    newer_than_tested,
-    parse,
-    requested,
-)
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
@@ -38,6 +27,17 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     read,
     routed,
     table,
+)
+from composer_plugins.adapters.prime_rl_plugin.surface import (
+    DEFAULTS,
+    MODULE,
+    PRESETS,
+    Requested,
+    chosen_policy,
+    findings,
+    newer_than_tested,
+    parse,
+    requested,
 )
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Finding, Target, ask

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import Requested, not_available
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     ECHO_FILTER,
     NOT_LISTED,
@@ -15,6 +14,7 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     table,
 )
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
+from composer_plugins.adapters.prime_rl_plugin.surface import Requested, not_available
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ComposerError, unknown
 from composer_plugins.frameworks import prime_rl

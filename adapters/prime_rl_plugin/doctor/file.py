@@ -6,7 +6,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ConfigError, did_you_mean, near

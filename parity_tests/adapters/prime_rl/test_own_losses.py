@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import channels, loss_fn, own_losses
-from composer_plugins.adapters.prime_rl_plugin.config import findings, parse
+from composer_plugins.adapters.prime_rl_plugin import loss, loss_fn, own_losses
+from composer_plugins.adapters.prime_rl_plugin.surface import findings, parse
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
 from composer_plugins.frameworks.prime_rl import GENERATIONS, HEAD, LOSSES, PRIME_RL, TESTED
@@ -272,7 +272,7 @@ def centred(policy: Tensor, sampler: Tensor, o: Any) -> Tensor:
 def test_score_centering_is_missed_where_the_samplers_mask_never_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "PATIENCE", 3)
+    monkeypatch.setattr(loss, "PATIENCE", 3)
     for comes in (False, True):
         monkeypatch.setattr(prime_rl_plugin, "_losses", {})
         inputs = drawn(0, 4)

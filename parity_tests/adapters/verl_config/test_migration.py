@@ -10,7 +10,7 @@ import yaml
 
 from composer_plugins import cli, migration
 from composer_plugins.adapters.prime_rl_plugin import own_losses
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, parse
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.prime_rl import TESTED
 
