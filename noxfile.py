@@ -145,6 +145,7 @@ def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config")
+    names += ("live/prime_rl",)
     pytest(session, *names)
 
 

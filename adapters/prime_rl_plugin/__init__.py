@@ -17,12 +17,12 @@ the adapter relies on in PRIME-RL, v0.4 to @559b447. The user's page is docs/pri
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin.config import PRESETS, parse
+from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS, parse
 
 if TYPE_CHECKING:  # the store and the doctor import this package without torch
     from torch import Tensor
 
-    from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+    from composer_plugins.adapters.prime_rl_plugin.loss import ChannelsLoss
 
 
 class LossOutputs(NamedTuple):
@@ -76,7 +76,7 @@ def _built(function: str, kwargs: dict[str, Any]) -> "ChannelsLoss":
     """The loss of these kwargs, parsed once: PRIME-RL passes the same ones at every call."""
     key = function, repr(sorted(kwargs.items()))  # which distinguishes True from 1, as a hash would not
     if key not in _losses:
-        from composer_plugins.adapters.prime_rl_plugin.channels import ChannelsLoss
+        from composer_plugins.adapters.prime_rl_plugin.loss import ChannelsLoss
 
         _losses[key] = ChannelsLoss(parse(kwargs, function))
     return _losses[key]

@@ -4,21 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import native, upstream
-from composer_plugins.adapters.prime_rl_plugin.config import (
-    DECIDED_ELSEWHERE,
-    DEFAULTS,
-    MODULE,
-    PRESETS,
-    findings,
-    parse,
-)
+from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import file
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source, as_rl, kind_of, together
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
-from composer_plugins.adapters.prime_rl_plugin.native import Native, inline
-from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
+from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
 from composer_plugins.errors import ConfigError, raise_all, unknown
+from composer_plugins.frameworks import prime_rl
+from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE, Generation
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
 from composer_plugins.migration import (
@@ -37,10 +32,7 @@ from composer_plugins.migration import (
 )
 
 __all__ = ["read", "release", "render", "together", "write"]
-ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
-ALGORITHMS = {row.partition("@")[0]: kind for kind, row in reversed(ADVANTAGES.items())}
-ADVANTAGES |= {"default": "dr_grpo@prime-rl"}  # of 0.4 to 0.6, in [orchestrator.advantage]
-KNOWN = {*upstream.FILE_NAMES, "model"}.union(*upstream.OWN_FILES.values())  # names at a file's top
+KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]
 LOSS = "trainer.loss"
@@ -51,9 +43,9 @@ PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "tem
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
     kind = kind_of(table)
-    above = "" if kind == upstream.RL else f"{kind}."  # an own file has the keys of this table at its top
-    if kind in upstream.WITHOUT_LOSS:
-        problem = f"this is {upstream.FILE_NAMES[kind]}, which has no policy loss"
+    above = "" if kind == prime_rl.RL else f"{kind}."  # an own file has the keys of this table at its top
+    if kind in prime_rl.WITHOUT_LOSS:
+        problem = f"this is {prime_rl.FILE_NAMES[kind]}, which has no policy loss"
         raise ConfigError(
             "FILE", problem, "give the rl.toml, or the files of the trainer and the orchestrator"
         )
@@ -78,7 +70,7 @@ def release(version: str | None = None) -> str:
 
 def _in_words(generation: Generation, version: str | None) -> str:
     end = f", before {generation.until}" if generation.until else ""
-    end = f" to {upstream.NEWEST_TESTED}, commit 559b447" if generation is upstream.NEWEST else end
+    end = f" to {prime_rl.NEWEST_TESTED}, commit 559b447" if generation is prime_rl.TESTED else end
     how = "no --version is given" if version is None else f"--version {version}"
     return f"PRIME-RL {generation.since}{end} ({how})"
 
@@ -87,16 +79,16 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
     """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
     loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
     generation = _assumed(table, version)
-    own = native.find(loss.get("type", native.default_kind(generation)), generation)
+    own = own_losses.find(loss.get("type", own_losses.default_kind(generation)), generation)
     routed, is_routed = file.routed(table, listed)
-    with_rewards = [one for one in listed if one.algorithm not in upstream.ROUTED] or listed
+    with_rewards = [one for one in listed if one.algorithm not in prime_rl.ROUTED] or listed
     remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
     remarks = [] if is_routed else remarks
     advantage = None if is_routed else _advantage(with_rewards, remarks)
-    remarks += [*_of_sources(table, listed), *not_carried(table, upstream.NOT_CARRIED), *_filters(table)]
+    remarks += [*_of_sources(table, listed), *not_carried(table, prime_rl.NOT_CARRIED), *_filters(table)]
     size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
-    checked = {LOSS} if own is not None else set[str]()  # native.wrong_options looks at each option
-    known = upstream.KNOWN_KEYS | checked | {one.algorithm_key for one in listed}
+    checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
+    known = prime_rl.KNOWN_KEYS | checked | {one.algorithm_key for one in listed}
     common: dict[str, Any] = {
         "advantage": advantage,
         "group_size": size,
@@ -105,7 +97,7 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
         "read_as": _in_words(generation, version),
     }
     if why := _no_policy(table, kind, routed if is_routed else [], generation):
-        has_rewards = kind == upstream.ORCHESTRATOR and not is_routed
+        has_rewards = kind == prime_rl.ORCHESTRATOR and not is_routed
         common |= {} if has_rewards else {"advantage": None}
         return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common)
     kwargs, function = _kwargs(loss, own, generation, remarks)
@@ -117,17 +109,17 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
         remarks.append("the hint's teacher: it is whatever computed the reference log-probabilities")
     if config.replay_weight:
         remarks.append("the replay's loss: its coefficients are computed where the pairs are stamped")
-    divisor = generation.denominator if own is None else own.divisor(loss, generation)
-    if divisor != upstream.GLOBAL_TOKENS:
+    divisor = generation.denominator if own is None else own_losses.divisor(own, loss, generation)
+    if divisor != prime_rl.GLOBAL_TOKENS:
         remarks.append(f"PRIME-RL {generation.since} divides by {divisor}")
     return Objective(
         policy=policy,
-        mode=upstream.MODE,
+        mode=prime_rl.MODE,
         old=old,
         rollout=rollout,
         correction=channels.rollout_correction,
         channels=channels_of(config),
-        denominators={"hint_weight": upstream.MODE, "replay_weight": "all tokens of the batch"},
+        denominators={"hint_weight": prime_rl.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
         to_correct=tuple(str(one) for one in findings(channels, generation) if one.severity == "error"),
         **common,
@@ -140,27 +132,29 @@ def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:
     if version is not None:
         return generation
     if "training_mode" in at(table, "orchestrator"):
-        return upstream.TRAINING_MODE_IN
-    if kind == upstream.SUPERVISED:
-        return upstream.SUPERVISED_IN
-    own = native.find(kind, generation)
-    return generation if own is None or generation in own.generations else own.generations[0]
+        return prime_rl.TRAINING_MODE_IN
+    if kind == prime_rl.SUPERVISED:
+        return prime_rl.SUPERVISED_IN
+    own = own_losses.find(kind, generation)
+    if own is None or own_losses.is_in(own, generation):
+        return generation
+    return next(one for one in reversed(prime_rl.GENERATIONS) if own_losses.is_in(own, one))
 
 
 def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], generation: Generation) -> str:
     """Why no sample is trained with [trainer.loss] as a policy loss; "" if one is."""
-    mode = at(table, "orchestrator").get("training_mode", upstream.MODE_OF_RL)
-    modes = (upstream.MODE_OF_RL, *upstream.TRAINING_MODES)
+    mode = at(table, "orchestrator").get("training_mode", prime_rl.MODE_OF_RL)
+    modes = (prime_rl.MODE_OF_RL, *prime_rl.TRAINING_MODES)
     if mode not in modes:
-        raise unknown(upstream.TRAINING_MODE, str(mode), modes, noun="mode")
+        raise unknown(prime_rl.TRAINING_MODE, str(mode), modes, noun="mode")
     if routed:
         asked = " and ".join(f"{one.key} = {one.name!r}" for one in routed)
         own = " and ".join(dict.fromkeys(one.own for one in routed))
         return f"{asked} trains with PRIME-RL's own {own}, without rewards"
-    if kind == upstream.ORCHESTRATOR:
-        return f"this is {upstream.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
+    if kind == prime_rl.ORCHESTRATOR:
+        return f"this is {prime_rl.FILE_NAMES[kind]}, and the loss is in the trainer's file: give both files"
     given = at(table, "trainer", "loss").get("type")
-    if given == upstream.SUPERVISED and generation is upstream.SUPERVISED_IN:
+    if given == prime_rl.SUPERVISED and generation is prime_rl.SUPERVISED_IN:
         return f"{LOSS}.type = {given!r} trains with PRIME-RL's own cross-entropy, without rewards"
     return ""
 
@@ -169,12 +163,13 @@ def _advantage(listed: Sequence[Source], remarks: list[str]) -> Choice | None:
     """The advantages of these sources: where they differ, those of the orchestrator's algorithm."""
     inherited = [one for one in listed if not one.algorithm_key.startswith(f"{one.key}.")]
     kind = (inherited or listed)[0].algorithm
+    rows = prime_rl.ADVANTAGES
     for one in listed:
-        if kind not in ADVANTAGES or ADVANTAGES.get(one.algorithm) != ADVANTAGES[kind]:
+        if kind not in rows or rows.get(one.algorithm) != rows[kind]:
             remarks.append(f"{one.algorithm_key} = {one.algorithm!r}")
         if one.echo:
             remarks.append(f"{one.algorithm_key} = {one.algorithm!r}: {one.echo}")
-    return choose("advantage", ADVANTAGES[kind]) if kind in ADVANTAGES else None
+    return choose("advantage", rows[kind]) if kind in rows else None
 
 
 def _per_source(field: str, listed: Sequence[Source], remarks: list[str]) -> Any:
@@ -196,24 +191,24 @@ def _of_sources(table: Mapping[str, Any], listed: Sequence[Source]) -> Iterator[
     """Yield what is not carried over of the algorithms, the sampling and the curricula."""
     found = []
     for one in listed:
-        values = upstream.ALGORITHM_NOT_CARRIED.items()
+        values = prime_rl.ALGORITHM_NOT_CARRIED.items()
         found += [f"{one.algo_key}.{name}" for name, neutral in values if one.algo.get(name) not in neutral]
-        gates = not_carried(one.table, upstream.SOURCE_NOT_CARRIED)
+        gates = not_carried(one.table, prime_rl.SOURCE_NOT_CARRIED)
         found += [f"{one.key}.{text}" for text in gates]
-    samplings = {key: at(table, *key.split(".")) for key in upstream.SAMPLINGS}
+    samplings = {key: at(table, *key.split(".")) for key in prime_rl.SAMPLINGS}
     of_listed = [(f"{one.key}.sampling", at(one.table, "sampling")) for one in listed]
     for key, sampling in (*samplings.items(), *of_listed):
-        found += [f"{key}.{text}" for text in not_carried(sampling, upstream.SAMPLING_NOT_CARRIED)]
+        found += [f"{key}.{text}" for text in not_carried(sampling, prime_rl.SAMPLING_NOT_CARRIED)]
     yield from dict.fromkeys(found)
 
 
 def _filters(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield the filters that drop rollouts whatever their advantage is."""
-    for key in upstream.FILTERS:
+    for key in prime_rl.FILTERS:
         listed = at(table, "orchestrator").get(key.rpartition(".")[2])
         for one in listed if isinstance(listed, list) else ():
             kind = at(one).get("type")
-            if at(one).get("enforce") is True and kind != upstream.FILTERED_BY_ADVANTAGE:
+            if at(one).get("enforce") is True and kind != prime_rl.FILTERED_BY_ADVANTAGE:
                 yield f"{key}: {kind!r} with enforce = true"
 
 
@@ -230,10 +225,10 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     loss = {"type": "custom", "import_path": f"{MODULE}.loss_fn", "kwargs": kwargs}
     orchestrator: dict[str, Any] = {}
     generation = upstream.generation_of(version)
-    before_0_6, before_0_7 = (generation in upstream.GENERATIONS[:n] for n in (2, 3))
+    before_0_6, before_0_7 = (generation in prime_rl.GENERATIONS[:n] for n in (2, 3))
     advantage = objective.advantage.loss.name if objective.advantage is not None else ""
-    kind = ALGORITHMS.get(advantage, upstream.DEFAULT_ALGORITHM)
-    if kind != upstream.DEFAULT_ALGORITHM and not before_0_7:  # which had no table algo
+    kind = prime_rl.ALGORITHMS.get(advantage, prime_rl.DEFAULT_ALGORITHM)
+    if kind != prime_rl.DEFAULT_ALGORITHM and not before_0_7:  # which had no table algo
         orchestrator["algo"] = {"type": kind}
     if objective.group_size is not None:
         orchestrator["rollouts_per_example" if before_0_6 else "group_size"] = objective.group_size
@@ -266,10 +261,10 @@ def _without_none(value: Any) -> Any:
 
 
 def _kwargs(
-    loss: Mapping[str, Any], own: Native | None, generation: Generation, remarks: list[str]
+    loss: Mapping[str, Any], own: NamedLoss | None, generation: Generation, remarks: list[str]
 ) -> tuple[dict[str, Any], str]:
     """The kwargs and the function of ours that this `[trainer.loss]` is, where it is PRIME-RL's own too."""
-    kind = loss.get("type", native.default_kind(generation))
+    kind = loss.get("type", own_losses.default_kind(generation))
     if kind == "custom":
         function = str(loss.get("import_path", "")).removeprefix(f"{MODULE}.")
         if function not in ("loss_fn", *PRESETS):
@@ -277,14 +272,15 @@ def _kwargs(
             remedy = f"name one of {MODULE}, or PRIME-RL's own type"
             raise ConfigError(f"{LOSS}.import_path", problem, remedy)
         return dict(loss.get("kwargs") or {}), function
-    if own is None or generation not in own.generations:
-        here = [one.kind for one in native.NATIVE if generation in one.generations]
+    if own is None or not own_losses.is_in(own, generation):
+        here = [one.options["type"] for one in prime_rl.LOSSES if own_losses.is_in(one, generation)]
         problem = f"{kind!r} is not a loss of PRIME-RL {generation.since}"
-        versions = [one.versions for one in native.NATIVE if one.kind == kind]
-        versions += [upstream.SUPERVISED_IN.since] if kind == upstream.SUPERVISED else []
+        having = [one for one in prime_rl.LOSSES if one.options["type"] == kind]
+        versions = [own_losses.versions(*having)] if having else []
+        versions += [prime_rl.SUPERVISED_IN.since] if kind == prime_rl.SUPERVISED else []
         problem += f": PRIME-RL {' and '.join(versions)} has it" if versions else ""
         raise ConfigError(f"{LOSS}.type", problem, f"set one of {', '.join(here)}, custom, or --version")
-    raise_all(native.wrong_options(own, loss, LOSS))
-    kwargs, lost = native.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
+    raise_all(own_losses.wrong_options(own, loss, LOSS))
+    kwargs, lost = own_losses.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost
     return {"policy": DEFAULTS["policy"]} | kwargs, "loss_fn"

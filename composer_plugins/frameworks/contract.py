@@ -89,7 +89,8 @@ class Option:
     kind: Kind = "policy"
     default: Any = None
     sets: tuple[Sets, ...] = ()
-    objective: str = ""  # a field of Objective: "entropy", "mode", "temperature", "kl.weight", "kl.estimator"
+    # A field of Objective: "entropy", "mode", "temperature", "kl.weight", "channels.policy_weight" ...
+    objective: str = ""
     conversion: Conversion = SAME  # of its value into that field's
     effect: str = ""
     adds_a_term: bool = False  # whether it chooses the policy loss, or belongs to a term that is added to it
@@ -97,6 +98,8 @@ class Option:
     instead: str = ""  # what to set where a loss has no such parameter
     fulfilled_by: tuple[str, ...] = ()  # losses that always do what a value other than the default asks for
     fallback: str = ""  # the option that is read where this one is null
+    only_with: tuple[Any, ...] = ()  # another option, and the value of it beside which this one acts
+    remark: str = ""  # what a user should know of a value beside what it sets
 
     @property
     def acts_by_parameters(self) -> bool:
@@ -118,6 +121,14 @@ class NamedLoss(NamedTuple):
 
     row: str
     options: Mapping[str, Any]
+    own: tuple[Option, ...] = ()  # the options that only this loss reads, with its defaults
+    params: Mapping[str, Any] = NOTHING  # what the row is called with that no option of its sets
+    since: str = ""  # the first of `Framework.releases` that has it; "": it was always there
+    until: str = ""  # the first one without it; "": none
+
+    def option(self, key: str) -> Option | None:
+        """The option of its own of this key."""
+        return next((one for one in self.own if one.key == key), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +139,7 @@ class Framework:
     title: str  # in prose: "TRL"
     summary: str = ""
     path: str = ""  # of its adapter, "module:object", what a user imports; "" where there is none
+    releases: tuple[str, ...] = ()  # in their order, where a loss is not in all of them
     losses: tuple[NamedLoss, ...] = ()
     denominators: Mapping[str, str] = field(default_factory=dict)  # its names of ours, the aggregation modes
     options: tuple[Option, ...] = ()
@@ -178,6 +190,11 @@ class Framework:
             available = ", ".join(sorted(self.provides.get(loss.kind, frozenset()))) or "none"
             problem = f"{choice.name!r} needs {', '.join(missing)}, which {self.name} does not provide"
             raise ConfigError(choice.option, f"{problem} (inputs here: {available})", remedy)
+
+    def releases_of(self, named: NamedLoss) -> tuple[str, ...]:
+        """The releases that have this loss of its own."""
+        first = self.releases.index(named.since) if named.since else 0
+        return self.releases[first : self.releases.index(named.until) if named.until else None]
 
     def row_of(self, **options: Any) -> str | None:
         """The row of the loss that these options choose; None if it is not one of the catalogue's."""

@@ -1,38 +1,391 @@
-"""PRIME-RL: the names of its options, and what its custom loss is called with."""
+"""PRIME-RL: its releases, its losses with their options, and the other options that bear on the loss.
 
-from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, Framework, Sets
+PRIME-RL has no options for every loss: each `type` in [trainer.loss] has its own, with its own defaults, in
+some of the releases. The losses up to commit 559b447 are compared with PRIME-RL itself. The later ones come
+from source text.
+"""
 
-TV_LOW, TV_HIGH = Sets(("tv_low",)), Sets(("tv_high",))
+from typing import Any, NamedTuple
+
+from composer_plugins.frameworks.contract import (
+    MINUS_ONE,
+    ONE_MINUS,
+    Conversion,
+    Framework,
+    NamedLoss,
+    Option,
+    Sets,
+)
+
+# --- Releases ------------------------------------------------------------------------------------------
+
+
+class Generation(NamedTuple):
+    """Successive releases of PRIME-RL that call a custom loss in the same way, and have the same losses."""
+
+    since: str  # a release, or the pull request that began it
+    until: str  # the first release after it; "" for the newest
+    denominator: str  # what the trainer divides the sum of a custom loss by
+    hint: str  # what fills the reference log-probabilities beside RL; "" if nothing does
+    replay: str  # what fills the weights; "" if nothing does
+
+
+TEACHER, ECHO, NODE = "orchestrator.teacher_model", "echo filter", "verifiers node"
+MICRO_BATCHES = "the number of micro-batches"
+OWN_TOKENS, GLOBAL_TOKENS = "this rank's tokens", "the tokens of the global batch"
+MODE = "token-mean"  # how the trainer reduces; since 0.6 over the whole batch
+
+GENERATIONS = (
+    Generation("0.4", "0.5", MICRO_BATCHES, TEACHER, ""),
+    Generation("0.5", "0.6", OWN_TOKENS, TEACHER, ""),
+    Generation("0.6", "0.7", GLOBAL_TOKENS, "", ""),  # a teacher and RL exclude each other in one run
+    Generation("0.7", "0.8.1.dev52", GLOBAL_TOKENS, ECHO, ECHO),
+    Generation("0.8.1.dev52", "#3418", GLOBAL_TOKENS, NODE, NODE),
+    # Of 27 August, 10 and 18 September 2026, and later. The denominator became the sum of the weights of all
+    # tokens, at a time that is not known. Those of a pair, +c and -c, cancel in it.
+    Generation("#3418", "#3526", GLOBAL_TOKENS, NODE, ""),
+    Generation("#3526", "#3586", GLOBAL_TOKENS, NODE, ""),
+    Generation("#3586", "after #3586", GLOBAL_TOKENS, NODE, ""),
+    Generation("after #3586", "", GLOBAL_TOKENS, NODE, ""),
+)
+_0_4, _0_5, _0_6, _0_7, TESTED, *UNTESTED = GENERATIONS  # the later ones are known from source text only
+HEAD = GENERATIONS[-1]
+NEWEST_TESTED = "0.8.1.dev67"  # the tag of commit 559b447
+# What the trainer divides the sum of 0.4's own loss by, by its ratio_type, where that is another number than
+# for a custom loss.
+OWN_DENOMINATORS = {"token": OWN_TOKENS}
+# The first release with samples that can be stamped, and the first verifiers with such nodes.
+SAMPLES_SINCE, VERIFIERS_SINCE = "0.7", "commit 4bcb48e55 of August 2026"
+
+# Files of PRIME-RL's package, and strings in them that tell its generation; the newest first. Its metadata do
+# not: tag v0.4.0 says 0.1.0 there, v0.5.0 says 0.4.0, and everything after v0.8.0 says 0.8.0.
+_LOSS, _CONFIG = "trainer/rl/loss.py", "configs/trainer.py"
+FEATURES: tuple[tuple[Generation, str, str, bool], ...] = (  # whether the file has the string, or has it not
+    (HEAD, _CONFIG, "class CISPOLossConfig", True),
+    (UNTESTED[2], _CONFIG, " eps: float = Field(0.3", True),
+    (UNTESTED[1], _LOSS, "class IcePopLoss", True),
+    (UNTESTED[0], _LOSS, "default_loss_fn", False),
+    (TESTED, "orchestrator/trajectories.py", "loss_weights", True),
+    (_0_7, _LOSS, "def setup_rl_loss_fn", True),
+    (_0_6, _LOSS, "def setup_loss_fns", True),
+    (_0_5, _CONFIG, "class SFTLossConfig", True),
+    (_0_4, _LOSS, "def setup_loss_fn", True),
+)
+# Names in the module of its losses that tell the generation.
+LOSS_NAMES = (
+    (HEAD, "CISPOLossConfig"),
+    (UNTESTED[1], "IcePopLossConfig"),
+    (_0_6, "setup_loss_fns"),
+    (_0_4, "LossConfigType"),
+)
+
+# --- Its losses ----------------------------------------------------------------------------------------
+
 CLIPPED = (
-    "ppo",
-    "grpo",
-    "dapo",
-    "dr_grpo",
-    "gspo",
-    "gspo_token",
-    "luspo",
-    "cispo",
-    "minirl",
-    "opsm",
-    "clip_cov",
+    *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo"),
+    *("cispo", "minirl", "opsm", "clip_cov"),
 )
 CAPPED = ("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_centered", "minirl", "masked_is")
+NO_MASK = "a value of 1 or more masks nothing"
 
-# Of [trainer.loss], in all releases.
+
+def _own(key: str, default: float | str, *sets: Sets, objective: str = "", remark: str = "") -> Option:
+    """An option that sets a parameter of its own name, unless others are given."""
+    return Option(key=key, default=default, sets=sets or (Sets((key,)),), objective=objective, remark=remark)
+
+
+def _bounds(level: str, low: float, high: float) -> tuple[Option, Option]:
+    """The two options of 0.4 for the ratios of one level."""
+    found = (("low", low), ("high", high))
+    one, two = (_own(f"{level}_mask_{x}", at, Sets((f"{level}_{x}",), ("masked_is",))) for x, at in found)
+    return one, two
+
+
+def _region(low: str, high: str, default: float) -> tuple[Option, Option]:
+    """The two options for the change of a token's probability."""
+    sets = (low, Sets(("tv_low",))), (high, Sets(("tv_high",)))
+    one, two = (_own(key, default, one, remark=NO_MASK) for key, one in sets)
+    return one, two
+
+
+def _ratios(low: float, high: float) -> tuple[Option, Option]:
+    """The two bounds of the ratio itself, of which ours are the distances from 1 where the loss clips it."""
+    masked, clipped = ("masked_is",), CLIPPED
+    return (
+        _own("ratio_low", low, Sets(("token_low",), masked), Sets(("clip_low",), clipped, ONE_MINUS)),
+        _own("ratio_high", high, Sets(("token_high",), masked), Sets(("clip_high",), clipped, MINUS_ONE)),
+    )
+
+
+def _change(key: str, default: float) -> Option:
+    """The one option for the change of a token's probability, in both directions."""
+    return _own(key, default, Sets(("tv_low", "tv_high")), remark=NO_MASK)
+
+
+_ADV, _KL = _own("adv_tau", 1.0, objective="channels.policy_weight"), _own("kl_tau", 1e-3)
+_NO_KL = _own("kl_tau", 0.0)
+_CAP = _own("max_importance_ratio", 1e4, Sets(("weight_cap",)), Sets(("ratio_cap",), CAPPED))
+# In 0.4 and 0.5 a part of the advantages.
+TEACHER_TAU = Option(
+    key="teacher_tau",
+    default=0.0,
+    objective="channels.hint_weight",
+    remark='divided by adv_tau; with hint_estimator = "advantage"',
+)
+_CENTERS = Conversion(
+    values={True: "ipo_centered", False: "ipo@prime-rl"}, text="'ipo_centered' where it is true"
+)
+_CENTERED = Option(key="score_centering", default=False, objective="policy", conversion=_CENTERS)
+_0_4_OPTIONS = (
+    _own(
+        "ratio_type",
+        "token",
+        Sets(("level",), ("masked_is",)),
+        remark='with "sequence", 0.4 divides each sequence by its tokens',
+    ),
+    *_bounds("token", 0.125, 8.0),
+    *_bounds("geo", 0.1, 10.0),
+    *_bounds("sequence", 0.0, 100.0),
+    Option(
+        key="sequence_clip_high",
+        default=10.0,
+        sets=(Sets(("ratio_cap",), CAPPED),),
+        only_with=("ratio_type", "sequence"),
+    ),
+    _ADV,
+    _NO_KL,
+    TEACHER_TAU,
+)
+_DEFAULT, _IPO = {"type": "default"}, {"type": "ipo"}
+LOSSES = (
+    NamedLoss("masked_is@prime-rl<0.5", _DEFAULT, _0_4_OPTIONS, until="0.5"),
+    NamedLoss(
+        "ipo@prime-rl<0.6",
+        _DEFAULT,
+        (*_region("ipo_mask_low", "ipo_mask_high", 0.2), _ADV, _KL, TEACHER_TAU),
+        since="0.5",
+        until="0.6",
+    ),
+    NamedLoss(
+        "dppo_tv@prime-rl",
+        _DEFAULT,
+        (*_region("dppo_mask_low", "dppo_mask_high", 0.2), _ADV, _KL),
+        since="0.6",
+        until="#3418",
+    ),
+    NamedLoss("ipo@prime-rl", _IPO, (_change("ipo_threshold", 0.1), _ADV, _KL), since="0.6", until="#3418"),
+    NamedLoss("ipo@prime-rl", _IPO, (_change("eps", 0.1), _ADV, _KL), since="#3418", until="#3586"),
+    NamedLoss("ipo@prime-rl", _IPO, (_change("eps", 0.3), _ADV, _NO_KL), since="#3586", until="after #3586"),
+    NamedLoss(
+        "ipo@prime-rl",
+        _IPO,
+        (_change("eps", 0.3), _CAP, _ADV, _CENTERED),
+        {"kl_tau": 0.0},
+        since="after #3586",
+    ),
+    NamedLoss("masked_is", {"type": "icepop"}, (*_ratios(0.2, 5.0), _ADV), since="#3526"),
+    NamedLoss("ppo", {"type": "ppo"}, (*_ratios(0.8, 1.2), _CAP, _ADV), since="after #3586"),
+    NamedLoss("cispo", {"type": "cispo"}, (*_ratios(0.0, 5.0), _ADV), since="after #3586"),
+)
+
+# --- The other options of the user's TOML --------------------------------------------------------------
+
+NEWEST_OPTION = "filter_zero_advantages"  # of the orchestrator
+LOSS_OPTIONS = {"type", "import_path", "kwargs"}  # of [trainer.loss] with type "custom"
+SUPERVISED = "sft"  # the type of 0.5 that learns from no advantages; `LOSSES` has its other losses
+SUPERVISED_IN = _0_5
+# What selects such training in each later release.
+SUPERVISED_NOW = dict.fromkeys(GENERATIONS[3:], 'type = "sft" in [orchestrator.algo]')
+SUPERVISED_NOW |= {_0_6: 'training_mode = "sft" in [orchestrator]'}
+DEFAULT_ALGORITHM = "grpo"
+# The advantages that an algorithm computes.
+ADVANTAGES = {"grpo": "dr_grpo@prime-rl", "echo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}
+ALGORITHMS = {row.partition("@")[0]: kind for kind, row in reversed(ADVANTAGES.items())}
+ADVANTAGES |= {"default": "dr_grpo@prime-rl"}  # of 0.4 to 0.6, in [orchestrator.advantage]
+ECHO_ALGORITHM = "echo"
+# "echo" also trains a cross-entropy on the tokens of these roles, which the policy did not sample, with this
+# weight per token. [algo.roles] replaces the table; `alpha` of a role has the same default.
+ECHO_ALPHA = 0.1
+ECHO_ROLES: dict[str, Any] = {"tool": {"alpha": ECHO_ALPHA}}
+# Algorithms whose samples PRIME-RL trains with a loss of its own, and with which one.
+ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
+# The modes of a whole run in 0.6, orchestrator.training_mode, and the functions that train without rewards in
+# them. The mode "rl" trains with [trainer.loss].
+TRAINING_MODE, MODE_OF_RL, TRAINING_MODE_IN = "orchestrator.training_mode", "rl", _0_6
+TRAINING_MODES = {"opd": "opd_loss_fn", "sft": "sft_loss_fn"}
+# Algorithms that subtract the mean of the group's rewards ("default" is the one of 0.5 and 0.6), and the
+# options that set the group's size: in 0.6 and 0.7 one of them, before only the second, later only the first.
+# It is 1 where none is set.
+GROUP_RELATIVE = ("grpo", "echo", "max_rl", "default")
+GROUP_SIZES = ("group_size", "rollouts_per_example")
+
+# Tables and options on the way to the loss and its advantages, by the table that has them, in 0.5 to 559b447.
 NAMES = {
-    **dict.fromkeys(("dppo_mask_low", "ipo_mask_low"), (TV_LOW,)),
-    **dict.fromkeys(("dppo_mask_high", "ipo_mask_high"), (TV_HIGH,)),
-    **dict.fromkeys(("ipo_threshold", "eps"), (Sets(("tv_low", "tv_high")),)),
-    "ratio_low": (Sets(("token_low",), ("masked_is",)), Sets(("clip_low",), CLIPPED, ONE_MINUS)),
-    "ratio_high": (Sets(("token_high",), ("masked_is",)), Sets(("clip_high",), CLIPPED, MINUS_ONE)),
-    "max_importance_ratio": (Sets(("weight_cap",)), Sets(("ratio_cap",), CAPPED)),
-    "sequence_clip_high": (Sets(("ratio_cap",), CAPPED),),
-    "ratio_type": (Sets(("level",), ("masked_is",)),),
-    **{
-        f"{level}_mask_{side}": (Sets((f"{level}_{side}",), ("masked_is",)),)
-        for level in ("token", "geo", "sequence")
-        for side in ("low", "high")
-    },
+    "": ("trainer", "orchestrator", "inference", "loss", "max_steps"),
+    "trainer": ("loss",),
+    "orchestrator": (
+        *("algo", "advantage", "training_mode", "train", "env", "buffer", "teacher_model"),
+        *("pre_batch_filters", "post_batch_filters", *GROUP_SIZES),
+    ),
+    "orchestrator.algo": ("type", "filter"),
+    "orchestrator.train": ("source", "env", NEWEST_OPTION),
+}
+# PRIME-RL's other names there that are like one of those, and are not misspelt.
+SIMILAR_NAMES = {"teacher_inference", "loss_impl", "train", "teacher", "teacher_rollout_model", "pool_size"}
+SIMILAR_NAMES |= {"token_batch_size", "training_mode", "max_off_policy_steps"}
+# Tables that an rl.toml has at the top and the files of its parts have not. A config for supervised training
+# may have the last three, beside [data] and without [loss].
+RL_TABLES = ("trainer", "orchestrator")
+INFERENCE_TABLE, DEPLOYMENT_TABLES = "inference", ("deployment", "slurm")
+# Tables at the top of a trainer's own config, which an rl.toml has below [trainer].
+TRAINER_TABLES = ("loss", "optim", "scheduler", "data")
+RL, TRAINER, ORCHESTRATOR, INFERENCE, SFT = "rl", "trainer", "orchestrator", "inference", "sft"
+FAKE_DATA = {
+    "fake"
+}  # all that [data] of a trainer's own config may have; for supervised training it has more
+# The files of the parts of a run, whose options an rl.toml has in the table of that name, and names at the
+# top that tell each from the others.
+OWN_FILES: dict[str, tuple[str, ...]] = {
+    TRAINER: TRAINER_TABLES,
+    ORCHESTRATOR: (
+        *("algo", "advantage", "training_mode", "train", "env", "sampling", "buffer", *GROUP_SIZES),
+        *(
+            "batch_size",
+            "token_batch_size",
+            "oversampling_factor",
+            "max_off_policy_steps",
+            "num_train_workers",
+        ),
+        *("client", "student", "teacher", "teacher_model", "teacher_rollout_model", "filters", "val"),
+        *("pre_batch_filters", "post_batch_filters", "max_inflight_rollouts", "max_inflight_episodes"),
+    ),
+    INFERENCE: ("server", "parallel", "vllm", "gpu_memory_utilization", "enable_lora", "api_server_count"),
+}
+FILE_NAMES = {
+    RL: "an rl.toml",
+    TRAINER: "a trainer's own config",
+    ORCHESTRATOR: "an orchestrator's own config",
+    INFERENCE: "an inference server's own config",
+    SFT: "a config for supervised training",
+}
+WITHOUT_LOSS = (INFERENCE, SFT)  # kinds of file that have nothing to do with a policy loss
+# Keys by what they have to do with the loss, from PRIME-RL's classes of 0.4 to 559b447. Those of the tables
+# *NOT_CARRIED bear on it, unless they have one of these values, and `migrate` does not carry them over. Those
+# of NO_BEARING_IN have no bearing on it. A key stands for everything below it.
+SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env")
+SAMPLINGS = ("orchestrator.sampling", "orchestrator.train.sampling")
+FILTERS = ("orchestrator.filters", "orchestrator.pre_batch_filters", "orchestrator.post_batch_filters")
+FILTERED_BY_ADVANTAGE = "zero_advantage"  # a filter that drops what trains nothing
+NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    "orchestrator.teacher_rollout_model": (None,),
+    "orchestrator.trajectory_strategy": (None, "interleaved"),
+    "orchestrator.buffer.online_difficulty_filtering": (None, False),
+    "trainer.enable_router_replay": (None, False),
+}
+_SAMPLED: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, -1, 0), "min_p": (None, 0.0)}
+_SAMPLED |= {"repetition_penalty": (None, 1.0)}
+SAMPLING_NOT_CARRIED = {"temp_scheduler": (None,), **_SAMPLED}
+SAMPLING_NOT_CARRIED |= {f"extra_body.{name}": values for name, values in _SAMPLED.items()}
+ALGORITHM_NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    "length_penalty": (None,),
+    "length_weighted_baseline": (None, False),
+    "length_weighted_mean": (None, False),  # of 0.4
+    "length_shaping_alpha": (None,),  # of 0.5
+    "loss_aggregation": (None, "token"),  # after 559b447
+}
+SOURCE_NOT_CARRIED: dict[str, tuple[Any, ...]] = {"curriculum.gates": (None, {})}
+# Options of one algorithm, which is named where it is not GRPO.
+ALGORITHM_OPTIONS = "type roles filter teacher demo_key template renderer sampling decay episode_agents"
+ALGORITHM_OPTIONS += " import_path kwargs"
+NO_BEARING_IN = {
+    "": """
+        bench ckpt clean clean_output_dir deployment dry_run env_vars file_monitor inference
+        inference_gpu_ids log max_async_level max_model_len max_steps model monitors output_dir resume
+        rollout_transport run seq_len slurm teacher_gpu_ids teacher_inference tokenizer toml_files
+        trainer_gpu_ids wandb weight_broadcast
+        """,
+    "trainer": """
+        bench ckpt data dist_timeout_seconds enable_token_export env_vars file_monitor gc heartbeat log
+        matmul_precision max_async_level max_concurrent_runs max_steps memory_profiler_path metrics_server
+        model monitors optim output_dir resume rollout_transport scheduler tokenizer trace_path wandb
+        weight_broadcast
+        """,
+    "orchestrator": """
+        batch_size bench buffer ckpt client collect_inference_metrics concurrency env_install_prerelease
+        env_server_base_port env_vars eval file_monitor filters heartbeat inference_metrics_roles log
+        mask_env_responses max_async_level max_concurrent max_env_worker_restarts max_inflight_episodes
+        max_inflight_rollouts max_off_policy_steps max_steps model monitors num_train_workers optim
+        output_dir oversampling_factor pad_to_multiple_of pool_size post_batch_filters pre_batch_filters
+        prime_monitor reload_weights_on_start renderer resume rollout_transport seed seq_len
+        strict_async_level student tasks_per_minute teacher teacher_model token_batch_size tokenizer
+        use_token_client val verification wandb weight_broadcast workers_per_env
+        """,
+    "orchestrator.train": "filter_zero_advantages max_retries num_workers",
+    **dict.fromkeys(
+        SOURCES,
+        """
+        address agent args curriculum env extra_env_kwargs harness id legacy max_retries
+        max_total_completion_tokens name num_workers ratio serve state_columns taskset timeout
+        timeout_seconds
+        """,
+    ),
+    **dict.fromkeys(
+        (*SAMPLINGS, *(f"{one}.sampling" for one in SOURCES)),
+        """
+        extra_body.cache_salt extra_body.chat_template_kwargs extra_body.include_stop_str_in_output
+        extra_body.max_tokens extra_body.min_tokens extra_body.prompt_logprobs extra_body.return_token_ids
+        extra_body.skip_special_tokens extra_body.spaces_between_special_tokens extra_body.stop
+        extra_body.stop_token_ids max_completion_tokens max_tokens min_tokens seed
+        """,
+    ),
+}
+
+
+def _known_keys() -> set[str]:
+    """Every key of these tables, and those of the group's size, the temperature and the algorithm."""
+    holders = ("orchestrator", *SOURCES)
+    samplings = (*SAMPLINGS, *(f"{one}.sampling" for one in SOURCES))
+    algorithms = [f"{one}.{name}" for one in holders for name in ("algo", "advantage")]
+    keys = {f"{holder}.{name}" for holder, names in NO_BEARING_IN.items() for name in names.split()}
+    keys |= {f"trainer.loss.{name}" for name in LOSS_OPTIONS}
+    keys |= {f"{holder}.{name}" for holder in holders for name in GROUP_SIZES}
+    keys |= {f"{one}.{name}" for one in samplings for name in ("temperature", *SAMPLING_NOT_CARRIED)}
+    options = (*ALGORITHM_OPTIONS.split(), *ALGORITHM_NOT_CARRIED)
+    keys |= {f"{one}.{name}" for one in algorithms for name in options}
+    return {key.lstrip(".") for key in keys} | {TRAINING_MODE, *NOT_CARRIED}
+
+
+KNOWN_KEYS = frozenset(_known_keys())
+# PRIME-RL's own classes of these files, since 0.5. They reject most names that they do not know.
+RL_CONFIG = ("prime_rl.configs.rl", "RLConfig")
+TRAINER_CONFIG = ("prime_rl.configs.trainer", "TrainerConfig")
+CONFIG_CLASSES = {
+    RL: RL_CONFIG,
+    TRAINER: TRAINER_CONFIG,
+    ORCHESTRATOR: ("prime_rl.configs.orchestrator", "OrchestratorConfig"),
+    INFERENCE: ("prime_rl.configs.inference", "InferenceConfig"),
+    SFT: ("prime_rl.configs.sft", "SFTConfig"),
+}
+
+_BY_ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
+_BY_TEACHER = "the teacher is whatever computed the reference log-probabilities", "remove it"
+_ONE_TOKEN = "PRIME-RL provides the log-probability of the sampled token only", "remove it"
+_PAIRS = (
+    "the trainer computes no preference loss: the environment writes DPO's gradient on the tokens of each "
+    "pair, with stamps.stamp_replay_pair"
+)
+# Options of ours: why the loss does not decide them here, and what to do.
+DECIDED_ELSEWHERE = {
+    "advantage": _BY_ALGORITHM,
+    "advantage_params": _BY_ALGORITHM,
+    "hint_teacher": _BY_TEACHER,
+    "hint_ema_rate": _BY_TEACHER,
+    "hint_top_k": _ONE_TOKEN,
+    "hint_t_start": _ONE_TOKEN,
+    "teacher_prompt_template": _BY_TEACHER,
+    "replay_loss": (_PAIRS, "remove it; for another loss than DPO see docs/prime_rl.md, Hints and pairs"),
+    "replay_temperature": (_PAIRS, "remove it; for another one see docs/prime_rl.md, Hints and pairs"),
+    "replay_params": (_PAIRS, "remove it, and give beta to stamps.stamp_replay_pair"),
 }
 
 CLONE = (
@@ -45,7 +398,9 @@ PRIME_RL = Framework(
     title="PRIME-RL",
     path="composer_plugins.adapters.prime_rl_plugin:loss_fn",
     summary="a loss_fn for trainer.loss.import_path: any policy loss, sampled-token hints, replay pairs",
-    names=NAMES,
+    releases=tuple(one.since for one in GENERATIONS),
+    losses=LOSSES,
+    options=tuple({option.key: option for one in LOSSES for option in one.own}.values()),
     provides={
         # old_logprobs with `old_policy`: the rollout engine's or the policy's own
         "policy": frozenset(
@@ -59,6 +414,8 @@ PRIME_RL = Framework(
         ("policy", "divergence", "correction"), "PRIME-RL calls a loss with one sequence at a time"
     ),
     marks=("orchestrator",),
+    not_carried=NOT_CARRIED,
+    no_bearing=KNOWN_KEYS,
     install=CLONE,
     suffixes=(".toml",),
     convention="composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",

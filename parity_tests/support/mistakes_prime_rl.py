@@ -19,8 +19,8 @@ from unittest.mock import patch
 import torch
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import channels as loss_channels
 from composer_plugins.adapters.prime_rl_plugin import doctor
+from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.conformance.prime_rl_claims.packs import packed
@@ -46,7 +46,7 @@ NAME = "prime-rl"
 TITLE = "PRIME-RL imports the function that `import_path` names, and calls it once per sequence."
 CALLED, IMPORTED = "the first call of the loss", "setting up the loss, after the model is loaded"
 STAMPED = "in the environment, where it stamps"
-LATER = f"after {loss_channels.PATIENCE} sequences"
+LATER = f"after {prime_rl_loss.PATIENCE} sequences"
 SCRATCH = tempfile.TemporaryDirectory()
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 
@@ -370,9 +370,9 @@ def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
             warnings.filterwarnings("ignore", "prime-rl: it is newer")
             if times > 1:  # what the first call warned of
                 warnings.filterwarnings("ignore", "(?!.*came with the first)")
-            with patch.object(loss_channels.upstream, "installed", lambda: version):
+            with patch.object(prime_rl_loss.upstream, "installed", lambda: version):
                 for _ in range(times):
                     found["function"](inputs, **loss.get("kwargs", {}))
 
     yield CALLED, call
-    yield LATER, lambda: call(loss_channels.PATIENCE)
+    yield LATER, lambda: call(prime_rl_loss.PATIENCE)

@@ -9,18 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_plugins.adapters.prime_rl_plugin import native, upstream
-from composer_plugins.adapters.prime_rl_plugin.config import (
-    DEFAULTS,
-    MODULE,
-    PRESETS,
-    Requested,
-    chosen_policy,
-    findings,
-    newer_than_tested,
-    parse,
-    requested,
-)
+from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
@@ -39,11 +28,23 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     routed,
     table,
 )
-from composer_plugins.adapters.prime_rl_plugin.native import Native
-from composer_plugins.adapters.prime_rl_plugin.upstream import Generation
+from composer_plugins.adapters.prime_rl_plugin.surface import (
+    DEFAULTS,
+    MODULE,
+    PRESETS,
+    Requested,
+    chosen_policy,
+    findings,
+    newer_than_tested,
+    parse,
+    requested,
+)
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.frameworks import prime_rl
+from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.prime_rl import Generation
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
 
@@ -60,7 +61,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question["installation"] = upstream.INSTALLATION
     question["filters"] = sorted({path for one in run.sources if "." in (path := one.filter_path)})
-    own_class = upstream.CONFIG_CLASSES[run.kind]
+    own_class = prime_rl.CONFIG_CLASSES[run.kind]
     question["config"] = (*own_class, run.config) if target.version is None else None
     facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
     release, features = facts["prime_rl"]
@@ -84,11 +85,11 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
     reported = {one.key for one in found}
     found += [one for one in echo_terms(run) if one.key not in reported]
-    if run.kind == upstream.ORCHESTRATOR:  # whose options are at the top
+    if run.kind == prime_rl.ORCHESTRATOR:  # whose options are at the top
         found = [one.without(NOT_LISTED) for one in found]
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
-    compared += f"; read as {upstream.FILE_NAMES[run.kind]}"
+    compared += f"; read as {prime_rl.FILE_NAMES[run.kind]}"
     compared += "" if facts["rejected"] is None else f", which PRIME-RL's own {own_class[1]} checked"
     return Examination(compared, tuple(found))
 
@@ -96,7 +97,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
     guesses = {one.key: one for one in misspelt(run.config)}
-    if run.kind == upstream.ORCHESTRATOR:
+    if run.kind == prime_rl.ORCHESTRATOR:
         whole = misspelt(as_rl(run.config, run.kind))
         guesses = {one.key: one.without(NOT_LISTED) for one in whole}
     if rejected is None:
@@ -113,7 +114,7 @@ def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Ite
 def against(target: Target, release: str | None, generation: Generation, is_by_features: bool) -> str:
     """Which PRIME-RL the file was compared with, and how that is known."""
     end = f" up to {generation.until}" if generation.until else ""
-    end = " up to commit 559b447" if generation is upstream.NEWEST else end
+    end = " up to commit 559b447" if generation is prime_rl.TESTED else end
     how = f"{release or 'it'} is installed for {target.python}"
     how += ", and its source has these features" if is_by_features else ""
     if release is None and not is_by_features:
@@ -125,17 +126,17 @@ def against(target: Target, release: str | None, generation: Generation, is_by_f
 
 def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     """Whether there is a table of type "custom", and whether it has options that PRIME-RL does not know."""
-    if run.kind == upstream.SFT:
-        problem = f"this is {upstream.FILE_NAMES[run.kind]}, which has no policy loss"
+    if run.kind == prime_rl.SFT:
+        problem = f"this is {prime_rl.FILE_NAMES[run.kind]}, which has no policy loss"
         yield Finding("info", "loss", problem, "give the doctor a file of an RL run")
         return
-    if run.kind in (upstream.ORCHESTRATOR, upstream.INFERENCE):
-        problem = f"this is {upstream.FILE_NAMES[run.kind]}, and the loss is in the trainer's"
+    if run.kind in (prime_rl.ORCHESTRATOR, prime_rl.INFERENCE):
+        problem = f"this is {prime_rl.FILE_NAMES[run.kind]}, and the loss is in the trainer's"
         remedy = "give the doctor the trainer's file too, or the rl.toml, which has all three"
         yield Finding("info", "loss", problem, remedy)
         return
     key, ours = run.loss_key, f'set type = "custom" and import_path = "{MODULE}.loss_fn" in [{run.loss_key}]'
-    for name in upstream.TRAINER_TABLES:
+    for name in prime_rl.TRAINER_TABLES:
         if run.is_for_rl and name in run.config:
             problem = f"this table is at the top of a file for `rl`, which reads [trainer.{name}]"
             remedy = f"rename it to [trainer.{name}]; only a trainer's own config has it at the top"
@@ -153,7 +154,7 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         yield Finding("warning", key, problem, remedy)
         return
     kind = run.loss.get("type")
-    own = native.find(native.default_kind(generation) if kind is None else kind, generation)
+    own = own_losses.find(own_losses.default_kind(generation) if kind is None else kind, generation)
     if kind == "custom":
         yield from _misplaced(run)
     elif extra := [name for name in ("import_path", "kwargs") if name in run.loss]:
@@ -161,10 +162,10 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
         problem = f'{given}, and only type = "custom" reads {" and ".join(extra)}'
         yield Finding("error", f"{key}.type", problem, f'set type = "custom" in [{key}]')
     elif own is not None:
-        wrong = {error.key: error for error in native.wrong_options(own, run.loss, key)}
+        wrong = {error.key: error for error in own_losses.wrong_options(own, run.loss, key)}
         yield _own_loss(run.loss, wrong, key, own, generation)
         yield from map(Finding.from_error, wrong.values())
-    elif kind == upstream.SUPERVISED:
+    elif kind == prime_rl.SUPERVISED:
         yield _supervised(key, ours, generation)
     else:
         name = kind if isinstance(kind, str) and kind in FUNCTIONS else "loss_fn"
@@ -175,13 +176,13 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
 
 def _supervised(key: str, ours: str, generation: Generation) -> Finding:
     """The type "sft", which only 0.5 has."""
-    kind, since = upstream.SUPERVISED, upstream.SUPERVISED_IN.since
-    if generation is upstream.SUPERVISED_IN:
+    kind, since = prime_rl.SUPERVISED, prime_rl.SUPERVISED_IN.since
+    if generation is prime_rl.SUPERVISED_IN:
         problem = f"{kind!r} is PRIME-RL's own cross-entropy on the rollouts: rewards have no effect"
         remedy = f"keep it to train without rewards; otherwise {ours}"
         return Finding("warning", f"{key}.type", problem, remedy)
     problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {since} has it"
-    now = upstream.SUPERVISED_NOW.get(generation)
+    now = prime_rl.SUPERVISED_NOW.get(generation)
     remedy = f"to train without rewards set {now}, and remove it here; otherwise {ours}" if now else ours
     return Finding("error", f"{key}.type", problem, remedy)
 
@@ -191,13 +192,13 @@ def _misplaced(run: Run) -> Iterator[Finding]:
     assert run.loss is not None
     key = run.loss_key
     problem = f"[{key}] has no such option: PRIME-RL ignores it before v0.6, and rejects it later"
-    for name in sorted(run.loss.keys() - upstream.LOSS_OPTIONS):
+    for name in sorted(run.loss.keys() - prime_rl.LOSS_OPTIONS):
         remedy = f"move it to [{key}.kwargs]"
-        if nearest := near(name, upstream.LOSS_OPTIONS - run.loss.keys()):
+        if nearest := near(name, prime_rl.LOSS_OPTIONS - run.loss.keys()):
             yield Finding("error", f"{key}.{name}", problem, did_you_mean(nearest))
             continue
         if function(run) and name not in ComposerConfig.model_fields:
-            found = native.advice(name, run.loss[name], named_policy(run), key)
+            found = own_losses.advice(name, run.loss[name], named_policy(run), key)
             nearest = near(name, ComposerConfig.model_fields)
             remedy = f"remove it, or set {nearest[0]} in [{key}.kwargs]" if nearest else "remove it"
             problem_here, remedy = found or ("loss_fn has no such option either", remedy)
@@ -207,22 +208,23 @@ def _misplaced(run: Run) -> Iterator[Finding]:
 
 
 def _own_loss(
-    loss: Mapping[str, Any], wrong: Collection[str], key: str, own: Native, generation: Generation
+    loss: Mapping[str, Any], wrong: Collection[str], key: str, own: NamedLoss, generation: Generation
 ) -> Finding:
     """One of PRIME-RL's own losses, with the options of ours that give the same loss but for wrong ones."""
     rest = {name: value for name, value in loss.items() if f"{key}.{name}" not in wrong}
-    kwargs, differences = native.kwargs_of(own, rest)
+    kwargs, differences = own_losses.kwargs_of(own, rest)
     differences += [f"{name} is left out" for name in loss if name not in rest]
-    is_here = generation in own.generations
-    if is_here and (divisor := own.divisor(loss, generation)) != generation.denominator:
+    is_here, kind = own_losses.is_in(own, generation), own.options["type"]
+    if is_here and (divisor := own_losses.divisor(own, loss, generation)) != generation.denominator:
         differences.append(f"the sum is divided by {generation.denominator} and not by {divisor}")
-    problem = f"{own.kind!r} is PRIME-RL's own loss"
+    problem = f"{kind!r} is PRIME-RL's own loss"
     if not is_here:
-        problem = f"PRIME-RL {generation.since} has no loss of this type: PRIME-RL {own.versions} has it"
-    elif own.kind == "default":
+        problem = f"PRIME-RL {generation.since} has no loss of this type"
+        problem += f": PRIME-RL {own_losses.versions(own)} has it"
+    elif kind == "default":
         problem += ", which newer PRIME-RL does not have (#3418)"
-    same = [f'import_path = "{MODULE}.{"loss_fn" if "policy" in kwargs else own.function}"']
-    same += [f"kwargs.{name} = {native.inline(value)}" for name, value in kwargs.items()]
+    same = [f'import_path = "{MODULE}.{"loss_fn" if "policy" in kwargs else "dppo"}"']
+    same += [f"kwargs.{name} = {own_losses.inline(value)}" for name, value in kwargs.items()]
     remedy = f'set type = "custom", {" and ".join(same)}, which is that loss'
     if differences:
         remedy += f", except that {', and '.join(differences)}"
@@ -315,7 +317,7 @@ def kwargs(run: Run, generation: Generation) -> tuple[Requested, list[Finding]]:
         return requested(given), Finding.all_from(error)
     found, option = list(findings(parsed, generation, key)), upstream.SUPPORT_OPTION
     is_returned = table(run.config, "inference").get(option) is True
-    is_passed_on = generation is upstream.AFTER_559B447
+    is_passed_on = generation is prime_rl.HEAD
     if parsed.learns_from_support and is_passed_on and run.is_for_rl and not is_returned:
         problem = f"it is not true, so policy {parsed.policy.name!r} gets none of the log-probabilities"
         remedy = "set it to true, and top_p in [orchestrator.train.sampling], which gives each token a mask"
@@ -339,13 +341,13 @@ def named_policy(run: Run) -> Loss | None:
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:
     """What v0.4 and v0.5 divide a sum by, and that v0.4's `rl` starts no custom loss at all."""
     key = f"{run.loss_key}.type"
-    if generation is upstream.GENERATIONS[0] and run.is_for_rl:
+    if generation is prime_rl.GENERATIONS[0] and run.is_for_rl:
         problem = "`rl` of PRIME-RL 0.4 reads trainer.loss.teacher_tau, which a custom loss does not have"
         remedy = "upgrade to 0.6 or later, or start trainer and orchestrator by themselves"
         yield Finding("error", key, problem, remedy)
     effect = {
-        upstream.MICRO_BATCHES: "the number of micro-batches, so the step grows with the tokens in one",
-        upstream.OWN_TOKENS: "each rank's own tokens, so the weight of a token depends on its rank",
+        prime_rl.MICRO_BATCHES: "the number of micro-batches, so the step grows with the tokens in one",
+        prime_rl.OWN_TOKENS: "each rank's own tokens, so the weight of a token depends on its rank",
     }.get(generation.denominator)
     if effect is not None:
         problem = (

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import Requested, not_available
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     ECHO_FILTER,
     NOT_LISTED,
@@ -15,9 +14,11 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     table,
 )
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
-from composer_plugins.adapters.prime_rl_plugin.upstream import ECHO, NEWEST, NODE, ROUTED, TEACHER, Generation
+from composer_plugins.adapters.prime_rl_plugin.surface import Requested, not_available
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ComposerError, unknown
+from composer_plugins.frameworks import prime_rl
+from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TEACHER, TESTED, Generation
 
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
 REFERENCE_FIELD, WEIGHTS_FIELD = upstream.NODE_FIELDS
@@ -67,14 +68,14 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
     orchestrator = table(run.config, "orchestrator")
     if not orchestrator or orchestrator.get("training_mode") in tuple(ROUTED):
         return
-    unset = f"orchestrator.{upstream.GROUP_SIZES[generation.hint == TEACHER]}"
+    unset = f"orchestrator.{prime_rl.GROUP_SIZES[generation.hint == TEACHER]}"
     dropped = generation.hint != TEACHER and list(_filtered_out(run, asked, generation))
     effect = f", and only {asked.any} trains" if asked.any else ""
     effect = ", and PRIME-RL drops such samples and ends after 10 empty batches" if dropped else effect
     remedy = "set it to 2 or more, unless the environment's episodes have several agents"
     groups = {(one.algorithm, one.group_size_key, str(one.group_size)) for one in run.sources}
     for name, key, size in sorted(groups):
-        if name in upstream.GROUP_RELATIVE and (size == "1" or not key):
+        if name in prime_rl.GROUP_RELATIVE and (size == "1" or not key):
             problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
             problem += f"mean reward, so every advantage is 0{effect}"
             yield Finding("warning", key or unset, problem, remedy)
@@ -83,7 +84,7 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
 def echo_terms(run: Run) -> Iterator[Finding]:
     """What the algorithm "echo" trains beside the policy loss, with a cross-entropy of PRIME-RL's own."""
     for key, term in {one.algorithm_key: one.echo for one in run.sources if one.echo}.items():
-        own = ROUTED[upstream.SUPERVISED]
+        own = ROUTED[prime_rl.SUPERVISED]
         problem = f"'echo' also trains {term}, with PRIME-RL's own {own} and not with this loss"
         remedy = 'leave it if you mean that; otherwise set type = "grpo"'
         yield Finding("warning", key, problem, remedy)
@@ -131,7 +132,7 @@ def _routed_past(run: Run, asked: Requested) -> Iterator[Finding]:
     """Samples that PRIME-RL trains with a loss of its own, without calling a custom loss."""
     mode = table(run.config, "orchestrator").get("training_mode", "")
     if not isinstance(mode, str):
-        yield Finding("error", upstream.TRAINING_MODE, f"it is {mode!r}, not a word", OF_RL)
+        yield Finding("error", prime_rl.TRAINING_MODE, f"it is {mode!r}, not a word", OF_RL)
     found, everything = routed(run.config, run.sources)
     for one in found:
         problem = f"PRIME-RL trains the samples of {one.name!r} with its own {one.own}, not with this loss"
@@ -150,7 +151,7 @@ def _filtered_out(run: Run, asked: Requested, generation: Generation) -> Iterato
     listed = {"pre_batch_filters", "post_batch_filters"} & orchestrator.keys()
     if generation.hint == NODE and not listed:
         train = table(orchestrator, "train")
-        option = upstream.NEWEST_OPTION
+        option = prime_rl.NEWEST_OPTION
         if train.get(option, True) is not False:
             value = "true" if option in train else "not set, which means true"
             remedy = f"set {option} = false in [orchestrator.train]"
@@ -213,7 +214,7 @@ def _never_stamped(
                 yield Finding("error", f"{source.filter_key}.kwargs.kinds", problem, f"add {kind!r}")
         return
     if generation.hint == ECHO:
-        problem = f"{asked.any} is set, and {source.algorithm!r} stamps nothing before {NEWEST.since}"
+        problem = f"{asked.any} is set, and {source.algorithm!r} stamps nothing before {TESTED.since}"
         remedy = f'set type = "echo" with filter.import_path = "{ECHO_FILTER}", or upgrade'
         yield Finding("error", source.algorithm_key, problem, remedy)
     if generation.hint != NODE or source.key == NOT_LISTED:

@@ -6,14 +6,14 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.frameworks import prime_rl
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
-OF_RL = f'set training_mode = "{upstream.MODE_OF_RL}"'
+OF_RL = f'set training_mode = "{prime_rl.MODE_OF_RL}"'
 WITH_ADVANTAGES = 'set type = "grpo", or another algorithm that assigns advantages'
 NOT_LISTED = "orchestrator"  # the key of a source that stands for those that the file does not list
 
@@ -47,17 +47,17 @@ class Source(NamedTuple):
     @property
     def filter_path(self) -> str:
         """The import path of the filter, which only the algorithm "echo" has; "" if there is none."""
-        path = self.filter.get("import_path") if self.algorithm == upstream.ECHO_ALGORITHM else None
+        path = self.filter.get("import_path") if self.algorithm == prime_rl.ECHO_ALGORITHM else None
         return path if isinstance(path, str) else ""
 
     @property
     def echo(self) -> str:
         """What "echo" trains beside the policy loss, in words; "" where it trains nothing else."""
-        if self.algorithm != upstream.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
+        if self.algorithm != prime_rl.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
             return ""
-        roles = self.algo.get("roles", upstream.ECHO_ROLES)
+        roles = self.algo.get("roles", prime_rl.ECHO_ROLES)
         roles = roles if isinstance(roles, dict) else {}
-        weights = {role: table(one).get("alpha", upstream.ECHO_ALPHA) for role, one in roles.items()}
+        weights = {role: table(one).get("alpha", prime_rl.ECHO_ALPHA) for role, one in roles.items()}
         shown = ", ".join(f"{role} {alpha}" for role, alpha in weights.items())
         only = f", of those that {self.filter_path} selects" if self.filter_path else ""
         return f"a cross-entropy on observation tokens, weighted by the alpha of their role ({shown}){only}"
@@ -79,12 +79,12 @@ class Run(NamedTuple):
     loss_key: str
     loss: dict[str, Any] | None
     sources: list[Source]
-    kind: str  # a key of upstream.FILE_NAMES
+    kind: str  # a key of prime_rl.FILE_NAMES
 
     @property
     def is_for_rl(self) -> bool:
         """Whether it is a file for `rl`."""
-        return self.kind == upstream.RL
+        return self.kind == prime_rl.RL
 
     @property
     def path(self) -> str:
@@ -106,15 +106,15 @@ def read(files: Sequence[Path]) -> Run:
             raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
     config = together(tables)
     kind = kind_of(config)
-    if kind == upstream.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config))):
+    if kind == prime_rl.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config))):
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
-    for name in upstream.RL_TABLES:
+    for name in prime_rl.RL_TABLES:
         if not isinstance(config.get(name, {}), dict):
             raise ConfigError(name, f"it is {config[name]!r}", f"make it a table: [{name}]")
     loss = table(as_rl(config, kind), "trainer").get("loss")
-    key = "loss" if kind == upstream.TRAINER else "trainer.loss"
+    key = "loss" if kind == prime_rl.TRAINER else "trainer.loss"
     if loss is not None and not isinstance(loss, dict):
         remedy = f"make it a table: [{key}] with type, import_path and kwargs"
         raise ConfigError(key, f"it is {loss!r}", remedy)
@@ -122,26 +122,26 @@ def read(files: Sequence[Path]) -> Run:
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Which kind of file this is: a key of upstream.FILE_NAMES. One without a mark is a trainer's own."""
-    of_rl = [*upstream.RL_TABLES, *([upstream.INFERENCE_TABLE] if "data" not in config else [])]
-    of_rl += upstream.DEPLOYMENT_TABLES if "loss" in config else []
+    """Which kind of file this is: a key of prime_rl.FILE_NAMES. One without a mark is a trainer's own."""
+    of_rl = [*prime_rl.RL_TABLES, *([prime_rl.INFERENCE_TABLE] if "data" not in config else [])]
+    of_rl += prime_rl.DEPLOYMENT_TABLES if "loss" in config else []
     if any(name in config for name in of_rl):
-        return upstream.RL
-    if "loss" not in config and table(config, "data").keys() - upstream.FAKE_DATA:
-        return upstream.SFT
-    marks = {kind: sum(one in config for one in names) for kind, names in upstream.OWN_FILES.items()}
+        return prime_rl.RL
+    if "loss" not in config and table(config, "data").keys() - prime_rl.FAKE_DATA:
+        return prime_rl.SFT
+    marks = {kind: sum(one in config for one in names) for kind, names in prime_rl.OWN_FILES.items()}
     return max(marks, key=lambda kind: marks[kind])
 
 
 def as_rl(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The options of a file below the tables that they have in an rl.toml."""
-    return dict(config) if kind == upstream.RL else {kind: dict(config)}
+    return dict(config) if kind == prime_rl.RL else {kind: dict(config)}
 
 
 def together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several files as one: the trainer's own and the orchestrator's, or files that add to one another."""
     own = [kind_of(one) for one in tables]
-    if upstream.RL not in own and len(set(own)) > 1:
+    if prime_rl.RL not in own and len(set(own)) > 1:
         tables = [as_rl(one, kind) for one, kind in zip(tables, own, strict=True)]
     return reduce(merged, tables, {})
 
@@ -163,15 +163,15 @@ def table(config: Any, *keys: str) -> dict[str, Any]:
 
 
 def misspelt(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Names that are like one of `upstream.NAMES` which the file does not have.
+    """Names that are like one of `prime_rl.NAMES` which the file does not have.
 
     It is a guess, where PRIME-RL's own classes cannot be asked: they have many more names.
     """
-    for holder, known in upstream.NAMES.items():
+    for holder, known in prime_rl.NAMES.items():
         given = table(config, *filter(None, holder.split(".")))
         absent = [name for name in known if name not in given]
         for name in given:
-            if name not in {*known, *upstream.SIMILAR_NAMES} and (nearest := near(name, absent)):
+            if name not in {*known, *prime_rl.SIMILAR_NAMES} and (nearest := near(name, absent)):
                 key = f"{holder}.{name}".lstrip(".")
                 problem = "PRIME-RL is not known to have a table or an option of this name"
                 yield Finding("warning", key, problem, did_you_mean(nearest))
@@ -191,7 +191,7 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     for name in ("algo", "advantage"):
         given, key = holder.get(name), f"{above}.{name}"
         if given and isinstance(given, dict):
-            kind = str(given.get("type", upstream.DEFAULT_ALGORITHM))
+            kind = str(given.get("type", prime_rl.DEFAULT_ALGORITHM))
             return Algorithm(kind, f"{key}.type", given, key)
         if given:
             return Algorithm(str(given), key, {}, key)
@@ -214,18 +214,18 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
     """
     orchestrator = table(config, "orchestrator")
     algo_key = f"{NOT_LISTED}.algo"
-    default = Algorithm(upstream.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
+    default = Algorithm(prime_rl.DEFAULT_ALGORITHM, f"{algo_key}.type", {}, algo_key)
     common = algorithm(orchestrator, NOT_LISTED) or default
-    shared = {key: at(config, key) for key in upstream.SAMPLINGS}
+    shared = {key: at(config, key) for key in prime_rl.SAMPLINGS}
     # v0.8 has [[train.source]]; before, [[train.env]] and [[env]].
-    tables = {key: at(config, key) for key in upstream.SOURCES}
+    tables = {key: at(config, key) for key in prime_rl.SOURCES}
     listed = [(key, one) for key, every in tables.items() if isinstance(every, list) for one in every]
     for key, one in listed or [(NOT_LISTED, orchestrator)]:
         own, env = table(one), table(one, "env")
         ids = {f"{key}.env.taskset.id": table(env, "taskset").get("id"), f"{key}.env.id": env.get("id")}
         plugins = {where: name for where, name in ids.items() if isinstance(name, str) and name}
         algo = algorithm(own, key) or common
-        size, size_key = last_set({NOT_LISTED: orchestrator, key: own}, upstream.GROUP_SIZES)
+        size, size_key = last_set({NOT_LISTED: orchestrator, key: own}, prime_rl.GROUP_SIZES)
         samplings = {**shared, f"{key}.sampling": own.get("sampling")}
         temperature, temperature_key = last_set(samplings, ("temperature",))
         yield Source(
@@ -247,9 +247,9 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
 def routed(config: Mapping[str, Any], listed: Sequence[Source]) -> tuple[list[Routed], bool]:
     """The samples of these sources that no policy loss trains, and whether all of them are such samples."""
     mode = table(config, "orchestrator").get("training_mode")
-    if isinstance(mode, str) and mode in upstream.TRAINING_MODES:
-        return [Routed(upstream.TRAINING_MODE, mode, upstream.TRAINING_MODES[mode], OF_RL)], True
-    own = upstream.ROUTED
+    if isinstance(mode, str) and mode in prime_rl.TRAINING_MODES:
+        return [Routed(prime_rl.TRAINING_MODE, mode, prime_rl.TRAINING_MODES[mode], OF_RL)], True
+    own = prime_rl.ROUTED
     found = [
         Routed(one.algorithm_key, one.algorithm, own[one.algorithm], WITH_ADVANTAGES)
         for one in listed

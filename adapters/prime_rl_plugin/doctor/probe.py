@@ -8,6 +8,7 @@ import copy
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,7 +81,7 @@ def words(plugin: str, wanted: list[str]) -> list[str] | None:
     return sorted({word.strip("'\"") for word in wanted if word in text})
 
 
-def release(distribution: str, package: str, features: list[list[str]]) -> list[Any]:
+def release(distribution: str, package: str, features: Sequence[tuple[str, str]]) -> list[Any]:
     """The version of PRIME-RL by its metadata, and for each file of its package whether it has a string.
 
     None stands for a file that is not there. All of them are None where the package cannot be found.

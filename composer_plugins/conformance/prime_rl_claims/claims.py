@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.prime_rl_plugin import native
-from composer_plugins.adapters.prime_rl_plugin.upstream import generation_of
+from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.prime_rl_claims.packs import Pack, drawn_inputs, packed
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
-from composer_plugins.testing.draws import Draw
+from composer_plugins.frameworks.contract import NamedLoss, Option
+from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.testing.draws import Draw, flag
 
 OURS = "composer_plugins.adapters.prime_rl_plugin.loss_fn"
 Table = dict[str, Any]
@@ -26,41 +27,34 @@ class Configured(NamedTuple):
     ours: Table
 
 
-# By version and type: options with which PRIME-RL's loss is compared, beside its defaults.
-TABLES: dict[tuple[str, str], dict[str, Table]] = {
-    ("v0.4.0", "default"): {
-        "default, narrow": {"token_mask_low": 0.8, "token_mask_high": 1.2, "geo_mask_low": 0.9}
-        | {"geo_mask_high": 1.1, "kl_tau": 0.1, "adv_tau": 0.5},
-        "default, with a teacher": {"adv_tau": 0.5, "teacher_tau": 0.2},
-    },
-    ("v0.5.0", "default"): {
-        "default, narrow": {"ipo_mask_low": 0.05, "ipo_mask_high": 0.02, "kl_tau": 0.1},
-        "default, no mask": {"ipo_mask_low": 10.0, "ipo_mask_high": 10.0},  # PRIME-RL's own tests set 10.0
-        "default, with a teacher": {"adv_tau": 0.5, "teacher_tau": 0.2},
-    },
-    ("v0.6.0", "default"): (
-        dppo := {
-            "default, narrow": {"dppo_mask_low": 0.05, "dppo_mask_high": 0.02, "kl_tau": 0.1, "adv_tau": 0.5},
-            "default, no mask": {"dppo_mask_low": 10.0, "dppo_mask_high": 10.0},
-        }
-    ),
-    ("v0.6.0", "ipo"): (ipo := {"ipo, narrow": {"ipo_threshold": 0.03, "kl_tau": 0.1, "adv_tau": 0.5}}),
-    ("v0.8.0", "default"): dppo,
-    ("v0.8.0", "ipo"): ipo,
-}
+def given(own: NamedLoss, value_of: Callable[[Option, list[float]], float]) -> Table:
+    """A table of this loss, `value_of(option, values)` for each option that is a number.
+
+    The values are PRIME-RL's default and others that our loss can have: below and above it, and near 1.
+    """
+    table: Table = {}
+    for option in own.own:
+        if isinstance(default := option.default, float):
+            values = [default / 4, default**0.1, 50 * default] if default else [0.1, 0.5]
+            values = [x for x in values if not own_losses.refusal(own, option, x)]
+            table[option.key] = value_of(option, [default, *values])
+    return table
 
 
 def configured(upstream: Upstream) -> Iterator[Configured]:
-    """Each loss of this version and its options, with the kwargs that the table of `native` gives."""
-    generation = generation_of(upstream.version)
-    for own in native.NATIVE:
-        if generation in own.generations and upstream.has(own.kind):
-            options = {option.name for option in own.options}
-            for name, table in {own.kind: {}, **TABLES[upstream.version, own.kind]}.items():
-                assert table.keys() <= options
-                kwargs, differences = native.kwargs_of(own, table)
-                assert not differences
-                yield Configured(name, {"type": own.kind, **table}, kwargs)
+    """Each loss of this version with its defaults and with other values, and the kwargs for each."""
+    for own in PRIME_RL.losses:
+        if own_losses.is_in(own, upstream.generation):
+            others = given(own, lambda _, values: values[1 % len(values)])
+            for name, table in ((own.options["type"], {}), (f"{own.options['type']}, other values", others)):
+                yield named(own, name, table)
+
+
+def named(own: NamedLoss, name: str, table: Table) -> Configured:
+    """A loss of PRIME-RL's with these options, and the kwargs of ours that the framework's table gives."""
+    kwargs, differences = own_losses.kwargs_of(own, table)
+    assert not differences
+    return Configured(name, {**own.options, **table}, {"policy": own.row} | kwargs)
 
 
 def compared(
@@ -68,9 +62,8 @@ def compared(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Value and gradients of one micro-batch through the checkout's compute_loss, with its loss and ours."""
     found = []
-    theirs = {"type": "default"} | claim.theirs
     ours = {"type": "custom", "import_path": OURS, "kwargs": claim.ours}
-    for table in (theirs, ours):
+    for table in (claim.theirs, ours):
         leaves = [x.detach().requires_grad_() for x in pack.trainer_logprobs]
         cut = Pack(leaves, *(getattr(pack, name) for name in list(pack.__dataclass_fields__)[1:]))
         loss = upstream.compute_loss(cut, upstream.loss_fn(**table), scale)[0]
@@ -81,7 +74,8 @@ def compared(
 
 def drawn(upstream: Upstream, seed: int) -> Pack:
     """A micro-batch of four sequences, one of a single token, with padding and now and then with weights."""
-    samples = [drawn_inputs(seed + i, n, spread=0.3) for i, n in enumerate((9, 1, 33, 5))]
+    spread = 1.0 if seed % 4 == 0 else 0.3
+    samples = [drawn_inputs(seed + i, n, spread=spread) for i, n in enumerate((9, 1, 33, 5))]
     if upstream.version == "v0.8.0" and seed % 2:
         for i, sample in enumerate(samples):
             sample["weights"] = 0.5 + 0.25 * torch.full_like(sample["advantages"], i)
@@ -93,23 +87,37 @@ def drawn(upstream: Upstream, seed: int) -> Pack:
 
 
 LOSSES = "the loss module"
+# Losses of which ours has the gradient alone: their value is -A r, and that of ours -sg(A r) log pi.
+BY_GRADIENT = {"icepop": "the gradient alone: the value is another number"}
 
 
-def compare(upstream: Upstream, claim: Configured, draw: Draw) -> Iterator[Compared]:
-    """One micro-batch, divided by some number of tokens."""
+def compare(upstream: Upstream, own: NamedLoss, draw: Draw) -> Iterator[Compared]:
+    """One micro-batch, divided by some number of tokens, with the defaults or with other values."""
+    table: Table = {}
+    if flag(draw, "other values"):
+        table = given(own, lambda option, values: draw.choose(values, option.key))
     pack = drawn(upstream, draw.integer(0, 2**20, "seed"))
+    claim = named(own, own.options["type"], table)
     theirs, ours = compared(upstream, claim, pack, draw.integer(1, 500, "scale"))
     largest = max(float(gradient.abs().max()) for gradient in theirs[1:])
     scale = max(float(theirs[0].abs()), 1e-3)
-    yield Compared(ours[0], theirs[0], 60, max(60 * largest, 1e-3), scale=scale)
+    if own.options["type"] not in BY_GRADIENT:
+        yield Compared(ours[0], theirs[0], 60, max(60 * largest, 1e-3), scale=scale)
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         yield Compared(a, b, 60, max(float(b.abs().max()), 0.0), what=GRADIENT, scale=largest)
 
 
 def claims(upstream: Upstream) -> list[Claim]:
-    """The claims about this checkout."""
-    made: Callable[..., Any] = partial(partial, compare, upstream)
+    """The claims about this checkout: one for each loss that it has."""
+    here = [own for own in PRIME_RL.losses if own_losses.is_in(own, upstream.generation)]
     return [
-        Claim("policy", one.ours.get("policy", "dppo_tv@prime-rl"), one.name, Place(LOSSES), made(one))
-        for one in configured(upstream)
+        Claim(
+            "policy",
+            own.row,
+            kind := own.options["type"],
+            Place(LOSSES),
+            partial(compare, upstream, own),
+            BY_GRADIENT.get(kind, ""),
+        )
+        for own in here
     ]

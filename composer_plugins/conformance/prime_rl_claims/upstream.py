@@ -17,10 +17,16 @@ from typing import Any, NamedTuple
 from pydantic_core import core_schema
 from torch import Tensor
 
+from composer_plugins.adapters.prime_rl_plugin.doctor import probe
+from composer_plugins.adapters.prime_rl_plugin.upstream import INSTALLATION, generation_by_features
 from composer_plugins.conformance.prime_rl_claims.packs import Pack
+from composer_plugins.frameworks.prime_rl import Generation
 
 SOURCE = "PRIME_RL_SOURCE"  # the environment variable that names the checkout
 STUBBED = ("wandb", "renderers", "zmq", "verifiers")
+# The classes of `[trainer.loss]` by its type.
+CONFIGS = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "icepop": "IcePopLossConfig"}
+CONFIGS |= {"ppo": "PPOLossConfig", "cispo": "CISPOLossConfig", "custom": "CustomLossConfig"}
 PACKED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
 
 
@@ -47,16 +53,14 @@ class Upstream(NamedTuple):
     """What of a checkout is compared."""
 
     version: str  # "v0.5.0", or the newest recorded generation for anything later
+    generation: Generation
     loss: ModuleType
     config: ModuleType
 
     def loss_fn(self, **table: Any) -> Callable[[Any], Any]:
         """Its own function for `[trainer.loss]`, as its trainer sets it up."""
-        kind = table.get("type", "default")
-        found = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "custom": "CustomLossConfig"}
-        if self.version == "v0.4.0" and kind == "default":
-            found["default"] = "LossConfig"
-        config = getattr(self.config, found[kind])(**table)
+        config = getattr(self.config, CONFIGS[table["type"]], None) or self.config.LossConfig  # of v0.4
+        config = config(**table)
         if hasattr(self.loss, "setup_rl_loss_fn"):
             fn = self.loss.setup_rl_loss_fn(config)
         elif hasattr(self.loss, "setup_loss_fns"):
@@ -65,12 +69,6 @@ class Upstream(NamedTuple):
             fn = self.loss.setup_loss_fn(config)
         called: Callable[[Any], Any] = getattr(fn, "loss", fn)  # an object with a method since September 2026
         return called
-
-    def has(self, kind: str) -> bool:
-        """Whether `[trainer.loss] type` may be `kind`."""
-        return hasattr(self.config, {"default": "DefaultLossConfig", "ipo": "IPOLossConfig"}[kind]) or (
-            kind == "default" and self.version == "v0.4.0"
-        )
 
     def inputs(self, pack: Pack, i: int) -> Any:
         """Its own LossInputs of sequence i."""
@@ -122,11 +120,15 @@ def load(checkout: Path) -> Upstream:
     except ModuleNotFoundError:
         config = import_module("prime_rl.trainer.rl.config")
     assert Path(loss.__file__ or "").is_relative_to(checkout), f"{loss.__file__} is not of {checkout}"
+    _, features = probe.release(*INSTALLATION)
+    generation = generation_by_features(features)
+    assert generation is not None, f"{checkout} is of no release that is known"
+    version = "v0.5.0" if hasattr(config, "SFTLossConfig") else "v0.4.0"
     if hasattr(loss, "setup_rl_loss_fn"):
-        return Upstream("v0.8.0", loss, config)
-    if hasattr(loss, "setup_loss_fns"):
-        return Upstream("v0.6.0", loss, config)
-    return Upstream("v0.5.0" if hasattr(config, "SFTLossConfig") else "v0.4.0", loss, config)
+        version = "v0.8.0"
+    elif hasattr(loss, "setup_loss_fns"):
+        version = "v0.6.0"
+    return Upstream(version, generation, loss, config)
 
 
 def loss_functions(upstream: Upstream) -> set[str]:

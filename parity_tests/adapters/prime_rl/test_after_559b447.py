@@ -84,7 +84,7 @@ def test_the_weights_of_a_pair_cancel_in_its_divisor_so_replay_is_rejected() -> 
     tokens = scale(GENERATIONS["v0.8.0"], [pack])
     weights = sum(float(w[m].sum()) for w, m in zip(pack.weights or [], pack.loss_mask, strict=True))
     assert abs(weights) < tokens / 20  # what the gradient would be multiplied by, at least
-    with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL after 559b447 .* cancel"):
+    with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL after #3586 .* cancel"):
         compute_loss(AFTER_559B447, pack, CustomLoss(partial(loss_fn, replay_weight=1.0)).loss, tokens)
 
 
@@ -100,11 +100,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_contract_is_told_without_its_new_fields_and_the_first_call_warns(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The divisor became the sum of the weights before LossInputs got fields for score centering."""
+    """The divisor became the sum of the weights at an unknown time after #3418, which deleted a function."""
     monkeypatch.setattr(prime_rl_plugin, "_losses", {})
     fields = vars(prime_rl_doubles.inputs_of(GENERATIONS["v0.8.0"], packed(drawn()), 0))
     given = vars(module)["LossInputs"](**fields)
-    with pytest.raises(ConfigError, match="PRIME-RL after 559b447 has no weights that carry"):
+    with pytest.raises(ConfigError, match="PRIME-RL #3418 has no weights that carry"):
         loss_fn(given, replay_weight=1.0)
     with pytest.warns(ComposerWarning, match="newer than the newest that was tested") as caught:
         loss_fn(given, **HINT)

@@ -9,8 +9,8 @@ import torch
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
-from composer_plugins.adapters.prime_rl_plugin.channels import PATIENCE, Flags
-from composer_plugins.adapters.prime_rl_plugin.config import parse
+from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE, Flags
+from composer_plugins.adapters.prime_rl_plugin.surface import parse
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.frameworks.prime_rl import PRIME_RL
@@ -246,7 +246,7 @@ def test_a_channel_that_these_inputs_cannot_carry_is_rejected_at_the_first_call(
     with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL 0.5 has no weights"):
         loss_fn(inputs(loss_weights=...), replay_weight=1.0)
     with pytest.raises(
-        ConfigError, match="PRIME-RL after 559b447 has no weights that carry .* sum of the weights"
+        ConfigError, match="PRIME-RL after #3586 has no weights that carry .* sum of the weights"
     ):
         loss_fn(inputs(trainer_mask_logprobs=None), replay_weight=1.5)
     with pytest.raises(DataError, match="there is no ref_logprobs and no teacher_logprobs"):

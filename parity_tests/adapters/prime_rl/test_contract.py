@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
-from composer_plugins.adapters.prime_rl_plugin.config import PRESETS
+from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.conformance.prime_rl_claims.packs import Pack, packed
 from composer_plugins.kernels.divergences import sampled_token

@@ -20,6 +20,7 @@ from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.cli import app
 from composer_plugins.diagnosis import Finding, Target
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import prime_rl
 from parity_tests.support.paths import ROOT
 
 Find = Callable[..., list[Finding]]
@@ -65,7 +66,7 @@ SOURCE = '[[orchestrator.train.source]]\nname = "mine"\nenv.taskset.id = "my-env
 FILTERS = '[[orchestrator.post_batch_filters]]\ntype = "zero_advantage"\n'
 
 
-ABSENT = [None] * len(upstream.FEATURES)  # no source was found
+ABSENT = [None] * len(prime_rl.FEATURES)  # no source was found
 
 
 def facts(**others: Any) -> dict[str, Any]:
@@ -220,7 +221,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (
         '[trainer.loss]\ntype = "default"\ndppo_mask_high = 0.3',
         "error trainer.loss.type",
-        "PRIME-RL after 559b447 has no loss of this type kwargs.policy_params = { tv_high = 0.3 }",
+        "PRIME-RL after #3586 has no loss of this type kwargs.policy_params = { tv_high = 0.3 }",
         "0.9.0",
     ),
     (
@@ -274,7 +275,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (
         '[trainer.loss]\ntype = "ppo"\nratio_low = 1.5',
         "warning trainer.loss.type",
-        "clip_low = 0.2 which is that loss, except that ratio_low = 1.5 is left out: clip_low would be -0.5",
+        "which is that loss, except that ratio_low = 1.5 is left out: clip_low would be -0.5",
         "0.9.0",
     ),
     (
@@ -298,7 +299,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (
         '[trainer.loss]\ntype = "cispo"',
         "error trainer.loss.type",
-        'PRIME-RL 0.7 has no loss of this type: PRIME-RL after 559b447 has it kwargs.policy = "cispo"',
+        'PRIME-RL 0.7 has no loss of this type: PRIME-RL after #3586 has it kwargs.policy = "cispo"',
         "0.8.0",
     ),
     (
@@ -772,10 +773,13 @@ def test_several_files_are_merged_from_left_to_right(tmp_path: Path, monkeypatch
         ("0.8.1.dev67", "0.8.1.dev52"),
         ("559b447", "0.8.1.dev52"),
         (None, "0.8.1.dev52"),
-        ("0.8.1.dev68", "after 559b447"),
-        ("0.8.1", "after 559b447"),
-        ("0.9", "after 559b447"),
-        ("HEAD", "after 559b447"),
+        ("0.8.1.dev68", "after #3586"),
+        ("0.8.1", "after #3586"),
+        ("0.9", "after #3586"),
+        ("HEAD", "after #3586"),
+        ("3418", "#3418"),
+        ("#3526", "#3526"),
+        ("3586", "#3586"),
     ],
 )
 def test_each_release_has_the_contract_of_its_generation(release: str | None, since: str) -> None:
@@ -833,11 +837,33 @@ TREES = {
             "orchestrator/trajectories.py": "node.loss_weights",
         },
     ),
-    "after 559b447": (
+    "#3418": (
         "0.8.0",
         {
-            "trainer/rl/loss.py": "def setup_rl_loss_fn(\nclass IPOLoss",
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\ndef ipo_loss_fn",
+            "configs/trainer.py": "    eps: float = Field(0.1, ge=0)",
             "orchestrator/trajectories.py": "node.loss_weights",
+        },
+    ),
+    "#3526": (
+        "0.8.0",
+        {
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\nclass IPOLoss\nclass IcePopLoss",
+            "configs/trainer.py": "    eps: float = Field(0.1, ge=0)",
+        },
+    ),
+    "#3586": (
+        "0.8.0",
+        {
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\nclass IPOLoss\nclass IcePopLoss",
+            "configs/trainer.py": "    eps: float = Field(0.3, ge=0)",
+        },
+    ),
+    "after #3586": (
+        "0.8.0",
+        {
+            "trainer/rl/loss.py": "def setup_rl_loss_fn(\nclass IPOLoss\nclass IcePopLoss",
+            "configs/trainer.py": "    eps: float = Field(0.3, ge=0)\nclass CISPOLossConfig",
         },
     ),
 }
@@ -859,9 +885,7 @@ def test_the_generation_is_told_by_the_source_and_not_by_the_metadata(
     examined = prime_rl_doctor.examine([file], Target(sys.executable, None))
     assert examined.against.startswith(f"the contract of PRIME-RL {since} ")
     assert "its source has these features" in examined.against
-    assert [one.key for one in examined.findings if one.key == "prime-rl"] == ["prime-rl"] * (
-        since == "after 559b447"
-    )
+    assert [one.key for one in examined.findings if one.key == "prime-rl"] == ["prime-rl"] * ("#" in since)
 
 
 @pytest.mark.parametrize(

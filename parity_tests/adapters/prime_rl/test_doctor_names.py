@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
-from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import misspelt
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.frameworks import prime_rl
 from parity_tests.adapters.prime_rl import test_doctor
 from parity_tests.adapters.prime_rl.test_doctor import FUNCTION, HINT, REPLAY, SOUND, Find, edited, facts
 
@@ -284,7 +284,7 @@ def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
         "orchestrator.algo": algorithms,
         "orchestrator.train": [name for name in ("TrainConfig",) if name in found],
     }
-    assert holders.keys() == upstream.NAMES.keys()
+    assert holders.keys() == prime_rl.NAMES.keys()
     for holder, names in holders.items():
         for field in (field for name in names for field in found[name]):
             config: dict[str, Any] = {field: {}}
@@ -302,7 +302,7 @@ def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt(
     for file, config in files:
         assert [*misspelt(config)] == [], file
         if {"trainer", "orchestrator", "loss", "model"} & config.keys():
-            at_the_top = [one for one in find(file.read_text()) if one.key in upstream.TRAINER_TABLES]
+            at_the_top = [one for one in find(file.read_text()) if one.key in prime_rl.TRAINER_TABLES]
             assert [one for one in at_the_top if one.severity == "error"] == [], file
 
 
@@ -314,19 +314,19 @@ def tomls() -> Iterator[tuple[Path, dict[str, Any]]]:
 @with_checkout
 def test_the_tables_at_the_top_are_those_of_its_two_classes() -> None:
     of_rl, trainers = classes()["RLConfig"], classes()["TrainerConfig"]
-    only_rl = {*upstream.RL_TABLES, upstream.INFERENCE_TABLE, *upstream.DEPLOYMENT_TABLES}
+    only_rl = {*prime_rl.RL_TABLES, prime_rl.INFERENCE_TABLE, *prime_rl.DEPLOYMENT_TABLES}
     assert only_rl <= of_rl.keys() - trainers.keys()
-    assert set(upstream.TRAINER_TABLES) <= trainers.keys() - of_rl.keys()
-    module, name = upstream.RL_CONFIG
+    assert set(prime_rl.TRAINER_TABLES) <= trainers.keys() - of_rl.keys()
+    module, name = prime_rl.RL_CONFIG
     files = {file.stem for file in checkout().glob("**/prime_rl/configs/*.py")}
-    assert {module.rpartition(".")[2], upstream.TRAINER_CONFIG[0].rpartition(".")[2]} <= files
-    assert name == "RLConfig" and upstream.TRAINER_CONFIG[1] == "TrainerConfig"
+    assert {module.rpartition(".")[2], prime_rl.TRAINER_CONFIG[0].rpartition(".")[2]} <= files
+    assert name == "RLConfig" and prime_rl.TRAINER_CONFIG[1] == "TrainerConfig"
 
 
 @with_checkout
 def test_a_group_has_one_completion_where_its_size_is_not_set() -> None:
     fields = classes()["OrchestratorConfig"]
-    sizes = [fields[name] for name in upstream.GROUP_SIZES if name in fields]
+    sizes = [fields[name] for name in prime_rl.GROUP_SIZES if name in fields]
     assert sizes
     for one in sizes:
         default = one.value.args[0] if isinstance(one.value, ast.Call) else one.value
@@ -343,8 +343,8 @@ def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> Non
     files = [(file, config) for file, config in tomls() if {"trainer", "orchestrator"} <= config.keys()]
     assert len(files) > 30
     for file, config in files:
-        rejected = probe.rejected(*upstream.RL_CONFIG, config)
+        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
         assert rejected == [], file
         config["trainer"]["los"] = config["trainer"].pop("loss", {})
-        rejected = probe.rejected(*upstream.RL_CONFIG, config)
+        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
         assert [key for key, *_ in rejected or ()] == ["trainer.los"]

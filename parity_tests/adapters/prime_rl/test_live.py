@@ -27,7 +27,7 @@ def upstream() -> Upstream:
     return prime_rl_live.load(checkout)
 
 
-@pytest.mark.filterwarnings("ignore:.*adv_tau=0.5 multiplies the advantages with the hint")
+@pytest.mark.filterwarnings("ignore:.*multiplies the advantages with the hint")
 def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
     found = claims.claims(upstream)
     assert found

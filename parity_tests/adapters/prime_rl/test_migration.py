@@ -16,10 +16,11 @@ import yaml
 from typer.testing import CliRunner
 
 from composer_plugins import cli
-from composer_plugins.adapters.prime_rl_plugin import native, upstream
+from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import prime_rl
 from composer_plugins.objective.objective import MISSING
 from composer_plugins.objective.resolve import migrate, resolve
 from parity_tests.support import prime_rl_doubles
@@ -471,10 +472,12 @@ def test_what_an_old_trainer_divides_by(text: str, version: str, divisor: str) -
 
 
 def test_0_4_divides_its_own_loss_by_its_ratio_type() -> None:
-    own = native.find("default", upstream.GENERATIONS[0])
+    own = own_losses.find("default", prime_rl.GENERATIONS[0])
     assert own is not None
-    assert own.divisor({"ratio_type": "token"}, upstream.GENERATIONS[0]) == upstream.OWN_TOKENS
-    assert own.divisor({"ratio_type": "sequence"}, upstream.GENERATIONS[0]) == upstream.MICRO_BATCHES
+    assert own_losses.divisor(own, {"ratio_type": "token"}, prime_rl.GENERATIONS[0]) == prime_rl.OWN_TOKENS
+    assert (
+        own_losses.divisor(own, {"ratio_type": "sequence"}, prime_rl.GENERATIONS[0]) == prime_rl.MICRO_BATCHES
+    )
 
 
 def test_the_doctors_kwargs_for_a_loss_of_0_4_name_the_other_divisor(command: Run) -> None:
@@ -491,9 +494,9 @@ def test_the_loss_itself_tells_0_4_from_0_5(monkeypatch: pytest.MonkeyPatch) -> 
     given = inputs(tensor, tensor, None, tensor, tensor.bool())
     common = {"LossInputs": inputs, "default_loss_fn": print, "setup_loss_fn": print}
     vars(module).update(common | {"LossConfigType": object})
-    assert upstream.generation_of_inputs(given, "0.1.0").denominator == upstream.MICRO_BATCHES
+    assert upstream.generation_of_inputs(given, "0.1.0").denominator == prime_rl.MICRO_BATCHES
     del vars(module)["LossConfigType"]
-    assert upstream.generation_of_inputs(given, "0.4.0").denominator == upstream.OWN_TOKENS
+    assert upstream.generation_of_inputs(given, "0.4.0").denominator == prime_rl.OWN_TOKENS
 
 
 # --- What was assumed, and what was not understood -----------------------------------------------------
@@ -508,8 +511,8 @@ def test_the_loss_itself_tells_0_4_from_0_5(monkeypatch: pytest.MonkeyPatch) -> 
             "PRIME-RL 0.8.1.dev52 to 0.8.1.dev67, commit 559b447 (no --version",
         ),
         ("orchestrator.group_size = 8", "0.5.0", "PRIME-RL 0.5, before 0.6 (--version 0.5.0)"),
-        ("orchestrator.group_size = 8", "HEAD", "PRIME-RL after 559b447 (--version HEAD)"),
-        ('trainer.loss.type = "icepop"', None, "PRIME-RL after 559b447 (no --version is given)"),
+        ("orchestrator.group_size = 8", "HEAD", "PRIME-RL after #3586 (--version HEAD)"),
+        ('trainer.loss.type = "icepop"', None, "PRIME-RL after #3586 (no --version is given)"),
         (OPD, None, "PRIME-RL 0.6, before 0.7 (no --version is given)"),
         (SFT, None, "PRIME-RL 0.5, before 0.6 (no --version is given)"),
     ],
@@ -523,7 +526,7 @@ def test_the_version_that_was_assumed_is_printed(
 
 
 def test_a_type_that_this_version_does_not_have_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'icepop' is not a loss of PRIME-RL 0.6: .*after 559b447"):
+    with pytest.raises(ConfigError, match="'icepop' is not a loss of PRIME-RL 0.6: .*#3526 and later"):
         resolve("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0")
 
 
@@ -552,7 +555,7 @@ def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, un
 
 
 def test_every_key_that_is_not_carried_over_is_a_known_one() -> None:
-    keys = {*upstream.NOT_CARRIED, upstream.TRAINING_MODE, "orchestrator.group_size"}
-    keys |= {f"{one}.{name}" for one in upstream.SAMPLINGS for name in upstream.SAMPLING_NOT_CARRIED}
-    keys |= {f"{one}.algo.{name}" for one in upstream.SOURCES for name in upstream.ALGORITHM_NOT_CARRIED}
-    assert keys <= upstream.KNOWN_KEYS
+    keys = {*prime_rl.NOT_CARRIED, prime_rl.TRAINING_MODE, "orchestrator.group_size"}
+    keys |= {f"{one}.{name}" for one in prime_rl.SAMPLINGS for name in prime_rl.SAMPLING_NOT_CARRIED}
+    keys |= {f"{one}.algo.{name}" for one in prime_rl.SOURCES for name in prime_rl.ALGORITHM_NOT_CARRIED}
+    assert keys <= prime_rl.KNOWN_KEYS

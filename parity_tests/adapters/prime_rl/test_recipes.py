@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.adapters.prime_rl_plugin.config import parse
 from composer_plugins.adapters.prime_rl_plugin.stamps import dpo_coefficient
+from composer_plugins.adapters.prime_rl_plugin.surface import parse
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.recipes.prime_rl import scoring

@@ -11,8 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import native
-from composer_plugins.adapters.prime_rl_plugin.upstream import generation_of
+from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.claims import OURS
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
@@ -68,7 +67,7 @@ def test_the_checkout_has_tests_of_its_loss() -> None:
 def test_its_own_test_passes_with_our_loss(
     name: str, upstream: Upstream, theirs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = native.find("default", generation_of(upstream.version))
+    own = own_losses.find("default", upstream.generation)
     assert own is not None
     calls = []
 
@@ -78,7 +77,7 @@ def test_its_own_test_passes_with_our_loss(
 
     def with_ours(config: Any) -> Any:
         if isinstance(config, upstream.config.DefaultLossConfig):
-            kwargs, differences = native.kwargs_of(own, config.model_dump())
+            kwargs, differences = own_losses.kwargs_of(own, config.model_dump())
             assert not differences
             config = upstream.config.CustomLossConfig(import_path=OURS, kwargs=kwargs)
         return setup(config)

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from composer_plugins import cli, migration
-from composer_plugins.adapters.prime_rl_plugin import native
-from composer_plugins.adapters.prime_rl_plugin.config import MODULE, parse
-from composer_plugins.adapters.prime_rl_plugin.upstream import NEWEST
+from composer_plugins.adapters.prime_rl_plugin import own_losses
+from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, parse
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.prime_rl import TESTED
 
 GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
 
@@ -270,13 +270,13 @@ def test_the_deleted_default_of_prime_rl_runs_here(
 
 @pytest.mark.parametrize("kind", ["default", "ipo"])
 def test_every_option_of_prime_rls_losses_changes_the_objective(kind: str) -> None:
-    own = native.find(kind, NEWEST)
+    own = own_losses.find(kind, TESTED)
     assert own is not None
     before = migration.read("prime-rl", prime_rl(type=kind)).facts()
-    for option in own.options:
+    for option in own.own:
         value = 0.05 if option.default != 0.05 else 0.1
-        after = migration.read("prime-rl", prime_rl(type=kind, **{option.name: value})).facts()
-        assert after != before, option.name
+        after = migration.read("prime-rl", prime_rl(type=kind, **{option.key: value})).facts()
+        assert after != before, option.key
 
 
 def test_an_older_prime_rl_divides_by_something_else() -> None:

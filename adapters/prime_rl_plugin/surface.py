@@ -1,23 +1,28 @@
 """`[trainer.loss.kwargs]` parsed and checked, and what of it this PRIME-RL cannot run."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from composer_plugins.adapters.prime_rl_plugin import upstream
-from composer_plugins.adapters.prime_rl_plugin.native import advice
-from composer_plugins.adapters.prime_rl_plugin.upstream import MODE, Generation
+from composer_plugins.adapters.prime_rl_plugin.own_losses import DEFAULT_POLICY, advice
 from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
-from composer_plugins.diagnosis import Finding, enforce
-from composer_plugins.errors import ConfigError, caught, raise_all
-from composer_plugins.frameworks.prime_rl import PRIME_RL
-from composer_plugins.losses.choosing import Choice, choose
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import Loss, of_kind
+from composer_plugins.errors import ComposerError
+from composer_plugins.findings import Finding, Findings, enforce, error_of
+from composer_plugins.frameworks.prime_rl import (
+    DECIDED_ELSEWHERE,
+    HEAD,
+    MODE,
+    NEWEST_TESTED,
+    PRIME_RL,
+    UNTESTED,
+    Generation,
+)
+from composer_plugins.losses.choosing import Choice, find_one
+from composer_plugins.losses.row import Loss
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
-DEFAULTS = {"policy": "dppo_tv@prime-rl", "hint_divergence": "sampled_token"}
+DEFAULTS = {"policy": DEFAULT_POLICY, "hint_divergence": "sampled_token"}
 
 
 class Preset(NamedTuple):
@@ -50,27 +55,6 @@ PRESETS = {
         "REINFORCE on the tokens for which trainer and rollout engine agree.",
         REINFORCE | {"rollout_correction": "icepop"},
     ),
-}
-
-_ALGORITHM = "PRIME-RL's algorithm computes the advantages", "set [orchestrator.algo], and remove it"
-_TEACHER = "the teacher is whatever computed the reference log-probabilities", "remove it"
-_SAMPLED = "PRIME-RL provides the log-probability of the sampled token only", "remove it"
-_PAIRS = (
-    "the trainer computes no preference loss: the environment writes DPO's gradient on the tokens of each "
-    "pair, with stamps.stamp_replay_pair"
-)
-# Options of other frameworks: why the loss does not decide them here, and what to do.
-DECIDED_ELSEWHERE = {
-    "advantage": _ALGORITHM,
-    "advantage_params": _ALGORITHM,
-    "hint_teacher": _TEACHER,
-    "hint_ema_rate": _TEACHER,
-    "hint_top_k": _SAMPLED,
-    "hint_t_start": _SAMPLED,
-    "teacher_prompt_template": _TEACHER,
-    "replay_loss": (_PAIRS, "remove it; for another loss than DPO see docs/prime_rl.md, Hints and pairs"),
-    "replay_temperature": (_PAIRS, "remove it; for another one see docs/prime_rl.md, Hints and pairs"),
-    "replay_params": (_PAIRS, "remove it, and give beta to stamps.stamp_replay_pair"),
 }
 
 
@@ -126,96 +110,97 @@ def requested(options: Mapping[str, Any]) -> Requested:
 
 def parse(kwargs: Mapping[str, Any], function: str = "loss_fn", key: str = TABLE) -> Channels:
     """The channels that these kwargs of one of our functions ask for, or one ConfigError below `key`."""
-    try:
+    found = Findings()
+    with found.collected(key):
         return _parse(kwargs, function)
-    except ConfigError as error:
-        raise error.under(key) from None
+    raise error_of(found)
 
 
 def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     fixed = PRESETS[function].options if function in PRESETS else {}
-    wrong = [*_chosen_already(function, fixed, kwargs), *_wrong_names({**DEFAULTS, **fixed}, kwargs)]
-    rest = {key: value for key, value in kwargs.items() if key not in {error.key for error in wrong}}
-    try:
-        config = ComposerConfig.parse({**DEFAULTS, **fixed, **rest})
-    except ConfigError as error:
-        wrong.append(error)
-    raise_all(wrong)
+    defaults = {**DEFAULTS, **fixed}
+    wrong, of_config = Findings(_chosen_already(function, fixed, kwargs)), Findings()
+    unknown = {name: x for name, x in kwargs.items() if name not in ComposerConfig.model_fields}
+    wrong += _explained(unknown, "", defaults, kwargs)
+    rest = {name: x for name, x in kwargs.items() if name not in {one.key for one in wrong}}
+    with of_config.collected():
+        config = ComposerConfig.parse({**defaults, **rest})
+    keys, params = {one.key for one in of_config}, kwargs.get("policy_params")
+    refused = {name: x for name, x in _table(params).items() if f"policy_params.{name}" in keys}
+    wrong += _explained(refused, "policy_params.", defaults, kwargs)
+    enforce([*wrong, *of_config])
     policy, rollout_correction = config.choose_policy(), config.choose_rollout_correction()
     hint = config.choose_hint() if config.hint_weight else None
     channels = Channels(config, policy, rollout_correction, hint)
-    inert = caught(lambda: enforce(config.without_effect(kwargs)))
-    chosen = [choice for choice in (policy, rollout_correction, hint) if choice is not None]
-    refused = [one for choice in chosen for one in caught(partial(PRIME_RL.require, choice))]
-    raise_all([*inert, *refused, *_contradictions(channels)])
+    found = Findings(config.without_effect(kwargs))
+    for choice in (policy, rollout_correction, hint):
+        with found.collected():
+            PRIME_RL.require(choice) if choice is not None else None
+    enforce([*found, *_contradictions(channels)])
     return channels
 
 
-def _contradictions(channels: Channels) -> Iterator[ConfigError]:
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _error(key: str, problem: str, remedy: str) -> Finding:
+    return Finding("error", key, problem, remedy)
+
+
+def _contradictions(channels: Channels) -> Iterator[Finding]:
     """Yield an error for each option that does not fit the policy."""
     config, policy, rollout_correction, _ = channels
     needs_old = "old_logprobs" in policy.loss.needs
     if needs_old and config.old_policy is None:
         problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
         remedy = "set old_policy = 'rollout' for a ratio to those, or old_policy = 'current' for a ratio of 1"
-        yield ConfigError("policy", problem, remedy)
+        yield _error("policy", problem, remedy)
     if config.old_policy is not None and not needs_old:
-        yield ConfigError("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
-    if rollout_correction is not None and (
-        "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
-    ):
+        yield _error("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
+    has_ratio = "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
+    if rollout_correction is not None and has_ratio:
         problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
-        remedy = "remove it, or use policy = 'reinforce'"
-        yield ConfigError("rollout_correction", problem, remedy)
+        yield _error("rollout_correction", problem, "remove it, or use policy = 'reinforce'")
     if config.hint_estimator == "advantage" and channels.learns_from_reference:
         problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
-        yield ConfigError("hint_estimator", problem, "remove it, or choose another policy")
+        yield _error("hint_estimator", problem, "remove it, or choose another policy")
 
 
-def _chosen_already(
-    function: str, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> Iterator[ConfigError]:
+def _chosen_already(function: str, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield an error for each option that the function or PRIME-RL decides."""
     for option in kwargs:
         if option in fixed:
             problem = f"the function {function} has chosen {fixed[option]!r} already"
-            yield ConfigError(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
+            yield _error(option, problem, f"remove it, or set import_path = {MODULE + '.loss_fn'!r}")
         elif option in DECIDED_ELSEWHERE:
-            problem, remedy = DECIDED_ELSEWHERE[option]
-            yield ConfigError(option, problem, remedy)
+            yield _error(option, *DECIDED_ELSEWHERE[option])
 
 
-def _wrong_names(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _explained(
+    unknown: Mapping[str, Any], above: str, defaults: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> Iterator[Finding]:
     """Yield an error for each option of the policy or of PRIME-RL's own losses, with its place here."""
-    chosen = chosen_policy(fixed, kwargs)
-    for name, value in kwargs.items():
-        if name not in ComposerConfig.model_fields and (found := advice(name, value, chosen)):
-            problem, remedy = found
-            yield ConfigError(name, problem, remedy)
-    params = kwargs.get("policy_params")
-    for name, value in (params if isinstance(params, Mapping) else {}).items():
-        known = chosen is None or name in chosen.parameters
-        if not known and (found := advice(name, value, chosen)):
-            problem, remedy = found
-            yield ConfigError(f"policy_params.{name}", problem, remedy)
+    chosen = chosen_policy(defaults, kwargs) if unknown else None
+    for name, value in unknown.items():
+        is_known = above and (chosen is None or name in chosen.parameters)
+        if not is_known and (found := advice(name, value, chosen)):
+            yield _error(f"{above}{name}", *found)
 
 
-def chosen_policy(fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
+def chosen_policy(defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Loss | None:
     """The row of the policy that is named, whatever else may be wrong; None for a wrong name."""
-    name = kwargs.get("policy", fixed["policy"])
-    if not isinstance(name, str):
-        return None
-    try:
-        return choose("policy", name).loss
-    except ConfigError:  # a parameter that is required, or a wrong name
-        return of_kind(losses(), "policy").get(name.partition("@")[0])
+    name = kwargs.get("policy", defaults["policy"])
+    with suppress(ComposerError):
+        return find_one(name.partition("@")[0], "policy").loss if isinstance(name, str) else None
+    return None
 
 
 def findings(channels: Channels, generation: Generation, key: str = TABLE) -> Iterator[Finding]:
     """What is wrong with these channels in this PRIME-RL: for the doctor and for the loss's first call."""
     yield from not_available(channels.requested, generation, key)
     policy, config = channels.policy, channels.config
-    if channels.learns_from_support and generation is not upstream.AFTER_559B447:
+    if channels.learns_from_support and generation is not HEAD:
         problem = f"{policy.name!r} needs the log-probabilities of the sampler's mask"
         problem += f", which PRIME-RL {generation.since} does not pass on"
         yield Finding("error", f"{key}.policy", problem, "upgrade PRIME-RL, or choose another policy")
@@ -248,11 +233,11 @@ def findings(channels: Channels, generation: Generation, key: str = TABLE) -> It
 
 def newer_than_tested(generation: Generation) -> Iterator[Finding]:
     """A warning where PRIME-RL is newer than the newest that was tested."""
-    if generation is upstream.AFTER_559B447:
+    if generation in UNTESTED:
         yield Finding(
             "warning",
             "prime-rl",
-            f"it is newer than the newest that was tested, {upstream.NEWEST_TESTED} (commit 559b447)",
+            f"it is newer than the newest that was tested, {NEWEST_TESTED} (commit 559b447)",
             "compare its first steps with a run of its own loss, or install a tested version",
         )
 
@@ -267,7 +252,7 @@ def not_available(asked: Requested, generation: Generation, key: str = TABLE) ->
             problem = f"{phrase} is set, and PRIME-RL {generation.since} {why}"
             at = option if phrase.startswith(option) else "policy"
             remedy = "upgrade to 0.7 or later, or remove it"
-            if generation is upstream.AFTER_559B447:
+            if generation in UNTESTED:
                 problem += ": it divides by the sum of the weights, in which a pair's +c and -c cancel"
-                remedy = f"install 0.7 to {upstream.NEWEST_TESTED} (commit 559b447), or remove it"
+                remedy = f"install 0.7 to {NEWEST_TESTED} (commit 559b447), or remove it"
             yield Finding("error", f"{key}.{at}", problem, remedy)

@@ -1,10 +1,8 @@
 """The table of PRIME-RL's own losses: it is right, and the messages, the doctor and the docs use it."""
 
-import math
 import re
 import tomllib
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,47 +13,48 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import channels, loss_fn, native
-from composer_plugins.adapters.prime_rl_plugin.config import findings, parse
-from composer_plugins.adapters.prime_rl_plugin.native import NATIVE, Native, Option
-from composer_plugins.adapters.prime_rl_plugin.upstream import AFTER_559B447, NEWEST
+from composer_plugins.adapters.prime_rl_plugin import loss, loss_fn, own_losses
+from composer_plugins.adapters.prime_rl_plugin.surface import findings, parse
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
+from composer_plugins.frameworks.prime_rl import GENERATIONS, HEAD, LOSSES, PRIME_RL, TESTED
 from composer_plugins.frameworks.registry import called
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.paths import ROOT
+from parity_tests.support import prime_rl_options
+from parity_tests.support.prime_rl_formulas import Sequence, ipo_newest
 
-natives = pytest.mark.parametrize("own", NATIVE, ids=lambda own: f"{own.kind} of {own.versions}")
-OPTIONS = [(own, option) for own in NATIVE for option in own.options]
+natives = pytest.mark.parametrize(
+    "own", LOSSES, ids=lambda own: f"{own.options['type']} of {own_losses.versions(own)}"
+)
+OPTIONS = [(own, option) for own in LOSSES for option in own.own]
 options = pytest.mark.parametrize(
-    ("own", "option"), OPTIONS, ids=lambda one: one.versions if isinstance(one, Native) else one.name
+    ("own", "option"),
+    OPTIONS,
+    ids=lambda one: own_losses.versions(one) if isinstance(one, NamedLoss) else one.key,
 )
 
 
 def another(option: Option) -> Any:
     """A value of an option that is not its default."""
-    if option.name == "ratio_type":
+    if option.key == "ratio_type":
         return "sequence"
     if isinstance(option.default, bool):
         return True
     at = {"ratio_low": 0.5, "token_mask_low": 0.5, "geo_mask_low": 0.5}
-    return at.get(option.name, float(option.default) + 0.25)
+    return at.get(option.key, float(option.default) + 0.25)
 
 
 @natives
-def test_the_kwargs_of_a_loss_are_accepted_with_defaults_and_with_every_option_set(own: Native) -> None:
-    kwargs, differences = native.kwargs_of(own, {"type": own.kind})
-    assert parse(kwargs).policy.name == own.policy and differences == []
-    everything = {option.name: another(option) for option in own.options}
-    kwargs, differences = native.kwargs_of(own, everything)
-    assert parse(kwargs).policy.name == ("ipo_centered" if "score_centering" in everything else own.policy)
-    for option in own.options:
-        for key in option.ours:
-            table, _, name = key.rpartition(".")
-            assert name in (kwargs[table] if table else kwargs), key
-        if not option.ours:
-            assert any(one.startswith(option.name) for one in differences)
+def test_the_kwargs_of_a_loss_are_accepted_with_defaults_and_with_every_option_set(own: NamedLoss) -> None:
+    kwargs, differences = own_losses.kwargs_of(own, own.options)
+    assert parse(kwargs).policy.name == own.row and differences == []
+    everything = {option.key: another(option) for option in own.own}
+    kwargs, differences = own_losses.kwargs_of(own, everything)
+    assert parse(kwargs).policy.name == ("ipo_centered" if "score_centering" in everything else own.row)
+    for option in own.own:
+        for table, names in own_losses.set_by(own, option, another(option)).items():
+            assert table in kwargs
+            assert table != "policy_params" or names.keys() <= kwargs[table].keys()
 
 
 def followed(error: ConfigError, before: dict[str, Any]) -> dict[str, Any]:
@@ -80,20 +79,24 @@ def followed(error: ConfigError, before: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("table", ["", "policy_params"])
 @pytest.mark.parametrize("policy", ["", "gspo"])
 def test_an_option_of_prime_rls_is_rejected_with_its_name_here_and_the_remedy_works(
-    own: Native, option: Option, table: str, policy: str
+    own: NamedLoss, option: Option, table: str, policy: str
 ) -> None:
-    fixed = native.kwargs_of(own, {})[0] if not policy else {"policy": policy, "old_policy": "rollout"}
+    fixed = own_losses.kwargs_of(own, {})[0] if not policy else {"policy": policy, "old_policy": "rollout"}
     value, kwargs = another(option), dict(fixed)
     if table:
-        kwargs[table] = dict(kwargs.get(table, {})) | {option.name: value}
+        kwargs[table] = dict(kwargs.get(table, {})) | {option.key: value}
     else:
-        kwargs[option.name] = value
-    if not policy and table and option.ours == (f"policy_params.{option.name}",):
+        kwargs[option.key] = value
+    if (
+        not policy
+        and table
+        and parameters_of(option.sets, own_losses.policy(own).loss).keys() == {option.key}
+    ):
         parse(kwargs)  # it has this name here too
         return
     with pytest.raises(ConfigError) as error:
         parse(kwargs)
-    assert error.value.key.endswith(option.name)
+    assert error.value.key.endswith(option.key)
     after = followed(error.value, kwargs)
     if policy and after.get("policy") != policy:
         after.pop("old_policy", None) if "old_policy" not in error.value.remedy else None
@@ -101,17 +104,40 @@ def test_an_option_of_prime_rls_is_rejected_with_its_name_here_and_the_remedy_wo
 
 
 @options
-def test_an_option_that_sets_a_parameter_is_among_its_other_names(own: Native, option: Option) -> None:
+def test_an_option_that_sets_a_parameter_is_among_its_other_names(own: NamedLoss, option: Option) -> None:
     """So that TRL and verl answer PRIME-RL's name with ours; and where the value differs, with the rule."""
-    row = of_kind(losses(), "policy")[own.policy.partition("@")[0]]
-    words = {"same": "{}", "value - 1": "{} - 1", "1 - value": "1 - {}"}
-    for key in option.ours:
-        table, _, name = key.rpartition(".")
-        if table and name != option.name:
-            theirs = words[option.rule].format(option.name)
+    row = own_losses.policy(own).loss
+    for name, conversion in parameters_of(option.sets, row).items():
+        if name != option.key:
+            theirs = conversion.formula(option.key)
             assert theirs in called(row)[name]
-            found = eval(theirs, {option.name: option.default})
-            assert found == pytest.approx(option.converted(option.default), abs=1e-12)
+            found = eval(theirs, {option.key: option.default})
+            assert found == pytest.approx(conversion.ours(option.default), abs=1e-12)
+
+
+def test_the_names_of_the_table_stand_in_its_options_alone() -> None:
+    assert not PRIME_RL.names
+    assert {one.key for one in PRIME_RL.options} == {option.key for _, option in OPTIONS}
+
+
+def test_each_step_after_559b447_has_its_own_losses() -> None:
+    """Pull request 3418 renames ipo_threshold; 3526 adds icepop; 3586 changes the defaults of ipo."""
+    found = {}
+    for generation in GENERATIONS[4:]:
+        here = [one for one in LOSSES if own_losses.is_in(one, generation)]
+        values = {one.key: one.default for own in here if own.options == {"type": "ipo"} for one in own.own}
+        found[generation.since] = ([one.options["type"] for one in here], values)
+    common = {"adv_tau": 1.0}
+    assert found == {
+        "0.8.1.dev52": (["default", "ipo"], {"ipo_threshold": 0.1, "kl_tau": 1e-3} | common),
+        "#3418": (["ipo"], {"eps": 0.1, "kl_tau": 1e-3} | common),
+        "#3526": (["ipo", "icepop"], {"eps": 0.1, "kl_tau": 1e-3} | common),
+        "#3586": (["ipo", "icepop"], {"eps": 0.3, "kl_tau": 0.0} | common),
+        "after #3586": (
+            ["ipo", "icepop", "ppo", "cispo"],
+            {"eps": 0.3, "max_importance_ratio": 1e4, "score_centering": False} | common,
+        ),
+    }
 
 
 def test_kl_tau_and_the_masks_of_dppo_are_named_where_they_are_now() -> None:
@@ -171,45 +197,16 @@ def test_an_option_with_several_meanings_gets_those_that_fit_the_policy_and_the_
 
 
 def test_the_teachers_weight_of_0_4_and_0_5_is_a_hint_in_the_advantage() -> None:
-    for own in NATIVE[:2]:
-        kwargs, differences = native.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 2.0})
+    for own in LOSSES[:2]:
+        kwargs, differences = own_losses.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 2.0})
         assert kwargs["hint_weight"] == 0.25 and kwargs["hint_estimator"] == "advantage" and not differences
-        kwargs, differences = native.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 0.0})
+        kwargs, differences = own_losses.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 0.0})
         config = parse(kwargs).config
         assert (config.policy_weight, config.hint_weight, config.hint_estimator) == (0.0, 0.5, None)
         assert differences == ["the trust region and kl_tau do not act on the hint"]
 
 
-# --- the losses after 559b447, which cannot be run here, as docs and source text describe them ------------
-
-Terms = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
-
-
-def capped(log_ratio: Tensor, o: Any) -> Tensor:
-    """The ratio, its value capped, with the gradient of exp."""
-    return (
-        log_ratio.detach().clamp(max=math.log(o.max_importance_ratio)) + log_ratio - log_ratio.detach()
-    ).exp()
-
-
-def ipo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    return torch.where(shift.abs() <= o.eps, -o.adv_tau * advantages * capped(log_ratio, o), 0.0)
-
-
-def icepop(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    ratio = log_ratio.exp()
-    kept = (ratio >= o.ratio_low) & (ratio <= o.ratio_high)
-    return torch.where(kept, -o.adv_tau * advantages * ratio, 0.0)
-
-
-def ppo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    ratio, scaled = capped(log_ratio, o), o.adv_tau * advantages
-    return -torch.minimum(scaled * ratio, scaled * ratio.clamp(o.ratio_low, o.ratio_high))
-
-
-def cispo(log_ratio: Tensor, shift: Tensor, advantages: Tensor, o: Any) -> Tensor:
-    weight = log_ratio.detach().exp().clamp(o.ratio_low, o.ratio_high)
-    return -weight * o.adv_tau * advantages * log_ratio  # log pi, less a constant
+# --- score centering, which no checkout here has, as docs and source text describe it --------------------
 
 
 def drawn(seed: int, n: int) -> SimpleNamespace:
@@ -231,46 +228,16 @@ def drawn(seed: int, n: int) -> SimpleNamespace:
     )
 
 
-LATER: dict[str, Terms] = {"ipo": ipo, "icepop": icepop, "ppo": ppo, "cispo": cispo}
-
-
-@pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
-@pytest.mark.parametrize("kind", LATER)
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**20), narrow=st.booleans(), scale=st.sampled_from([1.0, 0.5]))
-def test_the_losses_after_559b447_have_the_gradient_of_ours(
-    kind: str, seed: int, narrow: bool, scale: float
-) -> None:
-    own = native.find(kind, AFTER_559B447)
-    assert own is not None and own.generations == (AFTER_559B447,)
-    table: dict[str, Any] = {option.name: option.default for option in own.options}
-    table["adv_tau"] = scale
-    if narrow:
-        bounds = {"eps": 0.05, "ratio_low": 0.9, "ratio_high": 1.05, "max_importance_ratio": 1.1}
-        table |= {name: value for name, value in bounds.items() if name in table}
-    inputs = drawn(seed, 40)
-    if kind == "ipo" and not narrow:
-        table["eps"] = 1.0  # also the token whose ratio the cap bounds
-    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
-    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
-    token = LATER[kind](log_ratio, shift, inputs.advantages, SimpleNamespace(**table)) * inputs.loss_weights
-    (theirs,) = torch.autograd.grad(token[inputs.loss_mask].sum(), inputs.trainer_logprobs, retain_graph=True)
-    kwargs, differences = native.kwargs_of(own, table)
-    (ours,) = torch.autograd.grad(loss_fn(inputs, **kwargs).loss, inputs.trainer_logprobs)
-    assert not differences
-    assert_parity(ours, theirs, terms=8, what=kind)
-
-
 @pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**20), narrow=st.booleans(), weighs=st.booleans())
 def test_score_centering_has_the_gradient_of_ours(seed: int, narrow: bool, weighs: bool) -> None:
     """Three entries and a padded one. The second half of the tokens has none: they are not centred."""
-    own = native.find("ipo", AFTER_559B447)
+    own = own_losses.find("ipo", HEAD)
     assert own is not None
     bounds = {"eps": 0.05, "max_importance_ratio": 1.1} if narrow else {}
-    table = {option.name: option.default for option in own.options} | {"adv_tau": 0.5} | bounds
-    kwargs, differences = native.kwargs_of(own, table | {"score_centering": True})
+    table = {option.key: option.default for option in own.own} | {"adv_tau": 0.5} | bounds
+    kwargs, differences = own_losses.kwargs_of(own, table | {"score_centering": True})
     assert kwargs["policy"] == "ipo_centered" and not differences
     g, n = torch.Generator().manual_seed(seed), 8
     logits = torch.randn(n, 3, generator=g, dtype=torch.float64, requires_grad=True)
@@ -282,12 +249,9 @@ def test_score_centering_has_the_gradient_of_ours(seed: int, narrow: bool, weigh
     inputs = drawn(seed, n)
     inputs.trainer_mask_logprobs, inputs.inference_mask_logprobs = policy, sampler
     inputs.loss_weights = inputs.loss_weights if weighs else None
-    log_ratio = inputs.trainer_logprobs - inputs.inference_logprobs
-    shift = inputs.trainer_logprobs.detach().exp() - inputs.inference_logprobs.exp()
     options = SimpleNamespace(**table)
-    token = ipo(log_ratio, shift, inputs.advantages, options) + 0.5 * inputs.advantages * centred(
-        policy, sampler, options
-    )
+    token = ipo_newest(Sequence(inputs), options.eps, options.max_importance_ratio, 0.5)
+    token = token + 0.5 * inputs.advantages * centred(policy, sampler, options)
     weights = torch.ones_like(token) if inputs.loss_weights is None else inputs.loss_weights
     leaves = inputs.trainer_logprobs, logits
     theirs = torch.autograd.grad((token * weights)[inputs.loss_mask].sum(), leaves, retain_graph=True)
@@ -308,7 +272,7 @@ def centred(policy: Tensor, sampler: Tensor, o: Any) -> Tensor:
 def test_score_centering_is_missed_where_the_samplers_mask_never_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "PATIENCE", 3)
+    monkeypatch.setattr(loss, "PATIENCE", 3)
     for comes in (False, True):
         monkeypatch.setattr(prime_rl_plugin, "_losses", {})
         inputs = drawn(0, 4)
@@ -329,17 +293,18 @@ def test_score_centering_is_missed_where_the_samplers_mask_never_comes(
 
 def test_score_centering_is_refused_where_prime_rl_passes_no_mask() -> None:
     parsed = parse({"policy": "ipo_centered"})
-    (found,) = findings(parsed, NEWEST)
+    (found,) = findings(parsed, TESTED)
     assert found.severity == "error" and found.key == "trainer.loss.kwargs.policy"
-    assert not [*findings(parsed, AFTER_559B447)]
+    assert not [*findings(parsed, HEAD)]
 
 
 def test_the_docs_have_the_table() -> None:
-    assert "\n".join(native.rows()) in (ROOT / "docs" / "prime_rl.md").read_text()
+    page = prime_rl_options.PAGE.read_text()
+    assert prime_rl_options.written(page) == page
 
 
 def test_an_integer_beyond_all_floats_is_a_wrong_value_and_no_crash() -> None:
-    own = native.find("ipo", NEWEST)
+    own = own_losses.find("ipo", TESTED)
     assert own is not None
-    (error,) = native.wrong_options(own, {"adv_tau": 10**400}, "trainer.loss")
+    (error,) = own_losses.wrong_options(own, {"adv_tau": 10**400}, "trainer.loss")
     assert error.key == "trainer.loss.adv_tau" and error.remedy == "set a value like PRIME-RL's 1.0"
