@@ -6,20 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import (
+from composer_plugins.adapters.verl_plugin.rules import ParsedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.upstream import norm_mode_is_a_sum
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.verl import (
     BY_GEOMETRIC_MEAN,
     CLIPPED_BY_SIGN,
     FORCED_MODES,
     NEVER_CLIPPED,
     NORM_MODE,
     Key,
-    check_scale_factor,
-    given_options,
-    norm_mode_is_a_sum,
 )
-from composer_plugins.config import ComposerConfig
-from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
@@ -36,7 +33,7 @@ MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
-    parsed: dict[str, tuple[ComposerConfig, Choice]] = {}
+    options = ParsedOnce("policy", name)
 
     def loss(
         old_log_prob: Tensor,
@@ -52,18 +49,14 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
-        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `upstream.OPTIONS`.
+        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `verl.OPTIONS`.
         """
-        node = node_of(getattr(config, "policy_loss", None) or {})
-        given = given_options("policy", config)
-        key = repr((sorted(node.items()), loss_agg_mode, given))
-        if first := key not in parsed:
-            parsed[key] = parse_registered(node, "policy", name, loss_agg_mode, given)
-        composer, choice = parsed[key]
+        parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
+        composer, choice = parsed.config, parsed.choice
         mask = response_mask.bool()
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
         tensors |= {"advantages": advantages, "mask": mask}
-        token: TokenLoss = call(choice, tensors, check=first)
+        token: TokenLoss = call(choice, tensors, check=is_new)
         logged = {f"composer/policy/{name}": metric for name, metric in token.metrics.items()}
         logged |= verl_metrics(choice, tensors, token.metrics)
         if rollout_is_weights is not None:
