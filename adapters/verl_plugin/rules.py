@@ -184,6 +184,7 @@ class Parsed(NamedTuple):
     config: ComposerConfig
     choice: Choice
     set_by: Mapping[str, SetBy]  # the parameters of the loss that options of verl set
+    mode: Any = ""  # in which verl reduces a policy loss
 
 
 def parse_with_options(
@@ -225,10 +226,9 @@ def parse_registered(
     says once in each process which values act, where verl's default for an option is not the loss's.
     """
     given = given or {}
-    parsed = parse_with_options(node, kind, name, given)
-    config, choice, _ = parsed
-    reduced = f", {FORCED_MODES.get(choice.name, mode)}" if mode else ""
-    log_once(f"{kind} {choice.described}{reduced}")
+    config, choice, set_by, _ = parse_with_options(node, kind, name, given)
+    parsed = Parsed(config, choice, set_by, FORCED_MODES.get(choice.name, mode))
+    log_once(f"{kind} {choice.described}" + (f", {parsed.mode}" if mode else ""))
     if not _delivered.get():
         inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
         findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
@@ -246,8 +246,8 @@ class ParsedOnce:
         self.parsed: Parsed | None = None
 
     def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Parsed, bool]:
-        """Return what `config`, with verl's options, and `table`, with ours, ask for; and if it is new."""
-        state = mode, values_of(config), values_of(table)
+        """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
+        state = mode, values_of(config)
         if is_new := self.parsed is None or self.state != state:
             given = given_options(self.kind, config)
             self.parsed = parse_registered(node_of(table), self.kind, self.name, mode, given)
@@ -260,15 +260,18 @@ def values_of(config: Any) -> Any:
     """Return a config's values, which are unequal to later ones after an option has been changed.
 
     verl's dataclasses are frozen, except for sizes of batches. What it changes in place at each micro-batch
-    is the table `global_batch_info`, which is one object and not an option. Equality begins with identity,
-    so that no option is read to compare such a dataclass with itself.
+    is the table `global_batch_info`, which stays one object and holds no option. Equality begins with
+    identity, so that no option is read to compare such a dataclass with itself.
     """
     from omegaconf import OmegaConf  # as in node_of
 
     if OmegaConf.is_config(config):
         return OmegaConf.to_container(config, resolve=True)
     values = dict(config if isinstance(config, dict) else getattr(config, "__dict__", {}))
-    return values | {"composer": deepcopy(values.get("composer"))}
+    table = getattr(values.get("policy_loss"), "__dict__", None)
+    if table is not None:  # ours stand in a dict, which may be changed in place
+        values["policy_loss"] = {**table, "composer": deepcopy(table.get("composer"))}
+    return values
 
 
 def parse_channels(node: Mapping[str, Any]) -> Channels:
