@@ -5,9 +5,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
 from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, unknown
+from composer_plugins.frameworks.verl import MODES, OPTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Return an actor's config with verl's defaults and `options` over them: verl's class, or a `Table`."""
     if find_spec("verl") is None:
         table = Table(policy_loss=Table(rollout_correction=Table()), global_batch_info=dict(info or {}))
-        for option in OPTIONS["policy"]:
+        for option in (one for one in OPTIONS if one.kind == "policy" and not one.effect):
             *tables, name = option.key.split(".")
             place = table
             for one in tables:

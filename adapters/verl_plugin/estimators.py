@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import compared_with_none, during, node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, Key, beside, given_options
+from composer_plugins.adapters.verl_plugin.rules import ParsedOnce, compared_with_none, during
+from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
 from composer_plugins.diagnosis import Finding, enforce
 from composer_plugins.errors import DataError
+from composer_plugins.frameworks.verl import Key
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
 
@@ -30,6 +31,7 @@ def sessions_of(keys: Sequence[str]) -> AbstractContextManager[None]:
 
 def estimator(name: str | None) -> Estimator:
     """Return the estimator `composer/<name>`; for None `composer`, which reads `composer.advantage`."""
+    options = ParsedOnce("advantage", name)
 
     def advantages(
         token_level_rewards: Tensor,
@@ -44,8 +46,8 @@ def estimator(name: str | None) -> Estimator:
         session has several outputs, a group consists of each session's final output, and the session's other
         outputs get its advantage: 0 if the final output has no unmasked token, as in verl.
         """
-        given = given_options("advantage", config)
-        options, choice = parse_registered(node_of(config), "advantage", name, given=given)
+        parsed = options(config, config)[0]
+        choice = parsed.choice
         mask = response_mask.bool()
         tensors = batch_tensors(token_level_rewards, mask, index)
         per_token = "token_rewards" in choice.loss.needs
@@ -61,7 +63,7 @@ def estimator(name: str | None) -> Estimator:
                 tensors = {k: v[final] if isinstance(v, Tensor) else v for k, v in tensors.items()}
                 index = np.asarray(index)[final]
         found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
-        if in_groups and options.policy_weight:
+        if in_groups and parsed.config.policy_weight:
             warn_of_groups_of_one(choice, index, found)
         if of_session is not None:
             empty = (tensors["lengths"] == 0).nonzero().flatten()

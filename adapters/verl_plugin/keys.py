@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin.rules import NODE
-from composer_plugins.adapters.verl_plugin.upstream import Key, options
+from composer_plugins.adapters.verl_plugin.upstream import options
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import did_you_mean, near
+from composer_plugins.frameworks.verl import Key
 
 WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
 TABLES = ("algorithm", "actor_rollout_ref", "data", "trainer")  # others pass any key on, to Ray for example

@@ -2,16 +2,30 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
 from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
-from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, is_ours, loss_in
-from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE, OPTION_TABLES, Key
+from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, LossKind, is_ours, loss_in
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks.contract import parameters_of
+from composer_plugins.frameworks.verl import (
+    CHOOSES,
+    DEFAULTS,
+    FORCED_MODES,
+    KL_ESTIMATORS,
+    MEAN_OVER_ROWS,
+    MODES,
+    NEED_MORE,
+    NO_BEARING_IN,
+    NOT_AVAILABLE,
+    NOT_CARRIED,
+    VERL,
+    Key,
+)
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
@@ -35,120 +49,36 @@ from composer_plugins.migration import (
     not_understood,
     set_params,
 )
+from composer_plugins.objective.options import parameters_set
 
 # The rows that are verl's vanilla: a config is named by the one that has its mode and its clips.
 VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")
-NEED_MORE = ("gae", "remax", "gdpo")  # estimators whose inputs verl gives to its own only
-# Keys that are named more than once here.
-THRESHOLD, NORMALISE = (f"{Key.CORRECTION}.rollout_is_{name}" for name in ("threshold", "batch_normalize"))
-KL_TYPE, ENTROPY = f"{Key.ACTOR}.kl_loss_type", f"{Key.ACTOR}.entropy_coeff"
-REWARD_KL_TYPE, REWARD_KL_COEF = "algorithm.kl_penalty", "algorithm.kl_ctrl.kl_coef"
-TEMPERATURE = f"{Key.ROLLOUT}.temperature"
-# verl's values where the file has none.
-DEFAULTS: dict[str, Any] = {
-    Key.ESTIMATOR: "gae",
-    Key.LOSS_MODE: "vanilla",
-    Key.AGG_MODE: upstream.DEFAULT_MODE,
-    Key.KL_COEF: 0.001,
-    KL_TYPE: "low_var_kl",
-    ENTROPY: 0.0,
-    REWARD_KL_TYPE: "kl",
-    REWARD_KL_COEF: 0.001,
-    TEMPERATURE: 1.0,
-    THRESHOLD: 2.0,
-}
 TABLES = ["algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, "trainer", "trainer.v1"]
-TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, "algorithm.kl_ctrl"]
+TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, Key.KL_CONTROL]
 KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
 NEWEST_READ = "0.9.1"  # the release whose defaults and options are below
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
-BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, NORMALISE)
+BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, Key.NORMALISE)
 NUMBERS = {
     Key.KL_COEF: WEIGHT,
-    ENTROPY: NUMBER,
-    REWARD_KL_COEF: WEIGHT,
-    TEMPERATURE: POSITIVE,
+    Key.ENTROPY: NUMBER,
+    Key.REWARD_KL_COEF: WEIGHT,
+    Key.TEMPERATURE: POSITIVE,
     Key.GROUP_SIZE: COUNT,
     Key.SCALE_FACTOR: COUNT,
 }
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
-# What bears on the loss and has no field in Objective: the key, and its values that change nothing.
-NOT_CARRIED: dict[str, tuple[Any, ...]] = {
-    Key.DISTILLATION: (None, False),
-    f"{Key.CORRECTION}.rollout_rs": (None, False),
-    f"{Key.CORRECTION}.rollout_token_veto_threshold": (None,),
-    **{f"{Key.CORRECTION}.{name}": (None, default) for name, default in upstream.OF_THE_LOSS.items()},
-    "algorithm.kl_ctrl.type": (None, "fixed"),
-    Key.FILTER_GROUPS: (None, False),
-    "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
-    f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
-    f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
-    f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
-    f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
-    # what is sampled, and with which log-probabilities
-    f"{Key.ROLLOUT}.top_p": (None, 1.0),
-    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
-    f"{Key.ROLLOUT}.min_p": (None, 0.0),
-    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
-    f"{Key.ROLLOUT}.do_sample": (None, True),
-    f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
-    f"{Key.ROLLOUT}.ignore_eos": (None, False),
-    f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
-    f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
-}
-# What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
-# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
-NO_BEARING_IN = {
-    "": """
-        critic custom_reward_function data distillation global_profiler hydra model_engine ray_init
-        ray_kwargs reward reward_model sandbox_fusion skip transfer_queue
-        """,
-    "algorithm": "_target_ filter_groups kl_ctrl._target_",
-    "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
-    Key.ACTOR: """
-        _target_ calculate_sum_pi_squared checkpoint entropy_checkpointing entropy_from_logits_chunk_size
-        entropy_from_logits_with_chunking freeze_vision_tower fsdp_config grad_clip load_weight megatron
-        optim pad_to_length ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu
-        profiler qat rollout_n router_replay strategy sum_pi_squared_checkpointing torchtitan
-        ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper
-        use_remove_padding use_torch_compile veomni
-        """,
-    Key.ROLLOUT: """
-        _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
-        disaggregation dtype enable_chunked_prefill enable_prefix_caching enforce_eager engine_kwargs
-        expert_parallel_size free_cache_engine full_determinism gpu_memory_utilization layer_name_map
-        layered_summon limit_images load_format log_prob_max_token_len_per_gpu log_prob_micro_batch_size
-        log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens
-        max_num_seqs mode moe_load_balance_metrics_interval mtp multi_stage_wake_up multi_turn
-        n_gpus_per_node name nnodes pipeline_model_parallel_size profiler prometheus prompt_length qat
-        quantization quantization_config_file response_length router_config_path scheduling_policy seed
-        skip skip_dump_dir skip_rollout skip_tokenizer_init swap_space tensor_model_parallel_size trace
-        update_weights_bucket_megabytes val_kwargs
-        """,
-    "trainer": """
-        balance_batch checkpoint_callback_class controller_nsight_options critic_warmup default_hdfs_dir
-        default_local_dir del_local_ckpt_after_load device esi_redundant_time experiment_name
-        log_val_generations logger max_actor_ckpt_to_keep max_critic_ckpt_to_keep n_gpus_per_node nnodes
-        npu_profile profile_steps project_name ray_wait_register_center_timeout
-        remove_previous_ckpt_in_save resume_from_path resume_mode rollout_data_dir save_freq test_freq
-        total_epochs total_training_steps use_legacy_worker_impl use_v1 v1 val_before_train
-        val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
-        """,
-}
 NO_BEARING = {
     f"{table}.{name}".lstrip(".") for table, names in NO_BEARING_IN.items() for name in names.split()
 }
 # The keys that are read: verl's own options of its losses and estimators, and ours.
-_KEYS = {f"{table}.{one.key}" for kind, table in OPTION_TABLES.items() for one in upstream.OPTIONS[kind]}
-_KEYS |= {f"{table}.{name}" for kind, table in OPTION_TABLES.items() for name in upstream.ACTING[kind]}
-_KEYS |= {f"{Key.ROLLOUT}.{name}" for name in ("n", "temperature", "calculate_log_probs")}
-_KEYS |= {"defaults", NODE, f"{Key.POLICY_LOSS}.composer", Key.LOSS_TARGET}
+_KEYS = {*DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
+_KEYS |= {Key.LOSS_TARGET}
 READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
-KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k1+": "k1_plus", "k2+": "k2"}
-KL_TYPES |= {"k3+": "k3_plus", "low_var_kl+": "k3_plus"}
 # By row, the first of verl's names; verl's k3 stands for the corrected one, which it does not have.
-KL_NAMES = {row: kind for kind, row in reversed(KL_TYPES.items())} | {"k3_corrected": "low_var_kl"}
+KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(KL_ESTIMATORS.items())}
+KL_NAMES["k3_corrected"] = KL_NAMES["k3"]
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
@@ -166,8 +96,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
-    if set_mode not in upstream.MODES:
-        raise unknown(Key.AGG_MODE, set_mode, upstream.MODES, noun="mode")
+    if set_mode not in MODES:
+        raise unknown(Key.AGG_MODE, set_mode, MODES, noun="mode")
     node = at(table, NODE) or {}
     theirs = at(table, WORKER_NODE)  # an interpolation of the same table, or one of the workers' own
     of_workers = theirs if isinstance(theirs, Mapping) else node
@@ -177,18 +107,18 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         rows = (choose("policy", name) for name in VANILLA)
         of_mode = [replace(one, params=policy.params) for one in rows if one.mode == set_mode]
         policy = min(of_mode or [policy], key=lambda one: len({*set_params(one)} - {"dual_clip"}))
-    mode = upstream.FORCED_MODES.get(policy.name, set_mode)
+    mode = FORCED_MODES.get(policy.name, set_mode)
     given: Behaviour = "rollout engine" if value(Key.BYPASS) else "trainer"
     old, rollout = behaviours(policy, given, given)  # verl has one tensor for both
     kl = None
     if value(Key.USE_KL_LOSS) and value(Key.KL_COEF):
-        kl = KL(_estimator(value(KL_TYPE)), value(Key.KL_COEF))
-    elif value(Key.KL_IN_REWARD) and (weight := value(REWARD_KL_COEF)):
-        kl = KL(_estimator(value(REWARD_KL_TYPE)), weight, "reward")
+        kl = KL(_estimator(value(Key.KL_TYPE)), value(Key.KL_COEF))
+    elif value(Key.KL_IN_REWARD) and (weight := value(Key.REWARD_KL_COEF)):
+        kl = KL(_estimator(value(Key.REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
     correction = _correction(value)
-    if correction is not None and value(Key.LOSS_MODE) == upstream.MEAN_OVER_ROWS:
+    if correction is not None and value(Key.LOSS_MODE) == MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     return Objective(
         policy=policy,
@@ -200,9 +130,9 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         group_size=value(Key.GROUP_SIZE),
         kl=kl,
         correction=correction,
-        entropy=value(ENTROPY),
-        temperature=value(TEMPERATURE),
-        replay_temperature=value(TEMPERATURE),
+        entropy=value(Key.ENTROPY),
+        temperature=value(Key.TEMPERATURE),
+        replay_temperature=value(Key.TEMPERATURE),
         channels=channels_of(rules.parse(node)),
         denominators={
             "KL": set_mode,
@@ -228,7 +158,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     advantage = objective.advantage
     node = {} if advantage is None else named("advantage", advantage)
     node |= named_policy(objective)
-    node |= {name: x for name, x in objective.channels.items() if name not in rules.NOT_AVAILABLE}
+    node |= {name: x for name, x in objective.channels.items() if name not in NOT_AVAILABLE}
     algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
     algorithm["composer"] = node
     worker = {"_target_": requirements.TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
@@ -236,9 +166,9 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     rollout: dict[str, Any] = {}
     mode = objective.mode
     has_others = objective.kl or objective.entropy or objective.channels.get("hint_weight")
-    if has_others and objective.policy.name in upstream.FORCED_MODES:  # loss_agg_mode is that of the others
+    if has_others and objective.policy.name in FORCED_MODES:  # loss_agg_mode is that of the others
         mode = objective.denominators.get("KL", mode)
-    if mode in upstream.MODES:
+    if mode in MODES:
         actor["loss_agg_mode"] = mode
     if objective.length is not None:
         actor["loss_scale_factor"] = int(objective.length)
@@ -319,7 +249,7 @@ def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
 def _choice(
     table: Mapping[str, Any],
     node: Mapping[str, Any],
-    kind: Literal["policy", "advantage"],
+    kind: LossKind,
     name: str,
     remarks: list[str],
 ) -> Choice | None:
@@ -327,12 +257,11 @@ def _choice(
 
     None for an estimator that the catalogue does not have; a remark then says which.
     """
-    options = at(table, OPTION_TABLES[kind]) or {}
-    given = upstream.given_options(kind, options)
+    given = rules.given_options(kind, at(table, VERL.tables[kind]) or {})
     if is_ours(name):
-        return rules.parse_with_options(node, kind, loss_in(name), given)[1]
-    row = NAMES_HERE[kind].get(name, f"{name}@verl")
-    if row.partition("@")[0] not in of_kind(losses(), kind) or name in NEED_MORE:
+        return rules.parse_with_options(node, kind, loss_in(name), given).choice
+    row = VERL.row_of(**{CHOOSES[kind]: name})
+    if row is None or name in NEED_MORE:
         if kind == "advantage":
             why = "needs more than a group's rewards" if name in NEED_MORE else "is not in the catalogue"
             is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
@@ -340,25 +269,25 @@ def _choice(
             return None
         raise ConfigError(Key.LOSS_MODE, f"{name!r} is not a loss of the catalogue", "name another loss_mode")
     # verl's own loss does not read an option that the row has no parameter for.
-    read_by = rules.options_of(of_kind(losses(), kind)[row.partition("@")[0]], kind)
-    given = {key: value for key, value in given.items() if key in read_by}
-    node = rules.with_options({kind: row}, kind, None, given)
-    return choose(kind, row, node.get(f"{kind}_params"), option=kind)
+    loss = of_kind(losses(), kind)[row.partition("@")[0]]
+    read = {key: x for key, x in given.items() if parameters_of(VERL.option(key, kind).sets, loss)}
+    set_by = parameters_set(VERL, loss, {}, read, table=f"{VERL.tables[kind]}.", params_key=f"{kind}_params")
+    return choose(kind, row, {name: one.value for name, one in set_by.items()}, option=kind)
 
 
 def _estimator(kind: Any) -> Choice:
-    return choose("kl", f"{KL_TYPES.get(str(kind), kind)}@verl", option="kl_loss_type")
+    return choose("kl", KL_ESTIMATORS.get(str(kind), f"{kind}@verl"), option="kl_loss_type")
 
 
 def _correction(value: Any) -> Choice | None:
     """rollout_is with its threshold: an upper bound, or "low_high", outside of which a weight is 0."""
-    level = value(f"{Key.CORRECTION}.rollout_is")
+    level = value(Key.CORRECTED)
     if not level or value(Key.BYPASS):
         return None
     if level not in ("token", "sequence"):
-        raise unknown(f"{Key.CORRECTION}.rollout_is", str(level), ("token", "sequence"), noun="level")
-    common = {"log_ratio_clamp": LOG_CLAMP} | ({"normalise": True} if value(NORMALISE) else {})
-    threshold = value(THRESHOLD)
+        raise unknown(Key.CORRECTED, str(level), ("token", "sequence"), noun="level")
+    common = {"log_ratio_clamp": LOG_CLAMP} | ({"normalise": True} if value(Key.NORMALISE) else {})
+    threshold = value(Key.THRESHOLD)
     try:
         *lower, upper = (float(bound) for bound in str(threshold).split("_", 1))
         if not lower:
@@ -369,7 +298,7 @@ def _correction(value: Any) -> Choice | None:
         return choose("correction", "mis", bounds | {"level": level} | common)
     except ValueError as error:
         problem = f"it is {threshold!r}" + (f": {error.problem}" if isinstance(error, ConfigError) else "")
-        raise ConfigError(THRESHOLD, problem, "set a number, or a band as '0.5_5.0'") from None
+        raise ConfigError(Key.THRESHOLD, problem, "set a number, or a band as '0.5_5.0'") from None
 
 
 def _correction_options(correction: Choice) -> dict[str, Any]:

@@ -1,25 +1,15 @@
 """Policy losses as verl calls them: in an actor's worker, once per micro-batch, by keyword."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import node_of, parse_registered
-from composer_plugins.adapters.verl_plugin.upstream import (
-    BY_GEOMETRIC_MEAN,
-    CLIPPED_BY_SIGN,
-    FORCED_MODES,
-    NEVER_CLIPPED,
-    NORM_MODE,
-    Key,
-    check_scale_factor,
-    given_options,
-    norm_mode_is_a_sum,
-)
-from composer_plugins.config import ComposerConfig
+from composer_plugins.adapters.verl_plugin.rules import ParsedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.upstream import norm_mode_is_a_sum
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.verl import BY_GEOMETRIC_MEAN, CLIPPED_BY_SIGN, NEVER_CLIPPED, NORM_MODE, Key
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
@@ -28,7 +18,6 @@ from composer_plugins.losses.calling import call, differ_by_token, differing_adv
 from composer_plugins.losses.choosing import Choice
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
-DENOMINATORS = {"num_tokens": "batch_num_tokens", "num_sequences": "global_batch_size"}
 CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
 DIFFER = "advantages_differ"
 MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
@@ -36,7 +25,8 @@ MASKED = "mask_frac_low"  # what a loss reports whose trust region masks tokens
 
 def policy_loss(name: str | None) -> PolicyLoss:
     """Return the loss mode `composer/<name>`; for None `composer`, which reads `composer.policy`."""
-    parsed: dict[str, tuple[ComposerConfig, Choice]] = {}
+    options = ParsedOnce("policy", name)
+    own = dict[str, VerlMetrics]()  # of the choice that was parsed last
 
     def loss(
         old_log_prob: Tensor,
@@ -52,27 +42,27 @@ def policy_loss(name: str | None) -> PolicyLoss:
 
         `old_log_prob` is the policy before verl's update. A loss that compares with the rollout policy
         (DPPO) gets it in place of the rollout policy's, as verl's own does: with bypass_mode they are equal.
-        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `upstream.OPTIONS`.
+        verl's own options of the loss (`clip_ratio_high` ...) set the parameters of ours: `verl.OPTIONS`.
         """
-        node = node_of(getattr(config, "policy_loss", None) or {})
-        given = given_options("policy", config)
-        key = repr((sorted(node.items()), loss_agg_mode, given))
-        if first := key not in parsed:
-            parsed[key] = parse_registered(node, "policy", name, loss_agg_mode, given)
-        composer, choice = parsed[key]
+        parsed, is_new = options(config, getattr(config, "policy_loss", None), loss_agg_mode)
+        composer, choice = parsed.config, parsed.choice
+        # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
+        info = dict(getattr(config, "global_batch_info", None) or {})
+        if is_new:
+            check_scale_factor(info.get("loss_scale_factor"))
+            own["metrics"] = VerlMetrics.of(choice)
         mask = response_mask.bool()
         tensors = {"logprobs": log_prob, "old_logprobs": old_log_prob, "rollout_logprobs": old_log_prob}
         tensors |= {"advantages": advantages, "mask": mask}
-        token: TokenLoss = call(choice, tensors, check=first)
-        logged = {f"composer/policy/{name}": metric for name, metric in token.metrics.items()}
-        logged |= verl_metrics(choice, tensors, token.metrics)
+        token: TokenLoss = call(choice, tensors, check=is_new)
+        logged = own["metrics"](tensors, token.metrics)
+        for key, metric in token.metrics.items():
+            logged[f"composer/policy/{key}"] = metric
         if rollout_is_weights is not None:
             of_row = choice.name in BY_GEOMETRIC_MEAN
             weights = geometric_mean(rollout_is_weights, mask) if of_row else rollout_is_weights
             token = corrected(token, weights, mask)
-        mode = FORCED_MODES.get(choice.name, loss_agg_mode)
-        # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
-        scalar = reduce(token.loss, mask, mode, dict(getattr(config, "global_batch_info", None) or {}))
+        scalar = reduce(token.loss, mask, parsed.mode, info)
         weighted = scalar if composer.policy_weight == 1 else composer.policy_weight * scalar
         if choice.loss.per_sequence:  # read with the metrics, in one transfer from the device
             differ = differ_by_token(advantages, mask)
@@ -86,22 +76,24 @@ def policy_loss(name: str | None) -> PolicyLoss:
     return loss
 
 
-def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: dict[str, Any]) -> Tensor:
+def reduce(token_loss: Tensor, mask: Tensor, mode: Mode, info: Mapping[str, Any]) -> Tensor:
     """Return what verl's agg_loss returns: the sum over the global batch's denominator, times the ranks.
 
     DDP and FSDP take the mean of the ranks' gradients; that factor turns it into the sum.
     """
-    check_scale_factor(info.get("loss_scale_factor"))
     length = info.get("loss_scale_factor") or mask.shape[-1]
     if mode == NORM_MODE and norm_mode_is_a_sum():
         return aggregate(token_loss, mask, mode, num_sequences=1, max_length=length)
-    ranks = info.get("dp_size") or 1
-    counts = {ours: info.get(theirs) for ours, theirs in DENOMINATORS.items()}
-    needed = {"token-mean": "num_tokens", "token-sum": None}.get(mode, "num_sequences")
-    if ranks > 1 and needed is not None and counts[needed] is None:
-        problem = f"{mode!r} on {ranks} ranks needs {DENOMINATORS[needed]}, which verl did not pass"
+    ranks, tokens, rows = (
+        info.get("dp_size") or 1,
+        info.get("batch_num_tokens"),
+        info.get("global_batch_size"),
+    )
+    needed = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
+    if ranks > 1 and needed is not None and info.get(needed) is None:
+        problem = f"{mode!r} on {ranks} ranks needs {needed}, which verl did not pass"
         raise ConfigError(Key.AGG_MODE, problem, "set token-sum, or train on one rank")
-    return ranks * aggregate(token_loss, mask, mode, **counts, max_length=length)
+    return ranks * aggregate(token_loss, mask, mode, num_tokens=tokens, num_sequences=rows, max_length=length)
 
 
 def geometric_mean(weights: Tensor, mask: Tensor) -> Tensor:
@@ -110,35 +102,50 @@ def geometric_mean(weights: Tensor, mask: Tensor) -> Tensor:
     return sequence_log_ratio(log_weights, mask).exp().expand(mask.shape)
 
 
-def verl_metrics(
-    choice: Choice, tensors: Mapping[str, Tensor], metrics: Mapping[str, Metric]
-) -> dict[str, Metric]:
-    """Return verl's own metrics of a policy loss, with the meaning that they have in verl's loss of its kind.
+class VerlMetrics(NamedTuple):
+    """verl's own metrics of a policy loss, with the meaning that they have in verl's loss of its kind."""
 
-    `ppo_kl` is the mean of log old(y) - log pi(y), clamped as in the loss. `pg_clipfrac` counts the tokens
-    that the clip or the mask changes. `pg_clipfrac_lower` counts those beyond the second bound (`dual_clip`,
-    `ratio_cap`): where A < 0, or, in a loss that masks tokens, where the token is not masked out. A loss that
-    reports no clip and no mask has neither.
-    """
-    mask, advantages, name = tensors["mask"], tensors["advantages"], choice.loss.name
-    old, clamp = tensors["old_logprobs"], choice.value("log_ratio_clamp")
-    log_r = log_ratio(tensors["logprobs"].detach(), old, mask, clamp=clamp)
-    lower = changed = torch.zeros_like(mask)
-    sides = [metric for key, metric in metrics.items() if key.startswith(CHANGED)]
-    bounds = [bound for key in ("dual_clip", "ratio_cap") if (bound := choice.value(key)) is not None]
-    if name in CLIPPED_BY_SIGN:
-        outside = (log_r < -choice.value("clip_low")) | (log_r > choice.value("clip_high"))
-        changed, lower = outside & (advantages > 0), outside & (advantages < 0)
-    elif sides:
-        for value, where in sides:
-            changed = changed | (value.bool() & where)
-        if bounds and "ratio" in metrics and choice.value("level") != "sequence":  # else a product is capped
-            beyond = metrics["ratio"].value > min(bounds)
-            lower = beyond & (~changed if MASKED in metrics else advantages < 0)
-    elif name not in NEVER_CLIPPED:
-        return {"ppo_kl": Metric(-log_r, mask)}
-    found = {"ppo_kl": -log_r, "pg_clipfrac": changed, "pg_clipfrac_lower": lower}
-    return {key: Metric(value, mask) for key, value in found.items()}
+    clamp: float | None  # of the log ratio, in nats
+    second_bound: float | None  # of the ratio: dual_clip or ratio_cap; None: none, or one of a product
+    by_sign: tuple[float, float] | None  # bounds of the log ratio, where each sign of A has its metric
+    is_never_clipped: bool
+
+    @classmethod
+    def of(cls, choice: Choice) -> "VerlMetrics":
+        """Return what is counted for this loss."""
+        name, value = choice.loss.name, choice.value
+        bounds = [bound for key in ("dual_clip", "ratio_cap") if (bound := value(key)) is not None]
+        second = min(bounds) if bounds and value("level") != "sequence" else None
+        by_sign = (value("clip_low"), value("clip_high")) if name in CLIPPED_BY_SIGN else None
+        return cls(value("log_ratio_clamp"), second, by_sign, name in NEVER_CLIPPED)
+
+    def __call__(self, tensors: Mapping[str, Tensor], metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+        """Return `ppo_kl`, and for a loss that reports a clip or a mask the fractions of tokens.
+
+        `ppo_kl` is the mean of log old(y) - log pi(y), clamped as in the loss. `pg_clipfrac` counts the
+        tokens that the clip or the mask changes. `pg_clipfrac_lower` counts those beyond the second bound:
+        where A < 0, or, in a loss that masks tokens, where the token is not masked out.
+        """
+        mask, advantages = tensors["mask"], tensors["advantages"]
+        log_r = log_ratio(tensors["logprobs"].detach(), tensors["old_logprobs"], mask, clamp=self.clamp)
+        none = lower = changed = torch.zeros_like(mask)
+        if self.by_sign is not None:
+            outside = (log_r < -self.by_sign[0]) | (log_r > self.by_sign[1])
+            changed, lower = outside & (advantages > 0), outside & (advantages < 0)
+        else:
+            for key, (value, where) in metrics.items():
+                if key.startswith(CHANGED):
+                    changed = changed | (value.bool() & where)
+            if changed is none and not self.is_never_clipped:
+                return {"ppo_kl": Metric(-log_r, mask)}
+            if self.second_bound is not None and "ratio" in metrics:
+                beyond = metrics["ratio"].value > self.second_bound
+                lower = beyond & (~changed if MASKED in metrics else advantages < 0)
+        return {
+            "ppo_kl": Metric(-log_r, mask),
+            "pg_clipfrac": Metric(changed, mask),
+            "pg_clipfrac_lower": Metric(lower, mask),
+        }
 
 
 def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
@@ -146,7 +153,8 @@ def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
     if not metrics:
         return {}
     found = [
-        torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1) for value, where in metrics.values()
+        (torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1)).float()
+        for value, where in metrics.values()
     ]
-    values = torch.stack([mean.float() for mean in found]).tolist()
+    values = torch.stack(found).tolist()
     return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}

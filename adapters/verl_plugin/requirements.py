@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from composer_plugins.adapters.verl_plugin import rules, upstream
 from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE, misspelt, nearest
@@ -22,14 +22,31 @@ from composer_plugins.adapters.verl_plugin.rules import (
     is_ours,
     loss_in,
 )
-from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, Key, Release
+from composer_plugins.adapters.verl_plugin.upstream import Release
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
+from composer_plugins.frameworks.verl import (
+    BY_RETURN,
+    BY_TOKEN,
+    CHOOSES,
+    DEFAULT_DATA,
+    MEAN_OVER_ROWS,
+    MODES,
+    NORM_MODE,
+    OF_THE_LOSS,
+    SHOWS_LOGITS,
+    SWITCHES,
+    ULYSSES,
+    VERL,
+    Key,
+)
+from composer_plugins.frameworks.verl import DEFAULTS as VERLS
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
+from composer_plugins.objective.options import only_with, without_effect
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
@@ -158,18 +175,17 @@ def _findings(
             remedy = "correct or remove the loss that is named"
             errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
 
-    def choice(table: dict[str, Any], kind: LossKind, registered: str) -> Choice | None:
+    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> rules.Parsed | None:
+        if not _is_known(registered, kind):
+            return None
         key = NODE if table in ({}, node) else WORKER_NODE
-        name, given = loss_in(registered), upstream.given_options(kind, run.at(OPTION_TABLES[kind]))
-        errors.extend(rules.without_effect(kind, given))
-        return (parsed("", rules.parse_with_options, table, kind, name, given, key) or (None, None))[1]
+        given = rules.given_options(kind, run.at(VERL.tables[kind]))
+        errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
+        found = parsed("", rules.parse_with_options, table, kind, loss_in(registered), given, key)
+        return cast(rules.Parsed | None, found)
 
-    advantage: Choice | None = None
-    policy: Choice | None = None
-    if _is_known(run.estimator, "advantage"):
-        advantage = choice(node, "advantage", run.estimator)
-    if _is_known(run.loss, "policy"):
-        policy = choice(seen, "policy", run.loss)
+    of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
+    advantage, policy = of_rewards and of_rewards.choice, of_tokens and of_tokens.choice
     channels: Channels | None = parsed(NODE, rules.parse_channels, node) if delivers else None
     config: ComposerConfig | None = channels.config if channels else parsed(NODE, rules.parse, node)
     yield from errors
@@ -194,13 +210,12 @@ def _findings(
     yield from _only_with(run)
     yield from _distillation(run, channels)
     mode = str(run.at(Key.AGG_MODE) or "")
-    if policy is not None:
+    if of_tokens is not None and policy is not None:
         yield from rules.reduction(policy, mode)
-        given = upstream.given_options("policy", run.at(OPTION_TABLES["policy"]))
-        yield from rules.unlikely_value(policy, "policy", given)
+        yield from rules.unlikely_value(of_tokens)
         if config is not None:
             yield from (one.under(NODE) for one in scaled_hint(config, policy))
-    elif mode and mode not in upstream.MODES:
+    elif mode and mode not in MODES:
         yield rules.unknown_mode(mode)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
@@ -233,7 +248,8 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
         absent = key != Key.TRAINER_MODE and is_ours(name) and not any(map(is_ours, known))
         if not known or not name or name in known or absent:
             continue
-        option, bare = "advantage" if key == Key.ESTIMATOR else "policy", name.removeprefix("composer/")
+        option: LossKind = "advantage" if key == Key.ESTIMATOR else "policy"
+        bare = name.removeprefix("composer/")
         here = None if key == Key.TRAINER_MODE else rules.name_here(option, bare)
         if here is not None:
             problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
@@ -318,7 +334,7 @@ def _advantages_by_token(
     """Yield an error for a policy loss that takes one advantage per response, beside those of each token."""
     averages = policy is not None and policy.loss.per_sequence
     by_hint = channels is not None and channels.hint is not None and not channels.hint_is_loss
-    if by_hint and (averages or run.loss == upstream.MEAN_OVER_ROWS):
+    if by_hint and (averages or run.loss == MEAN_OVER_ROWS):
         problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
         remedy = "set 'score', or a policy per token (gspo_token)"
         yield Finding("error", f"{NODE}.hint_estimator", problem, remedy)
@@ -326,9 +342,8 @@ def _advantages_by_token(
         return
     by_return = advantage is not None and "token_rewards" in advantage.loss.needs
     gamma = run.at("algorithm.gamma") if advantage is None else advantage.value("gamma")
-    if run.estimator in upstream.BY_TOKEN or (
-        (by_return or run.estimator in upstream.BY_RETURN)
-        and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
+    if run.estimator in BY_TOKEN or (
+        (by_return or run.estimator in BY_RETURN) and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
     ):
         problem = f"{policy.name!r} takes one advantage per response, and {run.estimator!r} computes another "
         problem += "one for each token"
@@ -340,7 +355,8 @@ def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice |
     if policy is None or policy.upstream or not (wanted := policy.loss.advantage):
         return
     if advantage is None:
-        name = upstream.NAMES_HERE["advantage"].get(run.estimator, run.estimator).partition("@")[0]
+        row = VERL.row_of(**{CHOOSES["advantage"]: run.estimator}) or run.estimator
+        name = row.partition("@")[0]
         without_deviation = run.at("algorithm.norm_adv_by_std_in_grpo") is False
     else:
         name, without_deviation = advantage.loss.name, advantage.value("scale") == "none"
@@ -355,15 +371,8 @@ def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice |
 
 def _only_with(run: Run) -> Iterator[Finding]:
     """Yield options that verl reads only beside another one, which has not the value that they need."""
-    yield from map(Finding.from_error, caught(partial(upstream.check_scale_factor, run.at(Key.SCALE_FACTOR))))
-    for key, default, other, needed in upstream.ONLY_WITH:
-        value, found = run.at(key), run.at(other)
-        acts = found == needed if needed is not None else found not in (None, False)
-        if value not in (None, default, 0) and not acts:
-            state = "not set" if found is None else repr(found)
-            problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
-            to_set = other if needed is None else f"{other}={needed}"
-            yield Finding("warning", key, problem, f"set {to_set}, or remove it")
+    yield from map(Finding.from_error, caught(partial(rules.check_scale_factor, run.at(Key.SCALE_FACTOR))))
+    yield from only_with(VERL, run.at)
 
 
 def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
@@ -387,11 +396,12 @@ def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
 def _rollout_correction(run: Run) -> Iterator[Finding]:
     """Yield the options of verl's rollout correction that do not reach a loss of ours."""
     kept, bypass = run.at(Key.ROLLOUT_LOGPROBS), run.at(Key.BYPASS)
-    for name, default in upstream.CORRECTIONS.items():
-        key, value = f"{Key.CORRECTION}.{name}", run.at(f"{Key.CORRECTION}.{name}")
-        if value in (None, default):
+    for name in SWITCHES:
+        key = f"{Key.CORRECTION}.{name}"
+        value = run.at(key)
+        if value in (None, VERLS[key]):
             continue
-        of_the_loss = name in upstream.OF_THE_LOSS
+        of_the_loss = name in OF_THE_LOSS
         if is_ours(run.loss) and (bypass or of_the_loss):
             problem = f"it is {value!r}, and only verl's own loss 'bypass_mode' reads it"
             remedy = "remove it"
@@ -447,13 +457,13 @@ def _logit_conflicts(run: Run) -> Iterator[Finding]:
         yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
     for model in (Key.ACTOR, Key.REF):
         strategy, padded = f"{model}.strategy", f"{model}.fsdp_config.pad_to_length"
-        if (engine := run.at(strategy) or "fsdp") not in upstream.SHOWS_LOGITS:
+        if (engine := run.at(strategy) or "fsdp") not in SHOWS_LOGITS:
             problem = f"it is {engine!r}, and only verl's FSDP engine shows a loss function the logits"
             yield Finding("error", strategy, problem, f"set fsdp or fsdp2, {SAMPLED}")
         if run.at(padded):
             problem = "it is True, and verl's engine then shows a loss function no logits"
             yield Finding("error", padded, problem, f"set it to False, {SAMPLED}")
-        for ulysses in (f"{model}.{name}" for name in upstream.ULYSSES):
+        for ulysses in (f"{model}.{name}" for name in ULYSSES):
             if (run.at(ulysses) or 1) > 1:
                 problem = f"it is {run.at(ulysses)}, and each rank then has only a part of every sequence"
                 yield Finding("error", ulysses, problem, f"set it to 1, {SAMPLED}")
@@ -464,12 +474,12 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
     if run.at(Key.SHUFFLE):
         problem = "it is True, and mini-batches must keep their shares of the replayed pairs"
         yield Finding("error", Key.SHUFFLE, problem, f"set {Key.SHUFFLE}=False")
-    if run.at(Key.LOSS_MODE) == upstream.MEAN_OVER_ROWS:
-        problem = f"{upstream.MEAN_OVER_ROWS!r} averages over all rows of a micro-batch, replayed ones too"
+    if run.at(Key.LOSS_MODE) == MEAN_OVER_ROWS:
+        problem = f"{MEAN_OVER_ROWS!r} averages over all rows of a micro-batch, replayed ones too"
         remedy = "name composer/gmpo, which averages over rows with a response"
         yield Finding("error", Key.LOSS_MODE, problem, remedy)
-    if run.at(Key.AGG_MODE) == upstream.NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
-        mode = upstream.NORM_MODE
+    if run.at(Key.AGG_MODE) == NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
+        mode = NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
         yield Finding("error", Key.SCALE_FACTOR, problem, "set it, to data.max_response_length for example")
 
@@ -502,7 +512,7 @@ def absent_files(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the data files that are not on this machine; verl's default files count as not set."""
     for key in (Key.TRAIN_FILES, Key.VAL_FILES):
         for name, path in local_files(at(config, key)).items():
-            if not path.exists() and not name.startswith(upstream.DEFAULT_DATA):
+            if not path.exists() and not name.startswith(DEFAULT_DATA):
                 problem = f"there is no {name}, looked for from {Path.cwd()} on this machine"
                 yield Finding("warning", key, problem, "correct the path, or write it as an absolute path")
 

@@ -1,46 +1,40 @@
 """Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from composer_plugins.adapters.verl_plugin.upstream import (
-    DEFAULT_MODE,
-    FORCED_MODES,
-    MODES,
-    NAMES_HERE,
-    NOT_SUPPLIED,
-    OPTION_TABLES,
-    OPTIONS,
-    Key,
-    Option,
-)
 from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
-from composer_plugins.frameworks.verl import VERL
+from composer_plugins.frameworks.contract import parameters_of
+from composer_plugins.frameworks.verl import (
+    CHOOSES,
+    DEFAULT_MODE,
+    FORCED_MODES,
+    MODES,
+    NOT_AVAILABLE,
+    NOT_SUPPLIED,
+    VERL,
+    Key,
+)
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.derived import row_of_import_path
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, of_kind
+from composer_plugins.objective import options
+from composer_plugins.objective.options import SetBy, parameters_set, without_effect
 
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
+_ABSENT: Any = object()
 SAMPLED = "or set hint_divergence='sampled_token'"
-CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
-NOT_AVAILABLE = {
-    "old_policy": "verl keeps old_log_probs itself",
-    "rollout_correction": CORRECTED,
-    "rollout_correction_params": CORRECTED,
-    "hint_ema_rate": "verl keeps no average of the policy's weights",
-    "replay_temperature": "verl computes every log-probability at rollout.temperature",
-}
-
 _delivered = ContextVar("delivered", default=False)
 log_once = cache(log_info)
 
@@ -96,10 +90,9 @@ def node_of(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in (node or {}).items()}
 
 
-def name_here(kind: str, name: str) -> str | None:
+def name_here(kind: LossKind, name: str) -> str | None:
     """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
-    known = of_kind(losses(), "policy" if kind == "policy" else "advantage")
-    return None if name in known else NAMES_HERE[kind].get(name)
+    return None if name in of_kind(losses(), kind) else VERL.row_of(**{CHOOSES[kind]: name})
 
 
 def is_ours(name: str) -> bool:
@@ -119,7 +112,8 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
     wrong = [not_available(option, reason) for option, reason in NOT_AVAILABLE.items() if option in node]
-    for kind in NAMES_HERE:
+    kinds: tuple[LossKind, ...] = ("policy", "advantage")
+    for kind in kinds:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
             wrong.append(ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here"))
     missing = _parameters_of_the_workers(node) if in_driver else {}
@@ -144,82 +138,14 @@ def _row(node: Mapping[str, Any], kind: LossKind, name: str | None) -> Loss | No
     return of_kind(losses(), kind).get(named.partition("@")[0])
 
 
-def _parameter(option: Option, loss: Loss) -> str | None:
-    """Return the parameter of the loss that an option of verl sets; None if it has no such parameter."""
-    for parameter, accepted in option.parameters.items():
-        if parameter in loss.parameters and (not accepted or loss.name in accepted):
-            return parameter
-    return None
-
-
-def options_of(loss: Loss, kind: LossKind) -> set[str]:
-    """Return the keys of verl's options that set a parameter of this loss."""
-    return {option.key for option in OPTIONS[kind] if _parameter(option, loss) is not None}
-
-
-def with_options(
-    node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the table `composer` with verl's own options among the parameters of its policy or advantage.
-
-    `given` has the options of verl's that are not at their default (`upstream.given_options`). Raises
-    ConfigError, at verl's key, for one that the loss does not have, and for one that the table contradicts.
-    """
-    loss, key = _row(node, kind, name), f"{kind}_params"
-    params = node.get(key) or {}
-    if not given or loss is None or not isinstance(params, Mapping):
-        return dict(node)
-    added, wrong = dict[str, Any](), list[ConfigError]()
-    for option in OPTIONS[kind]:
-        if option.key not in given or option.without_effect or loss.name in option.fulfilled_by:
-            continue
-        value, at = given[option.key], f"{OPTION_TABLES[kind]}.{option.key}"
-        parameter = _parameter(option, loss)
-        if parameter is None:
-            problem = f"it is {value!r}, and it has no effect on the {kind} {loss.name!r}, which has no such "
-            wrong.append(ConfigError(at, f"{problem}parameter", _instead(option, loss, key)))
-            continue
-        if option.values and (not isinstance(value, Hashable) or value not in option.values):
-            known = " or ".join(map(repr, (option.default, *option.values)))
-            wrong.append(ConfigError(at, f"it is {value!r}", f"set {known}"))
-            continue
-        ours = option.values[value] if option.values else value
-        default = loss.defaults.get(parameter, REQUIRED)
-        if parameter in params and params[parameter] != ours:
-            problem = f"it is {value!r}, which sets {parameter} to {ours!r}, and {NODE}.{key}.{parameter} is "
-            wrong.append(ConfigError(at, f"{problem}{params[parameter]!r}", "set one of them"))
-        wrong += caught(partial(loss.parameters[parameter].check, at, ours, default))
-        added[parameter] = ours
-    raise_all(wrong)
-    return {**node, key: {**params, **added}}
-
-
-def _instead(option: Option, loss: Loss, key: str) -> str:
-    """Return the remedy for an option of verl's that a loss does not have."""
-    has = ", ".join(loss.parameters)
-    ours = f"set {NODE}.{key}, whose keys are {has}" if has else "name another loss: it has no parameters"
-    return f"leave it at verl's default, {option.default!r}, or {option.instead or ours}"
-
-
-def without_effect(kind: LossKind, given: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a warning for each option of verl's that is set and that verl's own losses do not read either."""
-    for option in OPTIONS[kind]:
-        if option.key in given and option.without_effect:
-            problem = f"it is {given[option.key]!r}, and it has no effect: {option.without_effect}"
-            yield Finding("warning", f"{OPTION_TABLES[kind]}.{option.key}", problem, option.instead)
-
-
 def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for the required parameters of the policy that are missing and that verl sets."""
     loss, params = _row(node, "policy", None), node.get("policy_params") or {}
     if loss is None or not isinstance(params, Mapping):
         return {}
-    set_by_verl = {_parameter(option, loss) for option in OPTIONS["policy"]} - {None, *params}
-    return {
-        name: loss.parameters[name].example
-        for name in set_by_verl
-        if name is not None and loss.defaults[name] is REQUIRED
-    }
+    set_by_verl = {name for one in VERL.options_of("policy") for name in parameters_of(one.sets, loss)}
+    missing = [name for name in set_by_verl - {*params} if loss.defaults[name] is REQUIRED]
+    return {name: loss.parameters[name].example for name in missing}
 
 
 def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> tuple[ComposerConfig, Choice]:
@@ -237,21 +163,54 @@ def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> t
     return config, choice
 
 
+def given_options(kind: LossKind, table: Any) -> dict[str, Any]:
+    """Return verl's options that act through a loss of ours and are not at verl's default, by key.
+
+    `table` is the actor's config for a policy loss, and the algorithm's for an advantage.
+    """
+
+    def value_of(path: str, default: Any) -> Any:  # the default where this verl has no such option
+        value = table
+        for key in path.split("."):
+            value = value.get(key, _ABSENT) if hasattr(value, "get") else _ABSENT
+        return default if value is _ABSENT else value
+
+    return options.given_options((one for one in VERL.options_of(kind) if not one.effect), value_of)
+
+
+class Parsed(NamedTuple):
+    """What an advantage or a policy loss is asked for."""
+
+    config: ComposerConfig
+    choice: Choice
+    set_by: Mapping[str, SetBy]  # the parameters of the loss that options of verl set
+    mode: Any = ""  # in which verl reduces a policy loss
+
+
 def parse_with_options(
     node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any], table: str = NODE
-) -> tuple[ComposerConfig, Choice]:
-    """Do what `parse_choice` does, with verl's own options. The keys of errors begin at the config's root."""
-    wrong = list[ConfigError]()
+) -> Parsed:
+    """Do what `parse_choice` does, with verl's own options among the parameters of the loss.
+
+    `given` has verl's options (`given_options`). The keys of errors begin at the config's root.
+    """
+    wrong, set_by = list[ConfigError](), dict[str, SetBy]()
+    loss, key = _row(node, kind, name), f"{kind}_params"
+    params = node.get(key) or {}
     try:
-        node = with_options(node, kind, name, given)
+        if loss is not None and isinstance(params, Mapping):
+            at = {"table": f"{VERL.tables[kind]}.", "params_key": f"{NODE}.{key}"}
+            set_by = parameters_set(VERL, loss, params, given, **at)
+            values = {name: one.value for name, one in set_by.items()}
+            node = {**node, key: {**params, **values}} if values else node
     except ConfigError as error:
         wrong.append(error)
     try:
-        chosen = parse_choice(node, kind, name)
+        config, choice = parse_choice(node, kind, name)
     except ConfigError as error:
         wrong.append(error.under(table))
     raise_all(wrong)
-    return chosen
+    return Parsed(config, choice, set_by)
 
 
 def parse_registered(
@@ -260,20 +219,59 @@ def parse_registered(
     name: str | None,
     mode: str = "",
     given: Mapping[str, Any] | None = None,
-) -> tuple[ComposerConfig, Choice]:
-    """Do what `parse_choice` does, for an estimator or a loss that verl calls with these options of its own.
+) -> Parsed:
+    """Do what `parse_with_options` does, for an estimator or a loss that verl calls.
 
     Under composer_sync every finding is enforced already. Otherwise those that can be seen here are. The log
     says once in each process which values act, where verl's default for an option is not the loss's.
     """
-    config, choice = parse_with_options(node, kind, name, given or {})
-    reduced = f", {FORCED_MODES.get(choice.name, mode)}" if mode else ""
-    log_once(f"{kind} {choice.described}{reduced}")
+    given = given or {}
+    config, choice, set_by, _ = parse_with_options(node, kind, name, given)
+    parsed = Parsed(config, choice, set_by, FORCED_MODES.get(choice.name, mode))
+    log_once(f"{kind} {choice.described}" + (f", {parsed.mode}" if mode else ""))
     if not _delivered.get():
         inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
         findings = [*undelivered(config, delivers=False), *inert, *reduction(choice, mode)]
-        enforce([*findings, *unlikely_value(choice, kind, given or {}), *without_effect(kind, given or {})])
-    return config, choice
+        unread = without_effect(VERL, kind, given, f"{VERL.tables[kind]}.")
+        enforce([*findings, *unlikely_value(parsed), *unread])
+    return parsed
+
+
+class ParsedOnce:
+    """The options of a registered estimator or loss, parsed at its first call and after a change only."""
+
+    def __init__(self, kind: LossKind, name: str | None) -> None:
+        self.kind, self.name = kind, name
+        self.state: Any = None  # what was parsed; it holds the values, so that no other gets the id of one
+        self.parsed: Parsed | None = None
+
+    def __call__(self, config: Any, table: Any, mode: str = "") -> tuple[Parsed, bool]:
+        """Return what `config`, with verl's options, and its `table` with ours ask for; and if it is new."""
+        state = mode, values_of(config)
+        if is_new := self.parsed is None or self.state != state:
+            given = given_options(self.kind, config)
+            self.parsed = parse_registered(node_of(table), self.kind, self.name, mode, given)
+            self.state = state
+        assert self.parsed is not None
+        return self.parsed, is_new
+
+
+def values_of(config: Any) -> Any:
+    """Return a config's values, which are unequal to later ones after an option has been changed.
+
+    verl's dataclasses are frozen, except for sizes of batches. What it changes in place at each micro-batch
+    is the table `global_batch_info`, which stays one object and holds no option. Equality begins with
+    identity, so that no option is read to compare such a dataclass with itself.
+    """
+    from omegaconf import OmegaConf  # as in node_of
+
+    if OmegaConf.is_config(config):
+        return OmegaConf.to_container(config, resolve=True)
+    values = dict(config if isinstance(config, dict) else getattr(config, "__dict__", {}))
+    table = getattr(values.get("policy_loss"), "__dict__", None)
+    if table is not None:  # ours stand in a dict, which may be changed in place
+        values["policy_loss"] = {**table, "composer": deepcopy(table.get("composer"))}
+    return values
 
 
 def parse_channels(node: Mapping[str, Any]) -> Channels:
@@ -364,13 +362,17 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
 
 
-def unlikely_value(choice: Choice, kind: LossKind, given: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a warning for a value that hardly anyone intends, at verl's option if one of these sets it."""
+def unlikely_value(parsed: Parsed) -> Iterator[Finding]:
+    """Yield a warning for a value that hardly anyone intends, at verl's option if one sets it."""
+    choice = parsed.choice
     keys = {name: f"{NODE}.{choice.params_option}.{name}" for name in choice.loss.parameters}
-    for option in OPTIONS[kind]:
-        if option.key in given and (name := _parameter(option, choice.loss)):
-            keys[name] = f"{OPTION_TABLES[kind]}.{option.key}"
-    yield from unlikely(choice, keys)
+    yield from unlikely(choice, keys | {name: one.key for name, one in parsed.set_by.items()})
+
+
+def check_scale_factor(length: Any) -> None:
+    """Raise ConfigError for a length that is not above 0: verl divides by it, also by a negative one."""
+    if length is not None and (not isinstance(length, int | float) or not length > 0):
+        raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
 
 
 def _check_hint(found: Channels) -> None:

@@ -1,8 +1,9 @@
-"""What this adapter assumes of verl: versions, names, config keys. Read this file first for a new release.
+"""What this adapter assumes of verl's code: versions and names. Read this file first for a new release.
 
 Tested with 0.6.1, 0.7.1 and 0.8.0 (the registries) and with 0.9.1 (the registries and composer_sync). verl is
-imported inside the functions, so the doctor can read the names without it. The methods that override verl's
-are in sync_trainer/trainer.py and sync_trainer/workers.py.
+imported inside the functions, so the doctor can read the names without it. What verl's options are is in
+composer_plugins/frameworks/verl.py. The methods that override verl's are in sync_trainer/trainer.py and
+sync_trainer/workers.py.
 """
 
 import re
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.frameworks.verl import NORM_MODE, Key
 
 Release = tuple[int, int] | None  # major and minor; None: not known, and taken for the newest
 
@@ -39,196 +41,6 @@ REGISTRIES = {
 }
 IMPORTS_TRL = "verl.models.transformers.monkey_patch"  # the FSDP engine's import of TRL, if installed
 
-
-class Key:
-    """The keys of verl's config that this adapter reads or names in a message."""
-
-    ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
-    ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-    GROUP_SIZE = f"{ROLLOUT}.n"
-    ESTIMATOR, CRITIC = "algorithm.adv_estimator", "critic.enable"
-    POLICY_LOSS = f"{ACTOR}.policy_loss"
-    LOSS_MODE, LOSS_TARGET = f"{POLICY_LOSS}.loss_mode", f"{POLICY_LOSS}._target_"
-    AGG_MODE, SCALE_FACTOR = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
-    USE_KL_LOSS, KL_COEF, SHUFFLE = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.shuffle"
-    KL_IN_REWARD = "algorithm.use_kl_in_reward"
-    CORRECTION = "algorithm.rollout_correction"
-    FILTER_GROUPS = "algorithm.filter_groups.enable"
-    BYPASS, ROLLOUT_LOGPROBS = f"{CORRECTION}.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
-    FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
-    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
-    USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
-    PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
-    TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
-    DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
-    TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
-    DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
-
-
-# Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
-NOT_SUPPLIED = {
-    "baselines": (
-        "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
-        f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
-    )
-}
-SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
-# Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
-# copies a value above 1 to the second, which its FSDP engine reads.
-ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
-MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
-BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
-DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
-MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
-FORCED_MODES: dict[str, Any] = dict.fromkeys(("sapo@verl", "gmpo@verl"), "seq-mean-token-mean")  # always
-# verl's own losses and estimators whose rows have another name than verl gives them.
-NAMES_HERE: dict[str, dict[str, str]] = {
-    "policy": {"vanilla": "grpo@verl", "gspo": "gspo_token@verl", "geo_mean": "gmpo@verl", "dro": "dro"},
-    "advantage": {
-        "grpo_vectorized": "grpo@verl",
-        "rloo_vectorized": "rloo",
-        "grpo_passk": "pass_at_k@verl",
-        "reinforce_plus_plus": "reinforce_pp@verl",
-        "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl",
-    },
-}
-DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
-
-
-class Option(NamedTuple):
-    """An option of verl's own losses or estimators, and what it sets in ours.
-
-    A value equal to verl's default counts as not set, so that a loss keeps its own. Any other value acts, or
-    it is an error (`rules.with_options`), or a warning where verl does not read it either.
-    """
-
-    key: str  # below OPTION_TABLES
-    default: Any
-    # The parameters that it sets, by their name in our losses; the first that a loss has counts. The tuple
-    # has the losses for which the parameter means the same; () is every loss that has it.
-    parameters: Mapping[str, tuple[str, ...]] = {}
-    values: Mapping[Any, Any] = {}  # our value for verl's, where they differ
-    fulfilled_by: tuple[str, ...] = ()  # losses that always do what a value other than the default asks for
-    fallback: str = ""  # the option that verl reads where this one is null
-    instead: str = ""  # what to set, if none of our losses has such a parameter
-    without_effect: str = ""  # why verl does not read it either: a warning
-
-
-_ABSENT: Any = object()
-OPTION_TABLES = {"policy": Key.ACTOR, "advantage": "algorithm"}
-WEIGHT_CAPPED = ("dppo_tv", "dppo_kl", "ipo", "minirl", "masked_is")  # whose ratio_cap bounds the weight
-# verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
-CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
-WITHOUT_STD = ("dr_grpo", "rloo", "opo", "gpg")
-CLIP_COV, KL_COV = (f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov"))
-GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
-# The options of verl's rollout correction that switch something on, with their values if not set. Those of
-# OF_THE_LOSS act in verl's own loss bypass_mode only; use_policy_gradient is verl 0.6's loss_type.
-OF_THE_LOSS = {"loss_type": "ppo_clip", "use_policy_gradient": False}
-CORRECTIONS = {"rollout_is": None, "rollout_rs": None, **OF_THE_LOSS}
-
-
-# Options that verl reads only beside another one: the option, its default, the other one, and the value that
-# the other one needs; None is any value but null and False.
-ONLY_WITH: tuple[tuple[str, Any, str, Any], ...] = (
-    (Key.KL_COEF, 0.001, Key.USE_KL_LOSS, True),
-    (f"{Key.ACTOR}.kl_loss_type", "low_var_kl", Key.USE_KL_LOSS, True),
-    ("algorithm.kl_penalty", "kl", Key.KL_IN_REWARD, True),
-    ("algorithm.kl_ctrl.type", "fixed", Key.KL_IN_REWARD, True),
-    ("algorithm.kl_ctrl.kl_coef", 0.001, Key.KL_IN_REWARD, True),
-    ("algorithm.kl_ctrl.horizon", 10000, "algorithm.kl_ctrl.type", "adaptive"),
-    ("algorithm.kl_ctrl.target_kl", 0.1, "algorithm.kl_ctrl.type", "adaptive"),
-    (f"{Key.CORRECTION}.rollout_is_threshold", 2.0, f"{Key.CORRECTION}.rollout_is", None),
-    (f"{Key.CORRECTION}.rollout_is_batch_normalize", False, f"{Key.CORRECTION}.rollout_is", None),
-    (f"{Key.CORRECTION}.rollout_rs_threshold", None, f"{Key.CORRECTION}.rollout_rs", None),
-    (Key.SCALE_FACTOR, None, Key.AGG_MODE, NORM_MODE),
-)
-# verl's own estimators whose advantages differ within a response; those of BY_RETURN only where returns are
-# discounted, or where each token has a reward.
-BY_TOKEN, BY_RETURN = ("gae",), ("reinforce_plus_plus", "remax")
-
-
-def clip(side: Literal["low", "high"]) -> Option:
-    """Return verl's bound of the clip, which is the region's where the loss is DPPO's."""
-    names = (f"clip_{side}", f"tv_{side}", f"kl_{side}")
-    return Option(f"clip_ratio_{side}", 0.2, dict.fromkeys(names, ()), fallback="clip_ratio")
-
-
-def of_bypass(name: str, default: Any, instead: str = "") -> Option:
-    """Return an option of policy_loss.rollout_correction, which only verl's loss bypass_mode reads."""
-    key = f"policy_loss.rollout_correction.{name}"
-    return Option(key, default, instead=instead or f"set {Key.CORRECTION}.{name}")
-
-
-# Every option that verl's own losses and estimators read and that acts only through ours. docs/verl.md shows
-# this table, and a test compares it with verl's source.
-OPTIONS: dict[str, tuple[Option, ...]] = {
-    "policy": (
-        clip("low"),
-        clip("high"),
-        Option(
-            "clip_ratio",
-            0.2,
-            without_effect="verl reads it only where clip_ratio_low or clip_ratio_high is null",
-            instead="set clip_ratio_low and clip_ratio_high",
-        ),
-        Option("clip_ratio_c", 3.0, {"dual_clip": (), "ratio_cap": WEIGHT_CAPPED}),
-        Option("tau_pos", 1.0, {"tau_pos": ()}),
-        Option("tau_neg", 1.05, {"tau_neg": ()}),
-        Option("policy_loss.dro_beta", None, {"beta": ("dro",)}),
-        Option("policy_loss.clip_cov_ratio", 0.0002, instead=CLIP_COV),
-        Option("policy_loss.clip_cov_lb", 1.0, instead=CLIP_COV),
-        Option("policy_loss.clip_cov_ub", 5.0, instead=CLIP_COV),
-        Option("policy_loss.kl_cov_ratio", 0.0002, instead=KL_COV),
-        Option("policy_loss.ppo_kl_coef", 0.1, instead=KL_COV),
-        of_bypass("rollout_is", "sequence"),
-        of_bypass("rollout_is_threshold", 2.0),
-        of_bypass("rollout_is_batch_normalize", False),
-        of_bypass("rollout_rs", None),
-        of_bypass("rollout_rs_threshold", None),
-        of_bypass("bypass_mode", False),
-        of_bypass("loss_type", "ppo_clip", f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"),
-    ),
-    "advantage": (
-        Option(
-            "norm_adv_by_std_in_grpo",
-            True,
-            {"scale": ("grpo", "pass_at_k")},
-            values={False: "none"},
-            fulfilled_by=WITHOUT_STD,
-        ),
-        Option("gamma", 1.0, {"gamma": ()}),
-        Option("lam", 1.0, {"lam": ()}, instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
-        Option("gdpo_reward_keys", None, instead=GDPO),
-        Option("gdpo_reward_weights", None, instead=GDPO),
-        Option(
-            "use_pf_ppo", False, instead=f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts"
-        ),
-    ),
-}
-
-# The other options that verl's loss and advantage code reads. They act beside ours as beside verl's own:
-# verl reads them outside of the functions in its registries, or this adapter reads them.
-ACTING: dict[str, tuple[str, ...]] = {
-    "policy": (
-        *("loss_agg_mode", "loss_scale_factor", "global_batch_info", "policy_loss", "policy_loss.loss_mode"),
-        *("entropy_coeff", "calculate_entropy", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
-        *("ppo_mini_batch_size", "ppo_epochs", "shuffle", "data_loader_seed"),
-        "policy_loss.rollout_correction",  # each of its options is in OPTIONS
-    ),
-    "advantage": (
-        *("adv_estimator", "use_kl_in_reward", "kl_penalty", "rollout_correction"),
-        *(f"kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")),
-        # requirements.py reports those that have no effect with other options: CORRECTIONS
-        *(f"rollout_correction.{name}" for name in ("rollout_is", "rollout_is_threshold", "bypass_mode")),
-        *(f"rollout_correction.{name}" for name in ("rollout_rs", "rollout_rs_threshold", *OF_THE_LOSS)),
-        "rollout_correction.rollout_is_batch_normalize",
-        # of verl 0.6
-        *(f"rollout_correction.rollout_{name}" for name in ("rs_threshold_lower", "token_veto_threshold")),
-        "pf_ppo",  # with use_pf_ppo, which is in OPTIONS
-    ),
-}
-
 # Fields of a batch, and entries of a call to a worker.
 SHOW_LOGITS = "distillation_use_topk"  # calls the loss function with the logits first
 PADDING_UID = "pad"  # the uid of a padding row of verl's begins with this
@@ -250,37 +62,6 @@ def release_of(version: str | None) -> Release:
 def at_least(release: Release, wanted: tuple[int, int]) -> bool:
     """Whether verl is at least as new; where none is installed, the newest is assumed."""
     return release is None or release >= wanted
-
-
-def given_options(kind: str, table: Any) -> dict[str, Any]:
-    """Return the keys of OPTIONS whose value in verl's config is not verl's default, with that value.
-
-    `table` is the actor's config for a policy loss, and the algorithm's for an advantage. Where an option is
-    null, the value of its fallback counts, as in verl.
-    """
-    found = {option.key: _value(table, option.key, option.default) for option in OPTIONS[kind]}
-    read = {option.fallback for option in OPTIONS[kind] if option.fallback and found[option.key] is None}
-    given = {}
-    for option in OPTIONS[kind]:
-        value = found[option.key]
-        if value is None and option.fallback:
-            value = found[option.fallback]
-        if value != option.default and option.key not in read:
-            given[option.key] = value
-    return given
-
-
-def _value(table: Any, path: str, default: Any) -> Any:
-    """Return the entry at a dotted path, or the default where this verl has no such option."""
-    for key in path.split("."):
-        table = table.get(key, _ABSENT) if hasattr(table, "get") else _ABSENT
-    return default if table is _ABSENT else table
-
-
-def check_scale_factor(length: Any) -> None:
-    """Raise ConfigError for a length that is not above 0: verl divides by it, also by a negative one."""
-    if length is not None and (not isinstance(length, int | float) or not length > 0):
-        raise ConfigError(Key.SCALE_FACTOR, f"it is {length!r}", "set a number above 0, or null")
 
 
 def has_adapter(config: Any) -> bool:

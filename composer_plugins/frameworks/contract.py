@@ -46,7 +46,9 @@ class Conversion(NamedTuple):
 
     def formula(self, name: str) -> str:
         """Our value in terms of the option `name`: "ratio_high - 1"."""
-        if self.text or self.values or self == SAME:
+        if self.values:
+            return " or ".join(f"{ours!r} (for {name}={theirs!r})" for theirs, ours in self.values.items())
+        if self.text or self == SAME:
             return self.text or name
         if self.factor == -1:
             return f"{self.offset:g} - {name}"
@@ -98,8 +100,10 @@ class Option:
     instead: str = ""  # what to set where a loss has no such parameter
     fulfilled_by: tuple[str, ...] = ()  # losses that always do what a value other than the default asks for
     fallback: str = ""  # the option that is read where this one is null
-    only_with: tuple[Any, ...] = ()  # another option, and the value of it beside which this one acts
     remark: str = ""  # what a user should know of a value beside what it sets
+    # The option of the same kind beside which alone it is read, and the value that it needs there; None is
+    # any value but null and False.
+    only_with: tuple[str, Any] | None = None
 
     @property
     def acts_by_parameters(self) -> bool:
@@ -121,6 +125,7 @@ class NamedLoss(NamedTuple):
 
     row: str
     options: Mapping[str, Any]
+    mode: str = ""  # the aggregation mode that it always has, whatever is configured
     own: tuple[Option, ...] = ()  # the options that only this loss reads, with its defaults
     params: Mapping[str, Any] = NOTHING  # what the row is called with that no option of its sets
     since: str = ""  # the first of `Framework.releases` that has it; "": it was always there
@@ -143,6 +148,7 @@ class Framework:
     losses: tuple[NamedLoss, ...] = ()
     denominators: Mapping[str, str] = field(default_factory=dict)  # its names of ours, the aggregation modes
     options: tuple[Option, ...] = ()
+    tables: Mapping[Kind, str] = field(default_factory=dict)  # by kind, where its options stand: "algorithm"
     # Other names of parameters: of its other trainers, its functions, its earlier releases.
     names: Mapping[str, tuple[Sets, ...]] = field(default_factory=dict)
     # Its option by the name that other frameworks have for it, where that sets no parameter of a loss.
@@ -208,6 +214,11 @@ class Framework:
     def options_of(self, kind: Kind) -> list[Option]:
         """The options that concern losses of this kind."""
         return [one for one in self.options if one.kind == kind]
+
+    def key(self, option: Option) -> str:
+        """The key of an option from the root of the config."""
+        table = self.tables.get(option.kind, "")
+        return f"{table}.{option.key}" if table else option.key
 
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""

@@ -1,39 +1,267 @@
-"""verl: the names of its options, and what a registered loss or estimator is called with."""
+"""verl: its options and their keys, its names of losses, and what a registered loss is called with."""
 
-from composer_plugins.frameworks.contract import Framework, Sets
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets
+from composer_plugins.losses.row import Kind
+
+
+class Key:
+    """The keys of verl's config that the adapter reads or names in a message."""
+
+    ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+    ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    GROUP_SIZE, TEMPERATURE = f"{ROLLOUT}.n", f"{ROLLOUT}.temperature"
+    ESTIMATOR, CRITIC = "algorithm.adv_estimator", "critic.enable"
+    POLICY_LOSS = f"{ACTOR}.policy_loss"
+    LOSS_MODE, LOSS_TARGET = f"{POLICY_LOSS}.loss_mode", f"{POLICY_LOSS}._target_"
+    AGG_MODE, SCALE_FACTOR = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
+    ENTROPY, SHUFFLE = f"{ACTOR}.entropy_coeff", f"{ACTOR}.shuffle"
+    USE_KL_LOSS, KL_COEF, KL_TYPE = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"
+    KL_IN_REWARD, REWARD_KL_TYPE = "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
+    KL_CONTROL, REWARD_KL_COEF = "algorithm.kl_ctrl", "algorithm.kl_ctrl.kl_coef"
+    CORRECTION = "algorithm.rollout_correction"
+    CORRECTED, REJECTED = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_rs"
+    THRESHOLD, NORMALISE = f"{CORRECTED}_threshold", f"{CORRECTED}_batch_normalize"
+    FILTER_GROUPS = "algorithm.filter_groups.enable"
+    BYPASS, ROLLOUT_LOGPROBS = f"{CORRECTION}.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
+    FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
+    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
+    USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
+    PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
+    TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
+    DISTILLATION, RAY_INIT = "distillation.enabled", "ray_kwargs.ray_init"
+    TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+    DISTILLATION_LOSS = "distillation.distillation_loss.policy_loss_mode"
+
+
+DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
+MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
+MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
+BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
+# verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.
+CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
+# Estimators whose advantages differ within a response; those of BY_RETURN only where returns are discounted,
+# or where each token has a reward.
+BY_TOKEN, BY_RETURN = ("gae",), ("reinforce_plus_plus", "remax")
+NEED_MORE = ("gae", "remax", "gdpo")  # estimators whose inputs verl gives to its own only
+# Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
+NOT_SUPPLIED = {
+    "baselines": (
+        "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
+        f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
+    )
+}
+CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
+# Options of `algorithm.composer` that verl cannot provide, and the reason.
+NOT_AVAILABLE = {
+    "old_policy": "verl keeps old_log_probs itself",
+    "rollout_correction": CORRECTED,
+    "rollout_correction_params": CORRECTED,
+    "hint_ema_rate": "verl keeps no average of the policy's weights",
+    "replay_temperature": "verl computes every log-probability at rollout.temperature",
+}
+SHOWS_LOGITS = ("fsdp", "fsdp2")  # engines that pass a loss function the logits of the whole vocabulary
+# Options of ACTOR and REF that cut each sequence into parts for so many ranks. The first is deprecated: verl
+# copies a value above 1 to the second, which its FSDP engine reads.
+ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
+
+# verl's names of its own losses, estimators and KL estimators, each with its row; of two names of one KL
+# estimator, the first is written. verl always reduces a loss with a mode in that mode.
+BY_SEQUENCE = "seq-mean-token-mean"
+LOSSES: dict[str, tuple[str, str]] = {
+    "vanilla": ("grpo@verl", ""),
+    "gspo": ("gspo_token@verl", ""),
+    "sapo": ("sapo@verl", BY_SEQUENCE),
+    "gpg": ("gpg@verl", ""),
+    "cispo": ("cispo@verl", ""),
+    "dppo_tv": ("dppo_tv@verl", ""),
+    "dppo_kl": ("dppo_kl@verl", ""),
+    "dro": ("dro", ""),
+    "geo_mean": ("gmpo@verl", BY_SEQUENCE),
+    "clip_cov": ("clip_cov@verl", ""),
+    "kl_cov": ("kl_cov@verl", ""),
+}
+ESTIMATORS = {
+    **{name: f"{name}@verl" for name in ("grpo", "rloo", "opo", "gpg", "remax", "gdpo", "gae")},
+    "grpo_vectorized": "grpo@verl",
+    "rloo_vectorized": "rloo",
+    "grpo_passk": "pass_at_k@verl",
+    "reinforce_plus_plus": "reinforce_pp@verl",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl",
+}
+KL_ESTIMATORS = {
+    **dict.fromkeys(("kl", "k1"), "k1@verl"),
+    **dict.fromkeys(("mse", "k2", "mse+", "k2+"), "k2@verl"),
+    **dict.fromkeys(("low_var_kl", "k3"), "k3@verl"),
+    **dict.fromkeys(("k1+", "kl+"), "k1_plus@verl"),
+    **dict.fromkeys(("k3+", "low_var_kl+"), "k3_plus@verl"),
+    "abs": "abs@verl",
+}
+
+# The option that chooses a loss of each kind, in its table below.
+CHOOSES: dict[Kind, str] = {"policy": "loss_mode", "advantage": "adv_estimator", "kl": "kl_penalty"}
+TABLES: dict[Kind, str] = {"policy": Key.ACTOR, "advantage": "algorithm"}
+
+# The losses whose ratio_cap bounds the weight.
 WEIGHT_CAPPED = (
-    "dppo_tv",
-    "dppo_kl",
-    "dppo_topk_tv",
-    "dppo_topk_kl",
-    "ipo",
-    "ipo_centered",
-    "minirl",
-    "masked_is",
+    *("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_centered", "minirl", "masked_is"),
 )
 LOW = tuple(Sets((name,)) for name in ("clip_low", "tv_low", "kl_low"))
 HIGH = tuple(Sets((name,)) for name in ("clip_high", "tv_high", "kl_high"))
 BOTH = tuple(Sets(low.parameters + high.parameters) for low, high in zip(LOW, HIGH, strict=True))
+WITHOUT_STD = ("dr_grpo", "rloo", "opo", "gpg")
+CLIP_COV, KL_COV = (f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov"))
+GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
+FALLBACK = "verl reads it only where clip_ratio_low or clip_ratio_high is null"
 
+OWN_TERM = "as in verl, which adds this term to the policy loss"
+DENOMINATOR = "as in verl, where the denominator depends on it"
+CHOICE = "it chooses the loss or the estimator"
+BATCHES = "as in verl, which cuts the batch so"
+REWARD = "as in verl, which changes the rewards before the advantage is computed"
+WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, or masks it out"
+
+
+def _of_advantages(key: str, default: Any, *sets: Sets, **more: Any) -> Option:
+    return Option(key=key, kind="advantage", default=default, sets=sets, **more)
+
+
+def _of_bypass(key: str, default: Any, instead: str = "") -> Option:
+    """An option of policy_loss.rollout_correction, which only verl's loss bypass_mode reads."""
+    instead = instead or f"set {Key.CORRECTION}.{key}"
+    return Option(key=f"policy_loss.rollout_correction.{key}", default=default, instead=instead)
+
+
+def _acts(
+    kind: Kind, effect: str, defaults: Mapping[str, Any], beside: tuple[str, Any] | None = None
+) -> Iterator[Option]:
+    """Options with the same effect, each with its default; the effect needs the option `beside`."""
+    adds = effect == OWN_TERM
+    return (
+        Option(key=key, kind=kind, default=default, effect=effect, adds_a_term=adds, only_with=beside)
+        for key, default in defaults.items()
+    )
+
+
+# Every option that verl's loss and advantage code reads. Those with an effect act beside ours as beside
+# verl's own: verl reads them outside of the functions in its registries, or the adapter reads them.
+# docs/verl.md shows the others. A test compares the keys and the defaults with verl's source.
+OPTIONS = (
+    Option(key="clip_ratio_low", default=0.2, sets=LOW, fallback="clip_ratio"),
+    Option(key="clip_ratio_high", default=0.2, sets=HIGH, fallback="clip_ratio"),
+    Option(
+        key="clip_ratio",
+        default=0.2,
+        without_effect=FALLBACK,
+        instead="set clip_ratio_low and clip_ratio_high",
+    ),
+    Option(key="clip_ratio_c", default=3.0, sets=(Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED))),
+    Option(key="tau_pos", default=1.0, sets=(Sets(("tau_pos",)),)),
+    Option(key="tau_neg", default=1.05, sets=(Sets(("tau_neg",)),)),
+    Option(key="policy_loss.dro_beta", sets=(Sets(("beta",), ("dro",)),)),
+    *(
+        Option(key=f"policy_loss.{key}", default=default, sets=(Sets((name,), (loss,)),), instead=instead)
+        for key, default, name, loss, instead in (
+            ("clip_cov_ratio", 0.0002, "cov_ratio", "clip_cov", CLIP_COV),
+            ("clip_cov_lb", 1.0, "cov_low", "clip_cov", CLIP_COV),
+            ("clip_cov_ub", 5.0, "cov_high", "clip_cov", CLIP_COV),
+            ("kl_cov_ratio", 0.0002, "cov_ratio", "kl_cov", KL_COV),
+            ("ppo_kl_coef", 0.1, "kl_coef", "kl_cov", KL_COV),
+        )
+    ),
+    _of_bypass("rollout_is", "sequence"),
+    _of_bypass("rollout_is_threshold", 2.0),
+    _of_bypass("rollout_is_batch_normalize", False),
+    _of_bypass("rollout_rs", None),
+    _of_bypass("rollout_rs_threshold", None),
+    _of_bypass("bypass_mode", False),
+    _of_bypass("loss_type", "ppo_clip", f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"),
+    *_acts("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
+    *_acts("policy", OWN_TERM, {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}, ("use_kl_loss", True)),
+    *_acts("policy", BATCHES, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
+    *_acts("policy", BATCHES, {"shuffle": False, "data_loader_seed": 42}),
+    *_acts("policy", CHOICE, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
+    # Each of its options is above.
+    *_acts("policy", CHOICE, {"policy_loss.rollout_correction": None}),
+    _of_advantages(
+        *("norm_adv_by_std_in_grpo", True),
+        Sets(("scale",), ("grpo", "pass_at_k"), Conversion(values={False: "none"})),
+        fulfilled_by=WITHOUT_STD,
+    ),
+    _of_advantages("gamma", 1.0, Sets(("gamma",))),
+    _of_advantages("lam", 1.0, Sets(("lam",)), instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
+    _of_advantages("gdpo_reward_keys", None, instead=GDPO),
+    _of_advantages("gdpo_reward_weights", None, instead=GDPO),
+    _of_advantages(
+        *("use_pf_ppo", False),
+        instead=f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts",
+    ),
+    *_acts("advantage", REWARD, {"pf_ppo": None}),  # with use_pf_ppo
+    *_acts("advantage", CHOICE, {"adv_estimator": "gae"}),
+    *_acts("advantage", REWARD, {"use_kl_in_reward": False}),
+    *_acts(
+        *("advantage", REWARD),
+        {"kl_penalty": "kl", "kl_ctrl.type": "fixed", "kl_ctrl.kl_coef": 0.001},
+        ("use_kl_in_reward", True),
+    ),
+    *_acts(
+        "advantage",
+        REWARD,
+        {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1},
+        ("kl_ctrl.type", "adaptive"),
+    ),
+    *_acts("advantage", WEIGHTS, {"rollout_correction": None, "rollout_correction.bypass_mode": False}),
+    *_acts("advantage", WEIGHTS, {f"rollout_correction.rollout_{one}": None for one in ("is", "rs")}),
+    *_acts(
+        *("advantage", WEIGHTS),
+        {
+            "rollout_correction.rollout_is_threshold": 2.0,
+            "rollout_correction.rollout_is_batch_normalize": False,
+        },
+        ("rollout_correction.rollout_is", None),
+    ),
+    *_acts(
+        *("advantage", WEIGHTS),
+        {"rollout_correction.rollout_rs_threshold": None},
+        ("rollout_correction.rollout_rs", None),
+    ),
+    # Of verl's own loss bypass_mode alone; the second is verl 0.6's name of the first.
+    *_acts("advantage", WEIGHTS, {"rollout_correction.loss_type": "ppo_clip"}),
+    *_acts("advantage", WEIGHTS, {"rollout_correction.use_policy_gradient": False}),
+    # Of verl 0.6.
+    *_acts("advantage", WEIGHTS, {"rollout_correction.rollout_rs_threshold_lower": None}),
+    *_acts("advantage", WEIGHTS, {"rollout_correction.rollout_token_veto_threshold": None}),
+    *_acts("policy", DENOMINATOR, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
+    *_acts("policy", DENOMINATOR, {"loss_scale_factor": None}, ("loss_agg_mode", NORM_MODE)),
+)
+
+# Of its functions; and the option that two others are read in place of.
 NAMES = {
-    **dict.fromkeys(("clip_ratio", "cliprange"), BOTH),  # the second ones are of its functions
-    **dict.fromkeys(("clip_ratio_low", "cliprange_low"), LOW),
-    **dict.fromkeys(("clip_ratio_high", "cliprange_high"), HIGH),
-    "clip_ratio_c": (Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED)),
-    "dro_beta": (Sets(("beta",), ("dro",)),),
-    "clip_cov_ratio": (Sets(("cov_ratio",), ("clip_cov",)),),
-    "clip_cov_lb": (Sets(("cov_low",), ("clip_cov",)),),
-    "clip_cov_ub": (Sets(("cov_high",), ("clip_cov",)),),
-    "kl_cov_ratio": (Sets(("cov_ratio",), ("kl_cov",)),),
-    "ppo_kl_coef": (Sets(("kl_coef",), ("kl_cov",)),),
+    **dict.fromkeys(("clip_ratio", "cliprange"), BOTH),
+    "cliprange_low": LOW,
+    "cliprange_high": HIGH,
 }
+# The options of verl's rollout correction that switch something on; those of OF_THE_LOSS in verl's own loss
+# bypass_mode only, and use_policy_gradient is verl 0.6's loss_type.
+OF_THE_LOSS = ("loss_type", "use_policy_gradient")
+SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
 
 VERL = Framework(
     name="verl",
     title="verl",
     path="composer_plugins.adapters.verl_plugin.register:register",
     summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
+    losses=(
+        *(NamedLoss(row, {CHOOSES["policy"]: name}, mode) for name, (row, mode) in LOSSES.items()),
+        *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
+        *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
+    ),
+    denominators={mode: mode for mode in MODES},
+    options=OPTIONS,
+    tables=TABLES,
     names=NAMES,
     provides={
         # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
@@ -59,3 +287,72 @@ VERL = Framework(
     doctor="composer_plugins.adapters.verl_plugin.doctor",
     migration="composer_plugins.adapters.verl_plugin.migration",
 )
+
+# Of verl's options, from the root of its config.
+DEFAULTS = {VERL.key(one): one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
+# By row, the mode in which verl always reduces it.
+FORCED_MODES: dict[str, Any] = {one.row: one.mode for one in VERL.losses if one.mode}
+
+# What bears on the loss and has no field in Objective: the key, and its values that change nothing.
+NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    Key.DISTILLATION: (None, False),
+    Key.REJECTED: (None, False),
+    f"{Key.CORRECTION}.rollout_token_veto_threshold": (None,),
+    **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
+    "algorithm.kl_ctrl.type": (None, "fixed"),
+    Key.FILTER_GROUPS: (None, False),
+    "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
+    f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
+    f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
+    f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
+    f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
+    # what is sampled, and with which log-probabilities
+    f"{Key.ROLLOUT}.top_p": (None, 1.0),
+    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
+    f"{Key.ROLLOUT}.min_p": (None, 0.0),
+    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+    f"{Key.ROLLOUT}.do_sample": (None, True),
+    f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
+    f"{Key.ROLLOUT}.ignore_eos": (None, False),
+    f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
+    f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
+}
+# What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
+# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
+NO_BEARING_IN = {
+    "": """
+        critic custom_reward_function data distillation global_profiler hydra model_engine ray_init
+        ray_kwargs reward reward_model sandbox_fusion skip transfer_queue
+        """,
+    "algorithm": "_target_ filter_groups kl_ctrl._target_",
+    "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
+    Key.ACTOR: """
+        _target_ calculate_sum_pi_squared checkpoint entropy_checkpointing entropy_from_logits_chunk_size
+        entropy_from_logits_with_chunking freeze_vision_tower fsdp_config grad_clip load_weight megatron
+        optim pad_to_length ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu
+        profiler qat rollout_n router_replay strategy sum_pi_squared_checkpointing torchtitan
+        ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper
+        use_remove_padding use_torch_compile veomni
+        """,
+    Key.ROLLOUT: """
+        _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
+        disaggregation dtype enable_chunked_prefill enable_prefix_caching enforce_eager engine_kwargs
+        expert_parallel_size free_cache_engine full_determinism gpu_memory_utilization layer_name_map
+        layered_summon limit_images load_format log_prob_max_token_len_per_gpu log_prob_micro_batch_size
+        log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens
+        max_num_seqs mode moe_load_balance_metrics_interval mtp multi_stage_wake_up multi_turn
+        n_gpus_per_node name nnodes pipeline_model_parallel_size profiler prometheus prompt_length qat
+        quantization quantization_config_file response_length router_config_path scheduling_policy seed
+        skip skip_dump_dir skip_rollout skip_tokenizer_init swap_space tensor_model_parallel_size trace
+        update_weights_bucket_megabytes val_kwargs
+        """,
+    "trainer": """
+        balance_batch checkpoint_callback_class controller_nsight_options critic_warmup default_hdfs_dir
+        default_local_dir del_local_ckpt_after_load device esi_redundant_time experiment_name
+        log_val_generations logger max_actor_ckpt_to_keep max_critic_ckpt_to_keep n_gpus_per_node nnodes
+        npu_profile profile_steps project_name ray_wait_register_center_timeout
+        remove_previous_ckpt_in_save resume_from_path resume_mode rollout_data_dir save_freq test_freq
+        total_epochs total_training_steps use_legacy_worker_impl use_v1 v1 val_before_train
+        val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
+        """,
+}

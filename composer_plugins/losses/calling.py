@@ -31,9 +31,10 @@ def call(choice: Choice, tensors: Mapping[str, Any], *, check: bool = False, **p
     """
     if check:
         check_inputs(choice, tensors)
-    before = versions(tensors) if choice.is_third_party else {}
+    is_third_party = choice.is_third_party
+    before = versions(tensors) if is_third_party else {}
     result = call_unchecked(choice, tensors, **params)
-    if check or choice.is_third_party:
+    if check or is_third_party:
         check_result(choice, tensors, result)
         check_not_written(choice, tensors, before)
     return result
@@ -42,7 +43,8 @@ def call(choice: Choice, tensors: Mapping[str, Any], *, check: bool = False, **p
 def call_unchecked(choice: Choice, tensors: Mapping[str, Any], **params: Any) -> Any:
     """Call the kernel as `call` does, and check neither what it takes nor what it returns."""
     needed = [tensors[name] for name in choice.loss.needs]
-    taken = {name: tensors[name] for name in choice.optional if name in tensors}
+    optional = choice.optional
+    taken = {name: tensors[name] for name in optional if name in tensors} if optional else {}
     return choice.loss.kernel()(*needed, **taken, **{**choice.params, **params})
 
 

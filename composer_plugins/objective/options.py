@@ -92,6 +92,25 @@ def without_effect(
             yield Finding("warning", f"{table}{option.key}", problem, option.instead)
 
 
+def only_with(framework: Framework, value_at: Callable[[str], Any]) -> Iterator[Finding]:
+    """Yield a warning for each option that is set and is read only beside another one, which is not so set.
+
+    `value_at(key)` is the value in the framework's config, None where it has no such key.
+    """
+    for option in framework.options:
+        if option.only_with is None:
+            continue
+        name, needed = option.only_with
+        key, other = framework.key(option), framework.key(framework.option(name, option.kind))
+        value, found = value_at(key), value_at(other)
+        acts = found == needed if needed is not None else found not in (None, False)
+        if value not in (None, option.default, 0) and not acts:
+            state = "not set" if found is None else repr(found)
+            problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
+            to_set = other if needed is None else f"{other}={needed}"
+            yield Finding("warning", key, problem, f"set {to_set}, or remove it")
+
+
 def _instead(framework: Framework, option: Option, loss: Loss, params_key: str) -> str:
     """The remedy for an option that sets no parameter of a loss."""
     has = ", ".join(loss.parameters)

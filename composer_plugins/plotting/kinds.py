@@ -10,7 +10,8 @@ from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import GRADIENTS, KINDS, REQUIRED, Kind
 from composer_plugins.plotting import bars, divergence, policy, preference, ratios
 from composer_plugins.plotting.data import Panel, Picture, joined
-from composer_plugins.testing.settings import UNIFORM, sample
+from composer_plugins.testing.inputs import UNIFORM
+from composer_plugins.testing.settings import sample
 
 PICTURES: dict[Kind, Callable[[Sequence[Choice]], Picture]] = {
     "policy": policy.picture,

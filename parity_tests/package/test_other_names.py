@@ -111,7 +111,12 @@ def test_the_other_names_of_a_loss_have_one_meaning_each(loss: Loss) -> None:
         (MINUS_ONE, 1.2, 0.2, "x - 1"),
         (MINUS_ONE, 0.28, -0.72, "x - 1"),
         (ONE_MINUS, 0.8, 0.2, "1 - x"),
-        (Conversion(values={True: "group", False: "none"}), False, "none", "x"),
+        (
+            Conversion(values={True: "group", False: "none"}),
+            False,
+            "none",
+            "'group' (for x=True) or 'none' (for x=False)",
+        ),
         (Conversion(2.0, 1.0), 3.0, 7.0, "2 * x + 1"),
     ],
 )

@@ -27,12 +27,12 @@ from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
-from composer_plugins.adapters.verl_plugin.upstream import NAMES_HERE
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.frameworks.registry import running
 from composer_plugins.frameworks.trl import LOSS_TYPES
+from composer_plugins.frameworks.verl import LOSSES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss
@@ -239,11 +239,7 @@ def own_tables() -> Iterator[Case]:
         "trl",
         {"epsilon_high": 0.28, "beta": 0.04, "use_bias_correction_kl": False, "scale_rewards": "none"},
     )
-    for mode in (
-        "vanilla",
-        *(m for m in NAMES_HERE["policy"] if m not in ("vanilla", "geo_mean", "dro")),
-        *VERL_NAMES,
-    ):
+    for mode in (name for name in LOSSES if name not in ("geo_mean", "dro", *NEED_THE_WHOLE_BATCH)):
         yield Case(f"verl's {mode}", "verl", verl_table(mode))
     yield Case("verl's dro, dro_beta 0.1", "verl", verl_table("dro", policy_loss={"dro_beta": 0.1}))
     yield Case("verl's geo_mean", "verl", verl_table("geo_mean"))
@@ -254,7 +250,7 @@ def own_tables() -> Iterator[Case]:
     )
 
 
-VERL_NAMES = ("sapo", "gpg", "cispo", "dppo_tv", "dppo_kl")
+NEED_THE_WHOLE_BATCH = ("clip_cov", "kl_cov")
 
 
 def verl_table(mode: str, **actor: Any) -> dict[str, Any]:

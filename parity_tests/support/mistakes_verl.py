@@ -26,6 +26,7 @@ from composer_plugins.adapters.verl_plugin import doctor, estimators, rules, ups
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed
 from composer_plugins.diagnosis import Target
+from composer_plugins.frameworks.verl import Key
 from parity_tests.adapters.verl_config.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
 from parity_tests.support.mistakes import Row, Stage, findings_in_words, replaced, said
 from parity_tests.support.verl_cpu import tiny
@@ -114,7 +115,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "a rejection without its threshold",
-        {**SYNC, f"{upstream.Key.CORRECTION}.rollout_rs": "token_k1"},
+        {**SYNC, f"{Key.CORRECTION}.rollout_rs": "token_k1"},
     ),
     Case("a misspelt option of the actor", {**SYNC, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}),
     Case(
@@ -205,7 +206,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
         yield MADE, lambda: made.update(trainer=get_trainer_cls(run.trainer)(OmegaConf.create(tree)))
         yield READ, read
     numbers, mask = torch.full((4, 3), -1.0), torch.ones(4, 3)
-    groups = [str(i // run.at(upstream.Key.GROUP_SIZE)) for i in range(4)]
+    groups = [str(i // run.at(Key.GROUP_SIZE)) for i in range(4)]
 
     def advantages() -> None:
         estimators.WARNED.clear()

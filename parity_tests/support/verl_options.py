@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from composer_plugins.adapters.verl_plugin.upstream import OPTION_TABLES, OPTIONS, Option
+from composer_plugins.frameworks.contract import Option
+from composer_plugins.frameworks.verl import OPTIONS, VERL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 from parity_tests.support.paths import ROOT
@@ -92,16 +93,14 @@ def _names(file: Path, functions: tuple[str, ...]) -> Iterator[str]:
 
 
 def table() -> str:
-    """Return OPTIONS as a Markdown table."""
+    """Return the options that act through a loss of ours as a Markdown table."""
     lines = ["| option of verl: its default | what it sets |", "|---|---|"]
     rows: dict[tuple[str, str], list[str]] = {}  # options of one meaning share a row
-    for kind, options in OPTIONS.items():
-        for option in options:
-            key = f"`{OPTION_TABLES[kind].removeprefix('actor_rollout_ref.')}.{option.key}`"
-            group = "" if option.parameters else kind
-            rows.setdefault((meaning(kind, option), group or key), []).append(
-                f"{key}: {_shown(option.default)}"
-            )
+    for option in (one for one in OPTIONS if not one.effect):
+        key = f"`{VERL.key(option).removeprefix('actor_rollout_ref.')}`"
+        rows.setdefault((meaning(option), "" if option.sets else option.kind), []).append(
+            f"{key}: {_shown(option.default)}"
+        )
     lines += [f"| {', '.join(keys)} | {text} |" for (text, _), keys in rows.items()]
     return "\n".join(lines)
 
@@ -110,32 +109,24 @@ def _shown(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def meaning(kind: str, option: Option) -> str:
+def meaning(option: Option) -> str:
     """Return in words what one option does with our losses."""
     if option.without_effect:
         return f"warning: {option.without_effect}; {option.instead}"
-    if not option.parameters:
+    parts, values = [], dict[object, object]()
+    running = [one for one in of_kind(losses(), option.kind).values() if VERL.runs(one)]
+    for one in option.sets:
+        if named := [loss.name for loss in running if one.is_of(loss)]:
+            parts.append(f"{', '.join(f'`{name}`' for name in one.parameters)} of {', '.join(named)}")
+            values |= one.conversion.values
+    if not parts:
         return f"error: {option.instead}"
-    parts = []
-    for parameter, accepted in option.parameters.items():
-        known = of_kind(losses(), kind)  # type: ignore[arg-type]
-        having = [name for name, loss in known.items() if parameter in loss.parameters and _runs(name, kind)]
-        named = [name for name in having if not accepted or name in accepted]
-        parts.append(f"`{parameter}` of {', '.join(named)}" if named else "")
-    text = "; ".join(filter(None, parts))
-    if option.values:
-        text += " (" + ", ".join(f"{_shown(a)} is {b!r}" for a, b in option.values.items()) + ")"
+    text = "; ".join(parts)
+    if values:
+        text += " (" + ", ".join(f"{_shown(a)} is {b!r}" for a, b in values.items()) + ")"
     if option.fulfilled_by:
         text += f". Already so in {', '.join(option.fulfilled_by)}"
-    if not text:
-        return f"error: {option.instead}"
     return f"{text}. Null: the value of `{option.fallback}`" if option.fallback else text
-
-
-def _runs(name: str, kind: str) -> bool:
-    from composer_plugins.frameworks.verl import VERL
-
-    return VERL.runs(of_kind(losses(), kind)[name])  # type: ignore[arg-type]
 
 
 def page() -> str:

@@ -14,9 +14,9 @@ from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
 from composer_plugins.adapters.verl_plugin.requirements import Run
-from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
+from composer_plugins.frameworks.verl import Key
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:

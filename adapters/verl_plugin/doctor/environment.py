@@ -6,8 +6,9 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.requirements import Run
 from composer_plugins.adapters.verl_plugin.rules import is_ours
-from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS, Key
+from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
 from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.frameworks.verl import SHOWS_LOGITS, Key
 
 Facts = Mapping[str, Any]  # what the probe answered
 NOUNS = {"estimators": "estimator", "losses": "policy loss"}
@@ -100,7 +101,7 @@ def _why(facts: Facts, run: Run, python: str, problem: str) -> Finding:
 def _trl(facts: Facts, run: Run) -> Iterator[Finding]:
     """verl's FSDP engine imports a class of TRL's wherever TRL is installed."""
     trl = facts["trl"]
-    uses_fsdp = not run.tree or run.at(f"{Key.ACTOR}.strategy") in upstream.SHOWS_LOGITS
+    uses_fsdp = not run.tree or run.at(f"{Key.ACTOR}.strategy") in SHOWS_LOGITS
     if trl and not trl["exports"] and uses_fsdp:
         problem = f"TRL {trl['version'] or ''} is installed beside verl and has no {trl['name']}. verl's "
         problem += "FSDP engine imports it wherever TRL is installed, so every actor ends with an ImportError"

@@ -13,11 +13,11 @@ from composer_plugins import columns
 from composer_plugins.adapters.verl_plugin.requirements import missing_columns
 from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-from composer_plugins.adapters.verl_plugin.upstream import Key
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at
 from composer_plugins.diagnosis import ComposerWarning, enforce
 from composer_plugins.errors import DataError
+from composer_plugins.frameworks.verl import Key
 
 DATA = "training data"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.rules import NODE, SAMPLED
-from composer_plugins.adapters.verl_plugin.upstream import ULYSSES
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.verl import ULYSSES
 
 # Per response token.
 TEACHER = "composer_teacher_logprobs"  # of the sampled token, under the teacher's prompt

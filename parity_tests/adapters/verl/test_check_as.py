@@ -7,9 +7,9 @@ import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from composer_plugins.adapters.verl_plugin.convention import REQUIRED, Table, actor_config, registered_loss
-from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
 from composer_plugins.conformance.verl_claims.upstream import of_verl
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.verl import MODES, OPTIONS
 from composer_plugins.testing.conventions import check_as
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
@@ -75,7 +75,7 @@ def test_the_table_without_verl_has_the_values_of_verls_config(monkeypatch: pyte
     monkeypatch.setattr("composer_plugins.adapters.verl_plugin.convention.find_spec", lambda name: None)
     ours = actor_config({"dp_size": 1})
     assert isinstance(ours, Table)
-    for option in OPTIONS["policy"]:
+    for option in (one for one in OPTIONS if one.kind == "policy" and not one.effect):
         *tables, name = option.key.split(".")
         place, there = ours, theirs
         for one in tables:

@@ -15,8 +15,9 @@ from verl.workers.config import DistillationConfig, DistillationLossConfig
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.requirements import Run, findings
-from composer_plugins.adapters.verl_plugin.upstream import Key, registries
+from composer_plugins.adapters.verl_plugin.upstream import registries
 from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.frameworks.verl import Key
 
 KINDS = [(rewards, gradient) for rewards in (True, False) for gradient in (True, False)]
 

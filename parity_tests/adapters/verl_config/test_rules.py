@@ -7,16 +7,16 @@ import pytest
 
 from composer_plugins.adapters.verl_plugin.requirements import missing_columns
 from composer_plugins.adapters.verl_plugin.rules import (
-    _parameter,
     channels_delivered,
     parse_channels,
     parse_registered,
     reduction,
 )
-from composer_plugins.adapters.verl_plugin.upstream import OPTIONS
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
+from composer_plugins.frameworks.verl import OPTIONS
 from composer_plugins.losses.choosing import choose
 from composer_plugins.losses.registry import losses
 
@@ -140,13 +140,12 @@ def test_a_missing_column_is_found_with_those_there_are() -> None:
 
 def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> None:
     """verl's own name in `policy_params` or `advantage_params` is then answered with ours."""
-    for kind, options in OPTIONS.items():
-        for option in options:
-            name = option.key.rpartition(".")[2]
-            for loss in losses():
-                ours = _parameter(option, loss) if loss.kind == kind else None
-                if ours is not None and not option.values and ours != name:
-                    assert name in called(loss)[ours], (name, loss.name)
+    for option in OPTIONS:
+        name = option.key.rpartition(".")[2]
+        for loss in (one for one in losses() if one.kind == option.kind):
+            for ours, conversion in parameters_of(option.sets, loss).items():
+                if ours != name:
+                    assert conversion.formula(name) in called(loss)[ours], (name, loss.name)
 
 
 @pytest.mark.parametrize(
