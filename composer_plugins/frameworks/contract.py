@@ -125,11 +125,11 @@ class NamedLoss(NamedTuple):
 
     row: str
     options: Mapping[str, Any]
-    mode: str = ""  # the aggregation mode that it always has, whatever is configured
     own: tuple[Option, ...] = ()  # the options that only this loss reads, with its defaults
     params: Mapping[str, Any] = NOTHING  # what the row is called with that no option of its sets
     since: str = ""  # the first of `Framework.releases` that has it; "": it was always there
     until: str = ""  # the first one without it; "": none
+    mode: str = ""  # the aggregation mode that it always has, whatever is configured
 
     def option(self, key: str) -> Option | None:
         """The option of its own of this key."""
