@@ -255,7 +255,7 @@ VERL = Framework(
     path="composer_plugins.adapters.verl_plugin.register:register",
     summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
     losses=(
-        *(NamedLoss(row, {CHOOSES["policy"]: name}, mode) for name, (row, mode) in LOSSES.items()),
+        *(NamedLoss(row, {CHOOSES["policy"]: name}, mode=mode) for name, (row, mode) in LOSSES.items()),
         *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
         *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
     ),
