@@ -11,21 +11,9 @@ from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
 from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, LossKind, is_ours, loss_in
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import parameters_of
-from composer_plugins.frameworks.verl import (
-    CHOOSES,
-    DEFAULTS,
-    FORCED_MODES,
-    KL_ESTIMATORS,
-    MEAN_OVER_ROWS,
-    MODES,
-    NEED_MORE,
-    NO_BEARING_IN,
-    NOT_AVAILABLE,
-    NOT_CARRIED,
-    VERL,
-    Key,
-)
+from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
@@ -70,14 +58,14 @@ NUMBERS = {
 }
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
 NO_BEARING = {
-    f"{table}.{name}".lstrip(".") for table, names in NO_BEARING_IN.items() for name in names.split()
+    f"{table}.{name}".lstrip(".") for table, names in verl.NO_BEARING_IN.items() for name in names.split()
 }
 # The keys that are read: verl's own options of its losses and estimators, and ours.
-_KEYS = {*DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
+_KEYS = {*verl.DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
 _KEYS |= {Key.LOSS_TARGET}
 READ = {key for key in _KEYS if not any(one.startswith(f"{key}.") for one in _KEYS)}  # without their tables
 # By row, the first of verl's names; verl's k3 stands for the corrected one, which it does not have.
-KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(KL_ESTIMATORS.items())}
+KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(verl.KL_ESTIMATORS.items())}
 KL_NAMES["k3_corrected"] = KL_NAMES["k3"]
 
 
@@ -87,17 +75,17 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     def value(key: str) -> Any:
         found = at(table, key)
         if found is None:
-            return DEFAULTS.get(key)
+            return verl.DEFAULTS.get(key)
         _check(key, found)
         return found
 
     _check_tables(table)
-    remarks = list(not_carried(table, NOT_CARRIED))
+    remarks = list(not_carried(table, verl.NOT_CARRIED))
     others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
-    if set_mode not in MODES:
-        raise unknown(Key.AGG_MODE, set_mode, MODES, noun="mode")
+    if set_mode not in verl.MODES:
+        raise unknown(Key.AGG_MODE, set_mode, verl.MODES, noun="mode")
     node = at(table, NODE) or {}
     theirs = at(table, WORKER_NODE)  # an interpolation of the same table, or one of the workers' own
     of_workers = theirs if isinstance(theirs, Mapping) else node
@@ -107,7 +95,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         rows = (choose("policy", name) for name in VANILLA)
         of_mode = [replace(one, params=policy.params) for one in rows if one.mode == set_mode]
         policy = min(of_mode or [policy], key=lambda one: len({*set_params(one)} - {"dual_clip"}))
-    mode = FORCED_MODES.get(policy.name, set_mode)
+    mode = verl.FORCED_MODES.get(policy.name, set_mode)
     given: Behaviour = "rollout engine" if value(Key.BYPASS) else "trainer"
     old, rollout = behaviours(policy, given, given)  # verl has one tensor for both
     kl = None
@@ -118,7 +106,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
     correction = _correction(value)
-    if correction is not None and value(Key.LOSS_MODE) == MEAN_OVER_ROWS:
+    if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
     return Objective(
         policy=policy,
@@ -143,7 +131,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         },
         remarks=tuple(remarks),
         to_correct=tuple(_to_correct(table)),
-        unread=tuple(not_understood(table, READ | NOT_CARRIED.keys() | NO_BEARING)),
+        unread=tuple(not_understood(table, READ | verl.NOT_CARRIED.keys() | NO_BEARING)),
         read_as=release(version),
     )
 
@@ -158,7 +146,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     advantage = objective.advantage
     node = {} if advantage is None else named("advantage", advantage)
     node |= named_policy(objective)
-    node |= {name: x for name, x in objective.channels.items() if name not in NOT_AVAILABLE}
+    node |= {name: x for name, x in objective.channels.items() if name not in verl.NOT_AVAILABLE}
     algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
     algorithm["composer"] = node
     worker = {"_target_": requirements.TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
@@ -166,9 +154,9 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     rollout: dict[str, Any] = {}
     mode = objective.mode
     has_others = objective.kl or objective.entropy or objective.channels.get("hint_weight")
-    if has_others and objective.policy.name in FORCED_MODES:  # loss_agg_mode is that of the others
+    if has_others and objective.policy.name in verl.FORCED_MODES:  # loss_agg_mode is that of the others
         mode = objective.denominators.get("KL", mode)
-    if mode in MODES:
+    if mode in verl.MODES:
         actor["loss_agg_mode"] = mode
     if objective.length is not None:
         actor["loss_scale_factor"] = int(objective.length)
@@ -260,10 +248,10 @@ def _choice(
     given = rules.given_options(kind, at(table, VERL.tables[kind]) or {})
     if is_ours(name):
         return rules.parse_with_options(node, kind, loss_in(name), given).choice
-    row = VERL.row_of(**{CHOOSES[kind]: name})
-    if row is None or name in NEED_MORE:
+    row = VERL.row_of(**{verl.CHOOSES[kind]: name})
+    if row is None or name in verl.NEED_MORE:
         if kind == "advantage":
-            why = "needs more than a group's rewards" if name in NEED_MORE else "is not in the catalogue"
+            why = "needs more than a group's rewards" if name in verl.NEED_MORE else "is not in the catalogue"
             is_bare = at(table, Key.ESTIMATOR) is None and is_ours(str(at(table, Key.LOSS_MODE)))
             remarks += [] if is_bare else [f"{Key.ESTIMATOR} = {name!r}, which {why}"]
             return None
@@ -276,7 +264,7 @@ def _choice(
 
 
 def _estimator(kind: Any) -> Choice:
-    return choose("kl", KL_ESTIMATORS.get(str(kind), f"{kind}@verl"), option="kl_loss_type")
+    return choose("kl", verl.KL_ESTIMATORS.get(str(kind), f"{kind}@verl"), option="kl_loss_type")
 
 
 def _correction(value: Any) -> Choice | None:

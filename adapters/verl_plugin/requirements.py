@@ -27,22 +27,8 @@ from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
 from composer_plugins.diagnosis import Finding, Severity
 from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
-from composer_plugins.frameworks.verl import (
-    BY_RETURN,
-    BY_TOKEN,
-    CHOOSES,
-    DEFAULT_DATA,
-    MEAN_OVER_ROWS,
-    MODES,
-    NORM_MODE,
-    OF_THE_LOSS,
-    SHOWS_LOGITS,
-    SWITCHES,
-    ULYSSES,
-    VERL,
-    Key,
-)
-from composer_plugins.frameworks.verl import DEFAULTS as VERLS
+from composer_plugins.frameworks import verl
+from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
@@ -215,7 +201,7 @@ def _findings(
         yield from rules.unlikely_value(of_tokens)
         if config is not None:
             yield from (one.under(NODE) for one in scaled_hint(config, policy))
-    elif mode and mode not in MODES:
+    elif mode and mode not in verl.MODES:
         yield rules.unknown_mode(mode)
     if channels is not None:
         yield from _channel_conflicts(run, channels)
@@ -334,7 +320,7 @@ def _advantages_by_token(
     """Yield an error for a policy loss that takes one advantage per response, beside those of each token."""
     averages = policy is not None and policy.loss.per_sequence
     by_hint = channels is not None and channels.hint is not None and not channels.hint_is_loss
-    if by_hint and (averages or run.loss == MEAN_OVER_ROWS):
+    if by_hint and (averages or run.loss == verl.MEAN_OVER_ROWS):
         problem = f"'advantage' gives each token its own advantage, and {run.loss!r} averages them"
         remedy = "set 'score', or a policy per token (gspo_token)"
         yield Finding("error", f"{NODE}.hint_estimator", problem, remedy)
@@ -342,8 +328,9 @@ def _advantages_by_token(
         return
     by_return = advantage is not None and "token_rewards" in advantage.loss.needs
     gamma = run.at("algorithm.gamma") if advantage is None else advantage.value("gamma")
-    if run.estimator in BY_TOKEN or (
-        (by_return or run.estimator in BY_RETURN) and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
+    if run.estimator in verl.BY_TOKEN or (
+        (by_return or run.estimator in verl.BY_RETURN)
+        and (gamma not in (None, 1) or run.at(Key.KL_IN_REWARD))
     ):
         problem = f"{policy.name!r} takes one advantage per response, and {run.estimator!r} computes another "
         problem += "one for each token"
@@ -355,7 +342,7 @@ def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice |
     if policy is None or policy.upstream or not (wanted := policy.loss.advantage):
         return
     if advantage is None:
-        row = VERL.row_of(**{CHOOSES["advantage"]: run.estimator}) or run.estimator
+        row = VERL.row_of(**{verl.CHOOSES["advantage"]: run.estimator}) or run.estimator
         name = row.partition("@")[0]
         without_deviation = run.at("algorithm.norm_adv_by_std_in_grpo") is False
     else:
@@ -396,12 +383,12 @@ def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
 def _rollout_correction(run: Run) -> Iterator[Finding]:
     """Yield the options of verl's rollout correction that do not reach a loss of ours."""
     kept, bypass = run.at(Key.ROLLOUT_LOGPROBS), run.at(Key.BYPASS)
-    for name in SWITCHES:
+    for name in verl.SWITCHES:
         key = f"{Key.CORRECTION}.{name}"
         value = run.at(key)
-        if value in (None, VERLS[key]):
+        if value in (None, verl.DEFAULTS[key]):
             continue
-        of_the_loss = name in OF_THE_LOSS
+        of_the_loss = name in verl.OF_THE_LOSS
         if is_ours(run.loss) and (bypass or of_the_loss):
             problem = f"it is {value!r}, and only verl's own loss 'bypass_mode' reads it"
             remedy = "remove it"
@@ -457,13 +444,13 @@ def _logit_conflicts(run: Run) -> Iterator[Finding]:
         yield Finding("error", Key.FUSED_KERNELS, problem, f"set it to False, {SAMPLED}")
     for model in (Key.ACTOR, Key.REF):
         strategy, padded = f"{model}.strategy", f"{model}.fsdp_config.pad_to_length"
-        if (engine := run.at(strategy) or "fsdp") not in SHOWS_LOGITS:
+        if (engine := run.at(strategy) or "fsdp") not in verl.SHOWS_LOGITS:
             problem = f"it is {engine!r}, and only verl's FSDP engine shows a loss function the logits"
             yield Finding("error", strategy, problem, f"set fsdp or fsdp2, {SAMPLED}")
         if run.at(padded):
             problem = "it is True, and verl's engine then shows a loss function no logits"
             yield Finding("error", padded, problem, f"set it to False, {SAMPLED}")
-        for ulysses in (f"{model}.{name}" for name in ULYSSES):
+        for ulysses in (f"{model}.{name}" for name in verl.ULYSSES):
             if (run.at(ulysses) or 1) > 1:
                 problem = f"it is {run.at(ulysses)}, and each rank then has only a part of every sequence"
                 yield Finding("error", ulysses, problem, f"set it to 1, {SAMPLED}")
@@ -474,12 +461,12 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
     if run.at(Key.SHUFFLE):
         problem = "it is True, and mini-batches must keep their shares of the replayed pairs"
         yield Finding("error", Key.SHUFFLE, problem, f"set {Key.SHUFFLE}=False")
-    if run.at(Key.LOSS_MODE) == MEAN_OVER_ROWS:
-        problem = f"{MEAN_OVER_ROWS!r} averages over all rows of a micro-batch, replayed ones too"
+    if run.at(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
+        problem = f"{verl.MEAN_OVER_ROWS!r} averages over all rows of a micro-batch, replayed ones too"
         remedy = "name composer/gmpo, which averages over rows with a response"
         yield Finding("error", Key.LOSS_MODE, problem, remedy)
-    if run.at(Key.AGG_MODE) == NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
-        mode = NORM_MODE
+    if run.at(Key.AGG_MODE) == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
+        mode = verl.NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
         yield Finding("error", Key.SCALE_FACTOR, problem, "set it, to data.max_response_length for example")
 
@@ -512,7 +499,7 @@ def absent_files(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the data files that are not on this machine; verl's default files count as not set."""
     for key in (Key.TRAIN_FILES, Key.VAL_FILES):
         for name, path in local_files(at(config, key)).items():
-            if not path.exists() and not name.startswith(DEFAULT_DATA):
+            if not path.exists() and not name.startswith(verl.DEFAULT_DATA):
                 problem = f"there is no {name}, looked for from {Path.cwd()} on this machine"
                 yield Finding("warning", key, problem, "correct the path, or write it as an absolute path")
 

@@ -10,17 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
+from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import parameters_of
-from composer_plugins.frameworks.verl import (
-    CHOOSES,
-    DEFAULT_MODE,
-    FORCED_MODES,
-    MODES,
-    NOT_AVAILABLE,
-    NOT_SUPPLIED,
-    VERL,
-    Key,
-)
+from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.derived import row_of_import_path
 from composer_plugins.losses.registry import losses
@@ -92,7 +84,7 @@ def node_of(config: Any) -> dict[str, Any]:
 
 def name_here(kind: LossKind, name: str) -> str | None:
     """Return the row of a loss that has only verl's name for it, "vanilla"; None for every other name."""
-    return None if name in of_kind(losses(), kind) else VERL.row_of(**{CHOOSES[kind]: name})
+    return None if name in of_kind(losses(), kind) else VERL.row_of(**{verl.CHOOSES[kind]: name})
 
 
 def is_ours(name: str) -> bool:
@@ -111,7 +103,7 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     The driver does not see the actor's options: with policy=dro, beta may be `policy_loss.dro_beta`. So a
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
-    wrong = [not_available(option, reason) for option, reason in NOT_AVAILABLE.items() if option in node]
+    wrong = [not_available(option, reason) for option, reason in verl.NOT_AVAILABLE.items() if option in node]
     kinds: tuple[LossKind, ...] = ("policy", "advantage")
     for kind in kinds:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
@@ -156,8 +148,8 @@ def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> t
     config = parse(node if name is None else {kind: name, **node}, in_driver=kind == "advantage")
     choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
     for need in choice.loss.needs if kind == "advantage" else ():
-        if need in NOT_SUPPLIED:
-            why, remedy = NOT_SUPPLIED[need]
+        if need in verl.NOT_SUPPLIED:
+            why, remedy = verl.NOT_SUPPLIED[need]
             raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
     VERL.require(choice)
     return config, choice
@@ -227,7 +219,7 @@ def parse_registered(
     """
     given = given or {}
     config, choice, set_by, _ = parse_with_options(node, kind, name, given)
-    parsed = Parsed(config, choice, set_by, FORCED_MODES.get(choice.name, mode))
+    parsed = Parsed(config, choice, set_by, verl.FORCED_MODES.get(choice.name, mode))
     log_once(f"{kind} {choice.described}" + (f", {parsed.mode}" if mode else ""))
     if not _delivered.get():
         inert = [one.under(NODE) for one in config.without_effect(config.model_fields_set)]
@@ -331,7 +323,7 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
 
 def unknown_mode(mode: str) -> Finding:
     """Return the error for a loss_agg_mode that verl does not have."""
-    return Finding.from_error(unknown(Key.AGG_MODE, mode, MODES, noun="mode"))
+    return Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
 
 
 def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
@@ -341,23 +333,23 @@ def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
     mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right. One that verl itself gives a
     fixed reduction keeps it, and the other terms of the loss follow loss_agg_mode.
     """
-    if mode and mode not in MODES:
+    if mode and mode not in verl.MODES:
         yield unknown_mode(mode)
         return
-    if (forced := FORCED_MODES.get(choice.name)) and mode not in ("", DEFAULT_MODE, forced):
+    if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in ("", verl.DEFAULT_MODE, forced):
         problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
         remedy = f"set it to {forced!r}, or leave it if it is meant for the other terms of the loss"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
     own = choice.dialect.mode if choice.dialect else choice.loss.mode
-    if choice.upstream == "verl" and own == DEFAULT_MODE:
+    if choice.upstream == "verl" and own == verl.DEFAULT_MODE:
         own = ""
     if own and mode and mode != own:
         problem, remedy = f"it is {mode!r}, and {choice.name!r} is reduced by {own!r}", f"set it to {own!r}"
-        if own not in MODES:
+        if own not in verl.MODES:
             remedy = f"choose another loss: verl does not have {own!r}"
         theirs = f"{choice.loss.name}@verl"
         modes = [dialect.mode for dialect in choice.loss.dialects if dialect.upstream == "verl"]
-        if modes and modes[0] in ("", DEFAULT_MODE) and theirs not in FORCED_MODES:
+        if modes and modes[0] in ("", verl.DEFAULT_MODE) and theirs not in verl.FORCED_MODES:
             remedy += f", or name {theirs}, which is reduced as verl is set to"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
 

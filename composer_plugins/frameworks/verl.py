@@ -1,6 +1,5 @@
 """verl: its options and their keys, its names of losses, and what a registered loss is called with."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets
@@ -106,16 +105,14 @@ CHOOSES: dict[Kind, str] = {"policy": "loss_mode", "advantage": "adv_estimator",
 TABLES: dict[Kind, str] = {"policy": Key.ACTOR, "advantage": "algorithm"}
 
 # The losses whose ratio_cap bounds the weight.
-WEIGHT_CAPPED = (
-    *("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_centered", "minirl", "masked_is"),
-)
+REGIONS = ("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_centered")
+WEIGHT_CAPPED = (*REGIONS, "minirl", "masked_is")
 LOW = tuple(Sets((name,)) for name in ("clip_low", "tv_low", "kl_low"))
 HIGH = tuple(Sets((name,)) for name in ("clip_high", "tv_high", "kl_high"))
 BOTH = tuple(Sets(low.parameters + high.parameters) for low, high in zip(LOW, HIGH, strict=True))
-WITHOUT_STD = ("dr_grpo", "rloo", "opo", "gpg")
-CLIP_COV, KL_COV = (f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov"))
+OWN_LOSS = {name: f"set {Key.LOSS_MODE}={name}, verl's own loss" for name in ("clip_cov", "kl_cov")}
 GDPO = f"set {Key.ESTIMATOR}=gdpo {Key.USE_V1}=False, verl's own estimator, which needs the legacy trainer"
-FALLBACK = "verl reads it only where clip_ratio_low or clip_ratio_high is null"
+PF_PPO = f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts"
 
 OWN_TERM = "as in verl, which adds this term to the policy loss"
 DENOMINATOR = "as in verl, where the denominator depends on it"
@@ -125,125 +122,105 @@ REWARD = "as in verl, which changes the rewards before the advantage is computed
 WEIGHTS = "as in verl, which multiplies the loss of each token by the weights, or masks it out"
 
 
-def _of_advantages(key: str, default: Any, *sets: Sets, **more: Any) -> Option:
-    return Option(key=key, kind="advantage", default=default, sets=sets, **more)
+# Options that act beside ours as beside verl's own: verl reads them outside of the functions in its
+# registries, or the adapter reads them. Each row: the kind, the effect, the option beside which alone verl
+# reads them, with the value that it needs (None: any but null and False), and their defaults.
+OFF_POLICY = "rollout_correction"
+WITH_IS, WITH_RS = (f"{OFF_POLICY}.rollout_is", None), (f"{OFF_POLICY}.rollout_rs", None)
+ACTING: tuple[tuple[Kind, str, tuple[str, Any] | None, dict[str, Any]], ...] = (
+    ("policy", OWN_TERM, None, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
+    ("policy", OWN_TERM, ("use_kl_loss", True), {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}),
+    ("policy", BATCHES, None, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
+    ("policy", BATCHES, None, {"shuffle": False, "data_loader_seed": 42}),
+    ("policy", CHOICE, None, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
+    ("policy", CHOICE, None, {"policy_loss.rollout_correction": None}),  # each of its options is in OPTIONS
+    ("advantage", CHOICE, None, {"adv_estimator": "gae"}),
+    ("advantage", REWARD, None, {"use_kl_in_reward": False, "pf_ppo": None}),  # the second with use_pf_ppo
+    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_penalty": "kl", "kl_ctrl.type": "fixed"}),
+    ("advantage", REWARD, ("use_kl_in_reward", True), {"kl_ctrl.kl_coef": 0.001}),
+    ("advantage", REWARD, ("kl_ctrl.type", "adaptive"), {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1}),
+    ("advantage", WEIGHTS, None, {OFF_POLICY: None, f"{OFF_POLICY}.bypass_mode": False}),
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_is": None, f"{OFF_POLICY}.rollout_rs": None}),
+    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_threshold": 2.0}),
+    ("advantage", WEIGHTS, WITH_IS, {f"{OFF_POLICY}.rollout_is_batch_normalize": False}),
+    ("advantage", WEIGHTS, WITH_RS, {f"{OFF_POLICY}.rollout_rs_threshold": None}),
+    # Of verl's own loss bypass_mode alone; the second is verl 0.6's name of the first.
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.loss_type": "ppo_clip"}),
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.use_policy_gradient": False}),
+    # Of verl 0.6.
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_rs_threshold_lower": None}),
+    ("advantage", WEIGHTS, None, {f"{OFF_POLICY}.rollout_token_veto_threshold": None}),
+    ("policy", DENOMINATOR, None, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
+    ("policy", DENOMINATOR, ("loss_agg_mode", NORM_MODE), {"loss_scale_factor": None}),
+)
+# Options of policy_loss.rollout_correction, which only verl's loss bypass_mode reads, with their defaults.
+OF_BYPASS = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False}
+OF_BYPASS |= {"rollout_rs": None, "rollout_rs_threshold": None, "bypass_mode": False, "loss_type": "ppo_clip"}
+BYPASS = {"loss_type": f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"}  # what to set in place of it
 
 
-def _of_bypass(key: str, default: Any, instead: str = "") -> Option:
-    """An option of policy_loss.rollout_correction, which only verl's loss bypass_mode reads."""
-    instead = instead or f"set {Key.CORRECTION}.{key}"
-    return Option(key=f"policy_loss.rollout_correction.{key}", default=default, instead=instead)
+def _sets(kind: Kind, key: str, default: Any, *sets: Sets, instead: str = "", fallback: str = "") -> Option:
+    return Option(key=key, kind=kind, default=default, sets=sets, instead=instead, fallback=fallback)
 
 
-def _acts(
-    kind: Kind, effect: str, defaults: Mapping[str, Any], beside: tuple[str, Any] | None = None
-) -> Iterator[Option]:
-    """Options with the same effect, each with its default; the effect needs the option `beside`."""
-    adds = effect == OWN_TERM
-    return (
-        Option(key=key, kind=kind, default=default, effect=effect, adds_a_term=adds, only_with=beside)
-        for key, default in defaults.items()
-    )
-
-
-# Every option that verl's loss and advantage code reads. Those with an effect act beside ours as beside
-# verl's own: verl reads them outside of the functions in its registries, or the adapter reads them.
-# docs/verl.md shows the others. A test compares the keys and the defaults with verl's source.
+# Every option that verl's loss and advantage code reads. docs/verl.md shows those that act through a loss of
+# ours. A test compares the keys and the defaults with verl's source.
 OPTIONS = (
-    Option(key="clip_ratio_low", default=0.2, sets=LOW, fallback="clip_ratio"),
-    Option(key="clip_ratio_high", default=0.2, sets=HIGH, fallback="clip_ratio"),
+    _sets("policy", "clip_ratio_low", 0.2, *LOW, fallback="clip_ratio"),
+    _sets("policy", "clip_ratio_high", 0.2, *HIGH, fallback="clip_ratio"),
     Option(
         key="clip_ratio",
         default=0.2,
-        without_effect=FALLBACK,
+        without_effect="verl reads it only where clip_ratio_low or clip_ratio_high is null",
         instead="set clip_ratio_low and clip_ratio_high",
     ),
-    Option(key="clip_ratio_c", default=3.0, sets=(Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED))),
-    Option(key="tau_pos", default=1.0, sets=(Sets(("tau_pos",)),)),
-    Option(key="tau_neg", default=1.05, sets=(Sets(("tau_neg",)),)),
-    Option(key="policy_loss.dro_beta", sets=(Sets(("beta",), ("dro",)),)),
+    _sets("policy", "clip_ratio_c", 3.0, Sets(("dual_clip",)), Sets(("ratio_cap",), WEIGHT_CAPPED)),
+    _sets("policy", "tau_pos", 1.0, Sets(("tau_pos",))),
+    _sets("policy", "tau_neg", 1.05, Sets(("tau_neg",))),
+    _sets("policy", "policy_loss.dro_beta", None, Sets(("beta",), ("dro",))),
     *(
-        Option(key=f"policy_loss.{key}", default=default, sets=(Sets((name,), (loss,)),), instead=instead)
-        for key, default, name, loss, instead in (
-            ("clip_cov_ratio", 0.0002, "cov_ratio", "clip_cov", CLIP_COV),
-            ("clip_cov_lb", 1.0, "cov_low", "clip_cov", CLIP_COV),
-            ("clip_cov_ub", 5.0, "cov_high", "clip_cov", CLIP_COV),
-            ("kl_cov_ratio", 0.0002, "cov_ratio", "kl_cov", KL_COV),
-            ("ppo_kl_coef", 0.1, "kl_coef", "kl_cov", KL_COV),
+        _sets("policy", f"policy_loss.{key}", default, Sets((name,), (loss,)), instead=OWN_LOSS[loss])
+        for key, default, name, loss in (
+            ("clip_cov_ratio", 0.0002, "cov_ratio", "clip_cov"),
+            ("clip_cov_lb", 1.0, "cov_low", "clip_cov"),
+            ("clip_cov_ub", 5.0, "cov_high", "clip_cov"),
+            ("kl_cov_ratio", 0.0002, "cov_ratio", "kl_cov"),
+            ("ppo_kl_coef", 0.1, "kl_coef", "kl_cov"),
         )
     ),
-    _of_bypass("rollout_is", "sequence"),
-    _of_bypass("rollout_is_threshold", 2.0),
-    _of_bypass("rollout_is_batch_normalize", False),
-    _of_bypass("rollout_rs", None),
-    _of_bypass("rollout_rs_threshold", None),
-    _of_bypass("bypass_mode", False),
-    _of_bypass("loss_type", "ppo_clip", f"set {Key.LOSS_MODE}=bypass_mode, verl's own loss"),
-    *_acts("policy", OWN_TERM, {"entropy_coeff": 0.0, "calculate_entropy": False, "use_kl_loss": False}),
-    *_acts("policy", OWN_TERM, {"kl_loss_coef": 0.001, "kl_loss_type": "low_var_kl"}, ("use_kl_loss", True)),
-    *_acts("policy", BATCHES, {"ppo_mini_batch_size": 256, "ppo_epochs": 1}),
-    *_acts("policy", BATCHES, {"shuffle": False, "data_loader_seed": 42}),
-    *_acts("policy", CHOICE, {"policy_loss": None, "policy_loss.loss_mode": "vanilla"}),
-    # Each of its options is above.
-    *_acts("policy", CHOICE, {"policy_loss.rollout_correction": None}),
-    _of_advantages(
-        *("norm_adv_by_std_in_grpo", True),
-        Sets(("scale",), ("grpo", "pass_at_k"), Conversion(values={False: "none"})),
-        fulfilled_by=WITHOUT_STD,
+    *(
+        _sets("policy", f"policy_loss.rollout_correction.{key}", default, instead=instead)
+        for key, default in OF_BYPASS.items()
+        for instead in (BYPASS.get(key, f"set {Key.CORRECTION}.{key}"),)
     ),
-    _of_advantages("gamma", 1.0, Sets(("gamma",))),
-    _of_advantages("lam", 1.0, Sets(("lam",)), instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
-    _of_advantages("gdpo_reward_keys", None, instead=GDPO),
-    _of_advantages("gdpo_reward_weights", None, instead=GDPO),
-    _of_advantages(
-        *("use_pf_ppo", False),
-        instead=f"set {Key.ESTIMATOR}=gae, the only estimator with which it acts",
+    Option(
+        key="norm_adv_by_std_in_grpo",
+        kind="advantage",
+        default=True,
+        sets=(Sets(("scale",), ("grpo", "pass_at_k"), Conversion(values={False: "none"})),),
+        fulfilled_by=("dr_grpo", "rloo", "opo", "gpg"),
     ),
-    *_acts("advantage", REWARD, {"pf_ppo": None}),  # with use_pf_ppo
-    *_acts("advantage", CHOICE, {"adv_estimator": "gae"}),
-    *_acts("advantage", REWARD, {"use_kl_in_reward": False}),
-    *_acts(
-        *("advantage", REWARD),
-        {"kl_penalty": "kl", "kl_ctrl.type": "fixed", "kl_ctrl.kl_coef": 0.001},
-        ("use_kl_in_reward", True),
+    _sets("advantage", "gamma", 1.0, Sets(("gamma",))),
+    _sets("advantage", "lam", 1.0, Sets(("lam",)), instead=f"set {Key.ESTIMATOR}=gae, verl's own estimator"),
+    _sets("advantage", "gdpo_reward_keys", None, instead=GDPO),
+    _sets("advantage", "gdpo_reward_weights", None, instead=GDPO),
+    _sets("advantage", "use_pf_ppo", False, instead=PF_PPO),
+    *(
+        Option(
+            key=key,
+            kind=kind,
+            default=default,
+            effect=effect,
+            adds_a_term=effect == OWN_TERM,
+            only_with=beside,
+        )
+        for kind, effect, beside, defaults in ACTING
+        for key, default in defaults.items()
     ),
-    *_acts(
-        "advantage",
-        REWARD,
-        {"kl_ctrl.horizon": 10000, "kl_ctrl.target_kl": 0.1},
-        ("kl_ctrl.type", "adaptive"),
-    ),
-    *_acts("advantage", WEIGHTS, {"rollout_correction": None, "rollout_correction.bypass_mode": False}),
-    *_acts("advantage", WEIGHTS, {f"rollout_correction.rollout_{one}": None for one in ("is", "rs")}),
-    *_acts(
-        *("advantage", WEIGHTS),
-        {
-            "rollout_correction.rollout_is_threshold": 2.0,
-            "rollout_correction.rollout_is_batch_normalize": False,
-        },
-        ("rollout_correction.rollout_is", None),
-    ),
-    *_acts(
-        *("advantage", WEIGHTS),
-        {"rollout_correction.rollout_rs_threshold": None},
-        ("rollout_correction.rollout_rs", None),
-    ),
-    # Of verl's own loss bypass_mode alone; the second is verl 0.6's name of the first.
-    *_acts("advantage", WEIGHTS, {"rollout_correction.loss_type": "ppo_clip"}),
-    *_acts("advantage", WEIGHTS, {"rollout_correction.use_policy_gradient": False}),
-    # Of verl 0.6.
-    *_acts("advantage", WEIGHTS, {"rollout_correction.rollout_rs_threshold_lower": None}),
-    *_acts("advantage", WEIGHTS, {"rollout_correction.rollout_token_veto_threshold": None}),
-    *_acts("policy", DENOMINATOR, {"loss_agg_mode": DEFAULT_MODE, "global_batch_info": None}),
-    *_acts("policy", DENOMINATOR, {"loss_scale_factor": None}, ("loss_agg_mode", NORM_MODE)),
 )
 
-# Of its functions; and the option that two others are read in place of.
-NAMES = {
-    **dict.fromkeys(("clip_ratio", "cliprange"), BOTH),
-    "cliprange_low": LOW,
-    "cliprange_high": HIGH,
-}
+# Of its functions; and the option that is read in place of two others.
+NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LOW, "cliprange_high": HIGH}
 # The options of verl's rollout correction that switch something on; those of OF_THE_LOSS in verl's own loss
 # bypass_mode only, and use_policy_gradient is verl 0.6's loss_type.
 OF_THE_LOSS = ("loss_type", "use_policy_gradient")

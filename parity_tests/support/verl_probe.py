@@ -99,7 +99,7 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
 
 def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[dict[str, Any]]:
     """Drawn batches in every mode by the keywords of this verl's workers: ours, and its own vanilla."""
-    from composer_plugins.conformance.verl_claims.batches import MODES
+    from composer_plugins.frameworks.verl import MODES
     from parity_tests.support.verl_drawn import drawn
     from parity_tests.support.verl_facts import global_batches, policy_batches
 

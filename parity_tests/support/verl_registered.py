@@ -11,27 +11,17 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
-from composer_plugins.conformance.reductions import kernel
+from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, precision
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
-from composer_plugins.conformance.verl_claims.policy import (
-    CLIP,
-    ROWS,
-    VANILLA,
-    Row,
-    draw_case,
-    draw_options,
-    in_our_words,
-    policy_claim,
-)
 from composer_plugins.conformance.verl_claims.token_advantages import cut_to_a_power_of_two, for_whitening
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.testing.draws import Draw
 from parity_tests.adapters.verl.test_plugin import algorithm, policy_loss
 from parity_tests.support.verl_drawn import largest_term
 
-GEO_MEAN = Row("gmpo@verl", {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}, CLIP)
+GEO_MEAN = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
 # Dialects of verl that its registries do not get from us, so that there is nothing to call.
 BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_policy.py"
@@ -45,37 +35,33 @@ LEFT_OUT = {
 }
 
 
-def policy(theirs: str, row: Row, fixed: dict[str, float] | None, draw: Draw) -> Iterator[Compared]:
-    """`fixed`: verl's options are those of our dialect; else each is drawn half of the time."""
-    batch, mode, info = draw_case(draw)
+def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterator[Compared]:
+    """A loss of both registries; options that are not drawn are those of our dialect."""
+    batch, mode, info = claims.draw_case(draw)
     if theirs == "geo_mean":  # one mean over all rows, whatever is set
         mode, info = "seq-mean-token-mean", {"global_batch_size": len(batch.mask)}
         batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape), weights=None)
-    drawn = draw_options(draw, row.options, required=row.required)
-    own, own_gradient, _ = upstream.policy_loss(theirs, batch, upstream.actor(info, **(fixed or drawn)), mode)
-    params = in_our_words(drawn, row.options, row.keywords)
-    name = f"composer/{row.ours.partition('@')[0]}"
+    drawn = claims.draw_options(draw, theirs, options)
+    numbers = drawn if row == claims.ours(theirs).row else claims.numbers_of(row.partition("@")[0])
+    actor = upstream.actor(info, **claims.by_name(numbers))
+    own, own_gradient, _ = upstream.policy_loss(theirs, batch, actor, mode)
+    params, name = claims.our_params(row, drawn), f"composer/{row.partition('@')[0]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComposerWarning)  # of a reduction that is not the loss's own
-        loss, gradient, _ = policy_loss(name, batch, mode, info, policy=row.ours, policy_params=params)
-    ours = kernel("policy", row.ours, **params)
-    called = ours if row.needs_old else lambda p, _, *rest: ours(p, *rest)
-    scale = largest_term(called, batch, row.mode or mode, info)
+        loss, gradient, _ = policy_loss(name, batch, mode, info, policy=row, policy_params=params)
+    forced = claims.ours(theirs).mode
+    scale = largest_term(claims.our_kernel(row, drawn), batch, forced or mode, info)
     yield Compared(loss, own, batch.mask.numel(), scale)
     yield Compared(gradient, own_gradient, batch.mask.shape[1], what=GRADIENT)
 
 
 def policies() -> list[Claim]:
     """Every policy loss that both registries have."""
-    rows: list[tuple[str, Row, dict[str, float] | None]] = [(name, row, None) for name, row in ROWS.items()]
-    shared = {row.ours for row in ROWS.values()}
-    for name, params in VANILLA.items():
-        if f"{name}@verl" not in shared:
-            theirs = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-            numbers = dict(zip(theirs, (params[k] for k in (*CLIP, "dual_clip")), strict=True))
-            rows.append(("vanilla", Row(f"{name}@verl"), numbers))
-    rows.append(("geo_mean", GEO_MEAN, None))
-    return [policy_claim(row.ours, name, partial(policy, name, row, fixed)) for name, row, fixed in rows]
+    rows = [(name, claims.ours(name).row, theirs.options) for name, theirs in claims.LOSSES.items()]
+    shared = {row for _, row, _ in rows}
+    rows += [("vanilla", row, {}) for row in (f"{one}@verl" for one in claims.VANILLA) if row not in shared]
+    rows.append(("geo_mean", claims.ours("geo_mean").row, GEO_MEAN))
+    return [claims.policy_claim(row, name, partial(policy, name, row, opts)) for name, row, opts in rows]
 
 
 class Estimator(NamedTuple):

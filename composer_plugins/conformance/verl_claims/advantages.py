@@ -16,6 +16,8 @@ from composer_plugins.conformance.claims import Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
+from composer_plugins.frameworks.verl import CHOOSES, VERL
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.draws import Draw, flag
 
 ADVANTAGES = "advantage estimators"  # the registry
@@ -26,6 +28,19 @@ GAMMAS = [0.0, 0.9, 1.0]
 SINGLETON_ROUNDING = float(torch.tensor(1.0) + 1e-6) / (1 + 1e-6)
 
 kernel: Callable[..., Any] = partial(row_kernel, "advantage")
+
+
+def row_of(estimator: str) -> str:
+    """The row of verl's estimator, by the table that users run."""
+    return VERL.row_of(**{CHOOSES["advantage"]: estimator}) or ""
+
+
+def our_estimator(estimator: str, **options: Any) -> Callable[..., Any]:
+    """Our kernel for verl's estimator, with options of verl's algorithm that are not at verl's default."""
+    row = row_of(estimator)
+    params: dict[str, Any] = VERL.parameters(find_one(row, "advantage").loss, options)
+    found: Callable[..., Any] = kernel(row, **params)
+    return found
 
 
 def lengths(batch: Rollouts) -> Tensor:
@@ -69,41 +84,40 @@ def by_group(
 def grpo(draw: Draw) -> Iterator[Compared]:
     """In a loop over the rows."""
     batch = rollouts(draw)
-    ours = kernel("grpo@verl")(batch.rewards, batch.ids)
-    rounded = torch.where(singletons(batch), ours / SINGLETON_ROUNDING, ours)
+    found = our_estimator("grpo")(batch.rewards, batch.ids)
+    rounded = torch.where(singletons(batch), found / SINGLETON_ROUNDING, found)
     yield from by_group(rounded, upstream.advantages("grpo", batch), batch, eps=1e-6)
 
 
 def grpo_vectorized(draw: Draw) -> Iterator[Compared]:
     """verl's is in float32."""
     batch = rollouts(draw)
-    ours, theirs = (
-        kernel("grpo@verl")(batch.rewards, batch.ids),
-        upstream.advantages("grpo_vectorized", batch),
-    )
-    yield from by_group(ours, theirs, batch, eps=1e-6, dtype=FLOAT32)
+    found = our_estimator("grpo_vectorized")(batch.rewards, batch.ids)
+    theirs = upstream.advantages("grpo_vectorized", batch)
+    yield from by_group(found, theirs, batch, eps=1e-6, dtype=FLOAT32)
 
 
 def dr_grpo(name: str, dtype: torch.dtype, draw: Draw) -> Iterator[Compared]:
-    """GRPO's without the deviation."""
+    """GRPO's without the deviation, by its own name and by verl's option."""
     batch = rollouts(draw)
-    ours = kernel("dr_grpo@verl")(batch.rewards, batch.ids)
     theirs = upstream.advantages(name, batch, norm_adv_by_std_in_grpo=False)
-    yield from by_group(ours, theirs, batch, dtype=dtype)
+    for one in (kernel("dr_grpo@verl"), our_estimator(name, norm_adv_by_std_in_grpo=False)):
+        yield from by_group(one(batch.rewards, batch.ids), theirs, batch, dtype=dtype)
 
 
-def rloo(name: str, params: dict[str, Any], draw: Draw) -> Iterator[Compared]:
+def rloo(name: str, draw: Draw) -> Iterator[Compared]:
     """They differ in groups of one."""
     batch = rollouts(draw)
-    ours = kernel("rloo@verl", **params)(batch.rewards, batch.ids)
-    yield from by_group(ours, upstream.advantages(name, batch), batch)
+    yield from by_group(
+        our_estimator(name)(batch.rewards, batch.ids), upstream.advantages(name, batch), batch
+    )
 
 
 def opo(draw: Draw) -> Iterator[Compared]:
     """Of a group without an unmasked token verl's baseline is 0 / 0."""
     batch = rollouts(draw)
-    ours = kernel("opo@verl")(batch.rewards, batch.ids, lengths(batch))
-    yield from by_group(ours, torch.where(batch.mask, upstream.advantages("opo", batch), 0.0), batch)
+    found = our_estimator("opo")(batch.rewards, batch.ids, lengths(batch))
+    yield from by_group(found, torch.where(batch.mask, upstream.advantages("opo", batch), 0.0), batch)
 
 
 def gpg(draw: Draw) -> Iterator[Compared]:
@@ -113,9 +127,9 @@ def gpg(draw: Draw) -> Iterator[Compared]:
     count = max(1, int(batch.rewards.count_nonzero()))
     alpha = len(batch.rewards) / count
     rounding = float(len(batch.rewards) / torch.tensor(count)) / alpha  # an integer times 1 / count
-    ours = kernel("gpg@verl", **option)(batch.rewards, batch.ids) * rounding
+    found = kernel(row_of("gpg"), **option)(batch.rewards, batch.ids) * rounding
     theirs = upstream.advantages("gpg", batch, **option)
-    yield from by_group(ours, theirs, batch, scale=alpha / (f_norm or 1.0))
+    yield from by_group(found, theirs, batch, scale=alpha / (f_norm or 1.0))
 
 
 def pass_at_k(draw: Draw) -> Iterator[Compared]:
@@ -123,26 +137,26 @@ def pass_at_k(draw: Draw) -> Iterator[Compared]:
     batch = rollouts(draw, min_group=2)
     scaled = flag(draw, "norm_adv_by_std_in_grpo")
     theirs = upstream.advantages("grpo_passk", batch, config={"norm_adv_by_std_in_grpo": scaled})
-    ours = kernel("pass_at_k@verl", **({} if scaled else {"scale": "none"}))(batch.rewards, batch.ids)
-    yield from by_group(ours, theirs, batch, eps=1e-6 if scaled else None)
+    options = {} if scaled else {"norm_adv_by_std_in_grpo": False}
+    found = our_estimator("grpo_passk", **options)(batch.rewards, batch.ids)
+    yield from by_group(found, theirs, batch, eps=1e-6 if scaled else None)
 
 
-def claim(ours: str, theirs: str, compare: Any, note: str = "") -> Claim:
+def claim(row: str, theirs: str, compare: Any, note: str = "") -> Claim:
     """About one estimator of the registry."""
-    return Claim("advantage", ours, theirs, Place(ADVANTAGES, {"name": theirs}), compare, note)
+    return Claim("advantage", row, theirs, Place(ADVANTAGES, {"name": theirs}), compare, note)
 
 
 CLAIMS = [
-    claim("grpo@verl", "grpo", grpo),
-    claim("grpo@verl", "grpo_vectorized", grpo_vectorized, "verl's is in float32"),
+    claim(row_of("grpo"), "grpo", grpo),
+    claim(row_of("grpo_vectorized"), "grpo_vectorized", grpo_vectorized, "verl's is in float32"),
     claim("dr_grpo@verl", "grpo", partial(dr_grpo, "grpo", FLOAT64), "norm_adv_by_std_in_grpo off"),
     claim(
         *("dr_grpo@verl", "grpo_vectorized", partial(dr_grpo, "grpo_vectorized", FLOAT32)),
         "norm_adv_by_std_in_grpo off; verl's is in float32",
     ),
-    claim("rloo@verl", "rloo", partial(rloo, "rloo", {})),
-    claim("rloo@verl", "rloo_vectorized", partial(rloo, "rloo_vectorized", {"singleton": "zero"})),
-    claim("opo@verl", "opo", opo),
-    claim("gpg@verl", "gpg", gpg),
-    claim("pass_at_k@verl", "grpo_passk", pass_at_k),
+    *(claim(row_of(name), name, partial(rloo, name)) for name in ("rloo", "rloo_vectorized")),
+    claim(row_of("opo"), "opo", opo),
+    claim(row_of("gpg"), "gpg", gpg),
+    claim(row_of("grpo_passk"), "grpo_passk", pass_at_k),
 ]

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from composer_plugins.testing.draws import Draw, flag, generator
 
-MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 FLOAT64 = torch.float64
 
 # In nats: on-policy, one step away, stale, and beyond every clamp that verl has.

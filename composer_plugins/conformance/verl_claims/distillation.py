@@ -10,8 +10,9 @@ from torch import Tensor
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.verl_claims import upstream, upstream_rest
+from composer_plugins.conformance.verl_claims import reduction, upstream, upstream_rest
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, draw_mask, rows_and_tokens
+from composer_plugins.frameworks.verl import CHOOSES, VERL
 from composer_plugins.testing.draws import Draw, flag, generator
 from composer_plugins.testing.inputs import with_junk
 
@@ -19,12 +20,8 @@ DISTILLATION = "distillation losses"  # the registry
 FLOAT32 = torch.float32
 FLOORS = (-10.0, -2.0)  # of both log-probabilities: verl's default, and one that many entries reach
 
-ESTIMATORS = {
-    **dict.fromkeys(("kl", "k1"), "k1@verl"),
-    **dict.fromkeys(("mse", "k2"), "k2@verl"),
-    **dict.fromkeys(("low_var_kl", "k3"), "k3@verl"),
-    "abs": "abs@verl",
-}
+# verl's distillation has its KL estimators, without those whose gradient is another one's ("k1+").
+ESTIMATORS = {name: row for name, row in reduction.ESTIMATORS.items() if not name.endswith("+")}
 
 
 def draw_teacher(draw: Draw) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -90,7 +87,7 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     (want,) = torch.autograd.grad(theirs.sum(), x)
     junk = with_junk(log_s, mask).requires_grad_()
     inputs = junk, with_junk(log_t, mask), mask
-    ours = kernel("kl", ESTIMATORS[name])(*inputs)
+    ours = kernel("kl", VERL.row_of(**{CHOOSES["kl"]: name}) or "")(*inputs)
     (gradient,) = torch.autograd.grad(ours.sum(), junk)
     largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
     yield Compared(ours, theirs, 3, largest)

@@ -4,7 +4,7 @@ A kernel is called through its catalogue row, "grpo@verl", so that the row's num
 of the draws leave verl at its defaults and us at the row's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,49 +17,50 @@ from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch, global_batch, policy_batch
+from composer_plugins.frameworks.contract import NamedLoss, parameters_of
+from composer_plugins.frameworks.verl import CHOOSES, VERL
 from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
+from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.draws import Draw, assume, flag
 from composer_plugins.testing.inputs import with_junk
 
 POLICY = "policy losses"  # the registry
-Options = dict[str, list[float]]
+Options = dict[str, list[float]]  # of verl's, by key below the actor's table, and values to draw
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
 CLIPS: Options = {"clip_ratio_low": [3e-4, 0.1, 0.2, 0.9], "clip_ratio_high": [4e-4, 0.28, 3.0]}
 CAPS: Options = {"clip_ratio_c": [1.5, 3.0, 10.0, 1e4]}
 MOVES: Options = {"clip_ratio_low": [0.01, 0.2, 0.9], "clip_ratio_high": [0.01, 0.15, 1.0]}
 TAUS: Options = {"tau_pos": [0.5, 1.0, 2.0], "tau_neg": [0.5, 1.05, 4.0]}
-COVARIANCE: Options = {
-    "clip_cov_ratio": [2e-4, 0.1, 0.5],
-    "clip_cov_lb": [0.0, 0.1, 1.0],
-    "clip_cov_ub": [0.5, 5.0, 1e3],
-}
-
-
-class Row(NamedTuple):
-    """One of verl's losses in our terms."""
-
-    ours: str
-    options: Options = {}  # verl's, and values to draw
-    keywords: tuple[str, ...] = ()  # ours, in the same order
-    clipped: tuple[str, ...] = ()  # our metrics that verl adds up as its clip fraction
-    needs_old: bool = True
-    required: bool = False  # verl has no default
-    mode: str | None = None  # verl reduces in this mode, whatever is configured
-
-
-CLIP = ("clip_low", "clip_high")  # parameters; the next two are metrics
 CLIPPED, MASKED = ("clip_frac_low", "clip_frac_high"), ("mask_frac_low", "mask_frac_high")
-ROWS = {
-    "vanilla": Row("grpo@verl", CLIPS | CAPS, (*CLIP, "dual_clip"), CLIPPED),
-    "gspo": Row("gspo_token@verl", CLIPS, CLIP, CLIPPED),
-    "sapo": Row("sapo@verl", TAUS, ("tau_pos", "tau_neg"), mode="seq-mean-token-mean"),
-    "gpg": Row("gpg@verl", needs_old=False),
-    "cispo": Row("cispo@verl", CLIPS, CLIP, CLIPPED),
-    "dppo_tv": Row("dppo_tv@verl", MOVES | CAPS, ("tv_low", "tv_high", "ratio_cap"), MASKED),
-    "dppo_kl": Row("dppo_kl@verl", MOVES | CAPS, ("kl_low", "kl_high", "ratio_cap"), MASKED),
-    "dro": Row("dro", {"dro_beta": [1e-3, 0.05, 1.0]}, ("beta",), required=True),
+
+
+class Theirs(NamedTuple):
+    """One of verl's losses. What it is in our terms is said by the table that users run."""
+
+    options: Options = {}
+    clipped: tuple[str, ...] = ()  # our metrics that verl adds up as its clip fraction
+
+
+LOSSES = {
+    "vanilla": Theirs(CLIPS | CAPS, CLIPPED),
+    "gspo": Theirs(CLIPS, CLIPPED),
+    "sapo": Theirs(TAUS),
+    "gpg": Theirs(),
+    "cispo": Theirs(CLIPS, CLIPPED),
+    "dppo_tv": Theirs(MOVES | CAPS, MASKED),
+    "dppo_kl": Theirs(MOVES | CAPS, MASKED),
+    "dro": Theirs({"policy_loss.dro_beta": [1e-3, 0.05, 1.0]}),
 }
+GEO_MEAN: Options = {"clip_ratio_low": [0.01, 0.4, 3.0], "clip_ratio_high": [0.01, 0.4, 3.0]}
+CLIP_COV: Options = {
+    "policy_loss.clip_cov_ratio": [2e-4, 0.1, 0.5],
+    "policy_loss.clip_cov_lb": [0.0, 0.1, 1.0],
+    "policy_loss.clip_cov_ub": [0.5, 5.0, 1e3],
+    **CLIPS,
+}
+KL_COV: Options = {"policy_loss.kl_cov_ratio": [2e-4, 0.1, 0.5], "policy_loss.ppo_kl_coef": [0.0, 0.1, 1.0]}
 # Rows that are verl's vanilla at other numbers.
 VANILLA = {
     loss.name: dialect.params
@@ -70,33 +71,54 @@ VANILLA = {
 NOT_COMPARED = {"bypass_mode": "it is vanilla or REINFORCE with a rollout correction, and these are compared"}
 
 
-def draw_options(draw: Draw, options: Options, *, required: bool = False) -> dict[str, float]:
-    """verl's defaults, or every option drawn."""
-    if not required and flag(draw, "defaults"):
+def ours(name: str) -> NamedLoss:
+    """The row of verl's loss of this name."""
+    (found,) = [one for one in VERL.losses if one.options == {CHOOSES["policy"]: name}]
+    return found
+
+
+def draw_options(draw: Draw, name: str, options: Options, *, always: bool = False) -> dict[str, float]:
+    """verl's defaults, or every option drawn; always drawn if the loss has a parameter without a default."""
+    chosen = find_one(ours(name).row, "policy")
+    required = REQUIRED in {**chosen.loss.defaults, **chosen.params}.values()
+    if not (always or required) and flag(draw, "defaults"):
         return {}
-    return {name: draw.choose(values, name) for name, values in options.items()}
+    return {key: draw.choose(values, key.rpartition(".")[2]) for key, values in options.items()}
 
 
-def in_our_words(drawn: dict[str, float], options: Options, keywords: tuple[str, ...]) -> dict[str, float]:
-    """verl's options under the names of our parameters."""
-    return {ours: drawn[theirs] for ours, theirs in zip(keywords, options, strict=True) if theirs in drawn}
+def by_name(drawn: Mapping[str, float]) -> dict[str, float]:
+    """verl's options without the tables in which they stand."""
+    return {key.rpartition(".")[2]: value for key, value in drawn.items()}
+
+
+def our_params(row: str, drawn: Mapping[str, float]) -> dict[str, Any]:
+    """verl's options as parameters of ours."""
+    return VERL.parameters(find_one(row, "policy").loss, drawn)
+
+
+def our_kernel(row: str, drawn: Mapping[str, float]) -> Kernel:
+    """Our kernel with verl's options, called with the old log-probabilities whether it needs them or not."""
+    found, needs = kernel("policy", row, **our_params(row, drawn)), find_one(row, "policy").loss.needs
+    has_old = "old_logprobs" in needs or "rollout_logprobs" in needs
+    return found if has_old else lambda logprobs, _, *others: found(logprobs, *others)
 
 
 def parity(
     kernel: Callable[..., Any], batch: Batch, theirs: tuple[Tensor, Tensor], mode: str, info: dict[str, Any]
 ) -> tuple[Any, list[Compared]]:
-    """Our kernel, reduced, with verl's loss and gradient; ours gets junk wherever the mask is False.
+    """Our kernel, reduced as verl reduces in `mode`, with verl's loss and gradient.
 
-    The loss is a sum over tokens that may cancel, so the magnitude is its largest term and not the sum.
+    Ours gets junk wherever the mask is False. The loss is a sum over tokens that may cancel, so the
+    magnitude is its largest term and not the sum.
     """
     mask = batch.mask
     logprobs = with_junk(batch.logprobs, mask).requires_grad_()
-    ours = kernel(logprobs, with_junk(batch.old_logprobs, mask), with_junk(batch.advantages, mask), mask)
-    token_loss = ours.loss if batch.weights is None else ours.loss * batch.weights
-    loss = reductions.verl(token_loss, mask, mode, info)
+    found = kernel(logprobs, with_junk(batch.old_logprobs, mask), with_junk(batch.advantages, mask), mask)
+    token_loss = found.loss if batch.weights is None else found.loss * batch.weights
+    loss = reductions.verl(token_loss, mask, VERL.denominators[mode], info)
     share, gradient = torch.autograd.grad(loss, [token_loss, logprobs])
     largest = float((share * token_loss.detach()).abs().max())
-    return ours, [
+    return found, [
         Compared(loss, theirs[0], token_loss.numel(), largest),
         Compared(gradient, theirs[1], token_loss.shape[-1], what=GRADIENT),
     ]
@@ -110,19 +132,14 @@ def draw_case(draw: Draw) -> tuple[Batch, str, dict[str, Any]]:
 
 def compare(name: str, draw: Draw) -> Iterator[Compared]:
     """A loss of the registry, with verl's options or its defaults, in every mode."""
-    row = ROWS[name]
+    theirs, row = LOSSES[name], ours(name)
     batch, mode, info = draw_case(draw)
-    drawn = draw_options(draw, row.options, required=row.required)
-    loss, gradient, metrics = upstream.policy_loss(name, batch, upstream.actor(info, **drawn), mode)
-    ours_of = kernel("policy", row.ours, **in_our_words(drawn, row.options, row.keywords))
-
-    def call(logprobs: Tensor, old_logprobs: Tensor, *others: Tensor) -> Any:
-        return ours_of(logprobs, old_logprobs, *others) if row.needs_old else ours_of(logprobs, *others)
-
-    ours, compared = parity(call, batch, (loss, gradient), row.mode or mode, info)
+    drawn = draw_options(draw, name, theirs.options)
+    loss, gradient, metrics = upstream.policy_loss(name, batch, upstream.actor(info, **by_name(drawn)), mode)
+    found, compared = parity(our_kernel(row.row, drawn), batch, (loss, gradient), row.mode or mode, info)
     yield from compared
-    if row.clipped:
-        counted = [ours.metrics[m].value.double() for m in row.clipped]
+    if theirs.clipped:
+        counted = [found.metrics[m].value.double() for m in theirs.clipped]
         fraction = torch.stack([aggregate(one, batch.mask, "token-mean") for one in counted]).sum()
         logged = torch.tensor(metrics["actor/pg_clipfrac"])
         yield Compared(fraction, logged, 1, 1.0, torch.float32, "pg_clipfrac")
@@ -131,75 +148,80 @@ def compare(name: str, draw: Draw) -> Iterator[Compared]:
 def vanilla(name: str, draw: Draw) -> Iterator[Compared]:
     """A row that is verl's vanilla at the numbers of its dialect."""
     batch, mode, info = draw_case(draw)
-    params = VANILLA[name]
-    numbers: dict[str, Any] = {
-        "clip_ratio_low": params["clip_low"],
-        "clip_ratio_high": params["clip_high"],
-        "clip_ratio_c": params["dual_clip"],
-    }
-    loss, gradient, _ = upstream.policy_loss("vanilla", batch, upstream.actor(info, **numbers), mode)
+    drawn = numbers_of(name)
+    loss, gradient, _ = upstream.policy_loss("vanilla", batch, upstream.actor(info, **by_name(drawn)), mode)
     yield from parity(kernel("policy", f"{name}@verl"), batch, (loss, gradient), mode, info)[1]
+
+
+def numbers_of(name: str) -> dict[str, Any]:
+    """The options of verl's vanilla at which it is this row."""
+    loss, params = find_one(name, "policy").loss, VANILLA[name]
+    set_by = {one.key: parameters_of(one.sets, loss) for one in VERL.options_of("policy")}
+    return {
+        key: conversion.theirs(params[parameter])
+        for key, sets in set_by.items()
+        for parameter, conversion in sets.items()
+        if parameter in params
+    }
 
 
 def geo_mean(draw: Draw) -> Iterator[Compared]:
     """It takes the mean over rows, the empty ones too, whatever mode and counts it is given."""
     batch = policy_batch(draw)
     batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    options: Options = {"clip_ratio_low": [0.01, 0.4, 3.0], "clip_ratio_high": [0.01, 0.4, 3.0]}
-    drawn = draw_options(draw, options)
-    loss, gradient, _ = upstream.policy_loss("geo_mean", batch, upstream.actor(None, **drawn), "token-mean")
+    row, drawn = ours("geo_mean"), draw_options(draw, "geo_mean", GEO_MEAN)
+    config = upstream.actor(None, **by_name(drawn))
+    loss, gradient, _ = upstream.policy_loss("geo_mean", batch, config, "token-mean")
     if batch.weights is not None:  # and of the weights their geometric mean
         log_weights = torch.where(batch.mask, (batch.weights + 1e-10).log(), 0.0).sum(-1, keepdim=True)
         mean = log_weights / batch.mask.sum(-1, keepdim=True).clamp(min=1)
         batch = batch._replace(weights=mean.exp().expand(batch.mask.shape))
-    ours = kernel("policy", "gmpo@verl", **in_our_words(drawn, options, CLIP))
     info = {"global_batch_size": len(batch.mask)}
-    yield from parity(ours, batch, (loss, gradient), "seq-mean-token-mean", info)[1]
+    yield from parity(our_kernel(row.row, drawn), batch, (loss, gradient), row.mode, info)[1]
 
 
 def clip_cov(draw: Draw) -> Iterator[Compared]:
     """Both draw the first tokens instead of random ones."""
     batch, mode, info = draw_case(draw)
-    options = COVARIANCE | CLIPS
-    drawn = draw_options(draw, options)
+    row, drawn = ours("clip_cov").row, draw_options(draw, "clip_cov", CLIP_COV)
+    config = upstream.actor(info, **by_name(drawn))
     with mock.patch("torch.randperm", torch.arange):
-        loss, gradient, _ = upstream.policy_loss("clip_cov", batch, upstream.actor(info, **drawn), mode)
-    keywords = ("cov_ratio", "cov_low", "cov_high", *CLIP)
+        loss, gradient, _ = upstream.policy_loss("clip_cov", batch, config, mode)
     uniform = torch.linspace(0, 0.99, batch.mask.numel(), dtype=FLOAT64).view(batch.mask.shape)
-    ours = kernel("policy", "clip_cov@verl", **in_our_words(drawn, options, keywords))
-    yield from parity(partial(ours, uniform=uniform), batch, (loss, gradient), mode, info)[1]
+    found = kernel("policy", row, **our_params(row, drawn))
+    yield from parity(partial(found, uniform=uniform), batch, (loss, gradient), mode, info)[1]
 
 
 def kl_cov(draw: Draw) -> Iterator[Compared]:
     """Where the tokens of highest covariance are the same by any arithmetic: torch.topk breaks ties."""
     batch, mode, info = draw_case(draw)
-    options: Options = {"kl_cov_ratio": [2e-4, 0.1, 0.5], "ppo_kl_coef": [0.0, 0.1, 1.0]}
-    drawn = draw_options(draw, options)
+    row, drawn = ours("kl_cov").row, draw_options(draw, "kl_cov", KL_COV)
     advantages, log_p = batch.advantages[batch.mask], batch.logprobs[batch.mask]
     covariance = ((advantages - advantages.mean()) * (log_p - log_p.mean())).sort(descending=True).values
-    count = max(1, int(drawn.get("kl_cov_ratio", 2e-4) * len(covariance)))
+    count = max(1, int(drawn.get("policy_loss.kl_cov_ratio", 2e-4) * len(covariance)))
     assume(count == len(covariance) or bool(covariance[count - 1] - covariance[count] > 1e-9))
-    loss, gradient, _ = upstream.policy_loss("kl_cov", batch, upstream.actor(info, **drawn), mode)
-    ours = kernel("policy", "kl_cov@verl", **in_our_words(drawn, options, ("cov_ratio", "kl_coef")))
-    yield from parity(ours, batch, (loss, gradient), mode, info)[1]
+    config = upstream.actor(info, **by_name(drawn))
+    loss, gradient, _ = upstream.policy_loss("kl_cov", batch, config, mode)
+    yield from parity(our_kernel(row, drawn), batch, (loss, gradient), mode, info)[1]
 
 
-def policy_claim(ours: str, theirs: str, compare: Any, note: str = "") -> Claim:
+def policy_claim(row: str, theirs: str, compare: Any, note: str = "") -> Claim:
     """About one policy loss of the registry."""
-    return Claim("policy", ours, theirs, Place(POLICY, {"name": theirs}), compare, note)
+    return Claim("policy", row, theirs, Place(POLICY, {"name": theirs}), compare, note)
 
 
 CLAIMS = [
     *(
-        policy_claim(row.ours, name, partial(compare, name), f"always {row.mode}" if row.mode else "")
-        for name, row in ROWS.items()
+        policy_claim(row.row, name, partial(compare, name), f"always {row.mode}" if row.mode else "")
+        for name in LOSSES
+        for row in (ours(name),)
     ),
     *(
         policy_claim(f"{name}@verl", "vanilla", partial(vanilla, name), "at the numbers of the dialect")
         for name in VANILLA
         if name != "grpo"
     ),
-    policy_claim("gmpo@verl", "geo_mean", geo_mean, "a mean over all rows, whatever the mode"),
-    policy_claim("clip_cov@verl", "clip_cov", clip_cov, "with the same random tokens on both sides"),
-    policy_claim("kl_cov@verl", "kl_cov", kl_cov),
+    policy_claim(ours("geo_mean").row, "geo_mean", geo_mean, "a mean over all rows, whatever the mode"),
+    policy_claim(ours("clip_cov").row, "clip_cov", clip_cov, "with the same random tokens on both sides"),
+    policy_claim(ours("kl_cov").row, "kl_cov", kl_cov),
 ]

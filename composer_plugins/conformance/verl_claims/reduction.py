@@ -11,8 +11,9 @@ from composer_plugins.conformance import reductions
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream, upstream_rest
-from composer_plugins.conformance.verl_claims.batches import MODES, Batch, global_batch, policy_batch
+from composer_plugins.conformance.verl_claims.batches import Batch, global_batch, policy_batch
 from composer_plugins.conformance.verl_claims.policy import draw_case, parity
+from composer_plugins.frameworks.verl import CHOOSES, VERL
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.types import TokenLoss
@@ -23,13 +24,9 @@ AGGREGATION, KL, CORRECTION = "aggregation modes", "KL estimators", "rollout cor
 
 # Of a row's statistic, bounds on either side; those of one side have no kernel here.
 REJECTIONS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+# By verl's name of a KL estimator, the row.
 ESTIMATORS = {
-    **dict.fromkeys(("kl", "k1"), "k1@verl"),
-    **dict.fromkeys(("mse", "k2", "mse+", "k2+"), "k2@verl"),
-    **dict.fromkeys(("low_var_kl", "k3"), "k3@verl"),
-    **dict.fromkeys(("kl+", "k1+"), "k1_plus@verl"),
-    **dict.fromkeys(("low_var_kl+", "k3+"), "k3_plus@verl"),
-    "abs": "abs@verl",
+    one.options[CHOOSES["kl"]]: one.row for one in VERL.losses if list(one.options) == [CHOOSES["kl"]]
 }
 BOUNDS = [None, (2.0,), (1.1,), (10.0,), (0.5, 5.0), (0.9, 1.1), (0.01, 2.0)]
 
@@ -42,7 +39,7 @@ def mode(name: str, draw: Draw) -> Iterator[Compared]:
     theirs = upstream_rest.agg_loss(token_loss, batch.mask.long(), name, **info)
     (want,) = torch.autograd.grad(theirs, token_loss)
     junk = with_junk(token_loss.detach(), batch.mask).requires_grad_()
-    ours = reductions.verl(junk, batch.mask, name, info)
+    ours = reductions.verl(junk, batch.mask, VERL.denominators[name], info)
     (gradient,) = torch.autograd.grad(ours, junk)
     largest = float((gradient * token_loss.detach()).abs().max())
     yield Compared(ours, theirs, token_loss.numel(), largest)
@@ -57,7 +54,8 @@ def estimator(name: str, draw: Draw) -> Iterator[Compared]:
     (want,) = torch.autograd.grad(theirs.sum(), x)
     theirs = theirs.detach()
     junk = with_junk(batch.logprobs, batch.mask).requires_grad_()
-    ours = kernel("kl", ESTIMATORS[name])(junk, with_junk(batch.old_logprobs, batch.mask), batch.mask)
+    row = VERL.row_of(**{CHOOSES["kl"]: name}) or ""
+    ours = kernel("kl", row)(junk, with_junk(batch.old_logprobs, batch.mask), batch.mask)
     (gradient,) = torch.autograd.grad(ours.sum(), junk)
     # Of k3 the terms are exp(-d), d and 1: where d is small it is their difference that is left.
     largest = max(1.0, float(theirs.abs().max()), float(want.abs().max()))
@@ -157,8 +155,8 @@ def bypass(reinforce: bool, draw: Draw) -> Iterator[Compared]:
 CAPS, RANGES = [one for one in BOUNDS if not one or len(one) == 1], [one for one in BOUNDS if one and one[1:]]
 CLAIMS = [
     *(
-        Claim("aggregation", f"{name}@verl", name, Place(AGGREGATION, {"name": name}), partial(mode, name))
-        for name in MODES
+        Claim("aggregation", f"{ours}@verl", name, Place(AGGREGATION, {"name": name}), partial(mode, name))
+        for name, ours in VERL.denominators.items()
     ),
     *(
         Claim("kl", row, name, Place(KL, {"name": name}), partial(estimator, name))

@@ -14,7 +14,9 @@ from composer_plugins.conformance.verl_claims.advantages import (
     claim,
     kernel,
     lengths,
+    our_estimator,
     precision,
+    row_of,
     singletons,
 )
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
@@ -79,7 +81,7 @@ def remax(draw: Draw) -> Iterator[Compared]:
     batch = rollouts(draw)
     rewards, baselines = token_level(batch, draw), batch.rewards.roll(1)
     theirs = upstream.advantages("remax", batch, token_level_rewards=rewards, reward_baselines=baselines)
-    ours = kernel("remax@verl")(with_junk(rewards, batch.mask), baselines, batch.mask)
+    ours = our_estimator("remax")(with_junk(rewards, batch.mask), baselines, batch.mask)
     largest = float(rewards.abs().max() + baselines.abs().max())
     yield Compared(ours, torch.where(batch.mask, theirs, 0.0), batch.mask.shape[-1], largest)
 
@@ -90,7 +92,7 @@ def reinforce_pp(draw: Draw) -> Iterator[Compared]:
     rewards = token_level(batch, draw)
     config = type("Config", (), {"gamma": gamma})
     theirs, returns = upstream.token_estimated("reinforce_plus_plus", rewards, batch.mask, config=config)
-    ours = kernel("reinforce_pp@verl", gamma=gamma)(with_junk(rewards, batch.mask), batch.mask)
+    ours = our_estimator("reinforce_plus_plus", gamma=gamma)(with_junk(rewards, batch.mask), batch.mask)
     largest = float(rewards.abs().max()) * batch.mask.shape[-1]
     yield whitened(ours, theirs, returns, batch.mask, largest, dtype)
 
@@ -99,7 +101,7 @@ def reinforce_pp_baseline(draw: Draw) -> Iterator[Compared]:
     """Less the mean of the group, whitened."""
     batch, dtype = whitenable(draw)
     theirs = upstream.advantages("reinforce_plus_plus_baseline", batch)
-    ours = kernel("reinforce_pp_baseline@verl")(batch.rewards, batch.ids, lengths(batch))
+    ours = our_estimator("reinforce_plus_plus_baseline")(batch.rewards, batch.ids, lengths(batch))
     raw = per_token(kernel("dr_grpo@verl")(batch.rewards, batch.ids), batch)
     largest = float(batch.rewards.abs().max())
     yield whitened(per_token(ours, batch), theirs, raw, batch.mask, largest, dtype)
@@ -110,7 +112,7 @@ def gdpo(draw: Draw) -> Iterator[Compared]:
     batch, dtype = whitenable(draw)
     dtype = dtype if not singletons(batch).any() else FLOAT32
     theirs = upstream.advantages("gdpo", batch)
-    ours = kernel("gdpo@verl")(batch.rewards.unsqueeze(1), batch.ids, lengths=lengths(batch))
+    ours = our_estimator("gdpo")(batch.rewards.unsqueeze(1), batch.ids, lengths=lengths(batch))
     raw = per_token(kernel("grpo@verl")(batch.rewards, batch.ids), batch)
     largest = max(precision(batch, batch.ids == i, 1e-6) for i in batch.ids.unique())
     yield whitened(per_token(ours, batch), theirs, raw, batch.mask, largest, dtype)
@@ -133,7 +135,7 @@ def gdpo_of_two(draw: Draw) -> Iterator[Compared]:
         batch={"prompts": ones[:, :1], "attention_mask": torch.cat([ones[:, :1], ones], 1)},
     )
     option = {} if weights is None else {"component_weights": torch.tensor(weights, dtype=FLOAT64)}
-    ours = kernel("gdpo@verl")(components.to(FLOAT64), batch.ids, lengths=lengths(batch), **option)
+    ours = our_estimator("gdpo")(components.to(FLOAT64), batch.ids, lengths=lengths(batch), **option)
     scaled = [batch._replace(rewards=components[:, k].to(FLOAT64)) for k in (0, 1)]
     largest = sum(max(precision(b, b.ids == i, 1e-6) for i in b.ids.unique()) for b in scaled)
     normal = [kernel("grpo@verl")(b.rewards, b.ids) for b in scaled]
@@ -151,8 +153,8 @@ def gae(draw: Draw) -> Iterator[Compared]:
     theirs, targets = upstream.gae(rewards, values, mask.long(), gamma, 1.0 if lam is None else lam)
     given = with_junk(rewards, mask), with_junk(values, mask), mask
     option: dict[str, Any] = {"gamma": gamma} | ({} if lam is None else {"lam": lam})
-    ours = kernel("gae@verl", **option)(*given)
-    raw = kernel("gae@verl", whiten=False, **option)(*given)
+    ours = our_estimator("gae", **option)(*given)
+    raw = kernel(row_of("gae"), whiten=False, **option)(*given)
     largest = float(rewards.abs().max() + values.abs().max()) * mask.shape[-1]
     ours_targets, targets = (torch.where(mask, x, 0.0) for x in (raw + values, targets))
     yield Compared(ours_targets, targets, mask.shape[-1], largest, what="returns")
@@ -161,10 +163,12 @@ def gae(draw: Draw) -> Iterator[Compared]:
 
 COUNTS = "verl divides counts in float32"
 CLAIMS: list[Claim] = [
-    claim("remax@verl", "remax", remax),
-    claim("reinforce_pp@verl", "reinforce_plus_plus", reinforce_pp, COUNTS),
-    claim("reinforce_pp_baseline@verl", "reinforce_plus_plus_baseline", reinforce_pp_baseline, COUNTS),
-    claim("gdpo@verl", "gdpo", gdpo, COUNTS),
-    claim("gdpo@verl", "gdpo", gdpo_of_two, "two rewards, which verl adds in float32"),
-    claim("gae@verl", "gae", gae, COUNTS),
+    claim(row_of("remax"), "remax", remax),
+    claim(row_of("reinforce_plus_plus"), "reinforce_plus_plus", reinforce_pp, COUNTS),
+    claim(
+        row_of("reinforce_plus_plus_baseline"), "reinforce_plus_plus_baseline", reinforce_pp_baseline, COUNTS
+    ),
+    claim(row_of("gdpo"), "gdpo", gdpo, COUNTS),
+    claim(row_of("gdpo"), "gdpo", gdpo_of_two, "two rewards, which verl adds in float32"),
+    claim(row_of("gae"), "gae", gae, COUNTS),
 ]

@@ -19,7 +19,8 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from composer_plugins.adapters.verl_plugin.convention import actor_config
-from composer_plugins.conformance.verl_claims.batches import MODES, Batch, Rollouts
+from composer_plugins.conformance.verl_claims.batches import Batch, Rollouts
+from composer_plugins.frameworks.verl import VERL
 
 actor = actor_config
 
@@ -28,7 +29,7 @@ actor = actor_config
 def modes() -> tuple[str, ...]:
     """The aggregation modes of the installed verl; there was no token-sum before 0.9."""
     one, found = torch.ones(1, 1), []
-    for mode in MODES:
+    for mode in VERL.denominators:
         try:
             agg_loss(one, one.long(), mode)
             found.append(mode)

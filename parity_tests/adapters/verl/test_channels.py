@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from composer_plugins.conformance.verl_claims.batches import MODES
 from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.frameworks.verl import MODES
 from composer_plugins.kernels import divergences, preference
 from composer_plugins.kernels.taid import taid
 from composer_plugins.testing.assertions import assert_parity

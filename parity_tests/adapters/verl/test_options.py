@@ -26,14 +26,13 @@ from verl.workers.config import ActorConfig
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.rules import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
-from composer_plugins.conformance.reductions import kernel as row_kernel
-from composer_plugins.conformance.verl_claims.batches import MODES, Batch, Rollouts
-from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, in_our_words
+from composer_plugins.conformance.verl_claims import policy
+from composer_plugins.conformance.verl_claims.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import OPTIONS, ULYSSES
+from composer_plugins.frameworks.verl import MODES, OPTIONS, ULYSSES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_drawn import largest_term
 from parity_tests.support.verl_facts import assert_rows_equal, global_batches, policy_batches, rollouts
@@ -120,30 +119,28 @@ def ours(batch: Batch, mode: str, config: ActorConfig) -> tuple[Tensor, Tensor]:
     return verl_policy_loss("composer", batch, config, mode)[:2]
 
 
-OPTION_ROWS = {name: row for name, row in ROWS.items() if row.options}
-CLIPS = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
-GEO_MEAN = Row("gmpo@verl", CLIPS, CLIP, mode="seq-mean-token-mean")
+DRAWN = {name: loss.options for name, loss in policy.LOSSES.items() if loss.options}
+DRAWN["geo_mean"] = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
 
-@pytest.mark.parametrize("name", [*OPTION_ROWS, "geo_mean"])
+@pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")
 def test_an_option_does_with_composer_what_it_does_with_verls_own_loss(
     name: str, data: st.DataObject
 ) -> None:
-    row = OPTION_ROWS.get(name, GEO_MEAN)
+    row = policy.ours(name)
     batch = data.draw(policy_batches())
     mode, info = data.draw(st.sampled_from(MODES)), data.draw(global_batches(batch.mask))
     if name == "geo_mean":  # the mean over rows, whatever mode and counts it is given
         info = {"global_batch_size": len(batch.mask)}
         batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    drawn = {
-        option: data.draw(st.sampled_from(values), label=option) for option, values in row.options.items()
-    }
-    theirs = verl_policy_loss(name, batch, actor(info, **drawn), row.mode or mode)
-    found = ours(batch, mode, composer(actor(info, **drawn), policy=row.ours))
-    kernel = row_kernel("policy", row.ours, **in_our_words(drawn, row.options, row.keywords))
+    drawn = {key: data.draw(st.sampled_from(values), label=key) for key, values in DRAWN[name].items()}
+    options = policy.by_name(drawn)
+    theirs = verl_policy_loss(name, batch, actor(info, **options), row.mode or mode)
+    found = ours(batch, mode, composer(actor(info, **options), policy=row.row))
+    kernel = policy.our_kernel(row.row, drawn)
     largest = largest_term(kernel, batch, row.mode or mode, info)
     assert_parity(found[0], theirs[0], terms=batch.mask.numel(), magnitude=largest)
     assert_parity(found[1], theirs[1], terms=batch.mask.numel())

@@ -11,7 +11,8 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.conformance.verl_claims.batches import Batch
-from composer_plugins.conformance.verl_claims.policy import CLIP, ROWS, Row, draw_options
+from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES, by_name, draw_options
+from composer_plugins.conformance.verl_claims.policy import ours as row_of
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.frameworks.verl import VERL
@@ -23,7 +24,7 @@ from composer_plugins.testing.strategies import ByHypothesis
 from parity_tests.support.verl_facts import policy_batches
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
-GEO_MEAN = Row("gmpo@verl", {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}, CLIP)
+OPTIONS = {name: loss.options for name, loss in LOSSES.items()} | {"geo_mean": GEO_MEAN}
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")
 
@@ -39,15 +40,15 @@ def logged(batch: Batch, policy: str, *, params: Any = None, **options: Any) -> 
     return {name: value for name, value in found.items() if not name.startswith("actor/composer/")}
 
 
-@pytest.mark.parametrize("name", [*ROWS, "geo_mean"])
+@pytest.mark.parametrize("name", OPTIONS)
 @given(data=st.data())
 def test_a_loss_logs_what_verls_own_logs(name: str, data: st.DataObject) -> None:
-    row, batch = ROWS.get(name, GEO_MEAN), data.draw(policy_batches())
+    batch = data.draw(policy_batches())
     if name == "geo_mean":
         batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    drawn = draw_options(ByHypothesis(data.draw), row.options, required=row.required or name == "geo_mean")
+    drawn = by_name(draw_options(ByHypothesis(data.draw), name, OPTIONS[name], always=name == "geo_mean"))
     theirs = verl_policy_loss(name, batch, actor(**drawn), "token-mean")[2]
-    ours = logged(batch, row.ours, **drawn)
+    ours = logged(batch, row_of(name).row, **drawn)
     assert ours.keys() == theirs.keys() | {KL}  # verl's gpg logs nothing
     largest = float((batch.logprobs - batch.old_logprobs).abs().max())
     for key, value in theirs.items():

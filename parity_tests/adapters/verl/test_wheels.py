@@ -14,7 +14,7 @@ import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from composer_plugins.conformance.reductions import kernel as row_kernel
-from composer_plugins.conformance.verl_claims.batches import MODES
+from composer_plugins.frameworks.verl import MODES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_drawn import largest_term
 from parity_tests.support.verl_facts import assert_rows_equal

@@ -26,7 +26,7 @@ def test_dr_grpo_equals_verl(claim: Claim, data: st.DataObject) -> None:
     check(claim, data)
 
 
-@proves(CLAIMS, "rloo@verl", examples=60)
+@proves(CLAIMS, "rloo@verl", "rloo", examples=60)
 def test_rloo_equals_verl(claim: Claim, data: st.DataObject) -> None:
     check(claim, data)
 
@@ -118,4 +118,4 @@ def test_verl_leaves_something_where_the_mask_is_false_and_ours_do_not() -> None
 
 def test_every_row_with_a_dialect_of_verl_is_compared() -> None:
     rows = {f"{loss.name}@verl" for loss in with_dialect("advantage")}
-    assert rows == {claim.ours for claim in (*CLAIMS, *BY_TOKEN)}
+    assert rows == {claim.ours for claim in (*CLAIMS, *BY_TOKEN)} - {"rloo"}  # of rloo_vectorized

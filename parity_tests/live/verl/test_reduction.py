@@ -9,8 +9,9 @@ from verl.trainer.ppo.core_algos import agg_loss, compute_rewards, kl_penalty
 
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.reductions import kernel as row_kernel
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, MODES, Batch
+from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch
 from composer_plugins.conformance.verl_claims.reduction import CLAIMS, ESTIMATORS
+from composer_plugins.frameworks.verl import MODES
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.kl import subtract_kl
 from composer_plugins.testing.assertions import assert_parity
