@@ -22,7 +22,6 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     NOT_LISTED,
     Run,
-    as_rl,
     misspelt,
     read,
     routed,
@@ -96,10 +95,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
-    guesses = {one.key: one for one in misspelt(run.config)}
-    if run.kind == prime_rl.ORCHESTRATOR:
-        whole = misspelt(as_rl(run.config, run.kind))
-        guesses = {one.key: one.without(NOT_LISTED) for one in whole}
+    guesses = {one.key: one for one in misspelt(run.config, run.kind)}
     if rejected is None:
         yield from guesses.values()
     for key, message, is_missing in rejected or ():
