@@ -229,24 +229,6 @@ RL, TRAINER, ORCHESTRATOR, INFERENCE, SFT = "rl", "trainer", "orchestrator", "in
 FAKE_DATA = {
     "fake"
 }  # all that [data] of a trainer's own config may have; for supervised training it has more
-# The files of the parts of a run, whose options an rl.toml has in the table of that name, and names at the
-# top that tell each from the others.
-OWN_FILES: dict[str, tuple[str, ...]] = {
-    TRAINER: TRAINER_TABLES,
-    ORCHESTRATOR: (
-        *("algo", "advantage", "training_mode", "train", "env", "sampling", "buffer", *GROUP_SIZES),
-        *(
-            "batch_size",
-            "token_batch_size",
-            "oversampling_factor",
-            "max_off_policy_steps",
-            "num_train_workers",
-        ),
-        *("client", "student", "teacher", "teacher_model", "teacher_rollout_model", "filters", "val"),
-        *("pre_batch_filters", "post_batch_filters", "max_inflight_rollouts", "max_inflight_episodes"),
-    ),
-    INFERENCE: ("server", "parallel", "vllm", "gpu_memory_utilization", "enable_lora", "api_server_count"),
-}
 FILE_NAMES = {
     RL: "an rl.toml",
     TRAINER: "a trainer's own config",
@@ -344,6 +326,19 @@ NO_BEARING = {
     f"{holder}.{name}".lstrip(".") for holder, names in NO_BEARING_IN.items() for name in names.split()
 }
 KNOWN_KEYS = frozenset(_known_keys() | NO_BEARING)
+
+
+def _top(kind: str) -> set[str]:
+    """The names at the top of the file of a part, which an rl.toml has in the table of this name."""
+    return {one.split(".")[1] for one in KNOWN_KEYS if one.startswith(f"{kind}.")}
+
+
+# The files of the parts of a run, and names at the top that tell each from the others.
+OWN_FILES: dict[str, set[str]] = {
+    TRAINER: _top(TRAINER) - _top(ORCHESTRATOR),
+    ORCHESTRATOR: _top(ORCHESTRATOR) - _top(TRAINER),
+    INFERENCE: {"server", "parallel", "vllm", "gpu_memory_utilization", "enable_lora", "api_server_count"},
+}
 # PRIME-RL's own classes of these files, since 0.5. They reject most names that they do not know.
 RL_CONFIG = ("prime_rl.configs.rl", "RLConfig")
 TRAINER_CONFIG = ("prime_rl.configs.trainer", "TrainerConfig")

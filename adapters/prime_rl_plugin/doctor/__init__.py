@@ -39,8 +39,9 @@ from composer_plugins.adapters.prime_rl_plugin.surface import (
     requested,
 )
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import Examination, Finding, Target, ask
+from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import Generation
@@ -160,7 +161,7 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     elif own is not None:
         wrong = {error.key: error for error in own_losses.wrong_options(own, run.loss, key)}
         yield _own_loss(run.loss, wrong, key, own, generation)
-        yield from map(Finding.from_error, wrong.values())
+        yield from wrong.values()
     elif kind == prime_rl.SUPERVISED:
         yield _supervised(key, ours, generation)
     else:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
-from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.objective.keys import not_understood
 
