@@ -9,7 +9,7 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, Channels, findings, newer_than_tested
 from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
-from composer_plugins.diagnosis import Finding, enforce
+from composer_plugins.findings import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
 from composer_plugins.kernels.corrections import corrected

@@ -10,24 +10,21 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
 from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
-from composer_plugins.errors import ConfigError, raise_all, unknown
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Findings, enforce, error_of
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE, Generation
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
-from composer_plugins.migration import (
-    COUNT,
-    POSITIVE,
+from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_understood
+from composer_plugins.objective.objective import (
     Behaviour,
     Objective,
     behaviours,
     channels_of,
-    check_tables,
     named,
     named_policy,
-    not_carried,
-    not_understood,
     without_policy,
 )
 
@@ -43,23 +40,25 @@ PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "tem
 def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
     kind = kind_of(table)
-    above = "" if kind == prime_rl.RL else f"{kind}."  # an own file has the keys of this table at its top
+    above = "" if kind == prime_rl.RL else kind  # an own file has the keys of this table at its top
     if kind in prime_rl.WITHOUT_LOSS:
         problem = f"this is {prime_rl.FILE_NAMES[kind]}, which has no policy loss"
         raise ConfigError(
             "FILE", problem, "give the rl.toml, or the files of the trainer and the orchestrator"
         )
-    check_tables(table, *(path.removeprefix(above) for path in TABLES))
-    try:
-        found = _read(as_rl(table, kind), kind, version)
-    except ConfigError as error:
-        every = [
-            ConfigError(one.key.removeprefix(above), one.problem, one.remedy)
-            for one in (error, *error.others)
-        ]
-        raise every[0].with_others(every[1:]) from None
-    remarks, unread = ([one.removeprefix(above) for one in keys] for keys in (found.remarks, found.unread))
-    why = found.no_policy.removeprefix(above)
+    check_tables(table, *(path.removeprefix(f"{above}.") for path in TABLES))
+    wrong = Findings()
+    with wrong.collected():
+        return _below(above, _read(as_rl(table, kind), kind, version))
+    raise error_of(one.without(above) for one in wrong)
+
+
+def _below(above: str, found: Objective) -> Objective:
+    """The objective with the keys of its remarks as they are in the file."""
+    remarks, unread = (
+        [one.removeprefix(f"{above}.") for one in keys] for keys in (found.remarks, found.unread)
+    )
+    why = found.no_policy.removeprefix(f"{above}.")
     return replace(found, remarks=tuple(remarks), unread=tuple(unread), no_policy=why)
 
 
@@ -280,7 +279,7 @@ def _kwargs(
         versions += [prime_rl.SUPERVISED_IN.since] if kind == prime_rl.SUPERVISED else []
         problem += f": PRIME-RL {' and '.join(versions)} has it" if versions else ""
         raise ConfigError(f"{LOSS}.type", problem, f"set one of {', '.join(here)}, custom, or --version")
-    raise_all(own_losses.wrong_options(own, loss, LOSS))
+    enforce(own_losses.wrong_options(own, loss, LOSS))
     kwargs, lost = own_losses.kwargs_of(own, {name: value for name, value in loss.items() if name != "type"})
     remarks += lost
     return {"policy": DEFAULTS["policy"]} | kwargs, "loss_fn"

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
-from composer_plugins.errors import ConfigError, caught, did_you_mean, near
+from composer_plugins.errors import did_you_mean, near
+from composer_plugins.findings import Finding, Findings
 from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
 from composer_plugins.frameworks.prime_rl import (
     LOSSES,
@@ -77,10 +77,18 @@ def set_by(own: NamedLoss, option: Option, value: Any) -> dict[str, Any]:
     return {option.objective.removeprefix("channels."): option.conversion.ours(value)}
 
 
+def takes(parameter: Parameter, value: Any) -> bool:
+    """Whether the value is in the range of a parameter."""
+    found = Findings()
+    with found.collected():
+        parameter.check("", value, REQUIRED)
+    return not found
+
+
 def accepts(option: Option, value: Any) -> bool:
     """Whether the value is of the option's type: an integer is a number too, and a boolean is not."""
     if isinstance(option.default, float):
-        return not caught(partial(Parameter("any number").check, option.key, value, option.default))
+        return takes(Parameter("any number"), value)
     return type(value) is type(option.default)
 
 
@@ -91,7 +99,7 @@ def refusal(own: NamedLoss, option: Option, value: Any) -> str:
     loss = policy(own).loss
     for name, ours in option.values(loss, value).items():
         parameter = loss.parameters[name]
-        if caught(partial(parameter.check, name, ours, REQUIRED)):
+        if not takes(parameter, ours):
             return f"{name} would be {inline(ours)}, and its range here is {parameter.interval}"
     return ""
 
@@ -125,21 +133,21 @@ def kwargs_of(own: NamedLoss, table: Mapping[str, Any]) -> tuple[dict[str, Any],
     return kwargs | ({PARAMS: params} if params else {}), differences
 
 
-def wrong_options(own: NamedLoss, table: Mapping[str, Any], key: str) -> Iterator[ConfigError]:
+def wrong_options(own: NamedLoss, table: Mapping[str, Any], key: str) -> Iterator[Finding]:
     """An error for each option of `[trainer.loss]` that this loss does not have, or that has a wrong type."""
     for name, value in table.items():
         option, at = own.option(name), f"{key}.{name}"
         if option is not None:
             if not accepts(option, value):
                 remedy = f"set a value like PRIME-RL's {inline(option.default)}"
-                yield ConfigError(at, f"it is {value!r}", remedy)
+                yield Finding("error", at, f"it is {value!r}", remedy)
         elif name != "type":
             explained = advice(name, value, None, key)
             problem = f"{own.options['type']!r} has no such option in PRIME-RL {versions(own)}"
             problem += f": {explained[0]}" if explained else ""
             nearest = near(name, (option.key for option in own.own))
             remedy = did_you_mean(nearest) if nearest and not explained else "correct it, or set --version"
-            yield ConfigError(at, problem, remedy)
+            yield Finding("error", at, problem, remedy)
 
 
 def advice(name: str, value: Any, chosen: Loss | None, key: str = "trainer.loss") -> tuple[str, str] | None:

@@ -34,8 +34,8 @@ from composer_plugins.adapters.prime_rl_plugin.values import (
     of_kind,
     reference_values,
 )
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 
 SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32
 LARGEST = float(np.finfo(np.float32).max)

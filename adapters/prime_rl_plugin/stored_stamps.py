@@ -23,8 +23,8 @@ from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
 from composer_plugins.adapters.prime_rl_plugin.store import Kind, Store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 
 FIRST_REPLAY: tuple[Kind, ...] = ("replay", "reference")
 

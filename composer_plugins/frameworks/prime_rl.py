@@ -219,20 +219,6 @@ TRAINING_MODES = {"opd": "opd_loss_fn", "sft": "sft_loss_fn"}
 GROUP_RELATIVE = ("grpo", "echo", "max_rl", "default")
 GROUP_SIZES = ("group_size", "rollouts_per_example")
 
-# Tables and options on the way to the loss and its advantages, by the table that has them, in 0.5 to 559b447.
-NAMES = {
-    "": ("trainer", "orchestrator", "inference", "loss", "max_steps"),
-    "trainer": ("loss",),
-    "orchestrator": (
-        *("algo", "advantage", "training_mode", "train", "env", "buffer", "teacher_model"),
-        *("pre_batch_filters", "post_batch_filters", *GROUP_SIZES),
-    ),
-    "orchestrator.algo": ("type", "filter"),
-    "orchestrator.train": ("source", "env", NEWEST_OPTION),
-}
-# PRIME-RL's other names there that are like one of those, and are not misspelt.
-SIMILAR_NAMES = {"teacher_inference", "loss_impl", "train", "teacher", "teacher_rollout_model", "pool_size"}
-SIMILAR_NAMES |= {"token_batch_size", "training_mode", "max_off_policy_steps"}
 # Tables that an rl.toml has at the top and the files of its parts have not. A config for supervised training
 # may have the last three, beside [data] and without [loss].
 RL_TABLES = ("trainer", "orchestrator")
@@ -243,24 +229,6 @@ RL, TRAINER, ORCHESTRATOR, INFERENCE, SFT = "rl", "trainer", "orchestrator", "in
 FAKE_DATA = {
     "fake"
 }  # all that [data] of a trainer's own config may have; for supervised training it has more
-# The files of the parts of a run, whose options an rl.toml has in the table of that name, and names at the
-# top that tell each from the others.
-OWN_FILES: dict[str, tuple[str, ...]] = {
-    TRAINER: TRAINER_TABLES,
-    ORCHESTRATOR: (
-        *("algo", "advantage", "training_mode", "train", "env", "sampling", "buffer", *GROUP_SIZES),
-        *(
-            "batch_size",
-            "token_batch_size",
-            "oversampling_factor",
-            "max_off_policy_steps",
-            "num_train_workers",
-        ),
-        *("client", "student", "teacher", "teacher_model", "teacher_rollout_model", "filters", "val"),
-        *("pre_batch_filters", "post_batch_filters", "max_inflight_rollouts", "max_inflight_episodes"),
-    ),
-    INFERENCE: ("server", "parallel", "vllm", "gpu_memory_utilization", "enable_lora", "api_server_count"),
-}
 FILE_NAMES = {
     RL: "an rl.toml",
     TRAINER: "a trainer's own config",
@@ -346,16 +314,31 @@ def _known_keys() -> set[str]:
     holders = ("orchestrator", *SOURCES)
     samplings = (*SAMPLINGS, *(f"{one}.sampling" for one in SOURCES))
     algorithms = [f"{one}.{name}" for one in holders for name in ("algo", "advantage")]
-    keys = {f"{holder}.{name}" for holder, names in NO_BEARING_IN.items() for name in names.split()}
-    keys |= {f"trainer.loss.{name}" for name in LOSS_OPTIONS}
+    keys = {f"trainer.loss.{name}" for name in LOSS_OPTIONS}
     keys |= {f"{holder}.{name}" for holder in holders for name in GROUP_SIZES}
     keys |= {f"{one}.{name}" for one in samplings for name in ("temperature", *SAMPLING_NOT_CARRIED)}
     options = (*ALGORITHM_OPTIONS.split(), *ALGORITHM_NOT_CARRIED)
     keys |= {f"{one}.{name}" for one in algorithms for name in options}
-    return {key.lstrip(".") for key in keys} | {TRAINING_MODE, *NOT_CARRIED}
+    return keys | {TRAINING_MODE, *NOT_CARRIED}
 
 
-KNOWN_KEYS = frozenset(_known_keys())
+NO_BEARING = {
+    f"{holder}.{name}".lstrip(".") for holder, names in NO_BEARING_IN.items() for name in names.split()
+}
+KNOWN_KEYS = frozenset(_known_keys() | NO_BEARING)
+
+
+def _top(kind: str) -> set[str]:
+    """The names at the top of the file of a part, which an rl.toml has in the table of this name."""
+    return {one.split(".")[1] for one in KNOWN_KEYS if one.startswith(f"{kind}.")}
+
+
+# The files of the parts of a run, and names at the top that tell each from the others.
+OWN_FILES: dict[str, set[str]] = {
+    TRAINER: _top(TRAINER) - _top(ORCHESTRATOR),
+    ORCHESTRATOR: _top(ORCHESTRATOR) - _top(TRAINER),
+    INFERENCE: {"server", "parallel", "vllm", "gpu_memory_utilization", "enable_lora", "api_server_count"},
+}
 # PRIME-RL's own classes of these files, since 0.5. They reject most names that they do not know.
 RL_CONFIG = ("prime_rl.configs.rl", "RLConfig")
 TRAINER_CONFIG = ("prime_rl.configs.trainer", "TrainerConfig")

@@ -22,7 +22,6 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     NOT_LISTED,
     Run,
-    as_rl,
     misspelt,
     read,
     routed,
@@ -40,8 +39,9 @@ from composer_plugins.adapters.prime_rl_plugin.surface import (
     requested,
 )
 from composer_plugins.config import ComposerConfig
-from composer_plugins.diagnosis import Examination, Finding, Target, ask
+from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import Generation
@@ -96,10 +96,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
-    guesses = {one.key: one for one in misspelt(run.config)}
-    if run.kind == prime_rl.ORCHESTRATOR:
-        whole = misspelt(as_rl(run.config, run.kind))
-        guesses = {one.key: one.without(NOT_LISTED) for one in whole}
+    guesses = {one.key: one for one in misspelt(run.config, run.kind)}
     if rejected is None:
         yield from guesses.values()
     for key, message, is_missing in rejected or ():
@@ -164,7 +161,7 @@ def loss_table(run: Run, generation: Generation) -> Iterator[Finding]:
     elif own is not None:
         wrong = {error.key: error for error in own_losses.wrong_options(own, run.loss, key)}
         yield _own_loss(run.loss, wrong, key, own, generation)
-        yield from map(Finding.from_error, wrong.values())
+        yield from wrong.values()
     elif kind == prime_rl.SUPERVISED:
         yield _supervised(key, ours, generation)
     else:

@@ -15,8 +15,8 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
 )
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
 from composer_plugins.adapters.prime_rl_plugin.surface import Requested, not_available
-from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ComposerError, unknown
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TEACHER, TESTED, Generation
 

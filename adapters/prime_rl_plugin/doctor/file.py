@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
-from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
+from composer_plugins.objective.keys import not_understood
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
 OF_RL = f'set training_mode = "{prime_rl.MODE_OF_RL}"'
@@ -106,7 +107,7 @@ def read(files: Sequence[Path]) -> Run:
             raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
     config = together(tables)
     kind = kind_of(config)
-    if kind == prime_rl.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config))):
+    if kind == prime_rl.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config, kind))):
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
@@ -162,19 +163,28 @@ def table(config: Any, *keys: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def misspelt(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Names that are like one of `prime_rl.NAMES` which the file does not have.
+def misspelt(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
+    """Names that are like one of PRIME-RL's which this file does not have.
 
-    It is a guess, where PRIME-RL's own classes cannot be asked: they have many more names.
+    It is a guess, where PRIME-RL's own classes cannot be asked. Names in a list of tables, and in the table
+    of the loss, which has options by its type, are left out.
     """
-    for holder, known in prime_rl.NAMES.items():
-        given = table(config, *filter(None, holder.split(".")))
-        absent = [name for name in known if name not in given]
-        for name in given:
-            if name not in {*known, *prime_rl.SIMILAR_NAMES} and (nearest := near(name, absent)):
-                key = f"{holder}.{name}".lstrip(".")
-                problem = "PRIME-RL is not known to have a table or an option of this name"
-                yield Finding("warning", key, problem, did_you_mean(nearest))
+    whole, known = as_rl(config, kind), prime_rl.KNOWN_KEYS
+    bearing = [key for key in known if key not in prime_rl.NO_BEARING]
+    for key in not_understood(whole, known | {"trainer.loss"}):
+        holder, _, name = key.rpartition(".")
+        given = table(whole, *filter(None, holder.split(".")))
+        if holder == kind:  # the top of the file of a part, for which a file for `rl` may be mistaken
+            given = dict(config) if near(name, prime_rl.RL_TABLES) else given
+            holder = "" if near(name, prime_rl.RL_TABLES) else holder
+        above = f"{holder}." if holder else ""
+        nearest: list[str] = []
+        for keys in (bearing, known):
+            beside = {one.removeprefix(above).partition(".")[0] for one in keys if one.startswith(above)}
+            nearest = nearest or near(name, sorted(beside - given.keys()))
+        if name in given and nearest:
+            problem = "PRIME-RL is not known to have a table or an option of this name"
+            yield Finding("warning", key.removeprefix(f"{kind}."), problem, did_you_mean(nearest))
 
 
 class Algorithm(NamedTuple):
