@@ -22,6 +22,7 @@ __all__ = [
     "LOSS_OPTIONS",
     "QUIET",
     "TRL_FIELDS",
+    "around_loss",
     "generated_rows",
     "gradients",
     "require_trainer",
@@ -87,13 +88,21 @@ class Enough(Exception):
     """Ends a training run whose rows are known."""
 
 
-def before_loss(trainer: GRPOTrainer, call: Callable[[Rows], object]) -> None:
-    """Call this with the inputs of every micro-batch, directly before its loss."""
+def nothing(given: object) -> None:
+    """Do nothing."""
+
+
+def around_loss(
+    trainer: GRPOTrainer, before: Callable[[Rows], object] = nothing, after: Callable[[Any], object] = nothing
+) -> None:
+    """Call `before` with the inputs of every micro-batch, and `after` with what its loss has returned."""
     own = trainer.compute_loss
 
     def compute_loss(model: Any, inputs: Rows, *given: Any, **more: Any) -> Any:
-        call(inputs)
-        return own(model, inputs, *given, **more)
+        before(inputs)
+        loss = own(model, inputs, *given, **more)
+        after(loss)
+        return loss
 
     trainer.compute_loss = compute_loss
 
@@ -101,7 +110,7 @@ def before_loss(trainer: GRPOTrainer, call: Callable[[Rows], object]) -> None:
 def gradients(trainer: GRPOTrainer, rows: Rows, seed: int | None = None) -> list[Tensor]:
     """Train on these rows; the gradient of each optimizer step. A seed is set before each loss."""
     if seed is not None:
-        before_loss(trainer, lambda inputs: set_seed(seed))
+        around_loss(trainer, lambda inputs: set_seed(seed))
     recorder = Recorder()
     trainer.add_callback(recorder)
     train_on(trainer, rows)
@@ -132,7 +141,7 @@ def token_gradients(trainer: GRPOTrainer, rows: Rows) -> TokenGradients | None:
         masks.append(mask.bool().clone())
         advantages.append(inputs["advantages"].clone())
 
-    before_loss(trainer, look)
+    around_loss(trainer, look)
     watch_logprobs(trainer, keep)
     train_on(trainer, rows, shuffle=0)
     if len(masks) != 1 or not found or any(x.shape != masks[0].shape for x in found):

@@ -69,8 +69,11 @@ def check(
         raise ConfigError(
             "check", "no loss is named", "composer-plugins check NAME, or my_package.losses:my_loss"
         )
-    with foreign_code():
-        reports = list(_reports(names or [], trainer, convention, kind, only or []))
+    try:
+        with foreign_code():
+            reports = list(_reports(names or [], trainer, convention, kind, only or []))
+    except ConfigError as error:
+        raise (error.under("--", "") if error.key in ("kind", "only") else error) from None
     if as_json:
         answer(json.dumps([report.as_data() for report in reports], indent=2))
     else:

@@ -1,6 +1,8 @@
 """`Trainer`: a function that makes trainers, as a subject; the rows that all of them are given."""
 
+import inspect
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cached_property
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.convention import scalar_problems
 from composer_plugins.errors import ConfigError, with_place
 from composer_plugins.testing.law import NotApplicable, require
 from composer_plugins.testing.subject import Cut, Found, Signs
@@ -128,6 +131,7 @@ class Trainer:
             if value is not None and name != "report_to" and getattr(made.args, name) != value:
                 problem = f"the trainer has {name}={getattr(made.args, name)!r}, and not {value!r}"
                 raise ConfigError("--trainer", problem, "set the overrides over the options of your own")
+        self.probe.around_loss(made, after=lambda loss: require_loss(made, loss))
         return made
 
     def step(self, parts: int, *, generations: int = 1, size: int = 0) -> dict[str, Any]:
@@ -144,6 +148,19 @@ class Trainer:
         """The gradient of each step on these rows, perhaps with other random numbers in the loss."""
         found: list[Tensor] = self.probe.gradients(self.make(**options), rows or self.rows, seed)
         return found
+
+
+def require_loss(trainer: Any, loss: Any) -> None:
+    """Raise BrokenLaw, with the place of the trainer's `_compute_loss`, unless this is one number."""
+    try:
+        problems = scalar_problems(loss)
+    except TypeError as error:
+        problems = (str(error),)
+    code = inspect.unwrap(type(trainer)._compute_loss).__code__
+    place = f"_compute_loss at {os.path.relpath(code.co_filename)}:{code.co_firstlineno}"
+    require(
+        not problems, f"{'; '.join(problems)} ({place})", cause="return a tensor: one number, with a gradient"
+    )
 
 
 def difference(ours: Tensor, wanted: Tensor) -> float:

@@ -232,6 +232,8 @@ def test_json_has_every_outcome() -> None:
             "correction, and not for advantage; ",
         ),
         ("sapo gdpo --only torch_fx_traces_it", "--only: none of the laws torch_fx_traces_it is for losses"),
+        ("grpo --kind=", "--kind: no kind is given; known: "),
+        ("grpo --kind policy --only x", "--only: unknown law 'x'"),
         ("--laws sapo", "--laws: it lists all laws and checks nothing; "),
         ("--laws --kind policy", "--laws: it lists all laws and checks nothing; "),
     ],

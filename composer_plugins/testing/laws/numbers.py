@@ -95,18 +95,14 @@ def nan_is_seen_in_its_row_and_in_no_other(setting: Setting) -> None:
             for row, token in one_of_each_row(batch["mask"]):
                 what = f"NaN in {setting.named(name)} at row {row}, token {token}"
                 found = setting.run(batch | {name: poisoned_at(batch[name], [(row, token)])})
-                loss = loss_at(found[THE_LOSS], (row, token))
+                loss = found[THE_LOSS]
+                loss = loss if setting.one_number else loss[row, token]
                 require(loss.isnan(), f"{what} is hidden: the loss there is {float(loss):.6g}")
                 others = torch.arange(len(batch["mask"])) != row
                 for key, x in found.items():
                     seen = x.dim() and not x[others].isfinite().all()
                     require(not seen, f"{what} reaches {key} of other rows")
                 require_zero_where_masked({THE_LOSS: found[THE_LOSS]}, batch, f"with {what}, {{}}")
-
-
-def loss_at(loss: Tensor, token: tuple[int, int]) -> Tensor:
-    """The loss of a token; of a function that returns one number, that number."""
-    return loss[token] if loss.dim() else loss
 
 
 def is_linear(setting: Setting, name: str) -> bool:
@@ -149,8 +145,8 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
             loss = found.pop(THE_LOSS)
             for token in where:
                 what = f"NaN in {setting.named(name)} at row {token[0]}, token {token[1]}, spread {spread}"
-                here = loss_at(loss, token)
-                require(here.isnan(), f"{what}: the loss is {float(here):.6g}")
+                if not setting.one_number:
+                    require(loss[token].isnan(), f"{what}: the loss is {float(loss[token]):.6g}")
                 gradients = {f"{one} there": x[token] for one, x in found.items()}
                 seen = name in EITHER or any(bool(x.isnan().any()) for x in gradients.values())
                 require(seen, f"{what}: {numbers_of(gradients)}")

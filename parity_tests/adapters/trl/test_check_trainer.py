@@ -294,6 +294,28 @@ def test_a_loss_that_raises_fails_the_first_check_with_its_error() -> None:
     assert outcome.cause == "the loss itself raises this error"
 
 
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "its loss is NoneType, and not a tensor"),
+        ((torch.zeros(()), {}), "its loss is tuple, and not a tensor"),
+        (torch.tensor(3), "its loss is of torch.int64"),
+        (torch.zeros(()), "its loss has no gradient"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_one_error_with_its_place(returned: Any, words: str) -> None:
+    class Wrong(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            return returned
+
+    report = check_trainer(maker(Wrong))
+    (outcome,) = report.having("failed")
+    place = f"{os.path.relpath(__file__)}:{Wrong._compute_loss.__code__.co_firstlineno}"
+    assert words in outcome.detail and f"(_compute_loss at {place})" in outcome.detail
+    assert outcome.cause == "return a tensor: one number, with a gradient"
+    assert not report.having("passed")
+
+
 def test_every_option_of_trls_loss_is_moved_or_has_a_reason() -> None:
     assert not set(MOVES) & set(NOT_MOVED)
     assert {*MOVES, *NOT_MOVED} == set(LOSS_OPTIONS)
