@@ -12,6 +12,8 @@ from rich.text import Text
 
 from composer_plugins.errors import ComposerError, ConfigError
 
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
+
 
 def run_command(app: Callable[[], object], failure: type[Exception] = ComposerError) -> None:
     """Run a command line. An error of ours is one line on stderr and status 2, a `failure` is status 1."""

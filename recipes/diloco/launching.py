@@ -35,7 +35,7 @@ def started(options: Replica) -> Iterator[Iterator[dict[str, Any]]]:
                 output = Path(folder, f"replica {number}")
                 output.touch()
                 arguments = (replace(options, replica=number), sent, output)
-                process: BaseProcess = context.Process(target=train_in_process, args=arguments, daemon=True)
+                process: BaseProcess = context.Process(target=train_in_process, args=arguments)
                 process.start()
                 sent.close()
                 processes[events] = process, output

@@ -13,12 +13,10 @@ from rich.table import Table
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.monarch import RankError
-from composer_plugins.recipes.shared import check_installed, run_command
+from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
 
 if TYPE_CHECKING:
     from composer_plugins.recipes.monarch.hosting import Rank
-
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 STEPS = 4
 RECIPES = Path(__file__).resolve().parent.parent

@@ -13,13 +13,12 @@ from pydantic_core import from_json
 
 from composer_plugins.errors import DataError, in_a_line
 from composer_plugins.recipes.shared import cut
-from composer_plugins.recipes.trace_replay.states import Message, State
+from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State
 from composer_plugins.recipes.trace_replay.teachers import LIMITS, Teacher
 
 # The tokens that a chat template may add to those of the messages and tools: its instructions for tool calls.
 # What it writes around a message is shorter than the quotes and keys of that message in JSON.
 TEMPLATE_TOKENS = 1024
-CUT_OFF = "length"  # the finish_reason of an answer that reached its limit of tokens
 REFUSED = "refusal"
 MAX_SHOWN = 300  # characters of an endpoint's own words
 

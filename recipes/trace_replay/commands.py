@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
-from composer_plugins.recipes.shared import cut, make_folder
+from composer_plugins.recipes.shared import INTERRUPTED, cut, make_folder
 from composer_plugins.recipes.trace_replay.formats import FORMATS, log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+from composer_plugins.recipes.trace_replay.journal import FILE, Journal
 from composer_plugins.recipes.trace_replay.states import (
     State,
     read_states,
@@ -24,9 +25,8 @@ from composer_plugins.recipes.trace_replay.states import (
     write_text,
 )
 
-STATES, RUN, ANSWERS = "states.jsonl", "run.json", "answers.sqlite"
+STATES, RUN = "states.jsonl", "run.json"
 SECRETS, NOTHING = "secrets", "nothing"
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 app = typer.Typer(
     name="trace_replay",
@@ -79,7 +79,12 @@ def make_states(
         from composer_plugins.recipes.trace_replay.redact import redacted
 
         actions, secrets = redacted(actions)
-    states = _states(actions, tally)
+    unique = dict[tuple[str, str], Acted]()
+    for acted in actions:
+        unique.setdefault((state_id(acted.messages, acted.tools), acted.key), acted)
+    if copies := len(actions) - len(unique):
+        tally.actions["it is in another file too"] = copies
+    states = [State(identity, *acted[:-1]) for (identity, _), acted in unique.items()]
     run |= {"states": len(states), "states_without_tools": sum(one.tools is None for one in states)}
     run |= {"lines": dict(tally.lines), "actions": dict(tally.actions), "secrets": dict(secrets)}
     write_states(states, out / STATES)
@@ -93,26 +98,13 @@ def make_states(
         console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
-def _states(actions: list[Acted], tally: Tally) -> list[State]:
-    """The actions as states; copies of one action in several files are one."""
-    states, seen = list[State](), set[tuple[str, str]]()
-    for acted in actions:
-        identity = state_id(acted.messages, acted.tools)
-        if (identity, acted.key) in seen:
-            tally.actions["it is in another file too"] += 1
-            continue
-        seen.add((identity, acted.key))
-        states.append(State(identity, *acted[:-1]))
-    return states
-
-
 def _check_folder(out: Path, run: dict[str, Any]) -> None:
     """Raise ConfigError unless files can be written to the folder, and it has no other run's."""
     make_folder("--out", out)
     if (out / RUN).exists() or (out / STATES).exists():
         before = _read_run(out)
         changed = [name for name, value in run.items() if before.get(name) != value]
-        if changed == ["tools"] and not (out / ANSWERS).exists():
+        if changed == ["tools"] and not (out / FILE).exists():
             return  # nothing was asked yet: the states are written anew
         if changed:
             problem = f"{out} has the states of a run with other {', '.join(changed)}"
@@ -155,14 +147,14 @@ def replay_command(
 
 def ask(folder: Path, teachers: list[Any], max_usd: float, samples: int, concurrency: int) -> None:
     """Replay with a progress bar; Ctrl-C keeps every answer that has arrived."""
-    from composer_plugins.recipes.trace_replay import journal, replay
+    from composer_plugins.recipes.trace_replay import replay
 
     replay.check_options(teachers, samples=samples, concurrency=concurrency, max_usd=max_usd)
     _, states = _read_folder(folder)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with (
-            journal.Journal(folder / journal.FILE) as answers,
+            Journal(folder / FILE) as answers,
             Progress(*columns, console=console, disable=not console.is_terminal) as bar,
         ):
             task = bar.add_task("asking", total=None)
@@ -209,7 +201,6 @@ def make_pairs(
 ) -> None:
     """Write the pairs to DIR/pairs.parquet, and what became of every state to DIR/report.md."""
     from composer_plugins.recipes.trace_replay import logprobs, pairs, report
-    from composer_plugins.recipes.trace_replay.journal import FILE, Journal
 
     group = pairs.find_judge(judge) if judge else None
     run, states = _read_folder(folder)

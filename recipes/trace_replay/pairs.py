@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from composer_plugins.errors import ConfigError, DataError, in_a_line, unknown
 from composer_plugins.losses.derived import function_of_import_path
 from composer_plugins.recipes.trace_replay.journal import Answer
-from composer_plugins.recipes.trace_replay.states import Message, State, canonical
+from composer_plugins.recipes.trace_replay.states import CUT_OFF, Message, State, canonical
 
 Judge = Callable[[State, list[Message]], list[Hashable]]
 Ignored = frozenset[tuple[str, str]]  # tools and their arguments that are not part of an action
 Action = tuple[str, Hashable]  # ("calls", canonical calls) or ("text", the judge's group, or the text)
 
-WHOLE, CUT = ("stop", "tool_calls"), "length"  # values of finish_reason
+WHOLE = ("stop", "tool_calls")  # values of finish_reason
 
 AGREEMENT, OUTCOME = "agreement", "outcome"
 
@@ -175,7 +175,7 @@ def _is_whole(
     """Whether an answer can be compared and trained on; if not, its reason is counted."""
     calls = answer.message.get("tool_calls") or []
     reason = None
-    if answer.finish_reason == CUT:
+    if answer.finish_reason == CUT_OFF:
         reason = "it was cut at the limit of tokens"
     elif answer.finish_reason not in WHOLE:
         reason = f"it ended with finish_reason {answer.finish_reason}"

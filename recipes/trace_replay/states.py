@@ -11,6 +11,7 @@ from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.recipes.shared import replace_file
 
 Message = dict[str, Any]
+CUT_OFF = "length"  # the finish_reason of an answer that reached its limit of tokens
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     json_lines,
     unknown_line,
 )
+from composer_plugins.recipes.trace_replay.states import CUT_OFF
 
 READ = frozenset(("messages", "tools", "request", "response"))
 
@@ -79,7 +80,7 @@ def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Ta
     tools = function_tools(where, request.get("tools")) or tools
     for number, choice in enumerate(expected(where, choices, list, "choices of the response")):
         message = expected(where, choice, dict, "a choice").get("message")
-        is_truncated = choice.get("finish_reason") == "length"
+        is_truncated = choice.get("finish_reason") == CUT_OFF
         whole = [*raw, {"role": "assistant", **expected(where, message, dict, "message of a choice")}]
         for acted in of_messages(where, whole, tools, tally, first=len(raw), is_truncated=is_truncated):
             yield acted._replace(key=f"{acted.key}/{number}")

@@ -24,6 +24,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     unknown_line,
 )
 from composer_plugins.recipes.trace_replay.formats.openai_chat import of_messages
+from composer_plugins.recipes.trace_replay.states import CUT_OFF
 
 TRACE_VERSION = 1  # of verifiers 0.4.0
 FAILED = "rollout that ended with an error"
@@ -85,7 +86,7 @@ def _of_trace(
         chat_message(where, expected(where, node, dict, "a node").get("message"), tally) for node in nodes
     ]
     calls = expected(where, trace.get("calls") or [], list, "calls")
-    cut = {call.get("node") for call in calls if call.get("finish_reason") == "length"}
+    cut = {call.get("node") for call in calls if call.get("finish_reason") == CUT_OFF}
     outcome = _reward(where, trace)
     for i, node in enumerate(nodes):
         if not node.get("sampled"):
