@@ -89,7 +89,8 @@ def with_nan_of(x: Float[Tensor, "..."], other: Float[Tensor, "..."]) -> Float[T
     Beyond a clip, a cap or a clamp the gradient is 0, even if the advantage is NaN: a guard on the norm of
     the gradient would not see it. A NaN log ratio passes all three, and makes loss and gradient NaN.
     """
-    return x + 0 * other.detach()
+    zero = (other - other).detach()  # NaN where `other` is; torch.compile takes 0 * other for 0
+    return x + zero
 
 
 def with_nan_gradient(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

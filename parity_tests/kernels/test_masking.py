@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from composer_plugins.kernels.masking import (
     masked_mean,
     masked_sum,
     safe_exp,
+    with_nan_of,
 )
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
@@ -107,6 +109,24 @@ def test_a_bound_is_torchs_clamp_whose_gradient_passes_a_nan(ends: tuple[float |
     other.sum().backward()
     assert torch.equal(ours.grad[:-1], theirs.grad[:-1])
     assert (ours.grad[-1], theirs.grad[-1]) == (1, 0)
+
+
+@pytest.mark.slow  # it compiles with a C++ compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.13's own compiler
+def test_a_nan_of_another_tensor_survives_eager_and_compiled() -> None:
+    """The compiler replaces products with 0, and the gradient beyond a bound is 0 unless the value is NaN."""
+
+    def bound(x: Tensor, other: Tensor) -> Tensor:
+        return inspect.unwrap(bounded)(inspect.unwrap(with_nan_of)(x, other), high=0.5)
+
+    other = torch.tensor([[1.0], [torch.nan], [torch.inf], [-torch.inf]])
+    for function in (bound, torch.compile(bound, fullgraph=True)):
+        x = torch.tensor([0.25, 1.0]).expand(4, 2).clone().requires_grad_()
+        y = function(x, other)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert y[0].tolist() == [0.25, 0.5] and y[1:].isnan().all()
+        assert gradient[0].tolist() == [1, 0] and gradient[1:].all()
 
 
 @pytest.mark.parametrize("function", [at_least_float32, below_overflow])
