@@ -152,13 +152,13 @@ def test_logs_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert error(states(run, out="file")).startswith("--out: file cannot be written")
-    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be written (Not a dir")
+    assert error(states(run, out="file")).startswith("--out: 'file' cannot be written")
+    assert error(states(run, out="file/run")).startswith("--out: 'file/run' cannot be written (Not a dir")
     assert states(run).code == 0
     (tmp_path / "run/report.md").mkdir()
     with journal.Journal(tmp_path / "run/answers.sqlite"):
         pass
-    problem = "run/report.md: it cannot be written (Is a directory); name a folder that can be written"
+    problem = "report.md: 'run/report.md' cannot be written (Is a directory); name another path"
     assert error(run("pairs", "run")) == problem
     assert error(run("demo", "--out", "run")) == "--out: run is not an empty folder; name a new folder"
 
