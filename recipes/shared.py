@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.errors import ComposerError, ConfigError, writing
 
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
@@ -38,23 +38,18 @@ def cut(text: str, most: int) -> str:
 
 def make_folder(key: str, folder: Path) -> None:
     """Create a folder; raise ConfigError unless files can be written to it."""
-    try:
+    with writing(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        problem = f"{folder} cannot be written ({error.strerror})"
-        raise ConfigError(key, problem, "name a folder that can be created") from None
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file under another name and rename it, so that it appears complete or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        write(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        problem = f"it cannot be written ({error.strerror})"
-        raise ConfigError(str(path), problem, "name a folder that can be written") from None
+        with writing(path.name, path):
+            write(partial)
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

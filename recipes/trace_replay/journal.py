@@ -23,6 +23,7 @@ from composer_plugins.recipes.trace_replay.teachers import Teacher
 
 FILE = "answers.sqlite"
 APPLICATION, FORMAT = 0x74527031, 1  # in the file's header: whose SQLite file it is, and its layout
+Row = tuple[str, str, int]  # state, teacher and sample
 SCORE = -1  # the `sample` of a request that scores an action, and asks for none
 
 CREATE = """
@@ -116,7 +117,7 @@ class Journal(AbstractContextManager["Journal"]):
 
     # What was asked
 
-    def answered(self) -> set[tuple[str, str, int]]:
+    def answered(self) -> set[Row]:
         """State, teacher and sample of every answer."""
         return set(self._rows("SELECT state, teacher, sample FROM answers WHERE status = 'answered'"))
 
@@ -172,7 +173,7 @@ class Journal(AbstractContextManager["Journal"]):
         for name, asked in now.items():
             self._rows("INSERT OR REPLACE INTO teachers VALUES (?, ?, 1)", (name, asked))
 
-    def mark(self, state: str, teacher: str, sample: int, usd: float) -> str:
+    def mark(self, row: Row, usd: float) -> str:
         """Record that a request is being sent, and the most that it can cost; return its Idempotency-Key.
 
         A key is used again until the endpoint has answered it.
@@ -182,7 +183,7 @@ class Journal(AbstractContextManager["Journal"]):
             "VALUES (?, ?, ?, 'sent', ?, ?, 0) ON CONFLICT DO UPDATE "
             "SET status = 'sent', earlier_usd = earlier_usd + usd, usd = excluded.usd "
             "RETURNING idempotency_key",
-            (state, teacher, sample, uuid.uuid4().hex, usd),
+            (*row, uuid.uuid4().hex, usd),
         )
         self._spent += usd
         key: str = rows[0][0]
@@ -190,36 +191,30 @@ class Journal(AbstractContextManager["Journal"]):
 
     def answer(
         self,
-        state: str,
-        teacher: str,
-        sample: int,
+        row: Row,
         *,
         usd: float,
         message: Message | None = None,
         finish_reason: str = "",
-        prompt_tokens: int | None = None,
-        completion_tokens: int | None = None,
         logprobs: dict[str, Any] | None = None,
+        **tokens: int,
     ) -> None:
-        """Record the answer of a request that was marked."""
-        values = {"status": "answered", "usd": usd, "finish_reason": finish_reason, "error": None}
-        values |= {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-        values |= {"message": None if message is None else json.dumps(message)}
-        values |= {"logprobs": None if logprobs is None else json.dumps(logprobs)}
-        self._update((state, teacher, sample), values)
+        """Record the answer of a request that was marked, with its prompt_tokens and completion_tokens."""
+        texts = {"message": message, "logprobs": logprobs}
+        values = {"status": "answered", "usd": usd, "finish_reason": finish_reason, "error": None, **tokens}
+        values |= {name: json.dumps(value) for name, value in texts.items() if value is not None}
+        self._update(row, values)
 
-    def fail(
-        self, state: str, teacher: str, sample: int, *, usd: float, error: str, was_answered: bool
-    ) -> None:
+    def fail(self, row: Row, *, usd: float, error: str, was_answered: bool) -> None:
         """Record why a request brought no answer, and what counts as spent for it.
 
         `was_answered` says that the endpoint answered, so that the next request needs another key.
         """
         values: dict[str, Any] = {"status": "failed", "usd": usd, "error": error}
         values |= {"idempotency_key": uuid.uuid4().hex} if was_answered else {}
-        self._update((state, teacher, sample), values)
+        self._update(row, values)
 
-    def _update(self, row: tuple[str, str, int], values: dict[str, Any]) -> None:
+    def _update(self, row: Row, values: dict[str, Any]) -> None:
         where = "WHERE state = ? AND teacher = ? AND sample = ? AND status = 'sent'"
         ((reserved,),) = self._rows(f"SELECT usd FROM answers {where}", row)
         columns = ", ".join(f"{name} = ?" for name in values)

@@ -18,7 +18,7 @@ import openai
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.recipes.trace_replay import asking, logprobs
 from composer_plugins.recipes.trace_replay.asking import Body, Unusable
-from composer_plugins.recipes.trace_replay.journal import SCORE, Journal
+from composer_plugins.recipes.trace_replay.journal import SCORE, Journal, Row
 from composer_plugins.recipes.trace_replay.states import State
 from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teachers
 
@@ -81,7 +81,7 @@ def _rounded_up(usd: float) -> str:
 class _Job(NamedTuple):
     """One row of the journal: the requests that fill it, and the most that they can cost."""
 
-    row: tuple[str, str, int]
+    row: Row
     teacher: Teacher
     bodies: list[Body]
     most_usd: float
@@ -204,7 +204,7 @@ class _Run:
     async def ask(self, job: _Job) -> None:
         """Send the requests of a job, and record the answer, or the reason why there is none."""
         # Nothing else has run since the check of the budget, so the room is still there.
-        key = self.journal.mark(*job.row, job.most_usd)
+        key = self.journal.mark(job.row, job.most_usd)
         self.in_flight, self.in_flight_usd = self.in_flight + 1, self.in_flight_usd + job.most_usd
         costs: list[float] = []
         try:
@@ -258,18 +258,18 @@ class _Run:
         if job.row[2] == SCORE:
             before, whole = answers
             score = logprobs.read_score(before, whole, job.teacher)
-            self.journal.answer(*job.row, usd=usd, logprobs=score)
+            self.journal.answer(job.row, usd=usd, logprobs=score)
         else:
             reply, usage = asking.read_reply(answers[0]), asking.read_usage(answers[0])
             tokens = usage.model_dump() if usage is not None else {}
             self.journal.answer(
-                *job.row, usd=usd, message=reply.message, finish_reason=reply.finish_reason, **tokens
+                job.row, usd=usd, message=reply.message, finish_reason=reply.finish_reason, **tokens
             )
         self.summary.answered += 1
 
     def fail(self, job: _Job, reason: str, costs: Sequence[float], *, was_answered: bool) -> None:
         """Record why a request brought no answer."""
-        self.journal.fail(*job.row, usd=sum(costs), error=reason, was_answered=was_answered)
+        self.journal.fail(job.row, usd=sum(costs), error=reason, was_answered=was_answered)
         self.summary.failed += 1
 
     def check_refusal(self, teacher: Teacher, status: int) -> None:
@@ -296,9 +296,9 @@ class _Run:
 
 def _wanted(
     states: Sequence[State], teachers: Sequence[Teacher], samples: int
-) -> dict[tuple[str, str, int], tuple[State, Teacher]]:
+) -> dict[Row, tuple[State, Teacher]]:
     """The rows that the journal should have. Traces that share a state share its answers."""
-    rows = dict[tuple[str, str, int], tuple[State, Teacher]]()
+    rows = dict[Row, tuple[State, Teacher]]()
     for state in states:
         for teacher in teachers:
             for sample in range(samples):

@@ -160,7 +160,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(
     assert main("demo", "--out", str(tmp_path / "file" / "out")) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"error: --out: {tmp_path / 'file' / 'out'} cannot be written (Not a dir")
+    said = f"error: --out: {str(tmp_path / 'file' / 'out')!r} cannot be written (Not a dir"
+    assert printed.err.startswith(said)
     assert printed.err.count("\n") == 1
 
     (tmp_path / "results.json").mkdir()

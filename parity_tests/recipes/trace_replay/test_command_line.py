@@ -152,13 +152,13 @@ def test_logs_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert error(states(run, out="file")).startswith("--out: file cannot be written")
-    assert error(states(run, out="file/run")).startswith("--out: file/run cannot be written (Not a dir")
+    assert error(states(run, out="file")).startswith("--out: 'file' cannot be written")
+    assert error(states(run, out="file/run")).startswith("--out: 'file/run' cannot be written (Not a dir")
     assert states(run).code == 0
     (tmp_path / "run/report.md").mkdir()
     with journal.Journal(tmp_path / "run/answers.sqlite"):
         pass
-    problem = "run/report.md: it cannot be written (Is a directory); name a folder that can be written"
+    problem = "report.md: 'run/report.md' cannot be written (Is a directory); name another path"
     assert error(run("pairs", "run")) == problem
     assert error(run("demo", "--out", "run")) == "--out: run is not an empty folder; name a new folder"
 
@@ -170,8 +170,8 @@ def test_pairs_need_states_and_their_answers(run: Run, tmp_path: Path) -> None:
     assert error(run("pairs", "run")) == message
     ask(tmp_path / "run", "ada")
     with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
-        answers.mark("0" * 16, "ada", 0, 0.0)
-        answers.answer("0" * 16, "ada", 0, usd=0.0, message={"content": "x"}, finish_reason="stop")
+        answers.mark(("0" * 16, "ada", 0), 0.0)
+        answers.answer(("0" * 16, "ada", 0), usd=0.0, message={"content": "x"}, finish_reason="stop")
     assert error(run("pairs", "run")).startswith("DIR: no answer in run/answers.sqlite belongs to a state in")
     assert error(run("pairs", "run", "--judge", "nowhere:f")).startswith("--judge: 'nowhere:f' cannot be imp")
     assert error(run("pairs", "run", "--ignore", "Bash.x")).startswith("--ignore: unknown argument of a tool")
@@ -188,8 +188,8 @@ def answer_first(folder: Path, teacher: str) -> None:
     """Let a teacher do in the first state what the trace did."""
     (first, *_) = read_states(folder / "states.jsonl")
     with journal.Journal(folder / "answers.sqlite") as answers:
-        answers.mark(first.id, teacher, 0, 0.0)
-        answers.answer(first.id, teacher, 0, usd=0.0, message=first.observed, finish_reason="stop")
+        answers.mark((first.id, teacher, 0), 0.0)
+        answers.answer((first.id, teacher, 0), usd=0.0, message=first.observed, finish_reason="stop")
 
 
 def test_no_pair_is_reported_and_is_status_1(run: Run, tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_a_judge_in_the_current_folder_is_found(run: Run, tmp_path: Path) -> Non
     with journal.Journal(tmp_path / "run/answers.sqlite") as answers:
         for state in read_states(tmp_path / "run/states.jsonl"):
             for teacher in ("ada", "bob"):
-                answers.mark(state.id, teacher, 0, 0.0)
+                answers.mark((state.id, teacher, 0), 0.0)
                 message = {"role": "assistant", "content": teacher}
-                answers.answer(state.id, teacher, 0, usd=0.0, message=message, finish_reason="stop")
+                answers.answer((state.id, teacher, 0), usd=0.0, message=message, finish_reason="stop")
     assert run("pairs", "run", "--judge", "my_judge:same").out.startswith("9 pairs")  # two traces have text
 
 

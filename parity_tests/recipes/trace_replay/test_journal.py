@@ -19,15 +19,15 @@ MESSAGE = {"role": "assistant", "content": "日本 \u2028"}
 def test_answers_scores_and_failures_are_read_as_written(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for sample in (1, 0):
-            journal.mark("s", "t", sample, 0.5)
-            journal.answer("s", "t", sample, usd=0.25, message=MESSAGE, finish_reason="stop")
-        journal.mark("s", "u", SCORE, 1.0)
+            journal.mark(("s", "t", sample), 0.5)
+            journal.answer(("s", "t", sample), usd=0.25, message=MESSAGE, finish_reason="stop")
+        journal.mark(("s", "u", SCORE), 1.0)
         journal.answer(
-            "s", "u", SCORE, usd=0.0, logprobs={"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
+            ("s", "u", SCORE), usd=0.0, logprobs={"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
         )
-        journal.mark("s", "u", 0, 1.0)
-        journal.fail("s", "u", 0, usd=0.125, error="why", was_answered=True)
-        journal.mark("s", "u", 1, 2.0)
+        journal.mark(("s", "u", 0), 1.0)
+        journal.fail(("s", "u", 0), usd=0.125, error="why", was_answered=True)
+        journal.mark(("s", "u", 1), 2.0)
     with Journal(tmp_path / "j", create=False) as journal:
         assert [*journal.answers()] == [Answer("s", "t", k, MESSAGE, "stop", 0.25) for k in (0, 1)]
         assert [*journal.scores()] == [Score("s", "u", [1, 2], [0.0, -1.5], 1)]
@@ -40,12 +40,12 @@ def test_what_is_spent_is_the_sum_of_all_requests_for_an_answer(tmp_path: Path) 
     with Journal(tmp_path / "j") as journal:
         spent = []
         for _ in range(2):  # the first of them is interrupted
-            journal.mark("s", "t", 0, 1.0)
+            journal.mark(("s", "t", 0), 1.0)
             spent.append(journal.spent())
-        journal.fail("s", "t", 0, usd=0.5, error="", was_answered=True)
+        journal.fail(("s", "t", 0), usd=0.5, error="", was_answered=True)
         spent.append(journal.spent())
-        journal.mark("s", "t", 0, 1.0)
-        journal.answer("s", "t", 0, usd=0.25, message=MESSAGE)
+        journal.mark(("s", "t", 0), 1.0)
+        journal.answer(("s", "t", 0), usd=0.25, message=MESSAGE)
         spent.append(journal.spent())
     with Journal(tmp_path / "j") as journal:
         assert [*spent, journal.spent()] == [1.0, 2.0, 1.5, 1.75, 1.75]
@@ -53,15 +53,15 @@ def test_what_is_spent_is_the_sum_of_all_requests_for_an_answer(tmp_path: Path) 
 
 def test_a_key_is_sent_again_until_the_endpoint_has_answered_it(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
-        keys = [journal.mark("s", "t", 0, 0.0), journal.mark("s", "t", 0, 0.0)]
-        journal.fail("s", "t", 0, usd=0.0, error="no answer", was_answered=False)
-        keys.append(journal.mark("s", "t", 0, 0.0))
-        journal.fail("s", "t", 0, usd=0.0, error="cut off", was_answered=True)
-        keys.append(journal.mark("s", "t", 0, 0.0))
+        keys = [journal.mark(("s", "t", 0), 0.0), journal.mark(("s", "t", 0), 0.0)]
+        journal.fail(("s", "t", 0), usd=0.0, error="no answer", was_answered=False)
+        keys.append(journal.mark(("s", "t", 0), 0.0))
+        journal.fail(("s", "t", 0), usd=0.0, error="cut off", was_answered=True)
+        keys.append(journal.mark(("s", "t", 0), 0.0))
         keys += [
-            journal.mark("s", "t", 1, 0.0),
-            journal.mark("s", "u", 0, 0.0),
-            journal.mark("r", "t", 0, 0.0),
+            journal.mark(("s", "t", 1), 0.0),
+            journal.mark(("s", "u", 0), 0.0),
+            journal.mark(("r", "t", 0), 0.0),
         ]
     assert [keys.index(key) for key in keys] == [0, 0, 0, 3, 4, 5, 6]
 
@@ -70,9 +70,9 @@ KILLED = """
 import os, signal, sys
 from composer_plugins.recipes.trace_replay.journal import Journal
 journal = Journal(sys.argv[1])
-journal.mark("s", "t", 0, 1.0)
-journal.answer("s", "t", 0, usd=0.5, message={"role": "assistant", "content": "paid"})
-print(journal.mark("s", "t", 1, 2.0), flush=True)
+journal.mark(("s", "t", 0), 1.0)
+journal.answer(("s", "t", 0), usd=0.5, message={"role": "assistant", "content": "paid"})
+print(journal.mark(("s", "t", 1), 2.0), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -84,7 +84,7 @@ def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         assert [answer.message["content"] for answer in journal.answers()] == ["paid"]
         assert (journal.interrupted, journal.spent()) == (1, 2.5)
-        assert journal.mark("s", "t", 1, 2.0) == killed.stdout.strip()
+        assert journal.mark(("s", "t", 1), 2.0) == killed.stdout.strip()
 
 
 SECOND = """
@@ -141,8 +141,8 @@ def test_a_journal_of_another_version(tmp_path: Path) -> None:
 def test_a_damaged_journal(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for sample in range(200):
-            journal.mark("s", "t", sample, 0.0)
-            journal.answer("s", "t", sample, usd=0.0, message=MESSAGE)
+            journal.mark(("s", "t", sample), 0.0)
+            journal.answer(("s", "t", sample), usd=0.0, message=MESSAGE)
     content = bytearray((tmp_path / "j").read_bytes())
     content[4096:] = bytes(len(content) - 4096)
     (tmp_path / "j").write_bytes(content)
@@ -162,8 +162,8 @@ def test_a_name_keeps_its_model_once_it_has_answered(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for corrected in (a_teacher("http://a/v1", model="wrong name"), teacher):
             journal.check_teachers([corrected])
-        journal.mark("s", "a", 0, 1.0)
-        journal.answer("s", "a", 0, usd=1.0, message=MESSAGE)
+        journal.mark(("s", "a", 0), 1.0)
+        journal.answer(("s", "a", 0), usd=1.0, message=MESSAGE)
         journal.check_teachers([moved, a_teacher("http://a/v1", name="b")])
         for change in ({"model": "b"}, {"params": {"temperature": 0.5}}, {"max_tokens": 51}):
             with pytest.raises(ConfigError, match="^teacher 'a': .* has its answers to other requests: {"):

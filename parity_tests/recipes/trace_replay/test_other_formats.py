@@ -139,7 +139,7 @@ WRONG: list[tuple[Any, str]] = [
     ([1], "l.jsonl:1: the line is [1]; give logs with one JSON object in each line"),
     ({"messages": "x"}, "l.jsonl:1: messages is 'x'"),
     ({"messages": [{"role": "alien"}]}, "l.jsonl:1: a message has the role 'alien'"),
-    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "l.jsonl:1: a message has content of"),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "l.jsonl:1: a message has a block of"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "l.jsonl:1: tool_call_id of a tool message is None"),
     ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "l.jsonl:1: a message has a fun"),
     ({"messages": [], "tools": [3]}, "l.jsonl:1: a tool is 3"),

@@ -81,7 +81,8 @@ ADDRESS = "write http://... or https://..."
         ({"timeout": 0}, "timeout: it is 0; set a number greater than 0"),
         ({"logprobs": "all"}, "logprobs: unknown value 'all'; known: prompt"),
         ({"params": {"n": 4}}, "params.n: the recipe writes this key of a request itself; remove it"),
-        ({"params": {"stop": {1, 2}}}, "params: they are not JSON ("),
+        ({"params": {"stop": {1, 2}}}, "params.stop: it is {1, 2}; input was not a valid JSON value"),
+        ({"params": {"top_p": float("nan")}}, "params.top_p.float: it is nan; set a finite number"),
     ],
 )
 def test_a_wrong_entry_is_one_sentence_with_its_key(

@@ -30,6 +30,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     expected,
     json_lines,
     json_text,
+    texts_of,
     tool_call,
     unknown_line,
 )
@@ -64,11 +65,9 @@ class Line:
     def blocks(self) -> list[dict[str, Any]]:
         """The content blocks of the line's message."""
         content = expected(self.where, self.row.get("message"), dict, "message").get("content")
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}]
-        blocks = expected(self.where, content, list, "content of the message")
-        texts = [{"type": "text", "text": one} if isinstance(one, str) else one for one in blocks]
-        return [expected(self.where, one, dict, "a content block") for one in texts]
+        content = [content] if isinstance(content, str) else content
+        blocks = as_blocks(expected(self.where, content, list, "content of the message"))
+        return [expected(self.where, one, dict, "a content block") for one in blocks]
 
 
 @dataclass
@@ -247,33 +246,23 @@ class Session:
 
 def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
     """What a user line says, as one message or none, and the results of tool calls in it."""
-    texts, lost, results = [], None, []
+    results, others = [], []
     for block in line.blocks:
-        kind = block.get("type")
-        if kind == "text":
-            texts.append(expected(line.where, block.get("text"), str, "text"))
-        elif kind in ("image", "document"):
-            lost = f"content of the type {kind}"
-        elif kind == "tool_result":
+        if block.get("type") == "tool_result":
             results.append(_result(line.where, block["tool_use_id"], block.get("content")))
         else:
-            raise unknown_line(line.where, f"a user message has a block of the type {kind!r}")
-    said = [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if texts or lost else []
+            others.append(block)
+    texts, lost = texts_of(line.where, "a user message", others, ("image", "document"))
+    said = [Converted({"role": "user", "content": "\n\n".join(texts)}, lost)] if others else []
     return said, results
 
 
 def _result(where: str, call_id: str, content: Any) -> Converted:
-    texts, lost = [], None
-    for block in [content] if content is None or isinstance(content, str) else content:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if block is None or isinstance(block, str):
-            texts.append(block or "")
-        elif kind == "text":
-            texts.append(expected(where, block.get("text"), str, "text of a tool result"))
-        elif kind == "tool_reference":  # the answer of a search for tools
-            texts.append(json_text(block))
-        elif kind in ("image", "document", "search_result"):
-            lost = f"content of the type {kind}"
-        else:
-            raise unknown_line(where, f"a tool result has a block of the type {kind!r}")
+    blocks = as_blocks([content or ""] if content is None or isinstance(content, str) else content)
+    texts, lost = texts_of(where, "a tool result", blocks, ("image", "document", "search_result"))
     return Converted({"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}, lost)
+
+
+def as_blocks(content: list[Any]) -> list[Any]:
+    """Content with its strings as blocks of text."""
+    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]

@@ -141,16 +141,27 @@ def text_content(where: str, content: Any) -> tuple[str, str | None]:
     """The text of a message's content, and what of it is no text."""
     if content is None or isinstance(content, str):
         return content or "", None
+    parts = expected(where, content, list, "content of a message")
+    texts, lost = texts_of(where, "a message", parts, ("image_url", "input_audio", "file", "refusal"))
+    return "".join(texts), lost
+
+
+def texts_of(
+    where: str, whose: str, blocks: list, lost_kinds: tuple[str, ...]
+) -> tuple[list[str], str | None]:
+    """The texts of a message's blocks, and what of them is no text."""
     texts, lost = [], None
-    for part in expected(where, content, list, "content of a message"):
-        kind = expected(where, part, dict, "a part of a message").get("type")
+    for block in blocks:
+        kind = expected(where, block, dict, f"a block of {whose}").get("type")
         if kind == "text":
-            texts.append(expected(where, part.get("text"), str, "text of a message"))
-        elif kind in ("image_url", "input_audio", "file", "refusal"):
+            texts.append(expected(where, block.get("text"), str, f"text of {whose}"))
+        elif kind == "tool_reference":  # Claude Code's answer of a search for tools
+            texts.append(json_text(block))
+        elif kind in lost_kinds:
             lost = f"content of the type {kind}"
         else:
-            raise unknown_line(where, f"a message has content of the type {kind!r}")
-    return "".join(texts), lost
+            raise unknown_line(where, f"{whose} has a block of the type {kind!r}")
+    return texts, lost
 
 
 def _call(where: str, raw: Any) -> dict[str, Any] | None:
