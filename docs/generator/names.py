@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from composer_plugins.frameworks.registry import frameworks, other_names
-from composer_plugins.losses.choosing import COMPOSED
+from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import KINDS, Dialect, Loss
 from docs.generator.markdown import plain, table
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
             if dialect.framework == framework
         ]
         parts.append(f"## {one.title}\n\n" + "\n".join(entries) + "\n")
-    published = [(f"`{name}`", plain(text)) for name, text in COMPOSED.items()]
+    published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
     what = "A parameter of a framework, and the one here. If the value differs, the second column says how."
     head = f"## Parameters\n\n{what}\n\n"
