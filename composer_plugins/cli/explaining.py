@@ -125,11 +125,11 @@ def _runs_in(loss: Loss) -> str:
 def _inputs(loss: Loss, dialects: list[Dialect]) -> list[dict[str, Any]]:
     shown = []
     for name in (*loss.needs, *loss.optional):
-        shape, help_ = INPUTS[name]
+        help_ = INPUTS[name].help
         if is_optional := name in loss.optional:
             taking = ", ".join(f"@{d.upstream}" for d in dialects if name in d.optional)
             help_ += f" (optional; taken by {taking})" if taking else " (optional)"
-        shown.append({"name": name, "shape": shape, "help": help_, "optional": is_optional})
+        shown.append({"name": name, "shape": INPUTS[name].shape, "help": help_, "optional": is_optional})
     return shown
 
 

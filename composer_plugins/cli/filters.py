@@ -6,7 +6,7 @@ from typing import NamedTuple
 from composer_plugins.errors import ConfigError, did_you_mean, near, spelling
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import other_names, running
-from composer_plugins.losses.choosing import COMPOSED, mentions
+from composer_plugins.losses.choosing import PARTS, mentions
 from composer_plugins.losses.registry import Registry
 from composer_plugins.losses.row import KINDS, Dialect, Loss
 
@@ -67,7 +67,7 @@ def _losses(n: int) -> str:
 
 
 def _hint(registry: Registry, word: str) -> str:
-    if part := COMPOSED.get(spelling(word)):
+    if part := PARTS.get(spelling(word)):
         return f"; it is not a loss of its own: {part}"
     nearest = near(word, [loss.name for loss in registry.losses])
     return f"; {did_you_mean(nearest)}" if nearest else ""

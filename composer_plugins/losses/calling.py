@@ -12,12 +12,19 @@ from torch import Tensor
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.inputs import INPUTS, ROUNDINGS, ROWS, TOKENS, largest_logprob
+from composer_plugins.losses.inputs import (
+    BOOLEAN,
+    COUNT,
+    FLOAT,
+    INPUTS,
+    INTEGER,
+    ROUNDINGS,
+    ROWS,
+    TOKENS,
+    largest_logprob,
+)
 from composer_plugins.losses.row import Loss
 
-BOOLEANS = {"mask", "desirable", "component_mask"}
-INTEGERS = {"group_ids", "teacher_topk_ids"}
-INTEGERS_OR_FLOATS = {"lengths"}  # a count, or a sum of weights
 NOT_TENSORS: dict[str, type] = {"a torch.Generator": torch.Generator, "an int": int}
 
 
@@ -141,7 +148,7 @@ def check_top_k(choice: Choice, vocabulary: int, entries: str = "entries of the 
 
 
 def _check_type(need: str, x: Any) -> None:
-    shape, help_ = INPUTS[need]
+    shape, meaning, dtype = INPUTS[need]
     if not isinstance(x, NOT_TENSORS.get(shape, Tensor)) or isinstance(x, bool):
         wanted = shape if shape in NOT_TENSORS else f"a tensor {shape}: torch.as_tensor({need})"
         raise DataError(need, f"it is of type {type(x).__name__}", f"pass {wanted}")
@@ -149,15 +156,13 @@ def _check_type(need: str, x: Any) -> None:
         return
     is_float = x.dtype.is_floating_point
     is_integer = not (is_float or x.dtype.is_complex or x.dtype is torch.bool)
-    if need in BOOLEANS:
-        sound, wanted = x.dtype is torch.bool, f"booleans: {need}.bool()"
-    elif need in INTEGERS:
-        sound, wanted = is_integer, f"integers: {need}.long()"
-    elif need in INTEGERS_OR_FLOATS:
-        sound, wanted = is_integer or is_float, f"integers or floating-point numbers: {need}.long()"
-    else:
-        sound, wanted = is_float, f"floating-point numbers: {help_.partition(';')[0]}"
-    if not sound:
+    is_sound, wanted = {
+        FLOAT: (is_float, f"floating-point numbers: {meaning}"),
+        BOOLEAN: (x.dtype is torch.bool, f"booleans: {need}.bool()"),
+        INTEGER: (is_integer, f"integers: {need}.long()"),
+        COUNT: (is_integer or is_float, f"integers or floating-point numbers: {need}.long()"),
+    }[dtype]
+    if not is_sound:
         raise DataError(need, f"it is {x.dtype}", f"pass {wanted}")
 
 

@@ -27,7 +27,7 @@ from composer_plugins.losses.row import (
 )
 
 # Published names that are not rows, and how to compute what they mean.
-COMPOSED = {
+PARTS = {
     "wpo": "weigh the pairs of any preference loss with wpo_weights and weighted of "
     "composer_plugins.kernels.preference",
     "ld_dpo": "score completions with ld_logprobs of composer_plugins.kernels.preference, then use dpo",
@@ -228,7 +228,7 @@ def mentions(loss: Loss, word: str, more: Iterable[str] = ()) -> bool:
 def _unknown(
     registry: Registry, name: str, kind: str | None, key: str, also_accepted: Iterable[str]
 ) -> ConfigError:
-    if where := COMPOSED.get(spelling(name)):
+    if where := PARTS.get(spelling(name)):
         return ConfigError(key, f"{name!r} is not a loss of its own", where)
     if kind is not None or is_dotted(name):
         return unknown_loss(registry.losses, name, kind or "policy", option=key, also_accepted=also_accepted)

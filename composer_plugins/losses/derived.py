@@ -125,11 +125,6 @@ def _derived(
         raise ConfigError(option, problem, remedy)
     keywords = [name for name in takes if name not in (*needs, *optional)]
     unranged = {name: Parameter(f"a parameter of {path}", unchecked=True) for name in keywords}
-    mode, average = getattr(function, "mode", ""), getattr(function, "average", False)
-    if not isinstance(average, bool):
-        raise ConfigError(option, f"the attribute average of {path!r} is {average!r}", "set True or False")
-    if mode and mode not in MODES:
-        raise unknown(option, str(mode), MODES, noun=f"mode of {path}")
     return Loss(
         name=path,
         kind=kind,
@@ -140,26 +135,23 @@ def _derived(
         needs=needs,
         optional=optional,
         parameters=unranged,
-        average=average,
-        mode=mode,
-        **declared(function, path, option),
+        **declared(function, path, option, mode="", average=False),
     )
 
 
 def declared(
-    function: Callable[..., Any], path: str, option: str, gradient: str = "derivative"
+    function: Callable[..., Any], path: str, option: str, *, gradient: str = "derivative", **more: Any
 ) -> dict[str, Any]:
-    """What a function declares about the laws, or else these defaults; ConfigError for another value."""
-    found = {
-        "gradient": getattr(function, "gradient", gradient),
-        "over_batch": getattr(function, "over_batch", False),
-        "exceptions": getattr(function, "exceptions", {}),
-    }
-    if found["gradient"] not in GRADIENTS:
-        raise unknown(option, str(found["gradient"]), GRADIENTS, noun=f"gradient of {path}")
-    if not isinstance(found["over_batch"], bool):
-        problem = f"the attribute over_batch of {path!r} is {found['over_batch']!r}"
-        raise ConfigError(option, problem, "set True or False")
+    """What a function declares of its row, or else these defaults; ConfigError for another value."""
+    defaults = {"gradient": gradient, "over_batch": False, "exceptions": {}} | more
+    found = {name: getattr(function, name, default) for name, default in defaults.items()}
+    for name, known in (("gradient", GRADIENTS), ("mode", MODES)):
+        if (value := found.get(name)) not in (*known, defaults.get(name)):
+            raise unknown(option, str(value), known, noun=f"{name} of {path}")
+    for name in ("over_batch", "average"):
+        if not isinstance(value := found.get(name, False), bool):
+            problem = f"the attribute {name} of {path!r} is {value!r}"
+            raise ConfigError(option, problem, "set True or False")
     _check_exceptions(found["exceptions"], option)
     return found
 

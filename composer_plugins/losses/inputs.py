@@ -21,11 +21,20 @@ def largest_logprob(eps: float | None = None) -> float:
     return MOST if eps is None else min(ROUNDINGS * eps, MOST)
 
 
+FLOAT, BOOLEAN, INTEGER, COUNT = "floating-point", "boolean", "integer", "integer or floating-point"
+
+
 class Input(NamedTuple):
     """One input that a kernel takes by name: a tensor, unless the shape says otherwise."""
 
     shape: str
-    help: str
+    meaning: str
+    dtype: str = FLOAT
+
+    @property
+    def help(self) -> str:
+        """What it is, for a page."""
+        return self.meaning if self.dtype == FLOAT else f"{self.dtype}; {self.meaning}"
 
 
 TOKENS, VOCAB, TOP_K, PAIRS, ROWS = (
@@ -47,7 +56,8 @@ INPUTS: dict[str, Input] = {
     "advantages": Input(TOKENS, "broadcast against logprobs: [B, 1] is one per sequence"),
     "mask": Input(
         TOKENS,
-        "boolean; True on the unmasked tokens; for an advantage [rows], True on the rollouts that count",
+        "True on the unmasked tokens; for an advantage [rows], True on the rollouts that count",
+        BOOLEAN,
     ),
     "log_weights": Input(TOKENS, "logs of rollout corrections, old over rollout, in nats"),
     "entropies": Input(TOKENS, "entropy of the policy at each token, in nats"),
@@ -70,7 +80,7 @@ INPUTS: dict[str, Input] = {
     "student_logprobs": Input(TOKENS, "log S(y_t) of the sampled tokens; carries the gradient"),
     "teacher_logprobs": Input(TOKENS, "log T(y_t) of the sampled tokens"),
     "teacher_topk_logprobs": Input(TOP_K, "log T of the teacher's k largest entries"),
-    "teacher_topk_ids": Input(TOP_K, "the ids of the teacher's k largest entries"),
+    "teacher_topk_ids": Input(TOP_K, "the ids of the teacher's k largest entries", INTEGER),
     "chosen": Input(PAIRS, "score of the preferred completion under the policy; carries the gradient"),
     "rejected": Input(PAIRS, "score of the rejected completion under the policy"),
     "ref_chosen": Input(PAIRS, "score of the preferred completion under the reference"),
@@ -79,21 +89,21 @@ INPUTS: dict[str, Input] = {
     "gold_nll": Input(PAIRS, "mean negative log-likelihood per token of a third, gold completion"),
     "scores": Input(ROWS, "score of a completion under the policy; carries the gradient"),
     "ref_scores": Input(ROWS, "score of a completion under the reference"),
-    "desirable": Input(ROWS, "boolean; True where a completion is good"),
+    "desirable": Input(ROWS, "True where a completion is good", BOOLEAN),
     "reference_kl": Input(
         "[]", "KTO's reference point: mean log-ratio of mismatched completions, at least 0"
     ),
     "reward_shift": Input("[]", "BCO's delta: running mean of the rewards, in nats"),
     "rewards": Input(ROWS, "one per rollout"),
-    "group_ids": Input(ROWS, "integer; rollouts of one prompt share an id, in any order"),
+    "group_ids": Input(ROWS, "rollouts of one prompt share an id, in any order", INTEGER),
     "num_groups": Input("an int", "the ids are 0 .. num_groups - 1 already, and need no sort"),
-    "lengths": Input(ROWS, "unmasked tokens of each rollout"),
+    "lengths": Input(ROWS, "unmasked tokens of each rollout", COUNT),
     "prompt_tokens": Input(ROWS, "unmasked tokens of all rollouts of the same prompt, for each rollout"),
     "baselines": Input("[*batch]", "reward of the greedy completion of the same prompt, one per rollout"),
     "reward_components": Input("[rows, components]", "several rewards of each rollout"),
     "token_rewards": Input(TOKENS, "reward of each token, most often 0 but at the last one"),
     "values": Input(TOKENS, "a critic's estimate of the return from each token on"),
-    "component_mask": Input("[rows, components]", "boolean; False where a reward could not be given"),
+    "component_mask": Input("[rows, components]", "False where a reward could not be given", BOOLEAN),
     "component_weights": Input("[components]", "weight of each reward; all 1 where not given"),
     "logits": Input(VOCAB, "unnormalised, of the policy; carries the gradient"),
     "token_loss": Input(TOKENS, "the loss per token that a kernel returned"),

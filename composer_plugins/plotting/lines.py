@@ -14,16 +14,26 @@ POINTS = 400  # of a line
 
 
 class Axes(NamedTuple):
-    """What losses are drawn against."""
+    """What losses are drawn against: cases, such as the sign of the advantage, with some numbers of each."""
 
-    measure: Callable[[Choice, Tensor], Sequence[Tensor]]  # at each x: what each panel shows
-    panels: tuple[Panel, ...]  # without series
+    measures: tuple[Callable[[Choice, Tensor], Sequence[Tensor]], ...]  # of each case: its numbers at each x
+    panels: tuple[Panel, ...]  # without series: the first number of each case, then the second
     gradients: tuple[int, ...]  # for each panel the one whose bends are marked on it: that of its gradient
+
+    def measure(self, choice: Choice, x: Tensor, panel: int) -> Tensor:
+        """What a panel shows at each x."""
+        number, case = divmod(panel, len(self.measures))
+        return self.measures[case](choice, x)[number]
+
+    def measured(self, choice: Choice, x: Tensor) -> list[Tensor]:
+        """What each panel shows at each x."""
+        cases = [measure(choice, x) for measure in self.measures]
+        return [number for each in zip(*cases, strict=True) for number in each]
 
 
 def ends_of(choice: Choice, axes: Axes, x: Tensor) -> tuple[Ends, ...]:
     """The bends of each panel's gradient between the first and the last x; a cap on its own panel alone."""
-    found = {i: bends(partial(_nth, axes, choice, i), x) for i in {*axes.gradients}}
+    found = {i: bends(partial(axes.measure, choice, panel=i), x) for i in {*axes.gradients}}
     return tuple(found[g] if i == g else Ends(found[g].marks) for i, g in enumerate(axes.gradients))
 
 
@@ -37,9 +47,5 @@ def drawn(
 ) -> tuple[Panel, ...]:
     """The panels with a line for each loss, upright where it jumps; `found` has the ends of each."""
     x = with_both_sides(x, marks_of(found))
-    lines = [tuple((x, y) for y in axes.measure(one, x)) for one in chosen]
+    lines = [tuple((x, y) for y in axes.measured(one, x)) for one in chosen]
     return filled(axes.panels, [Curves(*each) for each in zip(chosen, lines, found, strict=True)])
-
-
-def _nth(axes: Axes, choice: Choice, i: int, x: Tensor) -> Tensor:
-    return axes.measure(choice, x)[i]

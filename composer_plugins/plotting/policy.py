@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,14 +66,10 @@ def _axes(probability: float, by_teacher: bool) -> Axes:
     else:
         signs, weight = (1.0, -1.0), "gradient weight"
         cases = ["A = +1 (better than its group)", "A = −1 (worse)"]
-
-    def measured(choice: Choice, ratio: Tensor) -> list[Tensor]:
-        found = [measure(choice, ratio, probability, sign) for sign in signs]
-        return [number for each in zip(*found, strict=True) for number in each]
-
     labels = ("loss of the token", weight)
     panels = [Panel(case, "ratio π / π_old", y, reference=1.0) for y in labels for case in cases]
-    return Axes(measured, tuple(panels), (2, 3, 2, 3))
+    measures = [partial(measure, probability=probability, sign=sign) for sign in signs]
+    return Axes(tuple(measures), tuple(panels), (2, 3, 2, 3))
 
 
 def measure(choice: Choice, ratio: Tensor, probability: float, sign: float) -> tuple[Tensor, Tensor]:

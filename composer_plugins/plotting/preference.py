@@ -1,6 +1,7 @@
 """Preference losses: value and gradients against the margin of a pair, or the log ratio of one response."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,17 +41,14 @@ def of_pairs(choice: Choice, margin: Tensor) -> list[Tensor]:
     return with_gradients(choice, {**inputs, "chosen_nll": nll, "gold_nll": nll}, chosen, rejected)
 
 
-def of_responses(choice: Choice, log_ratio: Tensor) -> list[Tensor]:
-    """Loss and gradient at each log ratio, of a desirable and of an undesirable response."""
-    found = []
-    for desirable in (True, False):
-        start = torch.full_like(log_ratio, -_reach(choice) - 1)
-        scores = (start + log_ratio).requires_grad_()
-        zero = torch.zeros((), dtype=torch.float64)
-        inputs = {"scores": scores, "ref_scores": start, "reference_kl": zero, "reward_shift": zero}
-        inputs["desirable"] = torch.full_like(log_ratio, desirable, dtype=torch.bool)
-        found.append(with_gradients(choice, inputs, scores))
-    return [number for each in zip(*found, strict=True) for number in each]
+def of_responses(choice: Choice, log_ratio: Tensor, *, desirable: bool) -> list[Tensor]:
+    """Loss and gradient at each log ratio, of desirable or of undesirable responses."""
+    start = torch.full_like(log_ratio, -_reach(choice) - 1)
+    scores = (start + log_ratio).requires_grad_()
+    zero = torch.zeros((), dtype=torch.float64)
+    inputs = {"scores": scores, "ref_scores": start, "reference_kl": zero, "reward_shift": zero}
+    inputs["desirable"] = torch.full_like(log_ratio, desirable, dtype=torch.bool)
+    return with_gradients(choice, inputs, scores)
 
 
 def of_nll(choice: Choice, nll: Tensor) -> list[Tensor]:
@@ -61,7 +59,7 @@ def of_nll(choice: Choice, nll: Tensor) -> list[Tensor]:
 
 MARGIN = "margin of the chosen response over the rejected one (nats)"
 PAIRS = Axes(
-    of_pairs,
+    (of_pairs,),
     (
         Panel("loss", MARGIN, "loss of the pair", reference=0.0),
         Panel("gradient, chosen response", MARGIN, "d loss / d log π(chosen)", reference=0.0),
@@ -71,7 +69,7 @@ PAIRS = Axes(
 )
 LOG_RATIO = "log π(response) − log π_ref(response) (nats)"
 RESPONSES = Axes(
-    of_responses,
+    (partial(of_responses, desirable=True), partial(of_responses, desirable=False)),
     tuple(
         Panel(f"{which} response", LOG_RATIO, y, reference=0.0)
         for y in ("loss of the response", "d loss / d log π")
@@ -81,7 +79,7 @@ RESPONSES = Axes(
 )
 MEAN = "mean −log π per token of the chosen response (nats)"
 NLLS = Axes(
-    of_nll,
+    (of_nll,),
     (Panel("loss", MEAN, "loss of the response"), Panel("gradient", MEAN, "d loss / d (−log π)")),
     (1, 1),
 )

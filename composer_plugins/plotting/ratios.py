@@ -56,7 +56,7 @@ def weight(choice: Choice, ratio: Tensor) -> tuple[Tensor]:
 
 LOG_RATIO = "log π − log π_ref of the sampled token (nats)"
 KL = Axes(
-    kl,
+    (kl,),
     (
         Panel("estimate", LOG_RATIO, "KL estimate (nats)", reference=0.0),
         Panel("gradient", LOG_RATIO, "d estimate / d log π", reference=0.0),
@@ -64,4 +64,4 @@ KL = Axes(
     (1, 1),
 )
 RATIO = "ratio π_old / π_rollout of the token"
-CORRECTION = Axes(weight, (Panel("weight of the token's loss", RATIO, "weight", reference=1.0),), (0,))
+CORRECTION = Axes((weight,), (Panel("weight of the token's loss", RATIO, "weight", reference=1.0),), (0,))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import frameworks, other_names
-from composer_plugins.losses.choosing import COMPOSED
+from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import KINDS, Dialect, Loss
 from docs.generator.markdown import plain, table
@@ -45,7 +45,7 @@ def pages() -> dict[str, str]:
         ]
         entries += [f"- {theirs} → `{row}`" for row, theirs in named.items()]
         parts += [f"## {one.title}\n\n" + "\n".join(entries) + "\n"] if entries else []
-    published = [(f"`{name}`", plain(text)) for name, text in COMPOSED.items()]
+    published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
     what = "A parameter of a framework, and the one here. If the value differs, the second column says how."
     head = f"## Parameters\n\n{what}\n\n"
