@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import MODES, OPTIONS
-from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, unknown
 
 if TYPE_CHECKING:
