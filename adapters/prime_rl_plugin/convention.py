@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCES, STREAMS, WEIGHTS
-from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 
 if TYPE_CHECKING:
     from torch import Tensor

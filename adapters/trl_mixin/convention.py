@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin.probe import tiny_trainer
 from composer_plugins.adapters.trl_mixin.upstream import loss_of_logprobs
-from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, scalar_problems
 from composer_plugins.errors import ConfigError, in_a_line
 
 WIDTH = 11  # max_completion_length of the tiny trainer

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, unknown
 from composer_plugins.frameworks.verl import MODES, OPTIONS
 

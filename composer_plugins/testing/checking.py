@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.losses.choosing import find_one
@@ -114,17 +114,6 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
         yield Outcome(name, "failed", problem, cause)
 
 
-class Trial(NamedTuple):
-    """What came of a law, by the settings in which it was tried."""
-
-    broken: Mapping[str, str]  # by the label of a setting, the problem
-    inapplicable: tuple[str, ...] = ()  # the reasons
-    held: int = 0
-    raised: bool = False  # whether the loss itself raised an error
-    unusable: bool = False  # whether no other law can be tried, if this one is the first
-    cause: str = ""  # instead of the usual one
-
-
 def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> Iterator[Outcome]:
     """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices."""
     return run_on(laws, lambda law: settings(row, thorough=law.thorough, of=of), row)
@@ -142,36 +131,37 @@ def run_on(
         if unusable:
             yield Outcome(law.name, "not applicable", unusable)
             continue
-        trial = _try(law, subjects(law), passed_on)
-        yield (outcome := _judged(law, trial, row))
-        if law.first and trial.unusable and outcome.status == "failed":
+        broken, inapplicable, held = dict[str, Exception | SystemExit](), list[str](), 0
+        for subject in subjects(law):
+            try:
+                law.check(subject)
+                held += 1
+            except NotApplicable as reason:
+                inapplicable.append(str(reason))
+            except passed_on:
+                raise
+            except (Exception, SystemExit) as error:
+                broken[subject.label] = error
+        yield (outcome := _judged(law, broken, inapplicable, held, row))
+        usable = all(getattr(error, "usable", False) for error in broken.values())
+        if law.first and not usable and outcome.status == "failed":
             unusable = f"not run: mend {law.name} first"
 
 
-def _try(law: Law, subjects: Iterable[Subject], passed_on: Any) -> Trial:
-    broken, inapplicable, held, raised, unusable, cause = dict[str, str](), list[str](), 0, False, False, ""
-    for subject in subjects:
-        try:
-            law.check(subject)
-            held += 1
-        except NotApplicable as reason:
-            inapplicable.append(str(reason))
-        except passed_on:
-            raise
-        except (Exception, SystemExit) as error:
-            found = isinstance(error, AssertionError)
-            broken[subject.label] = str(error)[:900] if found else with_place(error, most=MOST)
-            raised |= not found
-            unusable |= not getattr(error, "usable", False)
-            cause = cause or getattr(error, "cause", "")
-    return Trial(broken, tuple(inapplicable), held, raised, unusable, cause)
+def _problem(error: Exception | SystemExit) -> str:
+    return str(error)[:900] if isinstance(error, AssertionError) else with_place(error, most=MOST)
 
 
-def _judged(law: Law, trial: Trial, row: Loss | None) -> Outcome:
+def _judged(
+    law: Law,
+    errors: Mapping[str, Exception | SystemExit],
+    inapplicable: Iterable[str],
+    held: int,
+    row: Loss | None,
+) -> Outcome:
     """What a report says of a law, with what the row declares about it."""
-    name = row.name if row else ""
-    exceptions = row.exceptions if row else {}
-    broken = {label.removeprefix(name): problem for label, problem in trial.broken.items()}
+    name, exceptions = (row.name, row.exceptions) if row else ("", {})
+    broken = {label.removeprefix(name): error for label, error in errors.items()}
     declared = {
         key.removeprefix(law.name): reason
         for key, reason in exceptions.items()
@@ -189,14 +179,16 @@ def _judged(law: Law, trial: Trial, row: Loss | None) -> Outcome:
         del broken[suffix]
     if broken:
         shown = list(broken.items())[:SHOWN]
-        lines = [f"{name}{suffix}: {problem}" if row else problem for suffix, problem in shown]
+        lines = [(f"{name}{suffix}: " if row else "") + _problem(error) for suffix, error in shown]
         if len(broken) > SHOWN:
             lines.append(f"and in {len(broken) - SHOWN} more settings: {', '.join(list(broken)[SHOWN:])}")
-        by_itself = trial.raised and law.first  # the other laws call it with what it may not be made for
-        cause = "the loss itself raises this error" if by_itself else f"usual cause: {law.cause}"
-        return Outcome(law.name, "failed", "\n".join(lines), trial.cause or cause)
-    if not trial.held and not declared:
-        return Outcome(law.name, "not applicable", "; ".join(dict.fromkeys(trial.inapplicable)))
+        raised = not all(isinstance(error, AssertionError) for error in errors.values())
+        cause = next((found for error in broken.values() if (found := getattr(error, "cause", ""))), "")
+        # The other laws call it with what it may not be made for.
+        usual = "the loss itself raises this error" if raised and law.first else f"usual cause: {law.cause}"
+        return Outcome(law.name, "failed", "\n".join(lines), cause or usual)
+    if not held and not declared:
+        return Outcome(law.name, "not applicable", "; ".join(dict.fromkeys(inapplicable)))
     return Outcome(law.name, "passed")
 
 

@@ -1,5 +1,6 @@
 """Random inputs for a loss, by the names in its row (`composer_plugins.losses.inputs.INPUTS`)."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -181,10 +182,10 @@ def one_of_each_row(mask: Tensor) -> list[tuple[int, int]]:
     return found
 
 
-def poisoned_at(x: Tensor, where: list[tuple[int, int]]) -> Tensor:
-    """`x` with NaN at these tokens; of a vocabulary, at one entry."""
+def poisoned_at(x: Tensor, where: Iterable[Sequence[int]]) -> Tensor:
+    """`x` with NaN at these tokens, or rows; of a vocabulary, at one entry."""
     x = x.clone()
-    for row, token in where:
-        token = min(token, x.shape[1] - 1)  # there may be one number per row
-        x[(row, token) if x.dim() == 2 else (row, token, 0)] = torch.nan
+    for row, *token in where:
+        places = [min(one, x.shape[1] - 1) for one in token]  # there may be one number per row
+        x[(row, *places, *[0] * (x.dim() - 1 - len(places)))] = torch.nan
     return x

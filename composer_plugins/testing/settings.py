@@ -10,7 +10,7 @@ from torch import Tensor
 
 from composer_plugins.losses.calling import call_unchecked, versions
 from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.inputs import INPUTS, TOKENS, TOP_K, VOCAB
+from composer_plugins.losses.inputs import INPUTS, PAIRS, ROWS, TOKENS, TOP_K, VOCAB
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter, Value
 from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.gradients import value_and_gradients
@@ -92,8 +92,11 @@ class Setting:
         generators = {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
         return call_unchecked(self.choice, {**batch, **generators})
 
-    def result(self, batch: Mapping[str, Any]) -> Tensor:
-        """Call the kernel and return the loss, the advantages or the weights."""
+    def result(self, batch: Mapping[str, Any], whole: Batch | None = None) -> Tensor:
+        """Call the kernel and return the loss, the advantages or the weights.
+
+        With `whole` these are some rows of that batch, which means nothing to a kernel: it does not divide.
+        """
         return main_tensor(self(batch))
 
     def draw(self, seed: int = 0, **options: Any) -> Batch:
@@ -167,21 +170,15 @@ class Setting:
 
     def both_signs(self) -> Iterator[Signs]:
         """Yield what descent raises where all policies are equal, and the advantages of a row 1 or -1."""
-        if self.trained != ("logprobs",) or "advantages" not in self.inputs:
+        if self.trained != ("logprobs",) or not (self.one_number or "advantages" in self.inputs):
             raise NotApplicable("its policy input is not logprobs, or it has no advantages")
         for options in DRAWS:
             batch = self.draw(**options | {"spread": 0.0})
-            rows = 1.0 - 2 * (torch.arange(len(batch["logprobs"]), dtype=torch.float64) % 2)
-            advantages = rows[:, None].expand_as(batch["logprobs"])
-            raised = [
-                -value_and_gradients(self, batch | {"advantages": sign * advantages})[1]["logprobs"]
-                for sign in (1, -1)
-            ]
-            yield Signs(batch["mask"], rows, raised[0], raised[1])
-
-    def of_a_part(self, batch: Batch, whole: Batch) -> Tensor:
-        """What a framework adds to its loss for some rows of a batch, which a kernel does not reduce."""
-        return self.result(batch)
+            rows = 1.0 - 2 * (torch.arange(len(batch["mask"]), dtype=torch.float64) % 2)
+            signed = [sign * rows[:, None].expand_as(batch["mask"]) for sign in (1, -1)]
+            given = [batch | ({"advantages": x} if "advantages" in batch else {}) for x in signed]
+            raised, negated = (-value_and_gradients(self, one)[1]["logprobs"] for one in given)
+            yield Signs(batch["mask"], rows, raised, negated)
 
     def written(self, batch: Batch) -> list[str]:
         """The inputs that a call writes to."""
@@ -201,8 +198,9 @@ class Setting:
         return [name for name in drawn if name not in LABELS and INPUTS[name].shape != "[components]"]
 
     def poisonable(self, batch: Batch) -> list[str]:
-        """The inputs in which NaN at a token must be seen."""
-        return [name for name in float_tensors(batch) if INPUTS[name].shape in SHAPES and name != UNIFORM]
+        """The inputs in which NaN at a token, a row or a pair must be seen."""
+        shapes = (PAIRS, ROWS) if self.loss.kind == "preference" else SHAPES
+        return [name for name in float_tensors(batch) if INPUTS[name].shape in shapes and name != UNIFORM]
 
     def named(self, name: str) -> str:
         """An input in a message."""

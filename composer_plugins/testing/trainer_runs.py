@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.convention import scalar_problems
+from composer_plugins.calling_convention import scalar_problems
 from composer_plugins.errors import ConfigError, with_place
 from composer_plugins.testing.law import NotApplicable, require
 from composer_plugins.testing.subject import Cut, Found, Signs

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from composer_plugins.calling_convention import Counts
 from composer_plugins.cli import app
-from composer_plugins.convention import Counts
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.kernels.policy import ppo

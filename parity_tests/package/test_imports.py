@@ -154,7 +154,7 @@ FLOORS = (
     ("kernels",),
     ("errors", "findings", "hookspecs"),
     ("losses", "flat_kernels", ""),  # "" is the package itself
-    ("frameworks", "diagnosis", "convention"),
+    ("frameworks", "diagnosis", "calling_convention"),
     ("objective", "config", "columns", "migration"),
     ("adapters", "testing"),
     ("conformance", "plotting", "recipes"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from composer_plugins.convention import Convention, Function
+from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.derived import function_of_import_path, row_of_function

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from composer_plugins.convention import Called, Convention, Counts, Function
+from composer_plugins.calling_convention import Called, Convention, Counts, Function
 from composer_plugins.errors import ConfigError
 from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.derived import declared
@@ -18,7 +18,7 @@ from composer_plugins.testing.gradients import with_trained_gradients
 from composer_plugins.testing.inputs import DRAWS, Batch, draw, float_tensors, select_rows, tensors
 from composer_plugins.testing.laws.results import has_effect
 from composer_plugins.testing.settings import Setting
-from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
+from composer_plugins.testing.subject import THE_LOSS, Cut, Found, micro_batches_and_ranks
 
 WIDTH = 11  # the longest response, where a convention has such a number
 TRAINED = "logprobs"
@@ -136,16 +136,16 @@ class OneNumber(Setting):
         """What the framework adds to its loss for these rows."""
         return self.called({**batch}).loss
 
+    def result(self, batch: Mapping[str, Any], whole: Batch | None = None) -> Tensor:
+        """What the framework adds to its loss for these rows, perhaps as some of a larger batch."""
+        return self.part({**batch}, counts_of(whole or batch))
+
     def __call__(self, batch: Mapping[str, Any]) -> Tensor:
-        return self.part({**batch}, counts_of(batch))
+        return self.result(batch)
 
     def part(self, batch: Batch, counts: Counts, seed: int = 0) -> Tensor:
-        """What the framework adds to its loss for these rows of a larger batch."""
+        """What the framework adds to its loss for these rows, with the counts of the whole batch."""
         return self.called(copies(batch), counts, seed).loss
-
-    def of_a_part(self, batch: Batch, whole: Batch) -> Tensor:
-        """What the framework adds to its loss for some rows of a batch."""
-        return self.part(batch, counts_of(whole))
 
     def run(
         self,
@@ -179,16 +179,6 @@ class OneNumber(Setting):
         """Yield 1, 2 and 4 micro-batches, and two ranks."""
         rows = len(batch["mask"])
         return micro_batches_and_ranks(rows, rows, self.convention.equal_parts)
-
-    def both_signs(self) -> Iterator[Signs]:
-        """Yield what descent raises where all policies are equal, and the advantages of a row 1 or -1."""
-        for options in DRAWS:
-            batch = self.draw(**options | {"spread": 0.0})
-            rows = 1.0 - 2 * (torch.arange(len(batch["mask"]), dtype=torch.float64) % 2)
-            signed = [sign * rows[:, None].expand_as(batch["mask"]) for sign in (1, -1)]
-            given = [{"advantages": x} if "advantages" in batch else {} for x in signed]
-            raised = [-self.run(batch | one)["the gradient"] for one in given]
-            yield Signs(batch["mask"], rows, raised[0], raised[1])
 
     def problems(self, batch: Batch) -> tuple[str, ...]:
         """What is wrong with the result, beside a loss that can be gone on with."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, scalar_problems
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.law import numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composer_plugins.convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import did_you_mean, near
 
 

@@ -87,20 +87,31 @@ def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
         require_finite(setting, given, what, value=scale < 1e20)
 
 
-@law(*PER_TOKEN, FUNCTION, cause=NAN, excuse=of_the_batch)
+@law(
+    *PER_TOKEN,
+    FUNCTION,
+    cause=NAN,
+    excuse=of_the_batch,
+    own={
+        "preference": Own(
+            name="nan_is_seen_in_its_pair_and_in_no_other",
+            summary="NaN in a score is NaN in its pair, and in no other.",
+        ),
+    },
+)
 def nan_is_seen_in_its_row_and_in_no_other(setting: Setting) -> None:
     """NaN at an unmasked token gives a loss of NaN there, and nothing outside its row."""
     for batch in setting.batches():
+        rows = torch.arange(len(batch[setting.inputs[0]]))
         for name in setting.poisonable(batch):
-            for row, token in one_of_each_row(batch["mask"]):
-                what = f"NaN in {setting.named(name)} at row {row}, token {token}"
-                found = setting.run(batch | {name: poisoned_at(batch[name], [(row, token)])})
-                loss = found[THE_LOSS]
-                loss = loss if setting.one_number else loss[row, token]
+            for place in one_of_each_row(batch["mask"]) if "mask" in batch else rows.unsqueeze(1).tolist():
+                axes = zip(("row", "token"), place, strict=False)
+                what = f"NaN in {setting.named(name)} at " + ", ".join(f"{one} {i}" for one, i in axes)
+                found = setting.run(batch | {name: poisoned_at(batch[name], [place])})
+                loss = found[THE_LOSS] if setting.one_number else found[THE_LOSS][tuple(place)]
                 require(loss.isnan(), f"{what} is hidden: the loss there is {float(loss):.6g}")
-                others = torch.arange(len(batch["mask"])) != row
                 for key, x in found.items():
-                    seen = x.dim() and not x[others].isfinite().all()
+                    seen = x.dim() and not x[rows != place[0]].isfinite().all()
                     require(not seen, f"{what} reaches {key} of other rows")
                 require_zero_where_masked({THE_LOSS: found[THE_LOSS]}, batch, f"with {what}, {{}}")
 
@@ -163,22 +174,6 @@ def nan_logits_are_nan_in_their_gradient(setting: Setting, name: str) -> None:
     require(gradient[0, 0].isnan().all(), f"NaN logits: the gradient is {numbers(gradient[0, 0])}")
 
 
-@law("preference", cause=NAN, excuse=of_the_batch)
-def nan_is_seen_in_its_pair_and_in_no_other(setting: Setting) -> None:
-    """NaN in a score is NaN in its pair, and in no other."""
-    batch = setting.draw(size=5)
-    for name, x in float_tensors(batch).items():
-        if INPUTS[name].shape not in (PAIRS, ROWS):
-            continue
-        poisoned = x.clone()
-        poisoned[2] = torch.nan
-        loss, gradients = value_and_gradients(setting, batch | {name: poisoned})
-        seen = [loss[2], *(g[2] for g in gradients.values())]
-        require(any(bool(s.isnan()) for s in seen), f"NaN in {name!r} is hidden")
-        others = [loss[[0, 1, 3, 4]], *(g[[0, 1, 3, 4]] for g in gradients.values())]
-        require(all(bool(s.isfinite().all()) for s in others), f"NaN in {name!r} reaches other pairs")
-
-
 @law("preference", cause=NAN)
 def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
     """NaN in a score is NaN in a gradient, however far the scores are apart."""
@@ -209,7 +204,7 @@ def batch_without_an_unmasked_token_gives_zero_with_a_gradient(setting: Setting)
         given = {n: x if junk is None else torch.full_like(x, junk) for n, x in float_tensors(batch).items()}
         mask = torch.zeros_like(batch["mask"])
         empty = with_trained_gradients(setting, batch | given | {"mask": mask})
-        loss = setting.of_a_part(empty, batch)
+        loss = setting.result(empty, whole=batch)
         require(not loss.any(), f"the loss is {numbers(loss)}")
         total = aggregate(loss, mask, "token-mean") if loss.dim() else loss
         require(bool(total == 0), f"its mean is {float(total.detach())}")
