@@ -80,14 +80,14 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
     generation = _assumed(table, version)
     own = own_losses.find(loss.get("type", own_losses.default_kind(generation)), generation)
     routed, is_routed = file.routed(table, listed)
-    with_rewards = [one for one in listed if one.algorithm not in prime_rl.ROUTED] or listed
+    with_rewards = [one for one in listed if one.algo.name not in prime_rl.ROUTED] or listed
     remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
     remarks = [] if is_routed else remarks
     advantage = None if is_routed else _advantage(with_rewards, remarks)
     remarks += [*_of_sources(table, listed), *not_carried(table, prime_rl.NOT_CARRIED), *_filters(table)]
     size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
     checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
-    known = prime_rl.KNOWN_KEYS | checked | {one.algorithm_key for one in listed}
+    known = prime_rl.KNOWN_KEYS | checked | {one.algo.key for one in listed}
     common: dict[str, Any] = {
         "advantage": advantage,
         "group_size": size,
@@ -160,14 +160,14 @@ def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], ge
 
 def _advantage(listed: Sequence[Source], remarks: list[str]) -> Choice | None:
     """The advantages of these sources: where they differ, those of the orchestrator's algorithm."""
-    inherited = [one for one in listed if not one.algorithm_key.startswith(f"{one.key}.")]
-    kind = (inherited or listed)[0].algorithm
+    inherited = [one for one in listed if not one.algo.key.startswith(f"{one.key}.")]
+    kind = (inherited or listed)[0].algo.name
     rows = prime_rl.ADVANTAGES
     for one in listed:
-        if kind not in rows or rows.get(one.algorithm) != rows[kind]:
-            remarks.append(f"{one.algorithm_key} = {one.algorithm!r}")
-        if one.echo:
-            remarks.append(f"{one.algorithm_key} = {one.algorithm!r}: {one.echo}")
+        if kind not in rows or rows.get(one.algo.name) != rows[kind]:
+            remarks.append(f"{one.algo.key} = {one.algo.name!r}")
+        if one.algo.echo:
+            remarks.append(f"{one.algo.key} = {one.algo.name!r}: {one.algo.echo}")
     return choose("advantage", rows[kind]) if kind in rows else None
 
 
@@ -176,7 +176,7 @@ def _per_source(field: str, listed: Sequence[Source], remarks: list[str]) -> Any
     parameter, default = PER_SOURCE[field]
     given = {}
     for number, one in enumerate(listed, 1):
-        value, key = getattr(one, field), getattr(one, f"{field}_key")
+        value, key = getattr(one, field)
         parameter.check(key or f"orchestrator.{field}", value, None)
         given[number, one.name or f"source {number}"] = value
     first = next(iter(given.values()))
@@ -191,7 +191,11 @@ def _of_sources(table: Mapping[str, Any], listed: Sequence[Source]) -> Iterator[
     found = []
     for one in listed:
         values = prime_rl.ALGORITHM_NOT_CARRIED.items()
-        found += [f"{one.algo_key}.{name}" for name, neutral in values if one.algo.get(name) not in neutral]
+        found += [
+            f"{one.algo.options_key}.{name}"
+            for name, neutral in values
+            if one.algo.options.get(name) not in neutral
+        ]
         gates = not_carried(one.table, prime_rl.SOURCE_NOT_CARRIED)
         found += [f"{one.key}.{text}" for text in gates]
     samplings = {key: at(table, *key.split(".")) for key in prime_rl.SAMPLINGS}

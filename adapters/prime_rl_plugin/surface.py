@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from composer_plugins.adapters.prime_rl_plugin.own_losses import DEFAULT_POLICY, advice
-from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
+from composer_plugins.config import ComposerConfig, at, scaled_hint, unlikely
 from composer_plugins.errors import ComposerError
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.prime_rl import (
@@ -125,23 +125,19 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     rest = {name: x for name, x in kwargs.items() if name not in {one.key for one in wrong}}
     with of_config.collected():
         config = ComposerConfig.parse({**defaults, **rest})
-    keys, params = {one.key for one in of_config}, kwargs.get("policy_params")
-    refused = {name: x for name, x in _table(params).items() if f"policy_params.{name}" in keys}
+    of_params = [one.key for one in of_config if one.key.startswith("policy_params.")]
+    refused = {key.partition(".")[2]: at(kwargs, key) for key in of_params}
     wrong += _explained(refused, "policy_params.", defaults, kwargs)
     enforce([*wrong, *of_config])
     policy, rollout_correction = config.choose_policy(), config.choose_rollout_correction()
     hint = config.choose_hint() if config.hint_weight else None
     channels = Channels(config, policy, rollout_correction, hint)
     found = Findings(config.without_effect(kwargs))
-    for choice in (policy, rollout_correction, hint):
+    for choice in filter(None, (policy, rollout_correction, hint)):
         with found.collected():
-            PRIME_RL.require(choice) if choice is not None else None
+            PRIME_RL.require(choice)
     enforce([*found, *_contradictions(channels)])
     return channels
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _error(key: str, problem: str, remedy: str) -> Finding:

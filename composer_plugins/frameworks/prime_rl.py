@@ -89,42 +89,34 @@ CAPPED = ("dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "ipo", "ipo_cent
 NO_MASK = "a value of 1 or more masks nothing"
 
 
-def _own(key: str, default: float | str, *sets: Sets, objective: str = "", remark: str = "") -> Option:
-    """An option that sets a parameter of its own name, unless others are given."""
-    return Option(key=key, default=default, sets=sets or (Sets((key,)),), objective=objective, remark=remark)
+def _own(key: str, default: float | str, *parameters: str, objective: str = "", remark: str = "") -> Option:
+    """An option that sets these parameters, or the one of its own name."""
+    sets = (Sets(parameters or (key,)),)
+    return Option(key=key, default=default, sets=sets, objective=objective, remark=remark)
 
 
-def _bounds(level: str, low: float, high: float) -> tuple[Option, Option]:
-    """The two options of 0.4 for the ratios of one level."""
-    found = (("low", low), ("high", high))
-    one, two = (_own(f"{level}_mask_{x}", at, Sets((f"{level}_{x}",), ("masked_is",))) for x, at in found)
-    return one, two
-
-
-def _region(low: str, high: str, default: float) -> tuple[Option, Option]:
-    """The two options for the change of a token's probability."""
-    sets = (low, Sets(("tv_low",))), (high, Sets(("tv_high",)))
-    one, two = (_own(key, default, one, remark=NO_MASK) for key, one in sets)
-    return one, two
+def _region(key: str, default: float, *parameters: str) -> Option:
+    """A bound of the change of a token's probability."""
+    return _own(key, default, *parameters, remark=NO_MASK)
 
 
 def _ratios(low: float, high: float) -> tuple[Option, Option]:
     """The two bounds of the ratio itself, of which ours are the distances from 1 where the loss clips it."""
-    masked, clipped = ("masked_is",), CLIPPED
+    lows = Sets(("token_low",)), Sets(("clip_low",), CLIPPED, ONE_MINUS)
+    highs = Sets(("token_high",)), Sets(("clip_high",), CLIPPED, MINUS_ONE)
     return (
-        _own("ratio_low", low, Sets(("token_low",), masked), Sets(("clip_low",), clipped, ONE_MINUS)),
-        _own("ratio_high", high, Sets(("token_high",), masked), Sets(("clip_high",), clipped, MINUS_ONE)),
+        Option(key="ratio_low", default=low, sets=lows),
+        Option(key="ratio_high", default=high, sets=highs),
     )
 
 
-def _change(key: str, default: float) -> Option:
-    """The one option for the change of a token's probability, in both directions."""
-    return _own(key, default, Sets(("tv_low", "tv_high")), remark=NO_MASK)
-
-
-_ADV, _KL = _own("adv_tau", 1.0, objective="channels.policy_weight"), _own("kl_tau", 1e-3)
-_NO_KL = _own("kl_tau", 0.0)
-_CAP = _own("max_importance_ratio", 1e4, Sets(("weight_cap",)), Sets(("ratio_cap",), CAPPED))
+_ADV, _KL, _NO_KL = (
+    _own("adv_tau", 1.0, objective="channels.policy_weight"),
+    _own("kl_tau", 1e-3),
+    _own("kl_tau", 0.0),
+)
+_CAPPED = Sets(("ratio_cap",), CAPPED)
+_CAP = Option(key="max_importance_ratio", default=1e4, sets=(Sets(("weight_cap",)), _CAPPED))
 # In 0.4 and 0.5 a part of the advantages.
 TEACHER_TAU = Option(
     key="teacher_tau",
@@ -136,53 +128,37 @@ _CENTERS = Conversion(
     values={True: "ipo_centered", False: "ipo@prime-rl"}, text="'ipo_centered' where it is true"
 )
 _CENTERED = Option(key="score_centering", default=False, objective="policy", conversion=_CENTERS)
+_SEQUENCE = ("ratio_type", "sequence")
 _0_4_OPTIONS = (
-    _own(
-        "ratio_type",
-        "token",
-        Sets(("level",), ("masked_is",)),
-        remark='with "sequence", 0.4 divides each sequence by its tokens',
-    ),
-    *_bounds("token", 0.125, 8.0),
-    *_bounds("geo", 0.1, 10.0),
-    *_bounds("sequence", 0.0, 100.0),
-    Option(
-        key="sequence_clip_high",
-        default=10.0,
-        sets=(Sets(("ratio_cap",), CAPPED),),
-        only_with=("ratio_type", "sequence"),
-    ),
-    _ADV,
-    _NO_KL,
-    TEACHER_TAU,
+    _own("ratio_type", "token", "level", remark='with "sequence", 0.4 divides each sequence by its tokens'),
+    _own("token_mask_low", 0.125, "token_low"),
+    _own("token_mask_high", 8.0, "token_high"),
+    _own("geo_mask_low", 0.1, "geo_low"),
+    _own("geo_mask_high", 10.0, "geo_high"),
+    _own("sequence_mask_low", 0.0, "sequence_low"),
+    _own("sequence_mask_high", 100.0, "sequence_high"),
+    Option(key="sequence_clip_high", default=10.0, sets=(_CAPPED,), only_with=_SEQUENCE),
+    *(_ADV, _NO_KL, TEACHER_TAU),
 )
+_0_5_OPTIONS = (_region("ipo_mask_low", 0.2, "tv_low"), _region("ipo_mask_high", 0.2, "tv_high"), _ADV, _KL)
+_DPPO = (_region("dppo_mask_low", 0.2, "tv_low"), _region("dppo_mask_high", 0.2, "tv_high"), _ADV, _KL)
+
+
+def _ipo(key: str, default: float, *others: Option) -> tuple[Option, ...]:
+    """The options of IPO, whose one bound is of both directions."""
+    return _region(key, default, "tv_low", "tv_high"), *others
+
+
 _DEFAULT, _IPO = {"type": "default"}, {"type": "ipo"}
+IPO = "ipo@prime-rl"
 LOSSES = (
     NamedLoss("masked_is@prime-rl<0.5", _DEFAULT, _0_4_OPTIONS, until="0.5"),
-    NamedLoss(
-        "ipo@prime-rl<0.6",
-        _DEFAULT,
-        (*_region("ipo_mask_low", "ipo_mask_high", 0.2), _ADV, _KL, TEACHER_TAU),
-        since="0.5",
-        until="0.6",
-    ),
-    NamedLoss(
-        "dppo_tv@prime-rl",
-        _DEFAULT,
-        (*_region("dppo_mask_low", "dppo_mask_high", 0.2), _ADV, _KL),
-        since="0.6",
-        until="#3418",
-    ),
-    NamedLoss("ipo@prime-rl", _IPO, (_change("ipo_threshold", 0.1), _ADV, _KL), since="0.6", until="#3418"),
-    NamedLoss("ipo@prime-rl", _IPO, (_change("eps", 0.1), _ADV, _KL), since="#3418", until="#3586"),
-    NamedLoss("ipo@prime-rl", _IPO, (_change("eps", 0.3), _ADV, _NO_KL), since="#3586", until="after #3586"),
-    NamedLoss(
-        "ipo@prime-rl",
-        _IPO,
-        (_change("eps", 0.3), _CAP, _ADV, _CENTERED),
-        {"kl_tau": 0.0},
-        since="after #3586",
-    ),
+    NamedLoss("ipo@prime-rl<0.6", _DEFAULT, (*_0_5_OPTIONS, TEACHER_TAU), since="0.5", until="0.6"),
+    NamedLoss("dppo_tv@prime-rl", _DEFAULT, _DPPO, since="0.6", until="#3418"),
+    NamedLoss(IPO, _IPO, _ipo("ipo_threshold", 0.1, _ADV, _KL), since="0.6", until="#3418"),
+    NamedLoss(IPO, _IPO, _ipo("eps", 0.1, _ADV, _KL), since="#3418", until="#3586"),
+    NamedLoss(IPO, _IPO, _ipo("eps", 0.3, _ADV, _NO_KL), since="#3586", until="after #3586"),
+    NamedLoss(IPO, _IPO, _ipo("eps", 0.3, _CAP, _ADV, _CENTERED), {"kl_tau": 0.0}, since="after #3586"),
     NamedLoss("masked_is", {"type": "icepop"}, (*_ratios(0.2, 5.0), _ADV), since="#3526"),
     NamedLoss("ppo", {"type": "ppo"}, (*_ratios(0.8, 1.2), _CAP, _ADV), since="after #3586"),
     NamedLoss("cispo", {"type": "cispo"}, (*_ratios(0.0, 5.0), _ADV), since="after #3586"),

@@ -54,15 +54,28 @@ def pages() -> dict[str, str]:
 
 
 def _by_row(framework: Framework) -> dict[str, str]:
-    """By row, the options of a framework that choose it, each with its values: "`loss_type: grpo | bnpo`"."""
+    """By row, the options of a framework that choose it, each with its values: "`loss_type: grpo | bnpo`".
+
+    Behind them the first release that has it, and the first one without it.
+    """
     found = dict[str, dict[str, dict[str, None]]]()
+    releases = dict[str, list[str]]()
     for one in framework.losses:
         for key, value in one.options.items():
             found.setdefault(one.row, {}).setdefault(key, {})[str(value)] = None
+        first, _ = releases.get(one.row, (one.since, ""))
+        releases[one.row] = [first, one.until]
     return {
         row: " with ".join(f"`{key}: {' | '.join(values)}`" for key, values in options.items())
+        + _in_releases(*releases[row])
         for row, options in found.items()
     }
+
+
+def _in_releases(since: str, until: str) -> str:
+    """The releases in words: ", since 0.6, before #3418", ", after #3586"."""
+    begin = since if since.startswith("after ") else f"since {since}" if since else ""
+    return "".join(f", {part}" for part in (begin, until and f"before {until}") if part)
 
 
 def there(dialect: Dialect) -> str:

@@ -324,7 +324,7 @@ def prime_rl_lines() -> list[str]:
     def loss(inputs: Any) -> Any:
         return SimpleNamespace(loss=-inputs.trainer_logprobs[inputs.loss_mask].sum(), metrics={})
 
-    alone = float(loss(upstream.inputs(pack, 0)).loss.detach())
+    alone = float(loss(SimpleNamespace(trainer_logprobs=poisoned, loss_mask=mask)).loss.detach())
     found = float(upstream.compute_loss(pack, loss, 1)[0].detach())
     assert alone == 1.0 and math.isnan(found)
     line = Line(LOSS, "compute_loss", "trainer_logprobs[0].sum() * 0.0").found()

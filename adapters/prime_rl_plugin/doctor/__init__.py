@@ -60,7 +60,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
     question["installation"] = upstream.INSTALLATION
-    question["filters"] = sorted({path for one in run.sources if "." in (path := one.filter_path)})
+    question["filters"] = sorted({path for one in run.sources if "." in (path := one.algo.filter_path)})
     own_class = prime_rl.CONFIG_CLASSES[run.kind]
     question["config"] = (*own_class, run.config) if target.version is None else None
     facts = ask(target.python, Path(probe.__file__), json.dumps(question, default=str))
@@ -264,7 +264,7 @@ def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Findin
 
 def filters(run: Run, found: Mapping[str, Any], python: str) -> Iterator[Finding]:
     """Whether the orchestrator will find the functions that are filters of the algorithm "echo"."""
-    for key, path in {one.filter_key: one.filter_path for one in run.sources}.items():
+    for key, path in {one.algo.filter_key: one.algo.filter_path for one in run.sources}.items():
         if found.get(path) is not None:
             stage, detail = found[path]
             problem, remedy = _unresolved(path, stage, detail, python)

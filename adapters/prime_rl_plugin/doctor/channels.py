@@ -45,7 +45,7 @@ def channels(run: Run, asked: Requested, generation: Generation, words: Words) -
     if generation.hint == TEACHER:
         yield from _no_teacher(run, asked)
     for source in run.sources:
-        if source.algorithm not in ROUTED:
+        if source.algo.name not in ROUTED:
             yield from _never_stamped(source, asked, generation, words)
 
 
@@ -54,7 +54,7 @@ def unweighted(run: Run, asked: Requested, generation: Generation, words: Words)
     if asked.replay or not generation.replay:
         return
     for source in run.sources:
-        who = "" if source.algorithm in ROUTED else _stamps_pairs(source, asked, generation, words)
+        who = "" if source.algo.name in ROUTED else _stamps_pairs(source, asked, generation, words)
         if who:
             key = f"{run.loss_key}.kwargs"
             problem = f"{who} stamps pairs, and their tokens train nothing without replay_weight"
@@ -73,7 +73,7 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
     effect = f", and only {asked.any} trains" if asked.any else ""
     effect = ", and PRIME-RL drops such samples and ends after 10 empty batches" if dropped else effect
     remedy = "set it to 2 or more, unless the environment's episodes have several agents"
-    groups = {(one.algorithm, one.group_size_key, str(one.group_size)) for one in run.sources}
+    groups = {(one.algo.name, one.group_size.key, str(one.group_size.value)) for one in run.sources}
     for name, key, size in sorted(groups):
         if name in prime_rl.GROUP_RELATIVE and (size == "1" or not key):
             problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
@@ -83,7 +83,7 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
 
 def echo_terms(run: Run) -> Iterator[Finding]:
     """What the algorithm "echo" trains beside the policy loss, with a cross-entropy of PRIME-RL's own."""
-    for key, term in {one.algorithm_key: one.echo for one in run.sources if one.echo}.items():
+    for key, term in {one.algo.key: one.algo.echo for one in run.sources if one.algo.echo}.items():
         own = ROUTED[prime_rl.SUPERVISED]
         problem = f"'echo' also trains {term}, with PRIME-RL's own {own} and not with this loss"
         remedy = 'leave it if you mean that; otherwise set type = "grpo"'
@@ -93,9 +93,9 @@ def echo_terms(run: Run) -> Iterator[Finding]:
 def echo_filters(run: Run) -> Iterator[Finding]:
     """Options of `echo_filter` that it would reject in the middle of the first rollout, and its store."""
     for source in run.sources:
-        if source.filter_path != ECHO_FILTER:
+        if source.algo.filter_path != ECHO_FILTER:
             continue
-        key, options = f"{source.filter_key}.kwargs", table(source.filter, "kwargs")
+        key, options = f"{source.algo.filter_key}.kwargs", table(source.algo.filter, "kwargs")
         for name in sorted(options.keys() - {"store", "kinds"}):
             yield Finding.from_error(unknown(f"{key}.{name}", name, ("store", "kinds"), noun="option"))
         kinds, path = options.get("kinds", list(KINDS)), options.get("store")
@@ -116,8 +116,8 @@ def echo_filters(run: Run) -> Iterator[Finding]:
 
 def _stamps_pairs(source: Source, asked: Requested, generation: Generation, words: Words) -> str:
     """The name of what stamps pairs; "" if nothing is known to. A store may hold only a hint's references."""
-    if source.filter_path == ECHO_FILTER:
-        options = table(source.filter, "kwargs")
+    if source.algo.filter_path == ECHO_FILTER:
+        options = table(source.algo.filter, "kwargs")
         kinds = options.get("kinds")
         has_pairs = "replay" in kinds if isinstance(kinds, list) else not asked.hint
         if "store" in options and has_pairs:
@@ -206,17 +206,17 @@ def _never_stamped(
     source: Source, asked: Requested, generation: Generation, words: Words
 ) -> Iterator[Finding]:
     """Sources that nothing stamps: since v0.7 an echo filter can, and in the newest also the environment."""
-    if source.filter_path:
-        kinds = table(source.filter, "kwargs").get("kinds", list(KINDS))
+    if source.algo.filter_path:
+        kinds = table(source.algo.filter, "kwargs").get("kinds", list(KINDS))
         for phrase, kind in ((asked.hint, "reference"), (asked.replay, "replay")):
-            if phrase and source.filter_path == ECHO_FILTER and kind not in str(kinds):
+            if phrase and source.algo.filter_path == ECHO_FILTER and kind not in str(kinds):
                 problem = f"{phrase} is set, and the kinds {kinds!r} stamp no {kind}"
-                yield Finding("error", f"{source.filter_key}.kwargs.kinds", problem, f"add {kind!r}")
+                yield Finding("error", f"{source.algo.filter_key}.kwargs.kinds", problem, f"add {kind!r}")
         return
     if generation.hint == ECHO:
-        problem = f"{asked.any} is set, and {source.algorithm!r} stamps nothing before {TESTED.since}"
+        problem = f"{asked.any} is set, and {source.algo.name!r} stamps nothing before {TESTED.since}"
         remedy = f'set type = "echo" with filter.import_path = "{ECHO_FILTER}", or upgrade'
-        yield Finding("error", source.algorithm_key, problem, remedy)
+        yield Finding("error", source.algo.key, problem, remedy)
     if generation.hint != NODE or source.key == NOT_LISTED:
         return
     found = {word for name in source.plugins.values() for word in words.get(name) or ()}
@@ -232,7 +232,7 @@ def _never_stamped(
             if absent:
                 why = f"the environment's code cannot be read: {', '.join(absent)} is not installed"
                 remedy = f"install it for the interpreter that is asked (--python), and {remedy}"
-            problem = f"{phrase} is set, {source.algorithm!r} stamps nothing, and {why}"
+            problem = f"{phrase} is set, {source.algo.name!r} stamps nothing, and {why}"
             yield Finding("warning", key, problem, remedy)
     if asked.hint and OWN_STREAM in found:
         problem = f"the environment names PRIME-RL's own {OWN_STREAM}: a sample gets both"

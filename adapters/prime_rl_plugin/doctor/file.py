@@ -19,49 +19,60 @@ WITH_ADVANTAGES = 'set type = "grpo", or another algorithm that assigns advantag
 NOT_LISTED = "orchestrator"  # the key of a source that stands for those that the file does not list
 
 
+class Algorithm(NamedTuple):
+    """The algorithm of a source, which computes its advantages."""
+
+    name: str
+    key: str  # of the name
+    options: dict[str, Any]  # its table, of the source or of the orchestrator
+    options_key: str
+
+    @property
+    def filter(self) -> dict[str, Any]:
+        """Its filter, with import_path and kwargs."""
+        return table(self.options, "filter")
+
+    @property
+    def filter_key(self) -> str:
+        """The key of the filter."""
+        return f"{self.options_key}.filter"
+
+    @property
+    def filter_path(self) -> str:
+        """The import path of the filter, which only the algorithm "echo" has; "" if there is none."""
+        path = self.filter.get("import_path") if self.name == prime_rl.ECHO_ALGORITHM else None
+        return path if isinstance(path, str) else ""
+
+    @property
+    def echo(self) -> str:
+        """What "echo" trains beside the policy loss, in words; "" where it trains nothing else."""
+        if self.name != prime_rl.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
+            return ""
+        roles = self.options.get("roles", prime_rl.ECHO_ROLES)
+        roles = roles if isinstance(roles, dict) else {}
+        weights = {role: table(one).get("alpha", prime_rl.ECHO_ALPHA) for role, one in roles.items()}
+        shown = ", ".join(f"{role} {alpha}" for role, alpha in weights.items())
+        only = f", of those that {self.filter_path} selects" if self.filter_path else ""
+        return f"a cross-entropy on observation tokens, weighted by the alpha of their role ({shown}){only}"
+
+
+class Setting(NamedTuple):
+    """The value of an option, and the key that sets it; None and "" if none does."""
+
+    value: Any
+    key: str
+
+
 class Source(NamedTuple):
     """A training environment, and what PRIME-RL does with its samples."""
 
     key: str
     name: str  # "" if neither the source nor its environment has one
     table: dict[str, Any]  # its own options; the orchestrator's, where no source is listed
-    algorithm: str
-    algorithm_key: str
-    algo: dict[str, Any]  # the table of the algorithm, its own or the orchestrator's
-    algo_key: str
-    group_size: Any  # completions per prompt; None if it is not set
-    group_size_key: str
-    temperature: Any  # None if it is not set
-    temperature_key: str
+    algo: Algorithm
+    group_size: Setting  # completions per prompt
+    temperature: Setting
     plugins: dict[str, str]  # what verifiers imports, by the key that names it
-
-    @property
-    def filter(self) -> dict[str, Any]:
-        """The algorithm's filter, with import_path and kwargs."""
-        return table(self.algo, "filter")
-
-    @property
-    def filter_key(self) -> str:
-        """The key of the filter."""
-        return f"{self.algo_key}.filter"
-
-    @property
-    def filter_path(self) -> str:
-        """The import path of the filter, which only the algorithm "echo" has; "" if there is none."""
-        path = self.filter.get("import_path") if self.algorithm == prime_rl.ECHO_ALGORITHM else None
-        return path if isinstance(path, str) else ""
-
-    @property
-    def echo(self) -> str:
-        """What "echo" trains beside the policy loss, in words; "" where it trains nothing else."""
-        if self.algorithm != prime_rl.ECHO_ALGORITHM or self.filter_path == ECHO_FILTER:
-            return ""
-        roles = self.algo.get("roles", prime_rl.ECHO_ROLES)
-        roles = roles if isinstance(roles, dict) else {}
-        weights = {role: table(one).get("alpha", prime_rl.ECHO_ALPHA) for role, one in roles.items()}
-        shown = ", ".join(f"{role} {alpha}" for role, alpha in weights.items())
-        only = f", of those that {self.filter_path} selects" if self.filter_path else ""
-        return f"a cross-entropy on observation tokens, weighted by the alpha of their role ({shown}){only}"
 
 
 class Routed(NamedTuple):
@@ -187,15 +198,6 @@ def misspelt(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
             yield Finding("warning", key.removeprefix(f"{kind}."), problem, did_you_mean(nearest))
 
 
-class Algorithm(NamedTuple):
-    """An algorithm that a table names."""
-
-    name: str
-    key: str
-    options: dict[str, Any]
-    options_key: str
-
-
 def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     """The algorithm that this table names; 0.4 to 0.6 have a table `advantage` in place of `algo`."""
     for name in ("algo", "advantage"):
@@ -208,13 +210,13 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     return None
 
 
-def last_set(holders: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, str]:
-    """The value of the option with one of these names, and its key; the last table that sets it wins."""
+def last_set(holders: Mapping[str, Any], *names: str) -> Setting:
+    """The option with one of these names; the last table that sets it wins."""
     for above, holder in reversed([*holders.items()]):
         for name in names:
             if name in table(holder):
-                return holder[name], f"{above}.{name}"
-    return None, ""
+                return Setting(holder[name], f"{above}.{name}")
+    return Setting(None, "")
 
 
 def sources(config: Mapping[str, Any]) -> Iterator[Source]:
@@ -234,22 +236,14 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
         own, env = table(one), table(one, "env")
         ids = {f"{key}.env.taskset.id": table(env, "taskset").get("id"), f"{key}.env.id": env.get("id")}
         plugins = {where: name for where, name in ids.items() if isinstance(name, str) and name}
-        algo = algorithm(own, key) or common
-        size, size_key = last_set({NOT_LISTED: orchestrator, key: own}, prime_rl.GROUP_SIZES)
         samplings = {**shared, f"{key}.sampling": own.get("sampling")}
-        temperature, temperature_key = last_set(samplings, ("temperature",))
         yield Source(
             key=key,
             name=str(own.get("name") or own.get("id") or next(iter(plugins.values()), "")),
             table=own,
-            algorithm=algo.name,
-            algorithm_key=algo.key,
-            algo=algo.options,
-            algo_key=algo.options_key,
-            group_size=size,
-            group_size_key=size_key,
-            temperature=temperature,
-            temperature_key=temperature_key,
+            algo=algorithm(own, key) or common,
+            group_size=last_set({NOT_LISTED: orchestrator, key: own}, *prime_rl.GROUP_SIZES),
+            temperature=last_set(samplings, "temperature"),
             plugins=plugins,
         )
 
@@ -261,8 +255,8 @@ def routed(config: Mapping[str, Any], listed: Sequence[Source]) -> tuple[list[Ro
         return [Routed(prime_rl.TRAINING_MODE, mode, prime_rl.TRAINING_MODES[mode], OF_RL)], True
     own = prime_rl.ROUTED
     found = [
-        Routed(one.algorithm_key, one.algorithm, own[one.algorithm], WITH_ADVANTAGES)
+        Routed(one.algo.key, one.algo.name, own[one.algo.name], WITH_ADVANTAGES)
         for one in listed
-        if one.algorithm in own
+        if one.algo.name in own
     ]
-    return list(dict.fromkeys(found)), all(one.algorithm in own for one in listed)
+    return list(dict.fromkeys(found)), all(one.algo.name in own for one in listed)

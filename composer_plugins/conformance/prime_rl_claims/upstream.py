@@ -4,7 +4,6 @@ Nothing of it is copied: its folders go on `sys.path`. Packages that it imports 
 loss are replaced by empty modules where they are not installed. One checkout per process.
 """
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -27,7 +26,6 @@ STUBBED = ("wandb", "renderers", "zmq", "verifiers")
 # The classes of `[trainer.loss]` by its type.
 CONFIGS = {"default": "DefaultLossConfig", "ipo": "IPOLossConfig", "icepop": "IcePopLossConfig"}
 CONFIGS |= {"ppo": "PPOLossConfig", "cispo": "CISPOLossConfig", "custom": "CustomLossConfig"}
-PACKED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
 
 
 class Anything:
@@ -69,17 +67,6 @@ class Upstream(NamedTuple):
             fn = self.loss.setup_loss_fn(config)
         called: Callable[[Any], Any] = getattr(fn, "loss", fn)  # an object with a method since September 2026
         return called
-
-    def inputs(self, pack: Pack, i: int) -> Any:
-        """Its own LossInputs of sequence i."""
-        fields = {field.name for field in dataclasses.fields(self.loss.LossInputs)}
-        given = {name: getattr(pack, name)[i] for name in PACKED}
-        given["ref_logprobs" if "ref_logprobs" in fields else "teacher_logprobs"] = (
-            None if pack.reference is None else pack.reference[i]
-        )
-        if "loss_weights" in fields:
-            given["loss_weights"] = None if pack.weights is None else pack.weights[i]
-        return self.loss.LossInputs(**given)
 
     def compute_loss(self, pack: Pack, fn: Any, scale: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Its own compute_loss of a micro-batch."""
