@@ -1,4 +1,4 @@
-"""Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
+"""What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options beside it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
