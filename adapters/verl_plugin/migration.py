@@ -248,7 +248,7 @@ def _choice(
     """
     given = surface.given_options(kind, at(table, VERL.tables[kind]) or {})
     if is_ours(name):
-        return surface.parse_with_options(node, kind, loss_in(name), given).choice
+        return surface.parse_choice(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})
     if row is None or name in verl.NEED_MORE:
         if kind == "advantage":

@@ -167,7 +167,7 @@ def _findings(
         key = NODE if table in ({}, node) else WORKER_NODE
         given = surface.given_options(kind, run.at(VERL.tables[kind]))
         errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
-        found = parsed("", surface.parse_with_options, table, kind, loss_in(registered), given, key)
+        found = parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key)
         return cast(surface.Parsed | None, found)
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
@@ -196,13 +196,11 @@ def _findings(
     yield from _only_with(run)
     yield from _distillation(run, channels)
     mode = str(run.at(Key.AGG_MODE) or "")
-    if of_tokens is not None and policy is not None:
-        yield from surface.reduction(policy, mode)
+    yield from surface.reduction(policy, mode)
+    if of_tokens is not None:
         yield from surface.unlikely_value(of_tokens)
         if config is not None:
-            yield from (one.under(NODE) for one in scaled_hint(config, policy))
-    elif mode and mode not in verl.MODES:
-        yield surface.unknown_mode(mode)
+            yield from (one.under(NODE) for one in scaled_hint(config, of_tokens.choice))
     if channels is not None:
         yield from _channel_conflicts(run, channels)
         yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})

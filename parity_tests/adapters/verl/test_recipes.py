@@ -115,8 +115,8 @@ def test_the_workers_get_the_same_losses_as_the_driver(name: str) -> None:
     assert isinstance(actor.policy_loss, ComposerPolicyLossConfig)
     assert actor.strategy == "fsdp2" and actor.policy_loss.loss_mode == "composer"
     assert node_of(actor.policy_loss) == node_of(config.algorithm)
-    _, policy = parse_choice(node_of(actor.policy_loss), "policy", None)
-    _, advantage = parse_choice(node_of(config.algorithm), "advantage", None)
+    policy = parse_choice(node_of(actor.policy_loss), "policy", None).choice
+    advantage = parse_choice(node_of(config.algorithm), "advantage", None).choice
     assert (policy.loss.name, advantage.loss.name) == ("dppo_tv" if name == "dppo" else "grpo", "grpo")
 
 
