@@ -52,7 +52,7 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from composer_plugins.adapters.verl_plugin.rules import parse_channels
+    from composer_plugins.adapters.verl_plugin.surface import parse_channels
     from composer_plugins.adapters.verl_plugin.sync_trainer import hint, scoring
     from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
     from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker

@@ -6,9 +6,10 @@ from typing import Any
 
 import yaml
 
-from composer_plugins.adapters.verl_plugin import requirements, rules, upstream
-from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE
-from composer_plugins.adapters.verl_plugin.rules import NODE, TRAINER, LossKind, is_ours, loss_in
+from composer_plugins.adapters.verl_plugin import surface, upstream
+from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE
+from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings
+from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind, is_ours, loss_in
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks import verl
@@ -121,7 +122,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         entropy=value(Key.ENTROPY),
         temperature=value(Key.TEMPERATURE),
         replay_temperature=value(Key.TEMPERATURE),
-        channels=channels_of(rules.parse(node)),
+        channels=channels_of(surface.parse(node)),
         denominators={
             "KL": set_mode,
             "entropy bonus": set_mode,
@@ -149,7 +150,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
     node |= {name: x for name, x in objective.channels.items() if name not in verl.NOT_AVAILABLE}
     algorithm: dict[str, Any] = {} if advantage is None else {"adv_estimator": "composer"}
     algorithm["composer"] = node
-    worker = {"_target_": requirements.TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
+    worker = {"_target_": TARGET, "loss_mode": "composer", "composer": f"${{{NODE}}}"}
     actor: dict[str, Any] = {"policy_loss": worker}
     rollout: dict[str, Any] = {}
     mode = objective.mode
@@ -175,7 +176,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         algorithm["rollout_correction"] = correction
         rollout["calculate_log_probs"] = True
     has_policy = not objective.no_policy
-    if has_policy and objective.kl is None and rules.channels_of(rules.parse(node)).uses_reference:
+    if has_policy and objective.kl is None and surface.channels_of(surface.parse(node)).uses_reference:
         actor |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # without it verl has no reference policy
     if objective.entropy:
         actor["entropy_coeff"] = objective.entropy
@@ -188,7 +189,7 @@ def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
         written["actor_rollout_ref"]["rollout"] = rollout
     if advantage is not None:
         written["critic"] = {"enable": False}
-    if any(objective.channels.get(f"{channel}_weight") for channel in rules.CHANNELS):
+    if any(objective.channels.get(f"{channel}_weight") for channel in surface.CHANNELS):
         written["trainer"] = {"v1": {"trainer_mode": TRAINER}}
     return written
 
@@ -229,7 +230,7 @@ def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
         actor = at(table, Key.ACTOR)
         actor = actor | {"policy_loss": actor["policy_loss"] | {"composer": at(table, NODE)}}
         tree["actor_rollout_ref"] = table["actor_rollout_ref"] | {"actor": actor}
-    for finding in requirements.findings(requirements.Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
+    for finding in findings(Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
         if finding.severity == "error":
             yield str(finding)
 
@@ -245,9 +246,9 @@ def _choice(
 
     None for an estimator that the catalogue does not have; a remark then says which.
     """
-    given = rules.given_options(kind, at(table, VERL.tables[kind]) or {})
+    given = surface.given_options(kind, at(table, VERL.tables[kind]) or {})
     if is_ours(name):
-        return rules.parse_with_options(node, kind, loss_in(name), given).choice
+        return surface.parse_choice(node, kind, loss_in(name), given).choice
     row = VERL.row_of(**{verl.CHOOSES[kind]: name})
     if row is None or name in verl.NEED_MORE:
         if kind == "advantage":

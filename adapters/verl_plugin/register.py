@@ -23,7 +23,7 @@ def register() -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est, register_policy_loss
 
     from composer_plugins.adapters.verl_plugin.estimators import estimator
-    from composer_plugins.adapters.verl_plugin.policy_loss import policy_loss
+    from composer_plugins.adapters.verl_plugin.loss import policy_loss
     from composer_plugins.frameworks.verl import VERL
     from composer_plugins.losses.registry import losses
 

@@ -68,21 +68,13 @@ ULYSSES = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_paral
 DEFAULT_DATA = "~/data/rlhf/"  # where the default values of Key.TRAIN_FILES and Key.VAL_FILES are
 
 # verl's names of its own losses, estimators and KL estimators, each with its row; of two names of one KL
-# estimator, the first is written. verl always reduces a loss with a mode in that mode.
-BY_SEQUENCE = "seq-mean-token-mean"
-LOSSES: dict[str, tuple[str, str]] = {
-    "vanilla": ("grpo@verl", ""),
-    "gspo": ("gspo_token@verl", ""),
-    "sapo": ("sapo@verl", BY_SEQUENCE),
-    "gpg": ("gpg@verl", ""),
-    "cispo": ("cispo@verl", ""),
-    "dppo_tv": ("dppo_tv@verl", ""),
-    "dppo_kl": ("dppo_kl@verl", ""),
-    "dro": ("dro", ""),
-    "geo_mean": ("gmpo@verl", BY_SEQUENCE),
-    "clip_cov": ("clip_cov@verl", ""),
-    "kl_cov": ("kl_cov@verl", ""),
+# estimator, the first is written. FORCED has the mode in which verl always reduces a loss.
+LOSSES = {
+    **{"vanilla": "grpo@verl", "gspo": "gspo_token@verl"},
+    **{name: f"{name}@verl" for name in ("sapo", "gpg", "cispo", "dppo_tv", "dppo_kl")},
+    **{"dro": "dro", "geo_mean": "gmpo@verl", "clip_cov": "clip_cov@verl", "kl_cov": "kl_cov@verl"},
 }
+FORCED = dict.fromkeys(("sapo", "geo_mean"), "seq-mean-token-mean")
 ESTIMATORS = {
     **{name: f"{name}@verl" for name in ("grpo", "rloo", "opo", "gpg", "remax", "gdpo", "gae")},
     "grpo_vectorized": "grpo@verl",
@@ -232,7 +224,7 @@ VERL = Framework(
     path="composer_plugins.adapters.verl_plugin.register:register",
     summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
     losses=(
-        *(NamedLoss(row, {CHOOSES["policy"]: name}, mode=mode) for name, (row, mode) in LOSSES.items()),
+        *(NamedLoss(row, {CHOOSES["policy"]: x}, mode=FORCED.get(x, "")) for x, row in LOSSES.items()),
         *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
         *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
     ),

@@ -14,8 +14,8 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from composer_plugins.calling_convention import Counts
 from composer_plugins.cli import app
-from composer_plugins.convention import Counts
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.losses.registry import registry
 from docs.generator import names

@@ -21,7 +21,7 @@ REGULAR_EXPRESSIONS = {
     "adapters/trl_mixin/upstream.py": "the text of a prompt, and what a model generated",
     "adapters/verl_plugin/doctor/__init__.py": "a message of hydra's",
     "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
-    "adapters/verl_plugin/keys.py": "a message of hydra's",
+    "adapters/verl_plugin/doctor/misspelt.py": "a message of hydra's",
     "adapters/verl_plugin/upstream.py": "a version",
     "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",

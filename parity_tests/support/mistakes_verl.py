@@ -22,9 +22,9 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
 
-from composer_plugins.adapters.verl_plugin import doctor, estimators, rules, upstream
+from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.requirements import Run, diagnosed
+from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from parity_tests.adapters.verl_config.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
@@ -194,7 +194,7 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
 
     yield CHECKED, check
     run, made = Run(tree, upstream.release_of(FACTS["verl"]["version"])), dict[str, Any]()
-    delivers = run.trainer == rules.TRAINER
+    delivers = run.trainer == surface.TRAINER
 
     def read() -> None:
         made["trainer"]._init_tokenizer()
@@ -211,18 +211,18 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     def advantages() -> None:
         estimators.WARNED.clear()
         estimator = get_adv_estimator_fn(run.estimator)
-        if rules.is_ours(run.estimator):
+        if surface.is_ours(run.estimator):
             given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
-            with rules.channels_delivered() if delivers else nullcontext():
+            with surface.channels_delivered() if delivers else nullcontext():
                 estimator(**given, config=OmegaConf.create(tree).algorithm)
 
     def update() -> None:
         actor = omega_conf_to_dataclass(OmegaConf.create(tree["actor_rollout_ref"]["actor"]))
         loss = get_policy_loss_fn(run.loss)
-        if rules.is_ours(run.loss):
+        if surface.is_ours(run.loss):
             given = {"old_log_prob": numbers, "log_prob": numbers.clone().requires_grad_()}
             given |= {"advantages": mask, "response_mask": mask}
-            with rules.channels_delivered() if delivers else nullcontext():
+            with surface.channels_delivered() if delivers else nullcontext():
                 loss(**given, loss_agg_mode=actor.loss_agg_mode, config=actor)
 
     yield ADVANTAGES, advantages

@@ -13,7 +13,7 @@ from typing import Any
 from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
-from composer_plugins.adapters.verl_plugin.requirements import Run
+from composer_plugins.adapters.verl_plugin.doctor.options import Run
 from composer_plugins.diagnosis import Examination, Finding, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.frameworks.verl import Key
@@ -70,7 +70,7 @@ def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -
     if facts["library"]:
         problem = f"{run.at(Key.EXTERNAL_LIB)!r} does not import: {facts['library']}"
         yield Finding("error", Key.EXTERNAL_LIB, problem, "correct it, or remove it")
-    for finding in facts["findings"]:  # of requirements.py, in the interpreter that will train
+    for finding in facts["findings"]:  # of options.py, in the interpreter that will train
         yield Finding(*finding)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer_plugins.adapters.verl_plugin import upstream
-from composer_plugins.adapters.verl_plugin.requirements import Run
-from composer_plugins.adapters.verl_plugin.rules import is_ours
+from composer_plugins.adapters.verl_plugin.doctor.options import Run
+from composer_plugins.adapters.verl_plugin.surface import is_ours
 from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
 from composer_plugins.diagnosis import Finding, Target
 from composer_plugins.frameworks.verl import SHOWS_LOGITS, Key

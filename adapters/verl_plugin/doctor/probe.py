@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-REQUIREMENTS = "composer_plugins.adapters.verl_plugin.requirements"
+REQUIREMENTS = "composer_plugins.adapters.verl_plugin.doctor.options"
 UPSTREAM = "composer_plugins.adapters.verl_plugin.upstream"
-KEYS = "composer_plugins.adapters.verl_plugin.keys"
+KEYS = "composer_plugins.adapters.verl_plugin.doctor.misspelt"
 OURS = ("+algorithm.composer=null", "+actor_rollout_ref.actor.policy_loss.composer=null")
 
 

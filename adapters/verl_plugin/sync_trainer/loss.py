@@ -12,8 +12,8 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from composer_plugins.adapters.verl_plugin.policy_loss import means, reduce
-from composer_plugins.adapters.verl_plugin.rules import NODE, Channels, channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.loss import means, reduce
+from composer_plugins.adapters.verl_plugin.surface import NODE, Channels, channels_delivered, parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,

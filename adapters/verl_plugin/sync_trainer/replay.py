@@ -18,7 +18,7 @@ import transfer_queue
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from composer_plugins.adapters.verl_plugin.policy_loss import means
+from composer_plugins.adapters.verl_plugin.loss import means
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import REPLAY as METRIC
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts

@@ -18,9 +18,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import marked_timer
 
-from composer_plugins.adapters.verl_plugin import rules
+from composer_plugins.adapters.verl_plugin import surface
+from composer_plugins.adapters.verl_plugin.doctor.options import examined
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
-from composer_plugins.adapters.verl_plugin.requirements import examined
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import add_replayed_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import TAID_T
@@ -38,11 +38,11 @@ from composer_plugins.frameworks.verl import Key
 MODELS = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
 
 
-@register_trainer(rules.TRAINER)
+@register_trainer(surface.TRAINER)
 class ComposerTrainer(PPOTrainerSync):
     """verl's PPOTrainerSync with the hint and replay channels of `algorithm.composer`.
 
-    Raises ConfigError for the first error in `requirements.findings`, before a worker is started.
+    Raises ConfigError for the first error in `doctor.options.findings`, before a worker is started.
     """
 
     # verl compares the name of the mode with "sync" where it decides how to sample.
@@ -53,7 +53,7 @@ class ComposerTrainer(PPOTrainerSync):
         tree: Any = OmegaConf.to_container(config, resolve=True)
         enforce(examined(tree)["findings"])
         self.config = config
-        self.channels = rules.parse_channels(rules.node_of(config.algorithm))
+        self.channels = surface.parse_channels(surface.node_of(config.algorithm))
         self.policy_only = not (self.channels.hint or self.channels.replay)
         super().__init__(config)
 
@@ -76,10 +76,10 @@ class ComposerTrainer(PPOTrainerSync):
         super().on_init_end()
         if not self.policy_only:
             actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, rules.node_of(self.config.algorithm)))
+            self.actor_rollout_wg.set_loss_fn(ComposerLoss(actor, surface.node_of(self.config.algorithm)))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with rules.channels_delivered(), sessions_of(batch.keys):
+        with surface.channels_delivered(), sessions_of(batch.keys):
             batch = super()._compute_advantage(batch, metrics)
         if not self.channels.hint:
             return batch
@@ -137,4 +137,4 @@ def check_vocabulary(config: ComposerConfig, vocabulary: int) -> None:
     """Raise ConfigError unless the vocabulary has more entries than hint_top_k."""
     if config.hint_top_k is not None and config.hint_top_k >= vocabulary:
         problem = f"it is {config.hint_top_k}, and the vocabulary has {vocabulary} entries"
-        raise ConfigError(f"{rules.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")
+        raise ConfigError(f"{surface.NODE}.hint_top_k", problem, f"set it to at most {vocabulary - 1}")

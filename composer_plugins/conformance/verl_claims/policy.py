@@ -130,19 +130,27 @@ def draw_case(draw: Draw) -> tuple[Batch, str, dict[str, Any]]:
     return batch, draw.choose(upstream.modes(), "mode"), global_batch(draw, batch.mask)
 
 
+def beside_verls(
+    name: str, batch: Batch, mode: str, info: dict[str, Any], drawn: Mapping[str, float], **more: Tensor
+) -> tuple[Any, list[Compared], dict[str, float]]:
+    """What `parity` returns for verl's loss of this name with its options, and what verl logs."""
+    loss, gradient, logged = upstream.policy_loss(name, batch, upstream.actor(info, **by_name(drawn)), mode)
+    row = ours(name)
+    found = partial(our_kernel(row.row, drawn), **more)
+    return *parity(found, batch, (loss, gradient), row.mode or mode, info), logged
+
+
 def compare(name: str, draw: Draw) -> Iterator[Compared]:
     """A loss of the registry, with verl's options or its defaults, in every mode."""
-    theirs, row = LOSSES[name], ours(name)
     batch, mode, info = draw_case(draw)
-    drawn = draw_options(draw, name, theirs.options)
-    loss, gradient, metrics = upstream.policy_loss(name, batch, upstream.actor(info, **by_name(drawn)), mode)
-    found, compared = parity(our_kernel(row.row, drawn), batch, (loss, gradient), row.mode or mode, info)
+    drawn = draw_options(draw, name, LOSSES[name].options)
+    found, compared, logged = beside_verls(name, batch, mode, info, drawn)
     yield from compared
-    if theirs.clipped:
-        counted = [found.metrics[m].value.double() for m in theirs.clipped]
+    if clipped := LOSSES[name].clipped:
+        counted = [found.metrics[m].value.double() for m in clipped]
         fraction = torch.stack([aggregate(one, batch.mask, "token-mean") for one in counted]).sum()
-        logged = torch.tensor(metrics["actor/pg_clipfrac"])
-        yield Compared(fraction, logged, 1, 1.0, torch.float32, "pg_clipfrac")
+        theirs = torch.tensor(logged["actor/pg_clipfrac"])
+        yield Compared(fraction, theirs, 1, 1.0, torch.float32, "pg_clipfrac")
 
 
 def vanilla(name: str, draw: Draw) -> Iterator[Compared]:
@@ -183,26 +191,21 @@ def geo_mean(draw: Draw) -> Iterator[Compared]:
 def clip_cov(draw: Draw) -> Iterator[Compared]:
     """Both draw the first tokens instead of random ones."""
     batch, mode, info = draw_case(draw)
-    row, drawn = ours("clip_cov").row, draw_options(draw, "clip_cov", CLIP_COV)
-    config = upstream.actor(info, **by_name(drawn))
-    with mock.patch("torch.randperm", torch.arange):
-        loss, gradient, _ = upstream.policy_loss("clip_cov", batch, config, mode)
+    drawn = draw_options(draw, "clip_cov", CLIP_COV)
     uniform = torch.linspace(0, 0.99, batch.mask.numel(), dtype=FLOAT64).view(batch.mask.shape)
-    found = kernel("policy", row, **our_params(row, drawn))
-    yield from parity(partial(found, uniform=uniform), batch, (loss, gradient), mode, info)[1]
+    with mock.patch("torch.randperm", torch.arange):
+        yield from beside_verls("clip_cov", batch, mode, info, drawn, uniform=uniform)[1]
 
 
 def kl_cov(draw: Draw) -> Iterator[Compared]:
     """Where the tokens of highest covariance are the same by any arithmetic: torch.topk breaks ties."""
     batch, mode, info = draw_case(draw)
-    row, drawn = ours("kl_cov").row, draw_options(draw, "kl_cov", KL_COV)
+    drawn = draw_options(draw, "kl_cov", KL_COV)
     advantages, log_p = batch.advantages[batch.mask], batch.logprobs[batch.mask]
     covariance = ((advantages - advantages.mean()) * (log_p - log_p.mean())).sort(descending=True).values
     count = max(1, int(drawn.get("policy_loss.kl_cov_ratio", 2e-4) * len(covariance)))
     assume(count == len(covariance) or bool(covariance[count - 1] - covariance[count] > 1e-9))
-    config = upstream.actor(info, **by_name(drawn))
-    loss, gradient, _ = upstream.policy_loss("kl_cov", batch, config, mode)
-    yield from parity(our_kernel(row, drawn), batch, (loss, gradient), mode, info)[1]
+    yield from beside_verls("kl_cov", batch, mode, info, drawn)[1]
 
 
 def policy_claim(row: str, theirs: str, compare: Any, note: str = "") -> Claim:

@@ -19,7 +19,7 @@ if verl_cpu.missing():
     pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.rules import parse_channels
+from composer_plugins.adapters.verl_plugin.surface import parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
     BatchLayout,
     interleave,

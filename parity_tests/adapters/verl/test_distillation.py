@@ -14,7 +14,7 @@ from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.requirements import Run, findings
+from composer_plugins.adapters.verl_plugin.doctor.options import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import registries
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.frameworks.verl import Key

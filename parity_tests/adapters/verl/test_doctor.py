@@ -21,7 +21,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.doctor import probe
-from composer_plugins.adapters.verl_plugin.requirements import TARGET
+from composer_plugins.adapters.verl_plugin.doctor.options import TARGET
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
 from composer_plugins.diagnosis import Finding, Target, ask
 from parity_tests.support.paths import ROOT

@@ -23,7 +23,7 @@ from verl.trainer.ppo.core_algos import (
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.rules import log_once
+from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.upstream import actor, names

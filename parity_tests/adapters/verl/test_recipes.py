@@ -16,14 +16,14 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.requirements import (
+from composer_plugins.adapters.verl_plugin.doctor.options import (
     Run,
     diagnosed,
     examined,
     findings,
     wanted_columns,
 )
-from composer_plugins.adapters.verl_plugin.rules import node_of, parse_channels, parse_choice
+from composer_plugins.adapters.verl_plugin.surface import node_of, parse_channels, parse_choice
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.conformance import reductions
@@ -115,8 +115,8 @@ def test_the_workers_get_the_same_losses_as_the_driver(name: str) -> None:
     assert isinstance(actor.policy_loss, ComposerPolicyLossConfig)
     assert actor.strategy == "fsdp2" and actor.policy_loss.loss_mode == "composer"
     assert node_of(actor.policy_loss) == node_of(config.algorithm)
-    _, policy = parse_choice(node_of(actor.policy_loss), "policy", None)
-    _, advantage = parse_choice(node_of(config.algorithm), "advantage", None)
+    policy = parse_choice(node_of(actor.policy_loss), "policy", None).choice
+    advantage = parse_choice(node_of(config.algorithm), "advantage", None).choice
     assert (policy.loss.name, advantage.loss.name) == ("dppo_tv" if name == "dppo" else "grpo", "grpo")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.estimators import estimator
-from composer_plugins.adapters.verl_plugin.policy_loss import policy_loss
+from composer_plugins.adapters.verl_plugin.loss import policy_loss
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.errors import ConfigError
 

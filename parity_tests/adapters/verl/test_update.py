@@ -17,7 +17,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from composer_plugins.adapters.verl_plugin.rules import parse_registered
+from composer_plugins.adapters.verl_plugin.surface import parse_registered
 from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER

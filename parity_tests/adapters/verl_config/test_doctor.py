@@ -14,14 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
-from composer_plugins.adapters.verl_plugin.requirements import (
+from composer_plugins.adapters.verl_plugin.doctor.options import (
     TARGET,
     Run,
     absent_files,
     file_columns,
     findings,
 )
-from composer_plugins.adapters.verl_plugin.rules import TRAINER
+from composer_plugins.adapters.verl_plugin.surface import TRAINER
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
 from composer_plugins.cli.doctor import doctor
 from composer_plugins.diagnosis import Finding, Target
@@ -1156,7 +1156,8 @@ def test_a_release_that_nobody_has_read_is_marked() -> None:
 def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error', UserWarning)\n"
-        "from composer_plugins.adapters.verl_plugin import doctor, requirements as r\n"
+        "from composer_plugins.adapters.verl_plugin import doctor\n"
+        "from composer_plugins.adapters.verl_plugin.doctor import options as r\n"
         f"facts = {FACTS!r} | {{'config': {tree(HINT)!r}}}\n"
         f"facts['findings'] = r.findings(r.Run(facts['config']), facts, {PARQUET!r})\n"
         "assert not list(doctor.judge(facts, doctor.Target('python', None), (0, 9)))\n"

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composer_plugins.convention import Called, Convention, Counts, Function, scalar_problems
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, scalar_problems
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.losses.calling import call
 from composer_plugins.objective.resolve import resolve

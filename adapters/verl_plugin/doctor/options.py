@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_plugins.adapters.verl_plugin import rules, upstream
-from composer_plugins.adapters.verl_plugin.keys import WORKER_NODE, misspelt, nearest
-from composer_plugins.adapters.verl_plugin.rules import (
+from composer_plugins.adapters.verl_plugin import surface, upstream
+from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE, misspelt, nearest
+from composer_plugins.adapters.verl_plugin.surface import (
     NODE,
     SAMPLED,
     TRAINER,
@@ -118,7 +118,7 @@ def diagnosed(
     """Return the doctor's facts: what `examined` returns, what verl refuses, why composer_sync fails to load.
 
     composer_sync is loaded only where the config names a trainer, or where there is none. `own` is the config
-    that verl composes without the user's options (`keys.py`).
+    that verl composes without the user's options (`misspelt.py`).
     """
     run = Run(config or {}, upstream.release_of(version))
     failure = upstream.load_trainer() if config is None or run.names_trainer else ""
@@ -161,19 +161,19 @@ def _findings(
             remedy = "correct or remove the loss that is named"
             errors.append(Finding("error", key or NODE, in_a_line(error), remedy))
 
-    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> rules.Parsed | None:
+    def chosen(table: dict[str, Any], kind: LossKind, registered: str) -> surface.Parsed | None:
         if not _is_known(registered, kind):
             return None
         key = NODE if table in ({}, node) else WORKER_NODE
-        given = rules.given_options(kind, run.at(VERL.tables[kind]))
+        given = surface.given_options(kind, run.at(VERL.tables[kind]))
         errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
-        found = parsed("", rules.parse_with_options, table, kind, loss_in(registered), given, key)
-        return cast(rules.Parsed | None, found)
+        found = parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key)
+        return cast(surface.Parsed | None, found)
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
     advantage, policy = of_rewards and of_rewards.choice, of_tokens and of_tokens.choice
-    channels: Channels | None = parsed(NODE, rules.parse_channels, node) if delivers else None
-    config: ComposerConfig | None = channels.config if channels else parsed(NODE, rules.parse, node)
+    channels: Channels | None = parsed(NODE, surface.parse_channels, node) if delivers else None
+    config: ComposerConfig | None = channels.config if channels else parsed(NODE, surface.parse, node)
     yield from errors
     if is_ours(run.estimator) and run.at(Key.CRITIC):
         problem = f"it is True, and {run.estimator!r} has no returns for a critic to learn"
@@ -184,11 +184,11 @@ def _findings(
         yield from _different_in_the_workers(run, config, seen)
         for finding in config.without_effect(config.model_fields_set):
             yield finding.under(NODE)
-        yield from rules.undelivered(config, delivers=delivers)
+        yield from surface.undelivered(config, delivers=delivers)
     if registered and (config is None or not (config.hint_weight or config.replay_weight)):
         yield from _unused_trainer(run)
     if advantage is not None and (config is None or config.policy_weight):
-        yield from rules.group_of_one(advantage, run.at(Key.GROUP_SIZE))
+        yield from surface.group_of_one(advantage, run.at(Key.GROUP_SIZE))
     yield from _advantages_by_token(run, advantage, policy, channels)
     yield from _advantage_of_the_paper(run, advantage, policy)
     yield from _old_policy(run, policy)
@@ -196,13 +196,11 @@ def _findings(
     yield from _only_with(run)
     yield from _distillation(run, channels)
     mode = str(run.at(Key.AGG_MODE) or "")
-    if of_tokens is not None and policy is not None:
-        yield from rules.reduction(policy, mode)
-        yield from rules.unlikely_value(of_tokens)
+    yield from surface.reduction(policy, mode)
+    if of_tokens is not None:
+        yield from surface.unlikely_value(of_tokens)
         if config is not None:
-            yield from (one.under(NODE) for one in scaled_hint(config, policy))
-    elif mode and mode not in verl.MODES:
-        yield rules.unknown_mode(mode)
+            yield from (one.under(NODE) for one in scaled_hint(config, of_tokens.choice))
     if channels is not None:
         yield from _channel_conflicts(run, channels)
         yield from missing_columns(channels, columns if not run.at(Key.DATASET_CLASS) else {})
@@ -236,7 +234,7 @@ def _unknown_names(run: Run, registered: Mapping[str, Collection[str]]) -> Itera
             continue
         option: LossKind = "advantage" if key == Key.ESTIMATOR else "policy"
         bare = name.removeprefix("composer/")
-        here = None if key == Key.TRAINER_MODE else rules.name_here(option, bare)
+        here = None if key == Key.TRAINER_MODE else surface.name_here(option, bare)
         if here is not None:
             problem = f"verl has no {noun} {name!r}: {bare!r} is verl's own name"
             remedy = f"set {key}=composer, and {NODE}.{option}={here}, its name here"
@@ -358,7 +356,7 @@ def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice |
 
 def _only_with(run: Run) -> Iterator[Finding]:
     """Yield options that verl reads only beside another one, which has not the value that they need."""
-    yield from map(Finding.from_error, caught(partial(rules.check_scale_factor, run.at(Key.SCALE_FACTOR))))
+    yield from map(Finding.from_error, caught(partial(surface.check_scale_factor, run.at(Key.SCALE_FACTOR))))
     yield from only_with(VERL, run.at)
 
 

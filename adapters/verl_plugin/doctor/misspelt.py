@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from composer_plugins.adapters.verl_plugin.rules import NODE
+from composer_plugins.adapters.verl_plugin.surface import NODE
 from composer_plugins.adapters.verl_plugin.upstream import options
 from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import did_you_mean, near

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.rules import ParsedOnce, check_scale_factor
+from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, check_scale_factor
 from composer_plugins.adapters.verl_plugin.upstream import norm_mode_is_a_sum
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import BY_GEOMETRIC_MEAN, CLIPPED_BY_SIGN, NEVER_CLIPPED, NORM_MODE, Key

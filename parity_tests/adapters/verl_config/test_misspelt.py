@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin import keys
+from composer_plugins.adapters.verl_plugin.doctor import misspelt
 
 OWN: dict[str, Any] = {
     "algorithm": {"adv_estimator": "gae", "gamma": 1.0, "composer": None, "kl_ctrl": {"kl_coef": 0.001}},
@@ -39,8 +39,8 @@ OWN: dict[str, Any] = {
     ],
 )
 def test_the_nearest_key_is_verls(key: str, meant: str) -> None:
-    assert keys.nearest(key, OWN) == meant
-    assert keys.nearest(key, {}) == ""
+    assert misspelt.nearest(key, OWN) == meant
+    assert misspelt.nearest(key, {}) == ""
 
 
 def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing() -> None:
@@ -52,7 +52,7 @@ def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing
         "ray_kwargs": {"ray_init": {"num_gpus": 1}},
         "trainer": 3,
     }
-    found = {one.key: one for one in keys.misspelt(config, OWN)}
+    found = {one.key: one for one in misspelt.misspelt(config, OWN)}
     assert found.keys() == {
         "algorithm.adv_estimater",
         "actor_rollout_ref.rollout.temprature",
@@ -62,7 +62,7 @@ def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing
     one = found["algorithm.adv_estimater"]
     assert (one.severity, one.problem) == ("warning", "verl does not have this option")
     assert one.remedy == "did you mean 'algorithm.adv_estimator'?"
-    assert not list(keys.misspelt(OWN, OWN)) and not list(keys.misspelt(config, {}))
+    assert not list(misspelt.misspelt(OWN, OWN)) and not list(misspelt.misspelt(config, {}))
 
 
 def test_a_field_of_the_dataclass_that_a_table_becomes_is_known() -> None:
@@ -70,7 +70,7 @@ def test_a_field_of_the_dataclass_that_a_table_becomes_is_known() -> None:
         "data": {"_target_": "composer_plugins.losses.row.Parameter", "max_responselength": 1, "low": 1}
     }
     own = {"data": {"_target_": "x", "lo": 0}}
-    assert not list(keys.misspelt(config, own))
+    assert not list(misspelt.misspelt(config, own))
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_the_override_that_was_meant_has_a_plus_only_for_a_key_that_verl_does_no
     message = (
         f"ConfigCompositionException: Could not override '{table}'. To append to your config use +{given}"
     )
-    assert keys.corrected(message, OWN) == (given, meant)
-    assert keys.corrected("ScannerError: mapping values are not allowed here", OWN) == ("", "")
+    assert misspelt.corrected(message, OWN) == (given, meant)
+    assert misspelt.corrected("ScannerError: mapping values are not allowed here", OWN) == ("", "")
 
 
 def test_a_plus_before_a_key_that_verl_has_is_removed() -> None:
     message = "Could not append to config. An item is already at 'algorithm.gamma'. Either remove + prefix: "
     message += "'algorithm.gamma=0.9' Or add a second + to add or override 'algorithm.gamma': '++algorithm'"
-    assert keys.corrected(message, OWN) == ("+algorithm.gamma=0.9", "algorithm.gamma=0.9")
+    assert misspelt.corrected(message, OWN) == ("+algorithm.gamma=0.9", "algorithm.gamma=0.9")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.requirements import missing_columns
-from composer_plugins.adapters.verl_plugin.rules import (
+from composer_plugins.adapters.verl_plugin.doctor.options import missing_columns
+from composer_plugins.adapters.verl_plugin.surface import (
     channels_delivered,
     parse_channels,
     parse_registered,

@@ -1,4 +1,4 @@
-"""Parse the options under `algorithm.composer`, and refuse those that verl cannot provide."""
+"""What a user of verl writes, parsed once: `algorithm.composer`, and verl's own options beside it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -11,10 +11,9 @@ from composer_plugins.config import ComposerConfig, unlikely
 from composer_plugins.diagnosis import Finding, enforce, log_info
 from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
 from composer_plugins.frameworks import verl
-from composer_plugins.frameworks.contract import parameters_of
+from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
-from composer_plugins.losses.choosing import Choice
-from composer_plugins.losses.derived import row_of_import_path
+from composer_plugins.losses.choosing import Choice, find_one
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.objective import options
@@ -22,6 +21,7 @@ from composer_plugins.objective.options import SetBy, parameters_set, without_ef
 
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
+KINDS: tuple[LossKind, ...] = ("policy", "advantage")
 NODE = "algorithm.composer"
 TRAINER = "composer_sync"
 CHANNELS = ("hint", "replay")
@@ -104,8 +104,7 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
     wrong = [not_available(option, reason) for option, reason in verl.NOT_AVAILABLE.items() if option in node]
-    kinds: tuple[LossKind, ...] = ("policy", "advantage")
-    for kind in kinds:
+    for kind in KINDS:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
             wrong.append(ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here"))
     missing = _parameters_of_the_workers(node) if in_driver else {}
@@ -122,12 +121,9 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
 def _row(node: Mapping[str, Any], kind: LossKind, name: str | None) -> Loss | None:
     """Return the row of the loss that runs; None for an unknown one, which `parse_choice` refuses."""
     named = name or node.get(kind, ComposerConfig.model_fields[kind].default)
-    if not isinstance(named, str):
-        return None
-    if ":" in named:
-        with suppress(ConfigError):
-            return row_of_import_path(named, kind, kind, losses())
-    return of_kind(losses(), kind).get(named.partition("@")[0])
+    with suppress(ConfigError):
+        return find_one(named.partition("@")[0], kind).loss if isinstance(named, str) else None
+    return None
 
 
 def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,21 +134,6 @@ def _parameters_of_the_workers(node: Mapping[str, Any]) -> dict[str, Any]:
     set_by_verl = {name for one in VERL.options_of("policy") for name in parameters_of(one.sets, loss)}
     missing = [name for name in set_by_verl - {*params} if loss.defaults[name] is REQUIRED]
     return {name: loss.parameters[name].example for name in missing}
-
-
-def parse_choice(node: Mapping[str, Any], kind: LossKind, name: str | None) -> tuple[ComposerConfig, Choice]:
-    """Return the config and its loss of this kind. `name` is the loss in a registered name, if it has one."""
-    if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
-        remedy = f"remove it, or write composer in place of composer/{name}"
-        raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
-    config = parse(node if name is None else {kind: name, **node}, in_driver=kind == "advantage")
-    choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
-    for need in choice.loss.needs if kind == "advantage" else ():
-        if need in verl.NOT_SUPPLIED:
-            why, remedy = verl.NOT_SUPPLIED[need]
-            raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
-    VERL.require(choice)
-    return config, choice
 
 
 def given_options(kind: LossKind, table: Any) -> dict[str, Any]:
@@ -179,12 +160,17 @@ class Parsed(NamedTuple):
     mode: Any = ""  # in which verl reduces a policy loss
 
 
-def parse_with_options(
-    node: Mapping[str, Any], kind: LossKind, name: str | None, given: Mapping[str, Any], table: str = NODE
+def parse_choice(
+    node: Mapping[str, Any],
+    kind: LossKind,
+    name: str | None,
+    given: Mapping[str, Any] = NOTHING,
+    table: str = NODE,
 ) -> Parsed:
-    """Do what `parse_choice` does, with verl's own options among the parameters of the loss.
+    """Return what an estimator or a loss is asked for. `name` is the loss in its registered name, if any.
 
-    `given` has verl's options (`given_options`). The keys of errors begin at the config's root.
+    `given` has verl's own options (`given_options`), which set parameters of the loss. `table` is where
+    `node` stands, so that the keys of errors begin at the config's root.
     """
     wrong, set_by = list[ConfigError](), dict[str, SetBy]()
     loss, key = _row(node, kind, name), f"{kind}_params"
@@ -198,7 +184,16 @@ def parse_with_options(
     except ConfigError as error:
         wrong.append(error)
     try:
-        config, choice = parse_choice(node, kind, name)
+        if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
+            remedy = f"remove it, or write composer in place of composer/{name}"
+            raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
+        config = parse(node if name is None else {kind: name, **node}, in_driver=kind == "advantage")
+        choice = config.choose_policy() if kind == "policy" else config.choose_advantage()
+        for need in choice.loss.needs if kind == "advantage" else ():
+            if need in verl.NOT_SUPPLIED:
+                why, remedy = verl.NOT_SUPPLIED[need]
+                raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
+        VERL.require(choice)
     except ConfigError as error:
         wrong.append(error.under(table))
     raise_all(wrong)
@@ -210,15 +205,14 @@ def parse_registered(
     kind: LossKind,
     name: str | None,
     mode: str = "",
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] = NOTHING,
 ) -> Parsed:
-    """Do what `parse_with_options` does, for an estimator or a loss that verl calls.
+    """Do what `parse_choice` does, for an estimator or a loss that verl calls.
 
     Under composer_sync every finding is enforced already. Otherwise those that can be seen here are. The log
     says once in each process which values act, where verl's default for an option is not the loss's.
     """
-    given = given or {}
-    config, choice, set_by, _ = parse_with_options(node, kind, name, given)
+    config, choice, set_by, _ = parse_choice(node, kind, name, given)
     parsed = Parsed(config, choice, set_by, verl.FORCED_MODES.get(choice.name, mode))
     log_once(f"{kind} {choice.described}" + (f", {parsed.mode}" if mode else ""))
     if not _delivered.get():
@@ -321,20 +315,17 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
     yield Finding("warning", Key.GROUP_SIZE, problem, remedy)
 
 
-def unknown_mode(mode: str) -> Finding:
-    """Return the error for a loss_agg_mode that verl does not have."""
-    return Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
-
-
-def reduction(choice: Choice, mode: str) -> Iterator[Finding]:
+def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
     """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
 
     That is the paper's reduction, or the dialect's where it has one. A dialect of verl with verl's default
     mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right. One that verl itself gives a
-    fixed reduction keeps it, and the other terms of the loss follow loss_agg_mode.
+    fixed reduction keeps it, and the other terms of the loss follow loss_agg_mode. `choice` is None where no
+    loss of ours runs.
     """
     if mode and mode not in verl.MODES:
-        yield unknown_mode(mode)
+        yield Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
+    if choice is None or mode not in ("", *verl.MODES):
         return
     if (forced := verl.FORCED_MODES.get(choice.name)) and mode not in ("", verl.DEFAULT_MODE, forced):
         problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
