@@ -220,6 +220,12 @@ class Framework:
         table = self.tables.get(option.kind, "")
         return f"{table}.{option.key}" if table else option.key
 
+    @property
+    def default_mode(self) -> str:
+        """The aggregation mode of a loss where nothing is set; "" where no option chooses one."""
+        default = next((one.default for one in self.options if one.objective == "mode"), None)
+        return self.denominators.get(default, "") if default is not None else ""
+
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""
         return next(one for one in self.options_of(kind) if one.key == key)

@@ -14,6 +14,7 @@ from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
 from composer_plugins.objective.options import given_options, parameters_set, without_effect
+from composer_plugins.objective.rules import denominator_of_another
 
 # By the field of the objective that an option sets: its range, or the kind of the row that it names.
 NUMBERS = {"entropy": NUMBER, "temperature": POSITIVE, "group_size": COUNT, "length": COUNT}
@@ -105,11 +106,9 @@ class ByTable:
         if not found or all(one.severity != "error" for one in found):
             policy, keys = self._policy(table)
             found += unlikely(policy, keys)
-            mode, own = self.read(table).mode, policy.mode
             key = next((one.key for one in self._of_the_objective() if one.objective == "mode"), "")
-            if key and own and mode != own and not policy.upstream:
-                problem = f"it stands for {mode!r}, and {policy.name!r} is reduced by {own!r}"
-                found.append(Finding("warning", key, problem, f"set the one that stands for {own!r}"))
+            if key:
+                found += denominator_of_another(policy, self.framework, self.read(table).mode, key)
         return found
 
     def _of_the_objective(self) -> list[Option]:

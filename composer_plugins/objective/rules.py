@@ -10,13 +10,11 @@ from composer_plugins.losses.choosing import Choice
 def own_denominator(choice: Choice, framework: Framework) -> str:
     """The aggregation mode that belongs to a loss: its paper's, or that of the dialect that was named.
 
-    "" where there is none: a dialect of this framework is reduced as the framework is set to, unless the
-    framework always reduces it in one way.
+    "" where there is none: a dialect of this framework with its default mode is reduced as the framework is
+    set to.
     """
-    fixed = next((one.mode for one in framework.losses if one.row == choice.name), "")
-    if choice.upstream == framework.name and not fixed and choice.mode == framework.default_mode:
-        return ""
-    return choice.mode
+    own = choice.dialect.mode if choice.dialect else choice.loss.mode
+    return "" if choice.upstream == framework.name and own == framework.default_mode else own
 
 
 def denominator_of_another(choice: Choice, framework: Framework, mode: str, key: str) -> Iterator[Finding]:
