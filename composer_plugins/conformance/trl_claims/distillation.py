@@ -86,7 +86,8 @@ def sdpo_policy(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     theirs = upstream_distillation.sdpo_policy_loss(trainer, logits, old, advantages, mask)
     read = torch.log_softmax(logits, -1)[..., 0]
     token = kernel("policy", ROWS[loss_type, level])(read, old, advantages, mask)
-    ours = reduced("bnpo" if loss_type == "dapo" else loss_type, token.loss, mask, options)
+    own = replace(options, loss_type="bnpo") if loss_type == "dapo" else options
+    ours = reduced(token.loss, mask, own)
     largest = float(token.loss.detach().abs().max()) * 8  # logs of as much as 4
     yield from with_gradients(ours, theirs, logprobs, terms=mask.numel(), magnitude=largest)
 

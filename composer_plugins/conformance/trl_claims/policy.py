@@ -67,9 +67,7 @@ def draw_batch(draw: Draw) -> Batch:
     return batch
 
 
-def trl_loss(
-    batch: Batch, o: Options, loss_type: str = "grpo", level: str = "token", cls: type = GRPOTrainer
-) -> Tensor:
+def trl_loss(batch: Batch, o: Options, cls: type = GRPOTrainer) -> Tensor:
     """TRL's loss; a threshold reads the rollout's log-probabilities, and vLLM's weights are given."""
     given = upstream.grpo_inputs(
         batch["mask"],
@@ -79,8 +77,7 @@ def trl_loss(
         sampling_per_token_logps=batch["rollout_logprobs"],
         importance_sampling_ratio=batch["weights"] if o.use_vllm else None,
     )
-    trainer = upstream.grpo_trainer(replace(o, loss_type=loss_type, importance_sampling_level=level))
-    return upstream.policy_loss(trainer, batch["logprobs"], batch["entropies"], given, cls)
+    return upstream.policy_loss(upstream.grpo_trainer(o), batch["logprobs"], batch["entropies"], given, cls)
 
 
 def inputs(batch: Batch) -> tuple[Tensor, ...]:
@@ -95,20 +92,21 @@ def acts_on(batch: Batch, o: Options) -> Tensor:
     return high_entropy_mask(batch["entropies"], batch["mask"], fraction=o.top_entropy_quantile)
 
 
-def token_loss(loss_type: str, level: str, batch: Batch, o: Options) -> Tensor:
+def token_loss(batch: Batch, o: Options) -> Tensor:
     """The kernel of a `loss_type`, then TRL's factors in its order, then the KL."""
     logprobs, old, advantages, mask = inputs(batch)
-    name = TRL.row_of(loss_type=loss_type, importance_sampling_level=level) or ""
+    level = o.importance_sampling_level
+    name = TRL.row_of(loss_type=o.loss_type, importance_sampling_level=level) or ""
     given = asdict(o) | {"epsilon": o.epsilon_low}  # the trainer splits the config's epsilon in two
     keywords = TRL.parameters(find_one(name, "policy").loss, given)
-    optional = {"log_weights": batch["weights"].log()} if loss_type == "vespo" and o.use_vllm else {}
+    optional = {"log_weights": batch["weights"].log()} if o.loss_type == "vespo" and o.use_vllm else {}
     token = kernel("policy", name, **keywords)(logprobs, old, advantages, mask, **optional)
     if o.off_policy_mask_threshold is not None:
         drift = sequence_drift(logprobs, batch["rollout_logprobs"], mask)
         kept = off_policy_sequence_mask(drift, advantages, threshold=o.off_policy_mask_threshold)
         token = TokenLoss(token.loss * kept, {})
     loss: Tensor = token.loss * acts_on(batch, o)
-    if o.use_vllm and loss_type != "vespo":
+    if o.use_vllm and o.loss_type != "vespo":
         loss = corrected(TokenLoss(loss, {}), batch["weights"], mask).loss
     if o.use_bias_correction_kl:
         penalty = kl.k3_corrected(logprobs, old, batch["ref_logprobs"], mask, level=level)  # type: ignore[arg-type]
@@ -116,9 +114,9 @@ def token_loss(loss_type: str, level: str, batch: Batch, o: Options) -> Tensor:
     return loss + o.beta * kl.k3(logprobs, batch["ref_logprobs"], mask)
 
 
-def reduced(loss_type: str, x: Tensor, mask: Tensor, o: Options) -> Tensor:
+def reduced(x: Tensor, mask: Tensor, o: Options) -> Tensor:
     """TRL's denominators: an empty row is a sequence, and the count of tokens spans the whole window."""
-    mode = TRL.denominators[loss_type]
+    mode = TRL.denominators[o.loss_type]
     counts = COUNTS[mode]
     keywords: dict[str, Any] = {}
     if "sequences" in counts:
@@ -158,12 +156,13 @@ def roundings_of_vespo(batch: Batch, o: Options) -> Tensor:
 
 def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     """A `loss_type` with any mixture of options: clips, KL, masks, entropy bonus, weights, accumulation."""
-    batch, o = draw_batch(draw), draw_options(draw)
+    batch = draw_batch(draw)
+    o = replace(draw_options(draw), loss_type=loss_type, importance_sampling_level=level)
     if loss_type == "vespo":
         stays_inside_trls_clamps(batch)
-    theirs = trl_loss(batch, o, loss_type, level)
-    per_token = token_loss(loss_type, level, batch, o)
-    ours = reduced(loss_type, per_token, batch["mask"], o)
+    theirs = trl_loss(batch, o)
+    per_token = token_loss(batch, o)
+    ours = reduced(per_token, batch["mask"], o)
     bonus = entropy_bonus(batch["entropies"], acts_on(batch, o), weight=o.entropy_coef).loss
     ours = ours + aggregate(bonus, acts_on(batch, o), "token-mean") / o.steps
     # To within rounding of the largest term that a token adds.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import prime_rl, trl, verl
+from composer_plugins.losses.bundled.shared import GRPO_SCORES, prime_rl, trl, verl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
@@ -16,7 +16,6 @@ VARIANCE_EPS = Parameter("added to the batch's variance", low=0)
 LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
 GOLDEN = "golden/test_advantages.py::"
-TRL = "TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
 
 advantage = partial(Loss, kind="advantage")
@@ -54,7 +53,7 @@ LOSSES = (
             ),
             trl(
                 params={"ddof": 1, "eps": 1e-4},
-                source=TRL,
+                source=GRPO_SCORES,
                 proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
             ),
@@ -99,7 +98,7 @@ LOSSES = (
                 proof=GOLDEN + "test_grpo_equals_verl",
                 note="norm_adv_by_std_in_grpo: false; a group of one passes its reward through",
             ),
-            trl(source=TRL, proof=GOLDEN + "test_advantages_equal_trl", note="scale_rewards none"),
+            trl(source=GRPO_SCORES, proof=GOLDEN + "test_advantages_equal_trl", note="scale_rewards none"),
             r1_zero(note="critic_type drgrpo; as in oat"),
             prime_rl(
                 source=PRIME_RL + "grpo.py GRPOAlgorithm.score_group",
@@ -121,7 +120,7 @@ LOSSES = (
                 note="rloo_vectorized gives a group of one 0: singleton zero",
             ),
             trl(
-                source="TRL 1.16 trainer/rloo_trainer.py _generate_and_score_completions",
+                source="trainer/rloo_trainer.py _generate_and_score_completions",
                 proof="live/trl/test_advantages.py::test_rloo_equals_trl",
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
@@ -242,7 +241,7 @@ LOSSES = (
             ),
             trl(
                 params={"eps": 1e-4, "batch_eps": 1e-4},
-                source=TRL,
+                source=GRPO_SCORES,
                 proof=GOLDEN + "test_gdpo_equals_trl",
                 note="multi_objective_aggregation normalize_then_sum; reward_weights are component_weights, "
                 "and component_mask is False where a reward function returned None",

@@ -15,7 +15,7 @@ TAIDS = f"{GOLDEN}::test_divergences_equal_taids_repository"
 MIXING = f"{PARTS}::test_mixing_divergences_equal_plain_loops"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
-SERVER = "TRL 1.16 experimental/server_distillation/server_distillation_trainer.py"
+SERVER = "experimental/server_distillation/server_distillation_trainer.py"
 
 # Fields that many rows share. A row may override them.
 divergence = partial(Loss, kind="divergence", needs=LOGITS)
@@ -102,7 +102,7 @@ LOSSES = (
             distillm("reverse_kl"),
             taid("rkl", "class ReverseKL"),
             trl(
-                source="TRL 1.16 trainer/distillation_trainer.py, kernels/chunked_divergence.py",
+                source="trainer/distillation_trainer.py, kernels/chunked_divergence.py",
                 proof="live/trl/test_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
             ),
@@ -117,7 +117,7 @@ LOSSES = (
         dialects=(
             trl(
                 params={"beta": 0.5, "temperature": 0.9},
-                source="TRL 1.16 experimental/gkd/gkd_trainer.py generalized_jsd_loss",
+                source="experimental/gkd/gkd_trainer.py generalized_jsd_loss",
                 proof=f"{GOLDEN}::test_jsd_equals_trl_gkd",
                 note="GKDTrainer's defaults; softmax in the dtype of the logits",
             ),
@@ -305,7 +305,7 @@ LOSSES = (
             ),
             trl(
                 params={"ratio_cap": 2.0},
-                source="TRL 1.16 experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
+                source="experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
                 proof="live/trl/test_divergences.py::test_sdpo_equals_its_trainer",
                 note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
             ),
@@ -340,7 +340,7 @@ LOSSES = (
             ),
             trl(
                 params={"alpha": 1.0, "rest": "renormalised", "ratio_cap": 2.0},
-                source="TRL 1.16 experimental/sdpo/loss_utils.py (sdft: the same file)",
+                source="experimental/sdpo/loss_utils.py (sdft: the same file)",
                 proof=f"{GOLDEN}::test_sdpo_per_token_equals_trl_sdpo_and_sdft",
                 note="distillation_mode=topk_logits, whose top_k has no default; the mean over all rows",
             ),

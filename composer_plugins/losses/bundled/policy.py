@@ -290,7 +290,7 @@ LOSSES = (
             ),
             trl(
                 params={"clip_low": 0.4, "clip_high": 0.4},
-                source="TRL 1.16 experimental/gmpo/gmpo_trainer.py GMPOTrainer._compute_loss",
+                source="experimental/gmpo/gmpo_trainer.py GMPOTrainer._compute_loss",
                 proof=GOLDEN_TRL + "test_gmpo_equals_trl",
                 note="epsilon, epsilon_high; a row without an unmasked token counts as a sequence of ratio 1",
             ),

@@ -11,9 +11,9 @@ ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_for
 GOLDEN = "golden/test_preference.py"
 LIVE = "live/trl/test_preference.py"
 
-TRL = "trl/trainer/dpo_trainer.py DPOTrainer._compute_loss @1.16.0"
-TRL_CPO = "trl/experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss @1.16.0"
-TRL_TPO = "trl/experimental/tpo/tpo_trainer.py TPOTrainer._compute_loss @1.16.0"
+TRL = "trainer/dpo_trainer.py DPOTrainer._compute_loss"
+TRL_CPO = "experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss"
+TRL_TPO = "experimental/tpo/tpo_trainer.py TPOTrainer._compute_loss"
 MITCHELL = "eric-mitchell/direct-preference-optimization trainers.py preference_loss @f8b8c0f"
 
 BETA = Parameter("how strongly the reference holds", low=TINY)
@@ -63,7 +63,7 @@ def dpo_trainer(loss_type: str, note: str = "", *, average: bool | None = None, 
 kto_trainer = partial(
     trl,
     params={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-    source="trl/trainer/kto_trainer.py KTOTrainer._compute_loss @1.16.0",
+    source="trainer/kto_trainer.py KTOTrainer._compute_loss",
 )
 
 F_NOTE = "f_divergence_type is `divergence`, f_alpha_divergence_coef `alpha`"
@@ -296,7 +296,7 @@ REFERENCE_FREE_LOSSES = (
         dialects=(
             trl(
                 params={"beta": 0.1},
-                source="trl/experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss @1.16.0",
+                source="experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss",
                 proof=f"{LIVE}::test_orpo_equals_trl",
                 note="its likelihood is one mean over the tokens of the batch, prompts included",
             ),

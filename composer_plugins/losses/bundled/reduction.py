@@ -2,7 +2,16 @@
 
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import GRPO_LOSS, LOG_RATIO_CLAMP, TINY, oat, prime_rl, trl, verl
+from composer_plugins.losses.bundled.shared import (
+    GRPO_LOSS,
+    GRPO_SCORES,
+    LOG_RATIO_CLAMP,
+    TINY,
+    oat,
+    prime_rl,
+    trl,
+    verl,
+)
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 REDUCED = ("token_loss", "mask")
@@ -133,7 +142,7 @@ verl_weights = partial(
 )
 trl_weights = partial(
     trl,
-    source="TRL 1.16 trainer/grpo_trainer.py _generate_and_score_completions",
+    source=GRPO_SCORES,
     proof=CORRECTION_TESTS + "test_weights_equal_trl_as_written",
 )
 

@@ -254,7 +254,7 @@ LOSSES = (
         dialects=(
             trl(
                 params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
-                source="TRL 1.16 trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
+                source="trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
                 proof=f"{REGIONS}::test_opsm_equals_trl",
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
@@ -364,7 +364,7 @@ LOSSES = (
         dialects=(
             trl(
                 params={"gamma": 0.5, "eps": 1e-8},
-                source="TRL 1.16 experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
+                source="experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
                 proof="live/trl/test_distilled.py::test_iw_opd_equals_trl",
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),

@@ -52,10 +52,11 @@ SEQUENCE_CLIPS = {
 }
 PPO_CLIPS = {"clip_low": 0.2, "clip_high": 0.2}  # the values of PPO's paper and of most upstreams
 
-GRPO_LOSS = "TRL 1.16 trainer/grpo_trainer.py _compute_loss"
+# Of TRL's GRPOTrainer: where it computes the loss, and the advantages and rollout corrections before it.
+GRPO_LOSS = "trainer/grpo_trainer.py _compute_loss"
+GRPO_SCORES = "trainer/grpo_trainer.py _generate_and_score_completions"
 
 # The dialects of one upstream: the fields that they share. A row may override them.
-trl = partial(Dialect, upstream="trl")
 prime_rl = partial(Dialect, upstream="prime-rl")
 oat = partial(Dialect, upstream="oat", proof="golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat")
 
@@ -63,3 +64,8 @@ oat = partial(Dialect, upstream="oat", proof="golden/test_policy.py::test_grpo_a
 def verl(function: str, **fields: Any) -> Dialect:
     """The dialect of a function in verl's core_algos.py; `fields` are the other fields of Dialect."""
     return Dialect(upstream="verl", source=f"verl 0.9.1 trainer/ppo/core_algos.py {function}", **fields)
+
+
+def trl(source: str, **fields: Any) -> Dialect:
+    """The dialect of a function in TRL, by its file; `fields` are the other fields of Dialect."""
+    return Dialect(upstream="trl", source=f"TRL 1.16 {source}", **fields)

@@ -70,10 +70,15 @@ def test_a_live_trainer_computes_what_its_unbound_method_does() -> None:
             "rollout_logprobs": old,
             "weights": torch.ones_like(old),
         }
-        o = Options(beta=made.beta, use_bias_correction_kl=made.args.use_bias_correction_kl)
-        unbound = trl_loss(batch, o, loss_type, level)
+        o = Options(
+            loss_type=loss_type,
+            importance_sampling_level=level,
+            beta=made.beta,
+            use_bias_correction_kl=made.args.use_bias_correction_kl,
+        )
+        unbound = trl_loss(batch, o)
         assert_parity(unbound, real, terms=batch["mask"].numel())
-        ours = reduced(loss_type, token_loss(loss_type, level, batch, o), batch["mask"], o)
+        ours = reduced(token_loss(batch, o), batch["mask"], o)
         assert_parity(ours, real, terms=batch["mask"].numel(), magnitude=10.0)
 
 
@@ -91,9 +96,9 @@ def single(**changes: float) -> Batch:
 def test_vespo_of_a_vanishing_ratio_differs_in_trl() -> None:
     """TRL holds w above 1e-8, ours w^k only: exp(-lambda w) is 2e-8 apart."""
     batch = single(old_logprobs=18.9)
-    o = Options(vespo_k_pos=0.1)
-    ours = reduced("vespo", token_loss("vespo", "token", batch, o), batch["mask"], o)
-    theirs = trl_loss(batch, o, "vespo")
+    o = Options(loss_type="vespo", vespo_k_pos=0.1)
+    ours = reduced(token_loss(batch, o), batch["mask"], o)
+    theirs = trl_loss(batch, o)
     ratio = float((ours / theirs).detach())
     assert ratio != pytest.approx(1.0, abs=1e-9)
     assert ratio == pytest.approx(1.0, abs=1e-7)
@@ -114,15 +119,16 @@ def test_a_masked_nan_is_a_nan_loss_in_trl_and_nothing_here() -> None:
     batch = single(old_logprobs=math.nan)
     batch["mask"] = torch.tensor([[True, False]])
     for loss_type, level in ROWS:
-        ours = token_loss(loss_type, level, batch, Options())
+        o = Options(loss_type=loss_type, importance_sampling_level=level)
+        ours = token_loss(batch, o)
         assert bool(ours[0, 0].isfinite()) and bool(ours[0, 0] != 0)
-        theirs = trl_loss(batch, Options(), loss_type, level)
+        theirs = trl_loss(batch, o)
         # VESPO's weight of the whole sequence is then 0.
         assert theirs == 0 if loss_type == "vespo" else theirs.isnan()
 
 
 def test_an_overflowing_ratio_is_a_nan_gradient_in_trl_and_not_here() -> None:
     batch = single(old_logprobs=-1000.0)
-    theirs, ours = trl_loss(batch, Options()), token_loss("grpo", "token", batch, Options()).sum()
+    theirs, ours = trl_loss(batch, Options()), token_loss(batch, Options()).sum()
     assert torch.autograd.grad(theirs, batch["logprobs"])[0].isnan().any()
     assert torch.autograd.grad(ours, batch["logprobs"])[0].isfinite().all()
