@@ -393,6 +393,10 @@ def without_a_mask(logprobs: Tensor, advantages: Tensor) -> Tensor:
     return -(advantages * logprobs).sum()
 
 
+def without_advantages(logprobs: Tensor, mask: Tensor) -> Tensor:
+    return -(torch.where(mask, logprobs, 0.0) ** 2).sum()
+
+
 SOUND: dict[str, list[Loss]] = {
     "verl": [verl(), verl(of_good_tokens)],
     "prime-rl": [prime_rl()],
@@ -405,6 +409,7 @@ SOUND: dict[str, list[Loss]] = {
         with_mean(lambda loss, mask: loss.sum() / mask.sum().clamp(min=1)),
         with_mean(lambda loss, mask: (loss.sum(-1) / mask.sum(-1).clamp(min=1)).mean()),
         without_a_mask,
+        without_advantages,
         parameters,
     ],
 }

@@ -174,10 +174,23 @@ def takes_a_mask_of_floats(logprobs, old_logprobs, advantages, mask):
 
 
 @breaks("inputs_are_not_written_to")
+def writes_what_is_there_already(logprobs, old_logprobs, advantages, mask):
+    with torch.no_grad():
+        advantages.mul_(1.0)
+    return sound(logprobs, old_logprobs, advantages, mask)
+
+
+@breaks("inputs_are_not_written_to")
 def scales_its_advantages_in_place(logprobs, old_logprobs, advantages, mask):
     with torch.no_grad():
         advantages.mul_(0.5)
     return sound(logprobs, old_logprobs, advantages, mask)
+
+
+@breaks("two_calls_give_the_same_result")
+def drops_gradients_at_random(logprobs, old_logprobs, advantages, mask):
+    loss = sound(logprobs, old_logprobs, advantages, mask).loss
+    return TokenLoss(torch.where(torch.rand(loss.shape) < 0.5, loss, loss.detach()), {})
 
 
 @breaks("two_calls_give_the_same_result")
@@ -273,6 +286,13 @@ def drops_the_tokens_after_the_eighth(logprobs, old_logprobs, advantages, mask):
 def drops_the_rows_after_the_eighth(logprobs, old_logprobs, advantages, mask):
     rows = torch.ones_like(mask).cumsum(0) if mask.dim() > 1 else torch.ones_like(mask)
     return sound(logprobs, old_logprobs, advantages, mask & (rows <= 8))
+
+
+@breaks("nan_is_seen_in_its_row_and_in_no_other")
+def replaces_nan_after_the_first_row(logprobs, old_logprobs, advantages, mask):
+    later = torch.arange(mask.shape[0])[:, None] > 0
+    loss = sound(logprobs, old_logprobs, advantages, mask).loss
+    return TokenLoss(torch.where(later, loss.nan_to_num(1.0), loss), {})
 
 
 @breaks("nan_is_seen_in_its_row_and_in_no_other")
