@@ -1,8 +1,9 @@
 """PRIME-RL's own losses beside ours with type "custom", as a checkout of it computes both."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +20,6 @@ OURS = "composer_plugins.adapters.prime_rl_plugin.loss_fn"
 Table = dict[str, Any]
 
 
-class Configured(NamedTuple):
-    """One of its losses with some options, and the kwargs with which ours is that loss."""
-
-    name: str
-    theirs: Table
-    ours: Table
-
-
 def given(own: NamedLoss, value_of: Callable[[Option, list[float]], float]) -> Table:
     """A table of this loss, `value_of(option, values)` for each option that is a number.
 
@@ -41,35 +34,21 @@ def given(own: NamedLoss, value_of: Callable[[Option, list[float]], float]) -> T
     return table
 
 
-def configured(upstream: Upstream) -> Iterator[Configured]:
-    """Each loss of this version with its defaults and with other values, and the kwargs for each."""
-    for own in PRIME_RL.losses:
-        if own_losses.is_in(own, upstream.generation):
-            others = given(own, lambda _, values: values[1 % len(values)])
-            for name, table in ((own.options["type"], {}), (f"{own.options['type']}, other values", others)):
-                yield named(own, name, table)
-
-
-def named(own: NamedLoss, name: str, table: Table) -> Configured:
-    """A loss of PRIME-RL's with these options, and the kwargs of ours that the framework's table gives."""
-    kwargs, differences = own_losses.kwargs_of(own, table)
+def tables(own: NamedLoss, options: Table) -> tuple[Table, Table]:
+    """`[trainer.loss]` of a loss with these options, and with ours by the kwargs of the framework's table."""
+    kwargs, differences = own_losses.kwargs_of(own, options)
     assert not differences
-    return Configured(name, {**own.options, **table}, {"policy": own.row} | kwargs)
+    ours = {"type": "custom", "import_path": OURS, "kwargs": {"policy": own.row} | kwargs}
+    return {**own.options, **options}, ours
 
 
-def compared(
-    upstream: Upstream, claim: Configured, pack: Pack, scale: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Value and gradients of one micro-batch through the checkout's compute_loss, with its loss and ours."""
-    found = []
-    ours = {"type": "custom", "import_path": OURS, "kwargs": claim.ours}
-    for table in (claim.theirs, ours):
-        leaves = [x.detach().requires_grad_() for x in pack.trainer_logprobs]
-        cut = Pack(leaves, *(getattr(pack, name) for name in list(pack.__dataclass_fields__)[1:]))
-        loss = upstream.compute_loss(cut, upstream.loss_fn(**table), scale)[0]
-        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)  # 0 where it was not called
-        found.append([loss.detach(), *gradients])
-    return found[0], found[1]
+def compared(upstream: Upstream, table: Table, pack: Pack, scale: int) -> list[Tensor]:
+    """Value and gradients of one micro-batch through the checkout's compute_loss."""
+    leaves = [x.detach().requires_grad_() for x in pack.trainer_logprobs]
+    cut = replace(pack, trainer_logprobs=leaves)
+    loss = upstream.compute_loss(cut, upstream.loss_fn(**table), scale)[0]
+    gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)  # 0 where it was not called
+    return [loss.detach(), *gradients]
 
 
 def drawn(upstream: Upstream, seed: int) -> Pack:
@@ -93,18 +72,18 @@ BY_GRADIENT = {"icepop": "the gradient alone: the value is another number"}
 
 def compare(upstream: Upstream, own: NamedLoss, draw: Draw) -> Iterator[Compared]:
     """One micro-batch, divided by some number of tokens, with the defaults or with other values."""
-    table: Table = {}
+    options: Table = {}
     if flag(draw, "other values"):
-        table = given(own, lambda option, values: draw.choose(values, option.key))
-    pack = drawn(upstream, draw.integer(0, 2**20, "seed"))
-    claim = named(own, own.options["type"], table)
-    theirs, ours = compared(upstream, claim, pack, draw.integer(1, 500, "scale"))
+        options = given(own, lambda option, values: draw.choose(values, option.key))
+    pack, tokens = drawn(upstream, draw.integer(0, 2**20, "seed")), draw.integer(1, 500, "scale")
+    theirs, ours = (compared(upstream, table, pack, tokens) for table in tables(own, options))
     largest = max(float(gradient.abs().max()) for gradient in theirs[1:])
     scale = max(float(theirs[0].abs()), 1e-3)
     if own.options["type"] not in BY_GRADIENT:
         yield Compared(ours[0], theirs[0], 60, max(60 * largest, 1e-3), scale=scale)
     for a, b in zip(ours[1:], theirs[1:], strict=True):
-        yield Compared(a, b, 60, max(float(b.abs().max()), 0.0), what=GRADIENT, scale=largest)
+        # Within a token the policy's term and the KL's may cancel, so rounding is relative to the largest.
+        yield Compared(a, b, 60, largest, what=GRADIENT, scale=largest)
 
 
 def claims(upstream: Upstream) -> list[Claim]:

@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generation_of
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
-from composer_plugins.conformance.prime_rl_claims.claims import OURS, Configured, configured
+from composer_plugins.conformance.prime_rl_claims.claims import OURS, given, tables
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
+from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.prime_rl import PRIME_RL
 from parity_tests.support import prime_rl_cpu
 from parity_tests.support.prime_rl_cpu.compare import Run, distance, largest, read
 
@@ -62,6 +65,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return run
 
 
+class Configured(NamedTuple):
+    """One of its losses with some options, and the kwargs with which ours is that loss."""
+
+    name: str
+    theirs: dict[str, Any]
+    ours: dict[str, Any]
+
+
+def configured(own: NamedLoss, options: dict[str, Any]) -> Configured:
+    theirs, ours = tables(own, options)
+    return Configured(f"{own.options['type']}{', other values' * bool(options)}", theirs, ours["kwargs"])
+
+
 @pytest.fixture(scope="module")
 def found() -> list[Configured]:
     checkout = prime_rl_live.source()
@@ -69,7 +85,11 @@ def found() -> list[Configured]:
     upstream = prime_rl_live.load(checkout)
     if upstream.version == "v0.4.0":
         pytest.skip("the trainer of v0.4 is configured in another way and was not made to run here")
-    return list(configured(upstream))
+    here = [one for one in PRIME_RL.losses if own_losses.is_in(one, upstream.generation)]
+    others = [given(one, lambda _, values: values[1 % len(values)]) for one in here]
+    return [
+        configured(one, options) for one, more in zip(here, others, strict=True) for options in ({}, more)
+    ]
 
 
 def own(trained: Trained, claim: Configured, *flags: str) -> Run:
