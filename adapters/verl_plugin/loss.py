@@ -49,6 +49,8 @@ def policy_loss(name: str | None) -> PolicyLoss:
         # The counts of the whole batch; verl 0.6 has none and divides by those of the micro-batch.
         info = dict(getattr(config, "global_batch_info", None) or {})
         if is_new:
+            own.clear()
+        if not own:
             check_scale_factor(info.get("loss_scale_factor"))
             own["metrics"] = VerlMetrics.of(choice)
         mask = response_mask.bool()

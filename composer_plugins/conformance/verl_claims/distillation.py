@@ -10,9 +10,9 @@ from torch import Tensor
 from composer_plugins.conformance import reductions
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.verl_claims import reduction, upstream, upstream_rest
+from composer_plugins.conformance.verl_claims import upstream, upstream_rest
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, draw_mask, rows_and_tokens
-from composer_plugins.frameworks.verl import CHOOSES, VERL
+from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.testing.draws import Draw, flag, generator
 from composer_plugins.testing.inputs import with_junk
 
@@ -21,7 +21,7 @@ FLOAT32 = torch.float32
 FLOORS = (-10.0, -2.0)  # of both log-probabilities: verl's default, and one that many entries reach
 
 # verl's distillation has its KL estimators, without those whose gradient is another one's ("k1+").
-ESTIMATORS = {name: row for name, row in reduction.ESTIMATORS.items() if not name.endswith("+")}
+ESTIMATORS = {name: row for name, row in KL_ESTIMATORS.items() if not name.endswith("+")}
 
 
 def draw_teacher(draw: Draw) -> tuple[Tensor, Tensor, Tensor, Tensor]:

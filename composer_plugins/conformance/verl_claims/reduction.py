@@ -13,7 +13,7 @@ from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream, upstream_rest
 from composer_plugins.conformance.verl_claims.batches import Batch, global_batch, policy_batch
 from composer_plugins.conformance.verl_claims.policy import draw_case, parity
-from composer_plugins.frameworks.verl import CHOOSES, VERL
+from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.types import TokenLoss
@@ -24,10 +24,6 @@ AGGREGATION, KL, CORRECTION = "aggregation modes", "KL estimators", "rollout cor
 
 # Of a row's statistic, bounds on either side; those of one side have no kernel here.
 REJECTIONS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
-# By verl's name of a KL estimator, the row.
-ESTIMATORS = {
-    one.options[CHOOSES["kl"]]: one.row for one in VERL.losses if list(one.options) == [CHOOSES["kl"]]
-}
 BOUNDS = [None, (2.0,), (1.1,), (10.0,), (0.5, 5.0), (0.9, 1.1), (0.01, 2.0)]
 
 
@@ -160,7 +156,7 @@ CLAIMS = [
     ),
     *(
         Claim("kl", row, name, Place(KL, {"name": name}), partial(estimator, name))
-        for name, row in ESTIMATORS.items()
+        for name, row in KL_ESTIMATORS.items()
     ),
     *(
         Claim("correction", row, f"rollout_is, {what}", Place(CORRECTION), partial(correction, bounds, level))

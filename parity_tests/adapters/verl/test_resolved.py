@@ -97,6 +97,14 @@ def test_an_option_that_is_changed_in_place_is_read_anew(loss: Loss) -> None:
     assert called(loss, config) == pytest.approx(-1.15)
 
 
+def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Loss) -> None:
+    config = config_of()
+    config.global_batch_info["loss_scale_factor"] = -1
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="loss_scale_factor: it is -1"):
+            called(loss, config)
+
+
 def test_a_mapping_in_place_of_verls_dataclass_is_read_anew_after_a_change(loss: Loss) -> None:
     config = OmegaConf.create(
         {

@@ -10,8 +10,8 @@ from verl.trainer.ppo.core_algos import agg_loss, compute_rewards, kl_penalty
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch
-from composer_plugins.conformance.verl_claims.reduction import CLAIMS, ESTIMATORS
-from composer_plugins.frameworks.verl import MODES
+from composer_plugins.conformance.verl_claims.reduction import CLAIMS
+from composer_plugins.frameworks.verl import KL_ESTIMATORS, MODES
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.kl import subtract_kl
 from composer_plugins.testing.assertions import assert_parity
@@ -129,7 +129,7 @@ def test_losses_equal_verl_in_bypass_mode(claim: Claim, data: st.DataObject) -> 
 
 
 def test_every_row_with_a_dialect_of_verl_is_compared() -> None:
-    assert {f"{loss.name}@verl" for loss in with_dialect("kl")} == set(ESTIMATORS.values())
+    assert {f"{loss.name}@verl" for loss in with_dialect("kl")} == set(KL_ESTIMATORS.values())
     for kind in ("aggregation", "correction"):
         compared = {claim.ours for claim in KINDS[kind]} - {"mis"}
         assert {f"{loss.name}@verl" for loss in with_dialect(kind)} == compared
