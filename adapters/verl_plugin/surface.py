@@ -18,6 +18,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.objective import options
 from composer_plugins.objective.options import SetBy, parameters_set, without_effect
+from composer_plugins.objective.rules import denominator_of_another
 
 Value = TypeVar("Value")
 LossKind = Literal["policy", "advantage"]
@@ -318,10 +319,8 @@ def group_of_one(choice: Choice, group_size: Any) -> Iterator[Finding]:
 def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
     """Yield an unknown loss_agg_mode, and a warning where it is not the reduction that belongs to the loss.
 
-    That is the paper's reduction, or the dialect's where it has one. A dialect of verl with verl's default
-    mode (`grpo@verl`) has no reduction of its own: any loss_agg_mode is right. One that verl itself gives a
-    fixed reduction keeps it, and the other terms of the loss follow loss_agg_mode. `choice` is None where no
-    loss of ours runs.
+    One that verl itself gives a fixed reduction keeps it, and the other terms of the loss follow
+    loss_agg_mode. `choice` is None where no loss of ours runs.
     """
     if mode and mode not in verl.MODES:
         yield Finding.from_error(unknown(Key.AGG_MODE, mode, verl.MODES, noun="mode"))
@@ -331,18 +330,8 @@ def reduction(choice: Choice | None, mode: str) -> Iterator[Finding]:
         problem = f"it is {mode!r}, and {choice.name!r} is always reduced by {forced!r}, as in verl"
         remedy = f"set it to {forced!r}, or leave it if it is meant for the other terms of the loss"
         yield Finding("warning", Key.AGG_MODE, problem, remedy)
-    own = choice.dialect.mode if choice.dialect else choice.loss.mode
-    if choice.upstream == "verl" and own == verl.DEFAULT_MODE:
-        own = ""
-    if own and mode and mode != own:
-        problem, remedy = f"it is {mode!r}, and {choice.name!r} is reduced by {own!r}", f"set it to {own!r}"
-        if own not in verl.MODES:
-            remedy = f"choose another loss: verl does not have {own!r}"
-        theirs = f"{choice.loss.name}@verl"
-        modes = [dialect.mode for dialect in choice.loss.dialects if dialect.upstream == "verl"]
-        if modes and modes[0] in ("", verl.DEFAULT_MODE) and theirs not in verl.FORCED_MODES:
-            remedy += f", or name {theirs}, which is reduced as verl is set to"
-        yield Finding("warning", Key.AGG_MODE, problem, remedy)
+    if mode:
+        yield from denominator_of_another(choice, VERL, mode, Key.AGG_MODE)
 
 
 def unlikely_value(parsed: Parsed) -> Iterator[Finding]:

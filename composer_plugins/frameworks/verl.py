@@ -202,6 +202,7 @@ OPTIONS = (
             key=key,
             kind=kind,
             default=default,
+            objective="mode" if key == "loss_agg_mode" else "",
             effect=effect,
             adds_a_term=effect == OWN_TERM,
             only_with=beside,

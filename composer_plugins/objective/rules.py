@@ -44,6 +44,6 @@ def advantage_of_another_paper(policy: Choice, used: str, key: str, remedy: str)
     `used` is the advantage's name here; "" where it is none of the catalogue's. A dialect is as its upstream.
     """
     wanted = policy.loss.advantage
-    if wanted and used and used != wanted and not policy.upstream:
+    if wanted and used not in ("", wanted) and ":" not in used and not policy.upstream:
         problem = f"it is {used!r}, and the advantage in the paper of {policy.name!r} is {wanted!r}"
         yield Finding("warning", key, problem, remedy)

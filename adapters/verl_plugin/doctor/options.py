@@ -33,6 +33,7 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective.options import only_with, without_effect
+from composer_plugins.objective.rules import advantage_of_another_paper
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
@@ -337,21 +338,19 @@ def _advantages_by_token(
 
 def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice | None) -> Iterator[Finding]:
     """Yield a warning for a policy loss whose paper has an advantage of its own, beside another one."""
-    if policy is None or policy.upstream or not (wanted := policy.loss.advantage):
+    if policy is None:
         return
     if advantage is None:
         row = VERL.row_of(**{verl.CHOOSES["advantage"]: run.estimator}) or run.estimator
-        name = row.partition("@")[0]
+        used = row.partition("@")[0]
         without_deviation = run.at("algorithm.norm_adv_by_std_in_grpo") is False
     else:
-        name, without_deviation = advantage.loss.name, advantage.value("scale") == "none"
-    if name == "grpo" and without_deviation:
-        name = "dr_grpo"
-    if name and name != wanted and ":" not in name:
-        in_node = run.estimator == "composer"
-        key, value = (f"{NODE}.advantage", wanted) if in_node else (Key.ESTIMATOR, f"composer/{wanted}")
-        problem = f"it is {name!r}, and the advantage in the paper of {policy.name!r} is {wanted!r}"
-        yield Finding("warning", key, problem, f"set {key}={value}")
+        used, without_deviation = advantage.loss.name, advantage.value("scale") == "none"
+    if used == "grpo" and without_deviation:
+        used = "dr_grpo"
+    wanted, in_node = policy.loss.advantage, run.estimator == "composer"
+    key, value = (f"{NODE}.advantage", wanted) if in_node else (Key.ESTIMATOR, f"composer/{wanted}")
+    yield from advantage_of_another_paper(policy, used, key, f"set {key}={value}")
 
 
 def _only_with(run: Run) -> Iterator[Finding]:
