@@ -170,8 +170,8 @@ class Setting:
 
     def both_signs(self) -> Iterator[Signs]:
         """Yield what descent raises where all policies are equal, and the advantages of a row 1 or -1."""
-        if self.trained != ("logprobs",) or not (self.one_number or "advantages" in self.inputs):
-            raise NotApplicable("its policy input is not logprobs, or it has no advantages")
+        if self.trained != ("logprobs",):
+            raise NotApplicable("its policy input is not logprobs")
         for options in DRAWS:
             batch = self.draw(**options | {"spread": 0.0})
             rows = 1.0 - 2 * (torch.arange(len(batch["mask"]), dtype=torch.float64) % 2)

@@ -206,6 +206,8 @@ def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None
     Where tokens with A = 0 have no gradient, a penalty does not push them away from the reference or the
     teacher, or from the old policy of a loss that has neither of them.
     """
+    if isinstance(subject, Setting) and "advantages" not in subject.inputs:
+        raise NotApplicable("it has no advantages")
     raised, words = False, ("a positive advantage", "its negative")
     for signs in subject.both_signs():
         positive = signs.advantages.reshape(len(signs.mask), -1) > 0
@@ -214,7 +216,7 @@ def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None
         if signs.by_row:
             more, less = ((x * signs.mask).sum(-1) for x in (more, less))
         raised |= some_raised_more(more, less, *words, never_lowered=not signs.by_row)
-    if isinstance(subject, Setting) and "advantages" in subject.inputs:
+    if isinstance(subject, Setting):
         require(raised, f"gradient descent raises no token more with {words[0]} than with {words[1]}")
         require_no_push(subject)
     elif not raised:
