@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from composer_plugins import cli
-from composer_plugins.objective.objective import of_choice
-from composer_plugins.objective.resolve import migrate, resolve, surface
 from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE, parse
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.prime_rl import TESTED
+from composer_plugins.objective.objective import of_choice
+from composer_plugins.objective.resolve import migrate, resolve
 
 GRPO = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
 
