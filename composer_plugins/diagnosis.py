@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning as ComposerWarning
-from composer_plugins.findings import Finding as Finding
-from composer_plugins.findings import Severity as Severity
-from composer_plugins.findings import enforce as enforce
+from composer_plugins.findings import Finding
 
 TIMEOUT = 300  # seconds for an interpreter to import a loss, and torch with it
 # A program that imports a framework spends a third of its time on collecting and freeing what it imported.

@@ -4,7 +4,7 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -32,12 +32,8 @@ class ComposerError(Exception):
     def under(self, prefix: str, separator: str = ".") -> Self:
         """The same error with its key below `prefix`: "policy" becomes "algorithm.composer.policy"."""
         error = type(self)(f"{prefix}{separator}{self.key}", self.problem, self.remedy)
-        return error.with_others(one.under(prefix, separator) for one in self.others)
-
-    def with_others(self, others: "Iterable[ComposerError]") -> Self:
-        """This error, with what else was found at the same time."""
-        self.others = tuple(others)
-        return self
+        error.others = tuple(one.under(prefix, separator) for one in self.others)
+        return error
 
 
 class ConfigError(ComposerError, ValueError):
@@ -46,26 +42,6 @@ class ConfigError(ComposerError, ValueError):
 
 class DataError(ComposerError, ValueError):
     """Wrong data. The key says where: a column, an input of a loss, a file."""
-
-
-def raise_all(errors: Iterable[ConfigError]) -> None:
-    """Raise one error that has all of these, the first of each key; do nothing if there is none."""
-    every = dict[str, ComposerError]()
-    for error in errors:
-        for one in (error, *error.others):
-            every.setdefault(one.key, one)
-    if every:
-        first, *others = every.values()
-        raise first.with_others(others)
-
-
-def caught(call: Callable[[], object]) -> list[ConfigError]:
-    """Return the ConfigError that a call raises, in a list; [] if it raises none."""
-    try:
-        call()
-    except ConfigError as error:
-        return [error]
-    return []
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from composer_plugins.columns import (
     prompt_of,
     special_tokens,
 )
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.trl import DENOMINATORS
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide

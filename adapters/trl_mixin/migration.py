@@ -11,8 +11,8 @@ from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.trl import (
     LOSS_OPTIONS,
     LOSS_TYPES,
@@ -24,21 +24,23 @@ from composer_plugins.frameworks.trl import (
     VLLM_WEIGHTS,
 )
 from composer_plugins.losses.choosing import Choice, choose
-from composer_plugins.migration import (
+from composer_plugins.objective.keys import (
     COUNT,
-    KL,
-    NORM,
     NUMBER,
     POSITIVE,
     WEIGHT,
+    check_flag,
+    not_carried,
+    not_understood,
+)
+from composer_plugins.objective.objective import (
+    KL,
+    NORM,
     Objective,
     as_mis,
     behaviours,
     channels_of,
-    check_flag,
     named_policy,
-    not_carried,
-    not_understood,
 )
 
 # Options that decide how the batch is made and cut, and no term of the loss.

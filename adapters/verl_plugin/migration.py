@@ -18,24 +18,26 @@ from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
-from composer_plugins.migration import (
+from composer_plugins.objective.keys import (
     COUNT,
-    KL,
-    NORM,
     NUMBER,
     POSITIVE,
     WEIGHT,
+    check_flag,
+    check_tables,
+    not_carried,
+    not_understood,
+)
+from composer_plugins.objective.objective import (
+    KL,
+    NORM,
     Behaviour,
     Objective,
     as_mis,
     behaviours,
     channels_of,
-    check_flag,
-    check_tables,
     named,
     named_policy,
-    not_carried,
-    not_understood,
     set_params,
 )
 from composer_plugins.objective.options import parameters_set

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_plugins.config import ComposerConfig, unlikely
-from composer_plugins.diagnosis import Finding, enforce, log_info
-from composer_plugins.errors import ConfigError, caught, not_available, raise_all, unknown
+from composer_plugins.diagnosis import log_info
+from composer_plugins.errors import ConfigError, not_available, unknown
+from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
@@ -104,18 +105,20 @@ def parse(node: Mapping[str, Any], *, in_driver: bool = True) -> ComposerConfig:
     The driver does not see the actor's options: with policy=dro, beta may be `policy_loss.dro_beta`. So a
     parameter that is missing is an error only in the actor's workers, if an option of verl's can set it.
     """
-    wrong = [not_available(option, reason) for option, reason in verl.NOT_AVAILABLE.items() if option in node]
+    wrong = Findings()
+    for option, reason in verl.NOT_AVAILABLE.items():
+        if option in node:
+            wrong.add(not_available(option, reason))
     for kind in KINDS:
         if (row := name_here(kind, str(node.get(kind)))) is not None:
-            wrong.append(ConfigError(kind, f"{node[kind]!r} is verl's own name", f"set {row}, its name here"))
+            problem = f"{node[kind]!r} is verl's own name"
+            wrong.append(Finding("error", kind, problem, f"set {row}, its name here"))
     missing = _parameters_of_the_workers(node) if in_driver else {}
     params = dict(node.get("policy_params") or {}) if missing else {}
     options = {**node, "policy_params": {**params, **missing}} if missing else node
-    try:
+    with wrong.collected():
         config = ComposerConfig.parse(options)
-    except ConfigError as error:
-        wrong.append(error)
-    raise_all(wrong)
+    enforce(wrong)
     return config.model_copy(update={"policy_params": params}) if missing else config
 
 
@@ -173,18 +176,16 @@ def parse_choice(
     `given` has verl's own options (`given_options`), which set parameters of the loss. `table` is where
     `node` stands, so that the keys of errors begin at the config's root.
     """
-    wrong, set_by = list[ConfigError](), dict[str, SetBy]()
+    wrong, set_by = Findings(), dict[str, SetBy]()
     loss, key = _row(node, kind, name), f"{kind}_params"
     params = node.get(key) or {}
-    try:
+    with wrong.collected():
         if loss is not None and isinstance(params, Mapping):
             at = {"table": f"{VERL.tables[kind]}.", "params_key": f"{NODE}.{key}"}
             set_by = parameters_set(VERL, loss, params, given, **at)
             values = {name: one.value for name, one in set_by.items()}
             node = {**node, key: {**params, **values}} if values else node
-    except ConfigError as error:
-        wrong.append(error)
-    try:
+    with wrong.collected(table):
         if name is not None and str(node.get(kind, name)).partition("@")[0] != name:
             remedy = f"remove it, or write composer in place of composer/{name}"
             raise ConfigError(kind, f"{node[kind]!r} contradicts the name composer/{name}", remedy)
@@ -195,9 +196,7 @@ def parse_choice(
                 why, remedy = verl.NOT_SUPPLIED[need]
                 raise ConfigError(kind, f"{choice.name!r} needs {need}, and {why}", remedy)
         VERL.require(choice)
-    except ConfigError as error:
-        wrong.append(error.under(table))
-    raise_all(wrong)
+    enforce(wrong)
     return Parsed(config, choice, set_by)
 
 
@@ -265,8 +264,13 @@ def parse_channels(node: Mapping[str, Any]) -> Channels:
     """Return the channels as composer_sync delivers them."""
     found = channels_of(parse(node))
     chosen = [choice for choice in (found.hint, found.replay) if choice is not None]
-    wrong = [one for choice in chosen for one in caught(partial(VERL.require, choice))]
-    raise_all([*wrong, *caught(partial(_check_hint, found))])
+    wrong = Findings()
+    for choice in chosen:
+        with wrong.collected():
+            VERL.require(choice)
+    with wrong.collected():
+        _check_hint(found)
+    enforce(wrong)
     return found
 
 

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.text import Text
 
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.diagnosis import Examination, Finding, Severity, Target
+from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
 from composer_plugins.objective.by_table import ByTable

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from composer_plugins.diagnosis import ComposerWarning, Finding, enforce
 from composer_plugins.errors import ConfigError, DataError, unknown
+from composer_plugins.findings import ComposerWarning, Finding, enforce
 from parity_tests.support.paths import ROOT
 
 FOLDERS = ("composer_plugins", "adapters", "recipes")

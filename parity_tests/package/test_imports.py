@@ -155,7 +155,7 @@ FLOORS = (
     ("errors", "findings", "hookspecs"),
     ("losses", "flat_kernels", ""),  # "" is the package itself
     ("frameworks", "diagnosis", "calling_convention"),
-    ("objective", "config", "columns", "migration"),
+    ("objective", "config", "columns"),
     ("adapters", "testing"),
     ("conformance", "plotting", "recipes"),
     ("cli",),

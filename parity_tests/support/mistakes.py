@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
-from composer_plugins.diagnosis import ComposerWarning, Finding
 from composer_plugins.errors import ComposerError
+from composer_plugins.findings import ComposerWarning, Finding
 from parity_tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "mistakes.md"

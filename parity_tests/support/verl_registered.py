@@ -16,7 +16,7 @@ from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, precision
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.conformance.verl_claims.token_advantages import cut_to_a_power_of_two, for_whitening
-from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.draws import Draw
 from parity_tests.adapters.verl.test_plugin import algorithm, policy_loss
 from parity_tests.support.verl_drawn import largest_term

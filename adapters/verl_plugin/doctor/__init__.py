@@ -14,8 +14,9 @@ from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.environment import environment
 from composer_plugins.adapters.verl_plugin.doctor.options import Run
-from composer_plugins.diagnosis import Examination, Finding, Target, ask
+from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import Key
 
 

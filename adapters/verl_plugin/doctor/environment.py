@@ -7,7 +7,8 @@ from composer_plugins.adapters.verl_plugin import upstream
 from composer_plugins.adapters.verl_plugin.doctor.options import Run
 from composer_plugins.adapters.verl_plugin.surface import is_ours
 from composer_plugins.adapters.verl_plugin.upstream import ENTRY_POINT, MODULES, PLUGIN, PLUGINS
-from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.diagnosis import Target
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import SHOWS_LOGITS, Key
 
 Facts = Mapping[str, Any]  # what the probe answered

@@ -10,8 +10,8 @@ from typing import Any
 
 from composer_plugins.adapters.verl_plugin.surface import NODE
 from composer_plugins.adapters.verl_plugin.upstream import options
-from composer_plugins.diagnosis import Finding
 from composer_plugins.errors import did_you_mean, near
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import Key
 
 WORKER_NODE = f"{Key.POLICY_LOSS}.composer"

@@ -6,7 +6,6 @@ composer_sync enforces the same before it starts a worker. Neither verl nor hydr
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,8 +24,8 @@ from composer_plugins.adapters.verl_plugin.surface import (
 from composer_plugins.adapters.verl_plugin.upstream import Release
 from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.config import ComposerConfig, at, scaled_hint
-from composer_plugins.diagnosis import Finding, Severity
-from composer_plugins.errors import ComposerError, caught, did_you_mean, in_a_line, near, unknown
+from composer_plugins.errors import ComposerError, did_you_mean, in_a_line, near, unknown
+from composer_plugins.findings import Finding, Findings, Severity
 from composer_plugins.frameworks import verl
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, with_plugin_problems
@@ -355,7 +354,10 @@ def _advantage_of_the_paper(run: Run, advantage: Choice | None, policy: Choice |
 
 def _only_with(run: Run) -> Iterator[Finding]:
     """Yield options that verl reads only beside another one, which has not the value that they need."""
-    yield from map(Finding.from_error, caught(partial(surface.check_scale_factor, run.at(Key.SCALE_FACTOR))))
+    wrong = Findings()
+    with wrong.collected():
+        surface.check_scale_factor(run.at(Key.SCALE_FACTOR))
+    yield from wrong
     yield from only_with(VERL, run.at)
 
 

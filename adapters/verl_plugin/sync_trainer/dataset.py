@@ -15,8 +15,8 @@ from composer_plugins.adapters.verl_plugin.sync_trainer import prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.columns import AGREEING, CHOSEN, HINT, REJECTED, TOOLS, hint_of, hinted_prompt, pairs_of
 from composer_plugins.config import at
-from composer_plugins.diagnosis import ComposerWarning, enforce
 from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning, enforce
 from composer_plugins.frameworks.verl import Key
 
 DATA = "training data"

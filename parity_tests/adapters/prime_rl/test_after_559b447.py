@@ -12,8 +12,8 @@ from torch import Tensor
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
 from composer_plugins.conformance.prime_rl_claims.packs import packed
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.adapters.prime_rl.test_contract import sample, trained
 from parity_tests.support import prime_rl_doubles

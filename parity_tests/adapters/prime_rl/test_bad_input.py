@@ -11,8 +11,8 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import cispo, loss_fn, upstream
 from composer_plugins.adapters.prime_rl_plugin.loss import PATIENCE, Flags
 from composer_plugins.adapters.prime_rl_plugin.surface import parse
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind

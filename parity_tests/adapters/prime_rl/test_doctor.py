@@ -18,8 +18,9 @@ from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.cli import app
-from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from parity_tests.support.paths import ROOT
 

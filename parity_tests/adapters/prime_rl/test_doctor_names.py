@@ -17,7 +17,8 @@ from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, misspelt
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
-from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.diagnosis import Target
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from parity_tests.adapters.prime_rl import test_doctor
 from parity_tests.adapters.prime_rl.test_doctor import FUNCTION, HINT, REPLAY, SOUND, Find, edited, facts

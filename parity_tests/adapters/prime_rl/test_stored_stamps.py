@@ -12,8 +12,8 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace
 from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
 from composer_plugins.adapters.prime_rl_plugin.stored_stamps import echo_filter, stamp_from_store
 from composer_plugins.adapters.prime_rl_plugin.values import REPLAY
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import prime_rl_nodes as double
 from parity_tests.support.prime_rl_nodes import Branch, Rollout, Trace, answer, prompt
 

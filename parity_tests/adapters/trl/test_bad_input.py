@@ -15,8 +15,8 @@ from composer_plugins.adapters.trl_mixin import (
     ComposerLossMixin,
     ComposerParser,
 )
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import tiny
 
 GOOD = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12", "rejected": "3"}

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.trl import NOT_GRPO, TRAINERS_WITH_A_POLICY
 from parity_tests.support import tiny, trl_versions
 from parity_tests.support import trl_composition as composition

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.diagnosis import ComposerWarning
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import tiny
 from parity_tests.support.paths import ROOT
 from parity_tests.support.two_ranks import CASES, POLICIES, first_gradients

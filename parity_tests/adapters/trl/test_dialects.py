@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import tool_calls
 from parity_tests.support.tiny import batch, gradients, loss_and_gradient
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.adapters.trl.test_environment_hints import ONE_CLASS, Hinting, Plain
 from parity_tests.support import tiny, tool_calls
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.divergences import jsd, sampled_token
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny

@@ -19,8 +19,8 @@ from peft import (
 )
 from safetensors.torch import load_file
 
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import tiny
 

@@ -11,8 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import before_training, upstream
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import tiny
 
 

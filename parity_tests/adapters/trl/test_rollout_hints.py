@@ -16,8 +16,8 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, hints
 from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.columns import filled_prompt
 from composer_plugins.conformance.trl_claims.upstream import metrics
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny
 

@@ -17,8 +17,8 @@ import torch
 from peft import LoraConfig
 
 from composer_plugins.adapters.trl_mixin import before_training
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import sharded, tiny
 from parity_tests.support.paths import ROOT
 

@@ -15,8 +15,8 @@ from trl.trainer import utils
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerLossMixin, upstream
 from composer_plugins.adapters.trl_mixin.surface import _unknown
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, SINCE
 from parity_tests.support import tiny
 from parity_tests.support.paths import ROOT

@@ -23,7 +23,8 @@ from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
 from composer_plugins.adapters.verl_plugin.doctor import probe
 from composer_plugins.adapters.verl_plugin.doctor.options import TARGET
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
-from composer_plugins.diagnosis import Finding, Target, ask
+from composer_plugins.diagnosis import Target, ask
+from composer_plugins.findings import Finding
 from parity_tests.support.paths import ROOT
 
 MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"

@@ -30,8 +30,8 @@ from composer_plugins.conformance.verl_claims import policy
 from composer_plugins.conformance.verl_claims.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import MODES, OPTIONS, ULYSSES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support.verl_drawn import largest_term

@@ -27,8 +27,8 @@ from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.upstream import actor, names
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses

@@ -27,7 +27,7 @@ from composer_plugins.adapters.verl_plugin.surface import node_of, parse_channel
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.conformance import reductions
-from composer_plugins.diagnosis import Finding
+from composer_plugins.findings import Finding
 from parity_tests.support import verl_cpu
 from parity_tests.support.paths import ROOT
 from parity_tests.support.verl_cpu.trained import Trained, composers, finished

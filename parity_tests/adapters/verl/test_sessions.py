@@ -19,8 +19,8 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.surface import channels_delivered, parse_channels
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.support import verl_cpu
 

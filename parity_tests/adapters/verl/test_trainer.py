@@ -11,8 +11,8 @@ import verl
 from hydra import compose, initialize_config_dir
 from pandas import DataFrame, read_parquet
 
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from parity_tests.support import verl_cpu
 
 if verl_cpu.missing():

@@ -24,8 +24,9 @@ from composer_plugins.adapters.verl_plugin.doctor.options import (
 from composer_plugins.adapters.verl_plugin.surface import TRAINER
 from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
 from composer_plugins.cli.doctor import doctor
-from composer_plugins.diagnosis import Finding, Target
+from composer_plugins.diagnosis import Target
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding
 from parity_tests.support.paths import ROOT
 
 APP = typer.Typer()

@@ -12,8 +12,8 @@ from composer_plugins.adapters.verl_plugin.surface import (
     parse_registered,
     reduction,
 )
-from composer_plugins.diagnosis import ComposerWarning
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import called
 from composer_plugins.frameworks.verl import OPTIONS
