@@ -1,8 +1,5 @@
 """The kwargs are parsed once, each loss is looked up once, and a later call does neither."""
 
-import sys
-from collections import Counter
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -11,9 +8,9 @@ import pytest
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn
 from composer_plugins.conformance.prime_rl_claims.packs import drawn_inputs, packed
+from parity_tests.support.calls import calls, qualified
 from parity_tests.support.prime_rl_doubles import GENERATIONS, inputs_of
 
-OURS = ("/composer_plugins/", "/kernels/", "/adapters/")
 USERS_LOSS = "parity_tests.support.prime_rl_users:users_loss"
 KWARGS: dict[str, dict[str, Any]] = {
     "the default": {},
@@ -30,23 +27,12 @@ KWARGS: dict[str, dict[str, Any]] = {
 LOOKS_UP = {"find", "find_one", "ComposerConfig.parse", "parse", "registry"}
 
 
-def calls(function: Callable[[], object]) -> Counter[str]:
-    """How often each function of this package is called, or goes on as a generator."""
-    found: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        name = frame.f_code.co_qualname
-        is_ours = any(part in path for part in OURS) and "parity_tests" not in path
-        if event == "call" and is_ours and not name.startswith("jaxtyped."):  # the checks of annotations
-            found[f"choose {frame.f_locals['kind']}" if name == "choose" else name] += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
+def with_kind(frame: FrameType) -> str:
+    """The name of a function, with the kind of loss that `choose` chooses, without checks of annotations."""
+    name = qualified(frame)
+    if name.startswith("jaxtyped."):
+        return ""
+    return f"choose {frame.f_locals['kind']}" if name == "choose" else name
 
 
 def inputs() -> Any:
@@ -63,11 +49,13 @@ def test_the_first_call_parses_once_and_looks_up_each_loss_once(
     kwargs = KWARGS[name]
     loss_fn(inputs(), **kwargs)  # what is kept for the whole process
     monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    found = calls(lambda: loss_fn(inputs(), **kwargs))
+    found = calls(lambda: loss_fn(inputs(), **kwargs), with_kind)
     assert found["choose policy"] == 1
+    chosen = ["policy", "divergence", *(["correction"] if "rollout_correction" in kwargs else [])]
+    by_path = ":" in kwargs.get("policy", "")  # `choose` finds the others by their name
     assert {one: n for one, n in found.items() if one in LOOKS_UP or one.startswith("choose ")} == {
-        **dict.fromkeys(("choose policy", "choose divergence", "ComposerConfig.parse", "parse"), 1),
-        **({"choose correction": 1} if "rollout_correction" in kwargs else {}),
+        **dict.fromkeys(("ComposerConfig.parse", "parse", *(f"choose {kind}" for kind in chosen)), 1),
+        "find": len(chosen) - by_path,
     }
 
 
@@ -75,7 +63,7 @@ def test_the_first_call_parses_once_and_looks_up_each_loss_once(
 def test_a_later_call_parses_nothing_and_looks_up_nothing(name: str) -> None:
     kwargs = KWARGS[name]
     loss_fn(inputs(), **kwargs)
-    found = calls(lambda: loss_fn(inputs(), **kwargs))
+    found = calls(lambda: loss_fn(inputs(), **kwargs), with_kind)
     opened = ("choose ", "row_of", "ComposerConfig.", "Framework.", "Registry")
     assert not {one for one in found if one in LOOKS_UP or one.startswith(opened)}
     assert sum(found.values()) < 140, found.most_common(30)

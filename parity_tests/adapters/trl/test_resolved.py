@@ -2,10 +2,7 @@
 
 import copy
 import pickle
-import sys
-from collections import Counter
 from types import FrameType
-from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -14,26 +11,14 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny
+from parity_tests.support.calls import calls, qualified
 
 BOTH = {"policy": "cispo", "hint_weight": 1.0, "replay_weight": 1.0}
-OURS = ("/composer_plugins/", "/kernels/", "/adapters/")
 
 
-def calls(function: Any) -> Counter[str]:
-    """How often each function of this package is called, or goes on as a generator."""
-    found: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and any(part in path for part in OURS) and "parity_tests" not in path:
-            found[frame.f_code.co_qualname] += "trl_claims" not in path  # the tiny model and its tokenizer
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
+def of_the_adapter(frame: FrameType) -> str:
+    """The name of a function, but not of those that make the tiny model and its tokenizer."""
+    return "" if "trl_claims" in frame.f_code.co_filename else qualified(frame)
 
 
 def test_a_trainer_parses_its_options_once_and_looks_up_each_loss_once() -> None:
@@ -41,7 +26,7 @@ def test_a_trainer_parses_its_options_once_and_looks_up_each_loss_once() -> None
         tiny.trainer(**BOTH, dataset=Dataset.from_list(tiny.rows(8)))
 
     make()  # what is kept for the whole process
-    found = calls(make)
+    found = calls(make, of_the_adapter)
     assert (found["ComposerConfig.parse"], found["choose"]) == (1, 3)
     assert found["ComposerGRPOConfig._resolve"] == 1
     assert sum(found.values()) < 900, found.most_common(20)
@@ -51,7 +36,7 @@ def test_a_step_reads_no_option() -> None:
     made = tiny.trainer(**BOTH, max_steps=2)
     made.train()
     inputs = tiny.batch(made)
-    found = calls(lambda: made._compute_loss(made.model, inputs))
+    found = calls(lambda: made._compute_loss(made.model, inputs), of_the_adapter)
     assert not {name for name in found if name.startswith(("ComposerGRPOConfig.", "ComposerConfig."))}
 
 

@@ -1,9 +1,6 @@
 """The options of a registered loss or estimator are parsed once, and read anew only after a change."""
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,28 +13,11 @@ from composer_plugins.adapters.verl_plugin.estimators import estimator
 from composer_plugins.adapters.verl_plugin.loss import policy_loss
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.errors import ConfigError
+from parity_tests.support.calls import calls
 
-OURS = ("/composer_plugins/", "/kernels/", "/adapters/")
 # What reads options, of verl or of ours, and what looks a loss up.
 READS = ("given_options", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "parameters_set")
 Loss = Callable[..., tuple[Tensor, dict[str, float]]]
-
-
-def calls(function: Callable[[], Any]) -> Counter[str]:
-    """How often each function of this package is called, or goes on as a generator."""
-    found: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and any(part in path for part in OURS) and "parity_tests" not in path:
-            found[frame.f_code.co_qualname] += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 def config_of(**options: Any) -> Any:
