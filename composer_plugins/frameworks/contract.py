@@ -24,7 +24,7 @@ class Conversion(NamedTuple):
     factor: float = 1.0
     offset: float = 0.0
     values: Mapping[Any, Any] = NOTHING
-    text: str = ""  # the formula where it needs another option too, as "simpo_gamma / beta"
+    text: str = ""  # the formula in words, where it needs another option too, as "simpo_gamma / beta"
 
     def ours(self, theirs: Any) -> Any:
         """Our value for a framework's. A value that is no number, and None, stay as they are."""
@@ -46,10 +46,10 @@ class Conversion(NamedTuple):
 
     def formula(self, name: str) -> str:
         """Our value in terms of the option `name`: "ratio_high - 1"."""
-        if self.values:
-            return " or ".join(f"{ours!r} (for {name}={theirs!r})" for theirs, ours in self.values.items())
         if self.text or self == SAME:
             return self.text or name
+        if self.values:
+            return " or ".join(f"{ours!r} (for {name}={theirs!r})" for theirs, ours in self.values.items())
         if self.factor == -1:
             return f"{self.offset:g} - {name}"
         scaled = name if self.factor == 1 else f"{self.factor:g} * {name}"
