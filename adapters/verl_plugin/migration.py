@@ -47,7 +47,6 @@ VANILLA = ("grpo@verl", "dapo@verl", "dr_grpo@verl")
 TABLES = ["algorithm", "actor_rollout_ref", Key.ACTOR, Key.ROLLOUT, "trainer", "trainer.v1"]
 TABLES += [Key.POLICY_LOSS, Key.CORRECTION, NODE, Key.KL_CONTROL]
 KNOWN = {"algorithm", "actor_rollout_ref", "defaults"}  # tables at the top of a file, with what is read
-NEWEST_READ = "0.9.1"  # the release whose defaults and options are below
 LOG_CLAMP = 20.0  # of verl's weights, in nats
 NO_BOUND = 1e-9  # a lower bound that no weight reaches because of the clamp; verl does not take 0
 BOOLEANS = (Key.USE_KL_LOSS, Key.KL_IN_REWARD, Key.BYPASS, Key.NORMALISE)
@@ -60,9 +59,6 @@ NUMBERS = {
     Key.SCALE_FACTOR: COUNT,
 }
 OUR_DEFAULTS = ("ppo_trainer", "_self_")  # the entries of a file's `defaults` that are known
-NO_BEARING = {
-    f"{table}.{name}".lstrip(".") for table, names in verl.NO_BEARING_IN.items() for name in names.split()
-}
 # The keys that are read: verl's own options of its losses and estimators, and ours.
 _KEYS = {*verl.DEFAULTS, Key.GROUP_SIZE, Key.TEMPERATURE, Key.ROLLOUT_LOGPROBS, "defaults", NODE, WORKER_NODE}
 _KEYS |= {Key.LOSS_TARGET}
@@ -83,7 +79,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         return found
 
     _check_tables(table)
-    remarks = list(not_carried(table, verl.NOT_CARRIED))
+    remarks = list(not_carried(table, VERL.not_carried))
     others = [one for one in table.get("defaults", ()) if one not in OUR_DEFAULTS]
     remarks += [f"defaults: {one!r}, which was not read" for one in others]
     set_mode = str(value(Key.AGG_MODE))
@@ -134,14 +130,14 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
         },
         remarks=tuple(remarks),
         to_correct=tuple(_to_correct(table)),
-        unread=tuple(not_understood(table, READ | verl.NOT_CARRIED.keys() | NO_BEARING)),
+        unread=tuple(not_understood(table, READ | VERL.not_carried.keys() | VERL.no_bearing)),
         read_as=release(version),
     )
 
 
 def release(version: str | None = None) -> str:
     """The release whose options are read and written."""
-    return f"verl {NEWEST_READ}"
+    return f"verl {VERL.release}"
 
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:

@@ -231,6 +231,13 @@ class Framework:
         return next(one for one in self.options_of(kind) if one.key == key)
 
 
+def keys_in(tables: Mapping[str, str]) -> frozenset[str]:
+    """Dotted keys, which are written as names by the table that has them; those of "" are at the top."""
+    return frozenset(
+        f"{table}.{name}".lstrip(".") for table, names in tables.items() for name in names.split()
+    )
+
+
 def other_names(loss: Loss, frameworks: Iterable[Framework]) -> dict[str, dict[str, Conversion]]:
     """By a framework's name of an option, the parameters of a loss that it sets, with their conversions."""
     found: dict[str, dict[str, Conversion]] = {}

@@ -15,6 +15,7 @@ from composer_plugins.frameworks.contract import (
     NamedLoss,
     Option,
     Sets,
+    keys_in,
 )
 
 # --- Releases ------------------------------------------------------------------------------------------
@@ -298,9 +299,7 @@ def _known_keys() -> set[str]:
     return keys | {TRAINING_MODE, *NOT_CARRIED}
 
 
-NO_BEARING = {
-    f"{holder}.{name}".lstrip(".") for holder, names in NO_BEARING_IN.items() for name in names.split()
-}
+NO_BEARING = keys_in(NO_BEARING_IN)
 KNOWN_KEYS = frozenset(_known_keys() | NO_BEARING)
 
 
@@ -374,7 +373,7 @@ PRIME_RL = Framework(
     ),
     marks=("orchestrator",),
     not_carried=NOT_CARRIED,
-    no_bearing=KNOWN_KEYS,
+    no_bearing=NO_BEARING,
     install=CLONE,
     suffixes=(".toml",),
     convention="composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",

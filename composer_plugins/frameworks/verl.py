@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets
+from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets, keys_in
 from composer_plugins.losses.row import Kind
 
 
@@ -219,50 +219,8 @@ NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LO
 OF_THE_LOSS = ("loss_type", "use_policy_gradient")
 SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
 
-VERL = Framework(
-    name="verl",
-    title="verl",
-    path="composer_plugins.adapters.verl_plugin.register:register",
-    summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
-    losses=(
-        *(NamedLoss(row, {CHOOSES["policy"]: x}, mode=FORCED.get(x, "")) for x, row in LOSSES.items()),
-        *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
-        *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
-    ),
-    denominators={mode: mode for mode in MODES},
-    options=OPTIONS,
-    tables=TABLES,
-    names=NAMES,
-    provides={
-        # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
-        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
-        "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "mask"}),
-        # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
-        "divergence": frozenset(
-            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
-            | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}
-        ),
-        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
-    },
-    partial_batch={
-        "policy": "verl cuts the batch into micro-batches",
-        "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
-    },
-    marks=("actor_rollout_ref",),
-    package="verl",
-    install="pip install 'composer-plugins[verl]'",
-    has_overrides=True,
-    convention="composer_plugins.adapters.verl_plugin.convention:VERL",
-    claims="composer_plugins.conformance.verl_claims.suite",
-    doctor="composer_plugins.adapters.verl_plugin.doctor",
-    migration="composer_plugins.adapters.verl_plugin.migration",
-)
-
 # Of verl's options, from the root of its config.
-DEFAULTS = {VERL.key(one): one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
-# By row, the mode in which verl always reduces it.
-FORCED_MODES: dict[str, Any] = {one.row: one.mode for one in VERL.losses if one.mode}
-
+DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
 # What bears on the loss and has no field in Objective: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
@@ -326,3 +284,48 @@ NO_BEARING_IN = {
         val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
         """,
 }
+
+VERL = Framework(
+    name="verl",
+    title="verl",
+    path="composer_plugins.adapters.verl_plugin.register:register",
+    summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
+    losses=(
+        *(NamedLoss(row, {CHOOSES["policy"]: x}, mode=FORCED.get(x, "")) for x, row in LOSSES.items()),
+        *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
+        *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
+    ),
+    denominators={mode: mode for mode in MODES},
+    options=OPTIONS,
+    tables=TABLES,
+    names=NAMES,
+    provides={
+        # verl's old_log_prob is given as the rollout policy's too, as verl's own DPPO is
+        "policy": frozenset({"logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"}),
+        "advantage": frozenset({"rewards", "group_ids", "lengths", "token_rewards", "mask"}),
+        # of trainer_mode composer_sync; logits are those of the teacher's hint_top_k entries and a tail
+        "divergence": frozenset(
+            {"student_logits", "teacher_logits", "student_logprobs", "teacher_logprobs", "mask"}
+            | {"teacher_topk_logprobs", "teacher_topk_ids", "old_logprobs"}
+        ),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected"}),
+    },
+    partial_batch={
+        "policy": "verl cuts the batch into micro-batches",
+        "preference": "it sorts the batch's pairs anew, so a pair's weight would go to another pair",
+    },
+    not_carried=NOT_CARRIED,
+    no_bearing=keys_in(NO_BEARING_IN),
+    marks=("actor_rollout_ref",),
+    release="0.9.1",
+    package="verl",
+    install="pip install 'composer-plugins[verl]'",
+    has_overrides=True,
+    convention="composer_plugins.adapters.verl_plugin.convention:VERL",
+    claims="composer_plugins.conformance.verl_claims.suite",
+    doctor="composer_plugins.adapters.verl_plugin.doctor",
+    migration="composer_plugins.adapters.verl_plugin.migration",
+)
+
+# By row, the mode in which verl always reduces it.
+FORCED_MODES: dict[str, Any] = {one.row: one.mode for one in VERL.losses if one.mode}

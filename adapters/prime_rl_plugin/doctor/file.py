@@ -181,7 +181,7 @@ def misspelt(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
     of the loss, which has options by its type, are left out.
     """
     whole, known = as_rl(config, kind), prime_rl.KNOWN_KEYS
-    bearing = [key for key in known if key not in prime_rl.NO_BEARING]
+    bearing = [key for key in known if key not in prime_rl.PRIME_RL.no_bearing]
     for key in not_understood(whole, known | {"trainer.loss"}):
         holder, _, name = key.rpartition(".")
         given = table(whole, *filter(None, holder.split(".")))
