@@ -38,7 +38,10 @@ class ByTable:
         Raises ConfigError for a loss, a denominator or a value that the framework does not have, and for an
         option that its loss does not read.
         """
-        policy, _ = self._policy(table)
+        return self._objective(table, self._policy(table)[0], version)
+
+    def _objective(self, table: Mapping[str, Any], policy: Choice, version: str | None = None) -> Objective:
+        """What is trained with this policy loss, which the config names, and with its other options."""
         found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
         old, rollout = behaviours(policy, "trainer", "rollout engine")
@@ -94,21 +97,20 @@ class ByTable:
 
     def examine(self, table: Mapping[str, Any]) -> Findings:
         """What a doctor reports of a config: errors, keys that are not understood, options without effect."""
-        found, title = Findings(), self.framework.title
+        found, title, objective = Findings(), self.framework.title, None
         with found.collected():
-            self.read(table)
+            policy, keys = self._policy(table)
+            objective = self._objective(table, policy)
         for key in not_understood(table, self.known):
             nearest = near(key, self.known)
             remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
             found.append(Finding("warning", key, f"it is no option of {title} that is known here", remedy))
-        given = self._given(table)
-        found += without_effect(self.framework, "policy", given)
-        if not found or all(one.severity != "error" for one in found):
-            policy, keys = self._policy(table)
-            found += unlikely(policy, keys)
+        found += without_effect(self.framework, "policy", self._given(table))
+        if objective is not None:
+            found += unlikely(objective.policy, keys)
             key = next((one.key for one in self._of_the_objective() if one.objective == "mode"), "")
             if key:
-                found += denominator_of_another(policy, self.framework, self.read(table).mode, key)
+                found += denominator_of_another(objective.policy, self.framework, objective.mode, key)
         return found
 
     def _of_the_objective(self) -> list[Option]:
