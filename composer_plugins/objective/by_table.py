@@ -1,6 +1,6 @@
 """The configs of a framework that has a table and no module of its own: read, written and examined."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -146,7 +146,7 @@ class ByTable:
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)
         known = self.framework.denominators if option.objective == "mode" else option.conversion.values
-        if known and value not in known:
+        if known and (not isinstance(value, Hashable) or value not in known):
             raise unknown(option.key, str(value), map(str, known), noun="value")
         ours = known[value] if known else option.conversion.ours(value)
         return choose(KINDS[option.objective], ours) if option.objective in KINDS else ours  # type: ignore[arg-type]
