@@ -292,8 +292,8 @@ VERL = Framework(
     summary="verl's registries: estimators and policy losses; its trainer composer_sync: hint and replay",
     losses=(
         *(NamedLoss(row, {CHOOSES["policy"]: x}, mode=FORCED.get(x, "")) for x, row in LOSSES.items()),
-        *(NamedLoss(row, {CHOOSES["advantage"]: name}) for name, row in ESTIMATORS.items()),
-        *(NamedLoss(row, {CHOOSES["kl"]: name}) for name, row in KL_ESTIMATORS.items()),
+        *(NamedLoss(row, {CHOOSES["advantage"]: name}, kind="advantage") for name, row in ESTIMATORS.items()),
+        *(NamedLoss(row, {CHOOSES["kl"]: name}, kind="kl") for name, row in KL_ESTIMATORS.items()),
     ),
     denominators={mode: mode for mode in MODES},
     options=OPTIONS,

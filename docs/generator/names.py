@@ -7,7 +7,7 @@ from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import frameworks, other_names
 from composer_plugins.losses.choosing import PARTS
 from composer_plugins.losses.registry import registry
-from composer_plugins.losses.row import KINDS, Dialect, Loss
+from composer_plugins.losses.row import KINDS, Dialect, Kind, Loss
 from docs.generator.markdown import plain, table
 
 # An option of a framework that names a loss, as a note of the catalogue writes it: "loss_type grpo".
@@ -36,14 +36,14 @@ def pages() -> dict[str, str]:
     unknown = {dialect.framework for _, dialect in found} - set(frameworks())
     assert not unknown, f"composer_plugins/frameworks has no table of {', '.join(sorted(unknown))}"
     for framework, one in frameworks().items():
-        named = _by_row(one)
-        entries = [
-            f"- {named.pop(f'{loss.name}@{dialect.upstream}', '') or there(dialect)} → {_here(loss, dialect)}"
-            + (f": {plain(dialect.note)}" if dialect.note else "")
-            for loss, dialect in found
-            if dialect.framework == framework
-        ]
-        entries += [f"- {theirs} → `{row}`" for row, theirs in named.items()]
+        named, entries = _by_row(one), list[str]()
+        for loss, dialect in found:
+            if dialect.framework == framework:
+                first, *others = named.pop((loss.kind, f"{loss.name}@{dialect.upstream}"), [there(dialect)])
+                note = f": {plain(dialect.note)}" if dialect.note else ""
+                entries.append(f"- {first} → {_here(loss, dialect)}{note}")
+                entries += [f"- {theirs} → {_here(loss, dialect)}" for theirs in others]
+        entries += [f"- {theirs} → `{row}`" for (_, row), names in named.items() for theirs in names]
         parts += [f"## {one.title}\n\n" + "\n".join(entries) + "\n"] if entries else []
     published = [(f"`{name}`", plain(text)) for name, text in PARTS.items()]
     parts.append("## Published names that are no loss of their own\n\n" + table(("name", "here"), published))
@@ -53,29 +53,16 @@ def pages() -> dict[str, str]:
     return {"losses/names.md": "\n".join(parts)}
 
 
-def _by_row(framework: Framework) -> dict[str, str]:
-    """By row, the options of a framework that choose it, each with its values: "`loss_type: grpo | bnpo`".
-
-    Behind them the first release that has it, and the first one without it.
-    """
-    found = dict[str, dict[str, dict[str, None]]]()
-    releases = dict[str, list[str]]()
+def _by_row(framework: Framework) -> dict[tuple[Kind, str], list[str]]:
+    """By kind and row, the options of a framework that choose it: "`loss_type: grpo`", one for each way."""
+    found = dict[tuple[Kind, str], list[str]]()
     for one in framework.losses:
-        for key, value in one.options.items():
-            found.setdefault(one.row, {}).setdefault(key, {})[str(value)] = None
-        first, _ = releases.get(one.row, (one.since, ""))
-        releases[one.row] = [first, one.until]
-    return {
-        row: " with ".join(f"`{key}: {' | '.join(values)}`" for key, values in options.items())
-        + _in_releases(*releases[row])
-        for row, options in found.items()
-    }
-
-
-def _in_releases(since: str, until: str) -> str:
-    """The releases in words: ", since 0.6, before #3418", ", after #3586"."""
-    begin = since if since.startswith("after ") else f"since {since}" if since else ""
-    return "".join(f", {part}" for part in (begin, until and f"before {until}") if part)
+        chosen = ", ".join(f"`{key}: {value}`" for key, value in one.options.items())
+        if (having := framework.releases_of(one)) != framework.releases:
+            first, last = having[0], having[-1]
+            chosen += f" ({first})" if first == last else f" ({first} to {last})"
+        found.setdefault((one.kind, one.row), []).append(chosen)
+    return found
 
 
 def there(dialect: Dialect) -> str:

@@ -147,6 +147,7 @@ def test_the_index_of_names_has_what_chooses_a_loss_of_trl() -> None:
     page = names.pages()["losses/names.md"]
     assert "- `GMPOTrainer` (trl.experimental.gmpo) → [`gmpo@trl`]" in page
     assert "- `loss_type: grpo`, `importance_sampling_level: sequence` → [`gspo@trl`]" in page
+    assert "- `adv_estimator: grpo` → [`grpo@verl`](advantage/grpo.md" in page  # two kinds share the name
 
 
 def test_the_page_of_the_laws_has_those_of_every_way_to_check() -> None:
