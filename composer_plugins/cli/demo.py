@@ -1,7 +1,6 @@
 """`composer-plugins demo`: a tiny model trained with verifiable reward, hints and replayed preferences."""
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +8,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from composer_plugins.errors import ConfigError
-
 DEFAULT_CHANNELS, DEFAULT_SEEDS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"], ["0"]
 
 DEMO_NEEDS = ("trl", "transformers", "datasets", "matplotlib")
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended: 128 + SIGINT
 
 LIVE_TEACHER = (
     "--teacher live: a teacher that moves with its student collapsed to reward 0 in 3 of 3 measured seeds, "
@@ -41,14 +37,12 @@ def demo(
     --channels and --seeds take a list with commas, or may be repeated.
     """
     from composer_plugins.recipes.codebook import options
+    from composer_plugins.recipes.shared import INTERRUPTED, check_installed
 
     channel_sets, seed_list = options.parse_runs(channels), options.parse_seeds(seeds)
     settings = options.Settings(steps=steps, teacher=teacher, policy=policy, threads=threads)
     options.make_folder(out)
-    missing = [name for name in DEMO_NEEDS if find_spec(name) is None]
-    if missing:
-        problem = f"it needs {', '.join(missing)}, which is not installed here"
-        raise ConfigError("demo", problem, "run pip install -e '.[demo]' in a clone")
+    check_installed("demo", DEMO_NEEDS, "demo")
 
     console = Console(highlight=False, markup=False, emoji=False)  # a folder may be named [x] or :x:
     if teacher == "live" and any("hint" in one for one in channel_sets):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from composer_plugins import cli
+from composer_plugins.recipes import shared
 from parity_tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-c", "from composer_plugins.cli import main; main()", "demo"]
@@ -173,8 +174,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(
 def test_a_missing_package_is_named_with_the_remedy(
     main: Main, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = sys.modules["composer_plugins.cli.demo"]
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "matplotlib" else object())
+    monkeypatch.setattr(shared, "find_spec", lambda name: None if name == "matplotlib" else object())
     assert main("demo", "--out", str(tmp_path)) == 2
     problem = "error: demo: it needs matplotlib, which is not installed here; run pip install -e '.[demo]'"
     assert capsys.readouterr().err.startswith(problem)
