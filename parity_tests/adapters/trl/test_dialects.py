@@ -12,7 +12,7 @@ from parity_tests.support import tiny
 FLOAT32 = 1e-6  # as in test_equality
 
 
-@pytest.mark.filterwarnings("ignore:policy_params.clip_high:composer_plugins.diagnosis.ComposerWarning")
+@pytest.mark.filterwarnings("ignore:policy_params.clip_high:composer_plugins.findings.ComposerWarning")
 @pytest.mark.parametrize(
     ("policy", "theirs"),
     [

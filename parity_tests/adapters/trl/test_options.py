@@ -16,7 +16,7 @@ from parity_tests.adapters.trl.test_bad_input import config
 from parity_tests.support import tiny, trl_options
 
 # Bounds are set here that hardly anyone intends: package/test_unlikely.py.
-FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.diagnosis.ComposerWarning"
+FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.findings.ComposerWarning"
 pytestmark = pytest.mark.filterwarnings(FAR_OFF)
 FLOAT32 = 1e-6  # as in test_equality
 VLLM = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}

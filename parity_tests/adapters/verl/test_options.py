@@ -126,7 +126,7 @@ DRAWN["geo_mean"] = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.
 @pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-@pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")
+@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
 def test_an_option_does_with_composer_what_it_does_with_verls_own_loss(
     name: str, data: st.DataObject
 ) -> None:
@@ -181,7 +181,7 @@ POLICY_ERRORS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("options", "node", "key", "words"), POLICY_ERRORS, ids=lambda one: str(one)[:40])
-@pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")
+@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
 def test_an_option_that_a_loss_does_not_have_is_an_error_in_the_worker(
     options: dict[str, Any], node: dict[str, Any], key: str, words: str
 ) -> None:

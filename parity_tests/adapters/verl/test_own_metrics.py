@@ -26,7 +26,7 @@ from parity_tests.support.verl_facts import policy_batches
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
 OPTIONS = {name: loss.options for name, loss in LOSSES.items()} | {"geo_mean": GEO_MEAN}
 
-pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
 
 
 def logged(batch: Batch, policy: str, *, params: Any = None, **options: Any) -> dict[str, float]:

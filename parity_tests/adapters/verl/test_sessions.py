@@ -99,7 +99,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
     return keys, DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
 
 
-@pytest.mark.filterwarnings("ignore::composer_plugins.diagnosis.ComposerWarning")  # of groups of one
+@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")  # of groups of one
 @settings(max_examples=60, deadline=None)
 @given(drawn=sessions())
 def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
