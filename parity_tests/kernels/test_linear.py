@@ -1,9 +1,6 @@
 """Losses from hidden states and an output head: against logits and autograd, however they are cut."""
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ from composer_plugins.kernels.divergences import jsd
 from composer_plugins.kernels.entropy import entropy as entropy_of
 from composer_plugins.kernels.linear import divergence, log_probs, tiles, top_k
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.paths import ROOT
+from parity_tests.support.compiled import ran_by_a_link
 
 Numbers = dict[str, Any]
 PLAIN: Numbers = {}
@@ -253,13 +250,7 @@ def test_a_shared_head_gives_the_numbers_of_two_equal_heads(other: Numbers) -> N
 def test_a_compiled_tile_gives_the_numbers_of_an_eager_one(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """torch's compiler takes no blank or quote in its own path: the test then runs with a link to torch."""
-    if {*" '"} & {*torch.__file__}:
-        (tmp_path / "site").symlink_to(Path(torch.__file__).parents[1])
-        command = [sys.executable, "-m", "pytest", "-q", request.node.nodeid]
-        env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        assert "1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    if ran_by_a_link(request, tmp_path):
         return
     b, teacher = batch(dtype=torch.float32), batch(dtype=torch.float32, hidden=6)
     monkeypatch.setattr(tiles, "CPU_PART", 5 * 37)  # of the 12 tokens two parts are compiled
