@@ -1,6 +1,6 @@
 """PRIME-RL's side of `composer-plugins migrate`: its TOML as an Objective, and an Objective as TOML."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
 from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import Findings, enforce, error_of
+from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks import prime_rl
-from composer_plugins.frameworks.contract import NamedLoss
+from composer_plugins.frameworks.contract import NOTHING, NamedLoss
 from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE, Generation
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
@@ -37,34 +37,42 @@ LOSS = "trainer.loss"
 PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "temperature": (POSITIVE, 1.0)}
 
 
-def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
+def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, Findings]:
     """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
-    kind = kind_of(table)
-    above = "" if kind == prime_rl.RL else kind  # an own file has the keys of this table at its top
+    kind, above = kind_of(table), above_of(table)
     if kind in prime_rl.WITHOUT_LOSS:
         problem = f"this is {prime_rl.FILE_NAMES[kind]}, which has no policy loss"
         raise ConfigError(
             "FILE", problem, "give the rl.toml, or the files of the trainer and the orchestrator"
         )
     check_tables(table, *(path.removeprefix(f"{above}.") for path in TABLES))
-    wrong = Findings()
-    with wrong.collected():
-        return _below(above, _read(as_rl(table, kind), kind, version))
-    raise error_of(one.without(above) for one in wrong)
+    found = Findings()
+    with found.collected():
+        objective, findings = _read(as_rl(table, kind), kind, version)
+        remarks = tuple(one.removeprefix(f"{above}.") for one in objective.remarks)
+        why = objective.no_policy.removeprefix(f"{above}.")
+        found += [one.without(above) for one in findings]
+        return replace(objective, remarks=remarks, no_policy=why), found
+    raise error_of(one.without(above) for one in found)
 
 
-def _below(above: str, found: Objective) -> Objective:
-    """The objective with the keys of its remarks as they are in the file."""
-    remarks, unread = (
-        [one.removeprefix(f"{above}.") for one in keys] for keys in (found.remarks, found.unread)
-    )
-    why = found.no_policy.removeprefix(f"{above}.")
-    return replace(found, remarks=tuple(remarks), unread=tuple(unread), no_policy=why)
+def above_of(table: Mapping[str, Any]) -> str:
+    """The table of an rl.toml that has the keys at the top of this file: "trainer"; "" for an rl.toml."""
+    return "" if (kind := kind_of(table)) == prime_rl.RL else kind
 
 
-def release(version: str | None = None) -> str:
-    """The release whose options are written."""
-    return _in_words(upstream.generation_of(version), version)
+def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+    """The keys of a config that are not understood."""
+    whole, above = as_rl(table, kind_of(table)), above_of(table)
+    own = _own(whole, _assumed(whole, version))
+    checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
+    known = prime_rl.KNOWN_KEYS | checked | {one.algo.key for one in file.sources(whole)}
+    return (key.removeprefix(f"{above}.") for key in not_understood(whole, known))
+
+
+def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
+    """The release whose options are read, in this config, and written."""
+    return _in_words(_assumed(as_rl(table, kind_of(table)), version), version)
 
 
 def _in_words(generation: Generation, version: str | None) -> str:
@@ -74,11 +82,17 @@ def _in_words(generation: Generation, version: str | None) -> str:
     return f"PRIME-RL {generation.since}{end} ({how})"
 
 
-def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective:
+def _own(table: Mapping[str, Any], generation: Generation) -> NamedLoss | None:
+    """PRIME-RL's own loss that is named, or that it trains with by default; None where it is another one."""
+    given = at(table, "trainer", "loss").get("type", own_losses.default_kind(generation))
+    return own_losses.find(given, generation)
+
+
+def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Objective, Iterable[Finding]]:
     """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
     loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
     generation = _assumed(table, version)
-    own = own_losses.find(loss.get("type", own_losses.default_kind(generation)), generation)
+    own = _own(table, generation)
     routed, is_routed = file.routed(table, listed)
     with_rewards = [one for one in listed if one.algo.name not in prime_rl.ROUTED] or listed
     remarks = [f"{one.key} = {one.name!r}, which trains with PRIME-RL's own {one.own}" for one in routed]
@@ -86,19 +100,15 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
     advantage = None if is_routed else _advantage(with_rewards, remarks)
     remarks += [*_of_sources(table, listed), *not_carried(table, prime_rl.NOT_CARRIED), *_filters(table)]
     size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
-    checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
-    known = prime_rl.KNOWN_KEYS | checked | {one.algo.key for one in listed}
     common: dict[str, Any] = {
         "advantage": advantage,
         "group_size": size,
         "temperature": temperature or 1.0,
-        "unread": tuple(dict.fromkeys(not_understood(table, known))),
-        "read_as": _in_words(generation, version),
     }
     if why := _no_policy(table, kind, routed if is_routed else [], generation):
         has_rewards = kind == prime_rl.ORCHESTRATOR and not is_routed
         common |= {} if has_rewards else {"advantage": None}
-        return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common)
+        return without_policy(why, remarks=tuple(remarks), has_terms=has_rewards, **common), ()
     kwargs, function = _kwargs(loss, own, generation, remarks)
     channels = parse(kwargs, function)
     policy, config = channels.policy, channels.config
@@ -111,7 +121,7 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
     divisor = generation.denominator if own is None else own_losses.divisor(own, loss, generation)
     if divisor != prime_rl.GLOBAL_TOKENS:
         remarks.append(f"PRIME-RL {generation.since} divides by {divisor}")
-    return Objective(
+    objective = Objective(
         policy=policy,
         mode=prime_rl.MODE,
         old=old,
@@ -120,9 +130,9 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> Objective
         channels=channels_of(config),
         denominators={"hint_weight": prime_rl.MODE, "replay_weight": "all tokens of the batch"},
         remarks=tuple(remarks),
-        to_correct=tuple(str(one) for one in findings(channels, generation) if one.severity == "error"),
         **common,
     )
+    return objective, findings(channels, generation)
 
 
 def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:

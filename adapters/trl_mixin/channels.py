@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from composer_plugins.columns import (
 )
 from composer_plugins.errors import DataError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.frameworks.trl import DENOMINATORS
+from composer_plugins.frameworks.trl import MODES_IN_WORDS
 from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.kernels.masking import wide
 from composer_plugins.kernels.preference import sequence_logprobs
@@ -91,11 +91,11 @@ class PolicyChannel(Channel):
     """A policy loss of ours, on the log-probabilities of TRL's own forward pass."""
 
     name = "policy"
-    mode: str  # how it is reduced: a key of DENOMINATORS
+    mode: str  # how it is reduced: a key of MODES_IN_WORDS
     source: str  # where the mode comes from: "set by loss_type=grpo", "as in the paper"
 
     def __post_init__(self) -> None:
-        self.denominator = f"{DENOMINATORS[self.mode]} ({self.source})"
+        self.denominator = f"{MODES_IN_WORDS[self.mode]} ({self.source})"
 
     def loss(self, trainer: GRPOTrainer, inputs: dict[str, Any], forward: upstream.PolicyForward) -> Tensor:
         """The policy loss of one micro-batch. It is added to what TRL returns for zero advantages."""
@@ -105,12 +105,33 @@ class PolicyChannel(Channel):
         factor = upstream.policy_factor(
             trainer, inputs, tensors, forward.entropies, takes_log_weights=weighted
         )
-        reduced = upstream.reduce_loss(trainer, token.loss * factor, tensors["mask"], self.mode, inputs)
+        reduced = self._reduced(trainer, token.loss * factor, tensors["mask"], inputs)
         logged = upstream.metrics(trainer)
         for name in [name for name in logged if name.startswith(upstream.POLICY_METRICS)]:
             del logged[name]  # ours are logged under composer/policy
         self.log(trainer, reduced * upstream.accumulation_steps(trainer), token.metrics, tensors)
         return reduced
+
+    def _reduced(
+        self, trainer: GRPOTrainer, token_loss: Tensor, mask: Tensor, inputs: dict[str, Any]
+    ) -> Tensor:
+        """The loss per token reduced by `mode`, scaled for accumulation and ranks as TRL scales its own.
+
+        A row counts as a completion even if all its tokens are masked, as in TRL.
+        """
+        steps, processes = upstream.accumulation_steps(trainer), trainer.accelerator.num_processes
+        if self.mode == "token-sum":
+            return aggregate(token_loss, mask, "token-sum") * processes  # DDP averages gradients over ranks
+        if self.mode == "token-mean":
+            # TRL counts the tokens of the generation batch on all ranks; an optimizer step sees a part of it.
+            num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / processes
+            if trainer.model.training:
+                num_tokens = num_tokens * steps / trainer.args.steps_per_generation
+            return aggregate(token_loss, mask, "token-sum") / num_tokens
+        if self.mode == "bnpo":
+            return aggregate(token_loss, mask, "token-mean") / steps
+        mode, rows, length = cast(Mode, self.mode), mask.shape[0], trainer.max_completion_length
+        return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length) / steps
 
 
 @dataclass

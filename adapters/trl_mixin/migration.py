@@ -12,7 +12,8 @@ from trl import ModelConfig, ScriptArguments
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig
 from composer_plugins.errors import ConfigError, unknown
-from composer_plugins.findings import ComposerWarning
+from composer_plugins.findings import ComposerWarning, Finding
+from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.trl import (
     LOSS_OPTIONS,
     LOSS_TYPES,
@@ -73,8 +74,8 @@ NUMBERS = {
 ALL_ROWS = "all completions of the batch"
 
 
-def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
-    """What TRL trains with these options of a ComposerGRPOConfig, whatever other keys there are."""
+def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
+    """What TRL trains with these options of a ComposerGRPOConfig, and what does not hold of them."""
     options, policy = _config(table)
     mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
@@ -86,7 +87,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             by_sequence = policy.loss.name in SEQUENCE_LEVEL
             name, level = "k3_corrected@trl", {"level": "sequence" if by_sequence else "token"}
         kl = KL(choose("kl", name, level), options.beta)
-    return Objective(
+    objective = Objective(
         policy=policy,
         mode=mode,
         length=options.max_completion_length if mode == NORM else None,
@@ -108,12 +109,16 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "policy_weight": "the policy loss, the KL and the entropy bonus",
         },
         remarks=(*_remarks(options), *not_carried(table, TRL.not_carried)),
-        unread=tuple(not_understood(table, NAMES | BATCH | TRL.not_carried.keys() | NO_BEARING)),
-        read_as=release(version),
     )
+    return objective, list(options.findings())
 
 
-def release(version: str | None = None) -> str:
+def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+    """The keys of a config that are not understood."""
+    return not_understood(table, NAMES | BATCH | TRL.not_carried.keys() | NO_BEARING)
+
+
+def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
     """The release whose options are read and written."""
     return f"TRL {upstream.VERSION}, which is installed here"
 
@@ -173,8 +178,7 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
     size = values.get("num_generations", upstream.DEFAULTS["num_generations"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's own defaults
-        # Of a clip bound that hardly anyone intends: whoever trains with the config is told so.
-        warnings.filterwarnings("ignore", "policy_params|epsilon", ComposerWarning)
+        warnings.simplefilter("ignore", ComposerWarning)  # `read` returns them
         options = ComposerGRPOConfig(
             output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=size, **values
         )

@@ -24,9 +24,9 @@ from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import (
     BY_TOKENS,
-    DENOMINATORS,
     LOSS_OPTIONS,
     MODES,
+    MODES_IN_WORDS,
     OTHER_LOSSES,
     SEQUENCE_LEVEL,
     SINCE,
@@ -82,7 +82,7 @@ class Resolved(NamedTuple):
 
     composer: ComposerConfig
     policy: Choice | None  # None with policy="trl"
-    mode: str  # how our policy loss is reduced, a key of `DENOMINATORS`
+    mode: str  # how our policy loss is reduced, a key of `MODES_IN_WORDS`
     mode_source: str  # what decided so
     hint: Choice
     replay: Choice
@@ -215,7 +215,7 @@ class ComposerGRPOConfig(GRPOConfig):
                 self._parse_json(name)
         enforce(wrong)
         super().__post_init__()
-        enforce(self._findings(self.resolved))
+        enforce(self.findings())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_resolved"}
@@ -254,8 +254,9 @@ class ComposerGRPOConfig(GRPOConfig):
             composer, policy, mode, source, composer.choose_hint(), composer.choose_replay(), hints, set_by
         )
 
-    def _findings(self, found: Resolved) -> Iterator[Finding]:
+    def findings(self) -> Iterator[Finding]:
         """Yield what is wrong with the options, and what has no effect."""
+        found = self.resolved
         config, policy = found.composer, found.policy
         wrong = Findings()
         for choice in filter(None, (policy, found.hint, found.replay)):
@@ -404,7 +405,7 @@ class ComposerGRPOConfig(GRPOConfig):
         return parameters_set(TRL, loss, composer.policy_params, given, params_key="policy_params")
 
     def _mode(self, choice: Choice) -> tuple[str, str]:
-        """How our policy loss is reduced, a key of `DENOMINATORS`, and what decided so.
+        """How our policy loss is reduced, a key of `MODES_IN_WORDS`, and what decided so.
 
         "" for a loss_type that is no denominator.
         """
@@ -443,7 +444,7 @@ class ComposerGRPOConfig(GRPOConfig):
             problem = f"{self.loss_type!r} is a loss of TRL's own, and policy is {policy.name!r}"
             remedy = f"remove one of them, or set one that is only a denominator: {denominators}"
             yield Finding("error", "loss_type", problem, remedy)
-        elif mode not in DENOMINATORS:
+        elif mode not in MODES_IN_WORDS:
             problem = f"it is not set, and {policy.name!r} is reduced by {mode}, which TRL does not have"
             yield Finding("error", "loss_type", problem, f"set one of {denominators}")
         terms = {"beta": "KL", "entropy_coef": "entropy bonus", "use_adaptive_entropy": "entropy bonus"}

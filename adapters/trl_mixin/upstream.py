@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import trl
@@ -44,7 +44,6 @@ from composer_plugins.columns import (
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
 from composer_plugins.frameworks.trl import TRAINERS_WITH_A_POLICY, OwnPolicy
-from composer_plugins.kernels.aggregation import Mode, aggregate
 
 OLDEST = "1.0"
 TESTED = (
@@ -274,28 +273,6 @@ def asked_processes() -> tuple[str, str] | None:
     config = Path(default_config_file)
     found = (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
     return (str(found["num_processes"]), str(config)) if found.get("num_processes", 0) > 0 else None
-
-
-def reduce_loss(
-    trainer: GRPOTrainer, token_loss: Tensor, mask: Tensor, mode: str, inputs: dict[str, Any]
-) -> Tensor:
-    """Reduce a loss per token by `mode`, scaled for gradient accumulation and ranks as TRL scales its own.
-
-    A row counts as a completion even if all its tokens are masked, as in TRL.
-    """
-    steps, processes = accumulation_steps(trainer), trainer.accelerator.num_processes
-    if mode == "token-sum":
-        return aggregate(token_loss, mask, "token-sum") * processes  # DDP averages gradients over the ranks
-    if mode == "token-mean":
-        # TRL counts the tokens of the generation batch on all ranks; one optimizer step sees a part of it.
-        num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / processes
-        if trainer.model.training:
-            num_tokens = num_tokens * steps / trainer.args.steps_per_generation
-        return aggregate(token_loss, mask, "token-sum") / num_tokens
-    if mode == "bnpo":
-        return aggregate(token_loss, mask, "token-mean") / steps
-    rows, length = mask.shape[0], trainer.max_completion_length
-    return aggregate(token_loss, mask, cast(Mode, mode), num_sequences=rows, max_length=length) / steps
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:

@@ -12,8 +12,9 @@ from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, fi
 from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind, is_ours, loss_in
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import verl
-from composer_plugins.frameworks.contract import parameters_of
+from composer_plugins.frameworks.contract import NOTHING, parameters_of
 from composer_plugins.frameworks.verl import VERL, Key
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.registry import losses
@@ -68,8 +69,8 @@ KL_NAMES = {row.partition("@")[0]: name for name, row in reversed(verl.KL_ESTIMA
 KL_NAMES["k3_corrected"] = KL_NAMES["k3"]
 
 
-def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
-    """What verl trains with this config, which may leave out what is at verl's default."""
+def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
+    """What verl trains with this config, and the errors that the doctor finds in one of ours."""
 
     def value(key: str) -> Any:
         found = at(table, key)
@@ -107,7 +108,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
     correction = _correction(value)
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
-    return Objective(
+    objective = Objective(
         policy=policy,
         mode=mode,
         length=value(Key.SCALE_FACTOR) if mode == NORM else None,
@@ -129,13 +130,16 @@ def read(table: Mapping[str, Any], version: str | None = None) -> Objective:
             "policy_weight": "the policy loss",
         },
         remarks=tuple(remarks),
-        to_correct=tuple(_to_correct(table)),
-        unread=tuple(not_understood(table, READ | VERL.not_carried.keys() | VERL.no_bearing)),
-        read_as=release(version),
     )
+    return objective, list(_errors(table))
 
 
-def release(version: str | None = None) -> str:
+def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+    """The keys of a config that are not understood."""
+    return not_understood(table, READ | VERL.not_carried.keys() | VERL.no_bearing)
+
+
+def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
     """The release whose options are read and written."""
     return f"verl {VERL.release}"
 
@@ -218,7 +222,7 @@ def _check_tables(table: Mapping[str, Any]) -> None:
         raise ConfigError(dotted[0], "a file has no dotted keys", "write nested tables")
 
 
-def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
+def _errors(table: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the errors that the doctor finds in a config of ours, with verl 0.9's defaults beside it."""
     if not is_ours(str(at(table, Key.LOSS_MODE))):
         return
@@ -230,7 +234,7 @@ def _to_correct(table: Mapping[str, Any]) -> Iterator[str]:
         tree["actor_rollout_ref"] = table["actor_rollout_ref"] | {"actor": actor}
     for finding in findings(Run(tree), dict.fromkeys(upstream.REGISTRIES, ()), {}):
         if finding.severity == "error":
-            yield str(finding)
+            yield finding
 
 
 def _choice(

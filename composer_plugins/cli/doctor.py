@@ -25,9 +25,8 @@ from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
-from composer_plugins.objective.by_table import ByTable
 from composer_plugins.objective.files import replaced, table_of
-from composer_plugins.objective.resolve import is_read_by_table
+from composer_plugins.objective.resolve import examine, is_readable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 NOUNS: dict[Severity, tuple[str, str]] = {
@@ -38,8 +37,8 @@ NOUNS: dict[Severity, tuple[str, str]] = {
 
 
 def examinable() -> dict[str, Framework]:
-    """The frameworks whose configs can be examined, by name: by their doctor, or by their table alone."""
-    return {name: one for name, one in frameworks().items() if one.doctor or is_read_by_table(one)}
+    """The frameworks whose configs can be examined, by name: by their doctor, or by `resolve` alone."""
+    return {name: one for name, one in frameworks().items() if one.doctor or is_readable(one)}
 
 
 def doctor(
@@ -54,7 +53,8 @@ def doctor(
     framework: Annotated[
         str | None,
         typer.Option(
-            help=f"The framework of the config: {', '.join(one.name for one in OURS if one.doctor)}. "
+            help="The framework of the config: "
+            f"{', '.join(one.name for one in OURS if one.doctor or is_readable(one))}. "
             "Default: from the suffix."
         ),
     ] = None,
@@ -74,6 +74,8 @@ def doctor(
     verl: a YAML as for `main_ppo --config-dir FOLDER --config-name NAME`, and overrides as for main_ppo;
     with neither, only the environment is examined. --python imports verl and composes the config.
 
+    Others (trl, skyrl ...): the options of the file alone. For trl, TRL has to be installed here.
+
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
     if verl and framework not in (None, "verl"):
@@ -90,7 +92,8 @@ def doctor(
         if known.doctor:
             found = import_module(known.doctor).examine(files, Target(python, version, overrides))
         else:
-            found = examine(known, files, overrides)
+            table = replaced(table_of(one_file(files)) if files else {}, overrides)
+            found = examine(name, table, version)
     if as_json:
         answer(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
@@ -100,13 +103,11 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(framework: Framework, files: Sequence[Path], overrides: Sequence[str]) -> Examination:
-    """What the table of a framework says of a config; its environment is not examined."""
+def one_file(files: Sequence[Path]) -> Path:
+    """The only file; ConfigError where there are several."""
     if len(files) > 1:
         raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    by_table = ByTable(framework)
-    table = replaced(table_of(files[0]) if files else {}, overrides)
-    return Examination(f"the table of {by_table.release()}", tuple(by_table.examine(table)))
+    return files[0]
 
 
 def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:

@@ -53,23 +53,25 @@ def migrate(
     if version is not None and "prime-rl" not in (source, to):
         raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
     with foreign_code():
-        objective, name = of_loss(loss) if loss else of_config(given or (), source, version)
+        read, name = None, loss
+        if not loss:
+            read, name = of_config(given or (), source, version)
+        objective = of_loss(loss) if read is None else read.required()
         check(to, "--to")
         found = resolve.migrate(objective, to, version)
     versions = f"Written for {resolve.surface(to).release(version)}."
-    if objective.read_as:
-        versions = f"Read as a config of {objective.read_as}. {versions}"
-    shown = comments(name, to, found, objective.unread, versions)
-    lines = [f"# {line}".rstrip() for line in shown]
+    if read is not None:
+        versions = f"Read as a config of {read.release}. {versions}"
+    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or objective.unread:
+    if found.differences or (read is not None and read.unread):
         raise typer.Exit(1)
 
 
-def of_loss(name: str) -> tuple[Objective, str]:
-    """The objective of a loss of the catalogue, and what to call it."""
+def of_loss(name: str) -> Objective:
+    """The objective of a loss of the catalogue."""
     try:
-        return of_choice(choose("policy", name, option="--loss")), name
+        return of_choice(choose("policy", name, option="--loss"))
     except ConfigError as error:
         if error.key == "--loss":
             raise
@@ -77,8 +79,8 @@ def of_loss(name: str) -> tuple[Objective, str]:
         raise ConfigError("--loss", problem, "give a config file that sets it") from None
 
 
-def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[Objective, str]:
-    """The objective of a framework's file and options, and what to call it."""
+def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[resolve.Resolved, str]:
+    """What a framework's file and options ask for, and what to call them."""
     check(source, "--from")
     files, overrides = split(given)
     together = getattr(resolve.surface(source), "together", None)  # where one run has several files
@@ -96,9 +98,10 @@ def check(framework: str, option: str) -> None:
 
 
 def comments(
-    name: str, to: str, found: resolve.Migrated, unread: Sequence[str], versions: str = ""
+    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved | None, versions: str = ""
 ) -> Iterator[str]:
     """What was not understood, what the written config is, and each difference in a line."""
+    unread = read.unread if read is not None else ()
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
         yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
@@ -106,6 +109,8 @@ def comments(
     yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
     if versions:
         yield versions
+    for error in read.errors if read is not None else ():
+        yield f"To correct in the config that was read: {error}"
     if not found.differences:
         yield "Of what was understood, nothing differs." if unread else "Nothing differs."
         return

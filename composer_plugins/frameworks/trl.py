@@ -6,6 +6,7 @@ from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framewor
 
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
 # divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
+# For a loss of ours `ComposerGRPOConfig._mode` decides the mode, and `PolicyChannel` reduces by it.
 LOSS_TYPES: dict[str, tuple[str, str | None, str]] = {
     "grpo": ("grpo@trl", "gspo@trl", "seq-mean-token-mean"),
     "bnpo": ("grpo@trl", "gspo@trl", "bnpo"),
@@ -24,7 +25,7 @@ OF_MODES = {mode: name for name, mode in MODES.items()}  # "token-sum" has none,
 SEQUENCE_LEVEL = ("gspo", "luspo")  # TRL's importance_sampling_level="sequence"
 # The values of vllm_importance_sampling_mode with one weight per token, which VESPO's weight is made of.
 TOKEN_WEIGHTS = ("token_truncate", "token_mask")
-DENOMINATORS = {
+MODES_IN_WORDS = {
     "seq-mean-token-mean": "the mean over completions of the mean over their tokens",
     "bnpo": "the mean over the tokens of one micro-batch",
     "seq-mean-token-sum-norm": "the mean over completions of their sum over tokens / max_completion_length",

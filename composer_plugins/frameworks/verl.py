@@ -156,7 +156,8 @@ def _sets(kind: Kind, key: str, default: Any, *sets: Sets, instead: str = "", fa
 
 
 # Every option that verl's loss and advantage code reads. docs/verl.md shows those that act through a loss of
-# ours. A test compares the keys and the defaults with verl's source.
+# ours: `verl_plugin.surface.parse_choice` applies them to a config. A test compares the keys and the defaults
+# with verl's source.
 OPTIONS = (
     _sets("policy", "clip_ratio_low", 0.2, *LOW, fallback="clip_ratio"),
     _sets("policy", "clip_ratio_high", 0.2, *HIGH, fallback="clip_ratio"),

@@ -1,15 +1,15 @@
 """The configs of a framework that has a table and no module of its own: read, written and examined."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from composer_plugins.config import at, unlikely
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
-from composer_plugins.findings import Finding, Findings
-from composer_plugins.frameworks.contract import Framework, NamedLoss, Option
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Finding
+from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
@@ -29,18 +29,26 @@ class ByTable:
         self.framework = framework
         self.choosers = tuple(dict.fromkeys(key for one in framework.losses for key in one.options))
         self.keys = {*self.choosers, *(one.key for one in framework.options)}
-        self.known = {*self.keys, *framework.not_carried, *framework.no_bearing}
-        self.KNOWN = {key.partition(".")[0] for key in self.known}
+        self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
 
-    def read(self, table: Mapping[str, Any], version: str | None = None) -> Objective:
-        """What the framework trains with this config, which may leave out what is at its default.
+    def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
+        """What the framework trains with this config, and what does not hold of it.
 
         Raises ConfigError for a loss, a denominator or a value that the framework does not have, and for an
         option that its loss does not read.
         """
-        return self._objective(table, self._policy(table)[0], version)
+        policy, keys = self._policy(table)
+        objective = self._objective(table, policy)
+        found = [*without_effect(self.framework, "policy", self._given(table)), *unlikely(policy, keys)]
+        if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
+            found += denominator_of_another(policy, self.framework, objective.mode, key)
+        return objective, found
 
-    def _objective(self, table: Mapping[str, Any], policy: Choice, version: str | None = None) -> Objective:
+    def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
+        """The keys that are not understood."""
+        return not_understood(table, self.KNOWN)
+
+    def _objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss, which the config names, and with its other options."""
         found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
@@ -61,8 +69,6 @@ class ByTable:
             temperature=found.get("temperature") or 1.0,
             denominators={"KL": mode, "entropy bonus": mode},
             remarks=tuple(not_carried(table, self.framework.not_carried)),
-            unread=tuple(not_understood(table, self.known)),
-            read_as=self.release(version),
         )
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
@@ -91,27 +97,9 @@ class ByTable:
         """The config as YAML."""
         return yaml.safe_dump(dict(table), sort_keys=False)
 
-    def release(self, version: str | None = None) -> str:
+    def release(self, version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
         """The release whose options the table has."""
         return f"{self.framework.title} {self.framework.release}".strip()
-
-    def examine(self, table: Mapping[str, Any]) -> Findings:
-        """What a doctor reports of a config: errors, keys that are not understood, options without effect."""
-        found, title, objective = Findings(), self.framework.title, None
-        with found.collected():
-            policy, keys = self._policy(table)
-            objective = self._objective(table, policy)
-        for key in not_understood(table, self.known):
-            nearest = near(key, self.known)
-            remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
-            found.append(Finding("warning", key, f"it is no option of {title} that is known here", remedy))
-        found += without_effect(self.framework, "policy", self._given(table))
-        if objective is not None:
-            found += unlikely(objective.policy, keys)
-            key = next((one.key for one in self._of_the_objective() if one.objective == "mode"), "")
-            if key:
-                found += denominator_of_another(objective.policy, self.framework, objective.mode, key)
-        return found
 
     def _of_the_objective(self) -> list[Option]:
         return [one for one in self.framework.options if one.objective]

@@ -118,8 +118,6 @@ def differences(source: Objective, target: Objective) -> Iterator[Difference]:
     for remark in dict.fromkeys((*source.remarks, *target.remarks)):
         if remark not in source.remarks or remark not in target.remarks:
             yield Difference(NOT_CARRIED_OVER, remark, "")
-    for error in target.to_correct:
-        yield Difference(TO_CORRECT, error, "")
 
 
 def _described(what: str, facts: Mapping[str, Any]) -> str:

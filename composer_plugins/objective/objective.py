@@ -45,11 +45,8 @@ class Objective:
     # "hint_weight", "replay_weight". And which terms "policy_weight" multiplies.
     denominators: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()  # what the config asks for and no field holds
-    to_correct: tuple[str, ...] = ()  # errors of the options, which the user has to correct
-    unread: tuple[str, ...] = ()  # keys of the config that are not understood: `not_understood`
     has_terms: bool = True  # False for a bare loss: the fields in NOT_OF_A_LOSS were not given
     no_policy: str = ""  # why this config trains no policy loss that could be written; "" if it trains one
-    read_as: str = ""  # the release whose options were read, in words; "" for a bare loss
 
     def facts(self) -> dict[str, Any]:
         """Everything that decides the gradient, as names and values that can be compared."""

@@ -1,25 +1,25 @@
-"""`resolve`: what a framework trains with a config. `migrate`: the same for another framework.
+"""`resolve`: what a framework trains with a config, and what does not hold of it. `migrate`: for another one.
 
-A framework with an adapter has a module (`Framework.migration`) with `read(table, version)`, which returns
-the `Objective`, `write(objective, version)`, which returns a config, `render(table)`, its text, and
-`release(version)`, the release whose options these are. A framework without one is read and written by its
-table: `by_table`. What the target cannot do is found by reading back what was written, so nobody keeps a
-list of differences.
+A framework with an adapter has a module (`Framework.migration`) with the functions of `Surface`. A framework
+without one is read and written by its table: `by_table`. What the target cannot do is found by reading back
+what was written, so nobody keeps a list of differences.
 
 Every key of a config is one that is read, one of those that bear on the loss and have no field in
 `Objective`, or one without a bearing on the loss. Any other key is not understood, and may bear on the loss.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from composer_plugins.errors import ComposerError, ConfigError, in_a_line, near
-from composer_plugins.frameworks.contract import Framework
+from composer_plugins.diagnosis import Examination
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near
+from composer_plugins.findings import Finding, Findings, error_of
+from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.objective.by_table import ByTable
-from composer_plugins.objective.differences import Difference, differences
+from composer_plugins.objective.differences import TO_CORRECT, Difference, differences
 from composer_plugins.objective.objective import Objective
 
 
@@ -28,10 +28,18 @@ class Surface(Protocol):
 
     @property
     def KNOWN(self) -> Collection[str]:
-        """Names at the top of a config, by which one of the framework is recognised."""
+        """Names at the top of a config, or dotted keys, by which one of the framework is recognised."""
 
-    def read(self, table: Mapping[str, Any], version: str | None = None) -> Objective:
-        """What the framework trains with this config, which may leave out what is at its default."""
+    def read(
+        self, table: Mapping[str, Any], version: str | None = None
+    ) -> tuple[Objective, Iterable[Finding]]:
+        """What the framework trains with this config, and what does not hold of it.
+
+        The config may leave out what is at its default. Raises ConfigError where it cannot be understood.
+        """
+
+    def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterable[str]:
+        """The keys of a config that are not understood."""
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework can run it."""
@@ -39,8 +47,28 @@ class Surface(Protocol):
     def render(self, table: Mapping[str, Any]) -> str:
         """The text of a config."""
 
-    def release(self, version: str | None = None) -> str:
-        """The release whose options are read and written."""
+    def release(self, version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
+        """The release whose options are read, in this config, and written."""
+
+
+class Resolved(NamedTuple):
+    """What a framework trains with a config, and what does not hold of it."""
+
+    objective: Objective | None  # None where an error leaves it open what is trained
+    findings: Findings
+    unread: tuple[str, ...]  # the keys that are not understood
+    release: str  # whose options were read, in words
+
+    def required(self) -> Objective:
+        """The objective; one ConfigError with all errors where there is none."""
+        if self.objective is None:
+            raise error_of(self.findings)
+        return self.objective
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What the user has to correct before the framework runs the config."""
+        return [one for one in self.findings if one.severity == "error"]
 
 
 class Migrated(NamedTuple):
@@ -80,21 +108,39 @@ def surface(name: str) -> Surface:
     return adapter
 
 
-def resolve(framework: str, table: Mapping[str, Any], version: str | None = None) -> Objective:
-    """What `framework` trains with a config that was read from its file."""
+def resolve(framework: str, table: Mapping[str, Any], version: str | None = None) -> Resolved:
+    """What `framework` trains with a config that was read from its file.
+
+    Raises ConfigError where it is no config of this framework, or the framework is not installed.
+    """
     check_schema(frameworks()[framework], table)
     adapter = surface(framework)
-    if table and not any(near(str(key).partition(".")[0], adapter.KNOWN) for key in table):
+    top = {one.partition(".")[0] for one in adapter.KNOWN}
+    if table and not any(near(str(key).partition(".")[0], top) for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
         raise ConfigError("--from", problem, "name the framework that the config is for")
     wrong_types = ArithmeticError, AttributeError, KeyError, TypeError, ValueError
+    objective, found, unread = None, Findings(), tuple[str, ...]()
     try:
-        return adapter.read(table, version)
-    except ComposerError:
-        raise
+        unread = tuple(dict.fromkeys(adapter.unread(table, version)))
+        with found.collected():
+            objective, more = adapter.read(table, version)
+            found += more
     except wrong_types as error:  # a list where a number is read
         problem = f"a value has the wrong type, or {framework} refuses it: {in_a_line(error)}"
-        raise ConfigError(f"the config of {framework}", problem, "correct the value") from None
+        found.append(Finding("error", f"the config of {framework}", problem, "correct the value"))
+    return Resolved(objective, found, unread, adapter.release(version, table))
+
+
+def examine(framework: str, table: Mapping[str, Any], version: str | None = None) -> Examination:
+    """What a doctor says of a config, without a look at the environment that will train."""
+    found, title = resolve(framework, table, version), frameworks()[framework].title
+    for key in found.unread:
+        nearest = near(key, surface(framework).KNOWN)
+        remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
+        problem = f"it is no option of {title} that is known here"
+        found.findings.append(Finding("warning", key, problem, remedy))
+    return Examination(f"the options of {found.release}", tuple(found.findings))
 
 
 def check_schema(framework: Framework, table: Mapping[str, Any]) -> None:
@@ -118,8 +164,9 @@ def migrate(objective: Objective, target: str, version: str | None = None) -> Mi
     """
     there = surface(target)
     table = there.write(objective, version)
-    compared = there.write(replace(objective, no_policy=""), version)
-    written = resolve(target, compared, version)
+    read = resolve(target, there.write(replace(objective, no_policy=""), version), version)
+    written = read.required()
     if objective.group_size is None:
         written = replace(written, group_size=None)
-    return Migrated(there.render(table), table, tuple(differences(objective, written)))
+    found = [*differences(objective, written), *(Difference(TO_CORRECT, str(one), "") for one in read.errors)]
+    return Migrated(there.render(table), table, tuple(found))

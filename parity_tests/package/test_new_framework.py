@@ -101,7 +101,7 @@ def test_list_knows_which_losses_it_runs(site: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "severity", "words"),
     [
-        ({}, "nothing found", "against the table of Lantern 3.1"),
+        ({}, "nothing found", "against the options of Lantern 3.1"),
         ({"upper": 0.5}, "error: lantern.upper", "it is 0.5|sets clip_high to -0.5"),
         ({"loss": "surogate"}, "error: lantern.loss", "did you mean 'surrogate'"),
         ({"divide": "word"}, "error: lantern.divide", "did you mean 'words'"),

@@ -288,17 +288,17 @@ class Row(NamedTuple):
 
 def row(case: Case, target: str, seeds: int = 3) -> Row:
     """Migrate a case, and compare the two real loss paths on drawn batches."""
-    source = resolve(case.framework, case.table)
+    source = resolve(case.framework, case.table).required()
     found = migrate(source, target)
     differences = [str(one) for one in found.differences]
     if not differences:
-        back = migrate(resolve(target, found.table), case.framework)
+        back = migrate(resolve(target, found.table).required(), case.framework)
         assert back.differences == (), (case, target)
     allowed = all(one.what.partition(".")[0] in SAME_GRADIENT for one in found.differences)
     largest = None
     if allowed:
         same_behaviour = any(one.what.endswith("_logprobs") for one in found.differences)
-        written = resolve(target, found.table)
+        written = resolve(target, found.table).required()
         largest = 0.0
         for seed in range(seeds):
             batch = drawn(seed, same_behaviour=same_behaviour)

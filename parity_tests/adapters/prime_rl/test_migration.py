@@ -171,9 +171,9 @@ def command(tmp_path: Path) -> Run:
 
 
 def differences(text: str, target: str = "verl", version: str | None = None) -> list[str]:
-    objective = resolve("prime-rl", tomllib.loads(text), version)
-    assert objective.unread == ()
-    return [str(one) for one in migrate(objective, target, version).differences]
+    read = resolve("prime-rl", tomllib.loads(text), version)
+    assert read.unread == ()
+    return [str(one) for one in migrate(read.required(), target, version).differences]
 
 
 def written(out: str) -> Any:
@@ -215,17 +215,17 @@ def test_a_run_without_rewards_is_named_first_and_gets_no_policy_loss(
 
 @pytest.mark.parametrize("target", ["verl", "prime-rl"])
 def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
-    objective = resolve("prime-rl", tomllib.loads(OPD), "0.6.0")
+    objective = resolve("prime-rl", tomllib.loads(OPD), "0.6.0").required()
     found = migrate(objective, target)
     with pytest.raises(ConfigError, match=r"policy: .*'\?\?\?'"):
-        resolve(target, found.table)
+        resolve(target, found.table).required()
 
 
 def test_the_mode_rl_trains_the_loss_of_the_file() -> None:
     text = OPD.replace('"opd"', '"rl"')
     assert differences(text, version="0.6.0") == []
     with pytest.raises(ConfigError, match="orchestrator.training_mode: unknown mode 'odp'"):
-        resolve("prime-rl", tomllib.loads(OPD.replace('"opd"', '"odp"')), "0.6.0")
+        resolve("prime-rl", tomllib.loads(OPD.replace('"opd"', '"odp"')), "0.6.0").required()
 
 
 def test_sources_that_train_another_loss_are_named() -> None:
@@ -246,7 +246,7 @@ def test_sources_that_train_another_loss_are_named() -> None:
 )
 def test_sft_is_a_loss_of_0_5_alone(version: str, words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve("prime-rl", tomllib.loads(SFT), version)
+        resolve("prime-rl", tomllib.loads(SFT), version).required()
     assert caught.value.key == "trainer.loss.type"
     assert all(word in f"{caught.value.problem} {caught.value.remedy}" for word in words), str(caught.value)
 
@@ -385,7 +385,7 @@ def test_sources_that_differ_are_each_named() -> None:
 
 def test_a_wrong_option_of_a_source_is_an_error_at_its_key() -> None:
     with pytest.raises(ConfigError, match="orchestrator.train.source.group_size: it is 0"):
-        resolve("prime-rl", tomllib.loads(PER_SOURCE.replace("16", "0")))
+        resolve("prime-rl", tomllib.loads(PER_SOURCE.replace("16", "0"))).required()
 
 
 # --- Kinds of files ------------------------------------------------------------------------------------
@@ -404,12 +404,12 @@ def test_an_orchestrators_file_has_n_and_temperature_and_no_loss(command: Run) -
 
 def test_keys_of_an_own_file_are_named_as_they_stand_there(command: Run) -> None:
     text = ORCHESTRATOR.replace('id = "e"', 'id = "e"\nalgo.type = "rae"\nfoo = 1')
-    objective = resolve("prime-rl", tomllib.loads(text))
-    assert objective.unread == ("env.foo",) and objective.remarks == ("env.algo.type = 'rae'",)
+    read = resolve("prime-rl", tomllib.loads(text))
+    assert read.unread == ("env.foo",) and read.required().remarks == ("env.algo.type = 'rae'",)
     with pytest.raises(ConfigError, match="^sampling.temperature: it is -1"):
-        resolve("prime-rl", tomllib.loads(ORCHESTRATOR.replace("0.8", "-1")))
+        resolve("prime-rl", tomllib.loads(ORCHESTRATOR.replace("0.8", "-1"))).required()
     with pytest.raises(ConfigError, match="^loss.type: 'x' is not a loss"):
-        resolve("prime-rl", {"loss": {"type": "x"}})
+        resolve("prime-rl", {"loss": {"type": "x"}}).required()
     echo = 'group_size = 2\nalgo.type = "echo"\n'
     assert "warning: algo.type" in command("doctor", echo)[1]
 
@@ -527,7 +527,7 @@ def test_the_version_that_was_assumed_is_printed(
 
 def test_a_type_that_this_version_does_not_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'icepop' is not a loss of PRIME-RL 0.6: .*#3526 and later"):
-        resolve("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0")
+        resolve("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0").required()
 
 
 @pytest.mark.parametrize(

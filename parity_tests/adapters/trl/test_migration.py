@@ -1,5 +1,6 @@
 """`composer-plugins migrate` from TRL and to it. The gradients: adapters/verl/test_migration.py."""
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from composer_plugins import cli
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, READ
+from composer_plugins.cli import app
 from composer_plugins.cli.migrate import comments
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES
@@ -25,7 +27,7 @@ WITHOUT_STD = {"scale_rewards": "none"}
 
 
 def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
-    return [str(one) for one in migrate(resolve(source, table), target).differences]
+    return [str(one) for one in migrate(resolve(source, table).required(), target).differences]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: lis
 
 def test_the_old_name_of_the_correction_s_bound_acts() -> None:
     table = {"use_vllm": True, "vllm_importance_sampling_cap": 2.0}
-    correction = resolve("trl", table).correction
+    correction = resolve("trl", table).required().correction
     assert correction is not None and correction.value("high") == 2.0
 
 
@@ -108,7 +110,7 @@ def test_the_old_name_of_the_correction_s_bound_acts() -> None:
 )
 def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve("trl", table)
+        resolve("trl", table).required()
 
 
 def test_a_key_that_was_not_read_is_named() -> None:
@@ -243,7 +245,7 @@ def test_a_config_of_another_schema_is_refused_by_its_name(tmp_path: Path, text:
 
 def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
     table = {"training_mode": "opd", "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}
-    found = migrate(resolve("prime-rl", {"orchestrator": table}, "0.6.0"), "trl")
+    found = migrate(resolve("prime-rl", {"orchestrator": table}, "0.6.0").required(), "trl")
     assert found.table["policy"] == MISSING and "loss_type" not in found.table
     assert found.table["num_generations"] == 8 and found.table["temperature"] == 0.7
     with pytest.raises(ConfigError, match="policy"):
@@ -252,8 +254,8 @@ def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
 
 def test_vllm_gets_no_correction_that_the_source_did_not_have() -> None:
     table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}}}
-    written = migrate(resolve("verl", table), "trl").table
-    assert resolve("trl", written | {"use_vllm": True}).correction is None
+    written = migrate(resolve("verl", table).required(), "trl").table
+    assert resolve("trl", written | {"use_vllm": True}).required().correction is None
 
 
 def test_trl_has_no_groups_of_one() -> None:
@@ -292,8 +294,8 @@ def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
         if value is None:
             value = not default if isinstance(default, bool) else (default or 0.0) + 0.25
         table = beside.get(name, {})
-        before = resolve("trl", table)
-        after = resolve("trl", table | {name: value})
+        before = resolve("trl", table).required()
+        after = resolve("trl", table | {name: value}).required()
         changed = before.facts() != after.facts() or before.remarks != after.remarks
         assert changed or before.group_size != after.group_size, name
 
@@ -301,14 +303,14 @@ def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
 @pytest.mark.parametrize("kind", LOSS_TYPES)
 def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> None:
     bound = 5.0 if kind == "cispo" else 0.3
-    found = migrate(resolve("trl", {"loss_type": kind, "epsilon_high": bound}), "trl")
+    found = migrate(resolve("trl", {"loss_type": kind, "epsilon_high": bound}).required(), "trl")
     assert found.differences == ()
     ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
 
 
 def test_a_level_that_the_catalogue_does_not_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is not a loss of the catalogue"):
-        resolve("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"})
+        resolve("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"}).required()
 
 
 def test_verls_loss_with_its_dual_clip_and_its_clamps_runs_in_trl() -> None:
@@ -316,7 +318,7 @@ def test_verls_loss_with_its_dual_clip_and_its_clamps_runs_in_trl() -> None:
         "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
         "actor_rollout_ref": {"actor": {"clip_ratio_c": 5.0}, "rollout": {"n": 4, "temperature": 0.9}},
     }
-    found = migrate(resolve("verl", table), "trl")
+    found = migrate(resolve("verl", table).required(), "trl")
     assert found.differences == ()
     assert found.table["policy_params"] == {"dual_clip": 5.0}
     assert found.table["loss_type"] == "dapo" and found.table["temperature"] == 0.9
@@ -332,7 +334,7 @@ def test_a_correction_of_verls_becomes_the_one_of_trl() -> None:
         },
         "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}},
     }
-    found = migrate(resolve("verl", table), "trl")
+    found = migrate(resolve("verl", table).required(), "trl")
     assert [str(one) for one in found.differences] == ["rollout correction.log_ratio_clamp: 20 -> none"]
     assert found.table["vllm_importance_sampling_mode"] == "sequence_mask"
     assert found.table["vllm_importance_sampling_clip_min"] == 0.5
@@ -361,7 +363,7 @@ def test_icepop_is_trls_mask_per_token() -> None:
         "algorithm": {"adv_estimator": "grpo", "rollout_correction": correction},
         "actor_rollout_ref": {"rollout": {"n": 4}},
     }
-    found = migrate(resolve("verl", table), "trl")
+    found = migrate(resolve("verl", table).required(), "trl")
     assert found.table["vllm_importance_sampling_mode"] == "token_mask"
     assert "rollout correction.log_ratio_clamp: 20 -> none" in map(str, found.differences)
 
@@ -369,9 +371,9 @@ def test_icepop_is_trls_mask_per_token() -> None:
 def test_the_example_of_the_page_is_what_the_command_prints() -> None:
     page = (ROOT / "docs" / "migrate.md").read_text()
     source, shown = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)[1:3]
-    objective = resolve("verl", yaml.safe_load(source))
-    found = migrate(objective, "trl")
-    lines = comments("grpo.yaml of verl", "trl", found, objective.unread)
+    read = resolve("verl", yaml.safe_load(source))
+    found = migrate(read.required(), "trl")
+    lines = comments("grpo.yaml of verl", "trl", found, read)
     assert shown == "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
@@ -379,3 +381,18 @@ def test_the_example_of_the_page_is_what_the_command_prints() -> None:
 def test_a_bare_loss_has_no_constant_length() -> None:
     found = migrate(of_choice(choose("policy", "dr_grpo")), "trl")
     assert found.differences == ()
+
+
+def test_the_doctor_examines_a_config_of_trl(tmp_path: Path) -> None:
+    """Without a doctor of its own: what `resolve` finds is what a trainer would raise or warn of."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("policy: cispo\npolicy_params: {clip_high: 28}\nepsilon_hgih: 0.3\n")
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
+    assert done.exit_code == 0 and "2 warnings, against the options of TRL" in done.output
+    assert "policy_params.clip_high\n  clip_high=28" in done.output
+    assert "epsilon_hgih\n  it is no option of TRL that is known here" in done.output
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", "--json", str(file)])
+    assert [one["severity"] for one in json.loads(done.output)["findings"]] == ["warning", "warning"]
+    file.write_text("policy: cispoo\n")
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
+    assert done.exit_code == 1 and "error: policy\n  unknown policy loss 'cispoo'" in done.output

@@ -105,7 +105,9 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(
 ) -> None:
     params = {"cap": 2.0, "log_ratio_clamp": value}
     kwargs = {"policy": "reinforce", "rollout_correction": "tis", "rollout_correction_params": params}
-    source = resolve("prime-rl", {"loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs}})
+    source = resolve(
+        "prime-rl", {"loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs}}
+    ).required()
     target = resolve(
         "prime-rl",
         {
@@ -115,7 +117,7 @@ def test_a_bound_is_small_only_if_usual_numbers_do_not_reach_it(
                 "kwargs": kwargs | {"rollout_correction_params": {"cap": 2.0}},
             }
         },
-    )
+    ).required()
     (found,) = differing(source, target)
     assert found.what == "rollout correction.log_ratio_clamp" and found.is_small is is_small
 
@@ -167,7 +169,7 @@ def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object
         ("prime-rl", {"orchestrator": {"group_size": value}}),
     ):
         with pytest.raises(ConfigError) as caught:
-            resolve(framework, table)
+            resolve(framework, table).required()
         problems.add((caught.value.problem, caught.value.remedy))
     assert problems == {(f"it is {value!r}", "set an integer in [1, inf)")}
 
@@ -189,8 +191,8 @@ def test_a_number_is_checked_in_the_same_words_for_every_framework(value: object
 )
 def test_verls_vanilla_is_named_as_the_loss_whose_options_it_has(actor: dict[str, Any], policy: str) -> None:
     table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": actor}}
-    assert resolve("verl", table).policy.name == policy
-    assert not migrate(resolve("verl", table), "verl").differences
+    assert resolve("verl", table).required().policy.name == policy
+    assert not migrate(resolve("verl", table).required(), "verl").differences
 
 
 def prime_rl(orchestrator: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def prime_rl(orchestrator: dict[str, Any] | None = None, **kwargs: Any) -> dict[
 
 
 def differences(source: str, table: dict[str, Any], target: str, version: str | None = None) -> list[str]:
-    objective = resolve(source, table, version)
+    objective = resolve(source, table, version).required()
     return [str(one) for one in migrate(objective, target, version).differences]
 
 
@@ -222,14 +224,16 @@ def test_what_the_doctor_calls_an_error_in_the_written_config_is_listed() -> Non
 
 def test_what_both_configs_ask_for_is_no_difference() -> None:
     hint = prime_rl(policy="reinforce", hint_weight=0.1)
-    assert resolve("prime-rl", hint, "0.5.0").remarks  # the hint's teacher, the divisor
+    assert resolve("prime-rl", hint, "0.5.0").required().remarks  # the hint's teacher, the divisor
     assert differences("prime-rl", hint, "prime-rl", "0.5.0") == []
 
 
 def test_an_algorithm_of_one_source_is_not_lost() -> None:
     train = {"source": [{"algo": {"type": "max_rl"}}, {"env": {"id": "a"}}]}
     table = prime_rl({"train": train}, policy="reinforce")
-    assert resolve("prime-rl", table).remarks == ("orchestrator.train.source.algo.type = 'max_rl'",)
+    assert resolve("prime-rl", table).required().remarks == (
+        "orchestrator.train.source.algo.type = 'max_rl'",
+    )
 
 
 def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
@@ -238,24 +242,24 @@ def test_a_parameter_that_is_none_is_in_the_toml_too() -> None:
         "algorithm": {"composer": node},
         "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "composer"}}},
     }
-    found = migrate(resolve("verl", table), "prime-rl")
-    written = resolve("prime-rl", tomllib.loads(found.text)).policy
+    found = migrate(resolve("verl", table).required(), "prime-rl")
+    written = resolve("prime-rl", tomllib.loads(found.text)).required().policy
     assert written.value("dual_clip") is None and written.value("log_ratio_clamp") == 20.0
 
 
 def test_bounds_keep_all_their_digits() -> None:
     params = {"low": 0.123456789, "high": 2.000000001}
     table = prime_rl(policy="reinforce", rollout_correction="icepop", rollout_correction_params=params)
-    found = migrate(resolve("prime-rl", table), "verl")
-    correction = resolve("verl", found.table).correction
+    found = migrate(resolve("prime-rl", table).required(), "verl")
+    correction = resolve("verl", found.table).required().correction
     assert correction is not None and {name: correction.value(name) for name in params} == params
-    shown = differing(resolve("verl", found.table), resolve("prime-rl", table))
+    shown = differing(resolve("verl", found.table).required(), resolve("prime-rl", table).required())
     assert [str(one) for one in shown if "high" in one.what or "low" in one.what] == []
 
 
 def test_a_kl_in_the_reward_with_weight_0_is_none() -> None:
     algorithm = {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0}}
-    assert resolve("verl", {"algorithm": algorithm}).kl is None
+    assert resolve("verl", {"algorithm": algorithm}).required().kl is None
 
 
 def test_the_policy_of_the_workers_is_the_one_in_their_own_table() -> None:
@@ -264,7 +268,7 @@ def test_the_policy_of_the_workers_is_the_one_in_their_own_table() -> None:
         "algorithm": {"composer": {"policy": "gspo"}},
         "actor_rollout_ref": {"actor": {"policy_loss": policy_loss}},
     }
-    assert resolve("verl", table).policy.name == "cispo"
+    assert resolve("verl", table).required().policy.name == "cispo"
 
 
 @pytest.mark.parametrize("pair", [("verl", "prime-rl"), ("prime-rl", "verl")])
@@ -286,16 +290,16 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
             correction=None if old or rollout else correction,
         )
         try:
-            first = resolve(source, surface(source).write(plain))
+            first = resolve(source, surface(source).write(plain)).required()
             there = migrate(first, target)
         except ConfigError:  # one of them does not have the loss
             continue
-        second = resolve(target, parse[target](there.text))
-        assert second.facts() == resolve(target, there.table).facts()
+        second = resolve(target, parse[target](there.text)).required()
+        assert second.facts() == resolve(target, there.table).required().facts()
         assert there.differences == (), one.policy.name
         back = migrate(second, source)
         assert back.differences == ()
-        assert resolve(source, parse[source](back.text)).facts() == first.facts()
+        assert resolve(source, parse[source](back.text)).required().facts() == first.facts()
         exact += 1
     assert exact > 20
 
@@ -315,7 +319,7 @@ def test_there_and_back_again_nothing_differs(pair: tuple[str, str]) -> None:
 )
 def test_another_type_of_value_is_one_error(framework: str, table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="set a|write a table|correct the value"):
-        migrate(resolve(framework, table), framework)
+        migrate(resolve(framework, table).required(), framework)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +335,9 @@ def test_an_older_prime_rl_gets_the_options_that_it_has(
 ) -> None:
     algorithm = {"adv_estimator": "composer", "composer": {"advantage": "maxrl"}}
     table = {"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 8, "temperature": 0.7}}}
-    found = migrate(resolve("verl", table), "prime-rl", version)
+    found = migrate(resolve("verl", table).required(), "prime-rl", version)
     assert found.table["orchestrator"] == expected
-    read = resolve("prime-rl", tomllib.loads(found.text), version)
+    read = resolve("prime-rl", tomllib.loads(found.text), version).required()
     assert (read.group_size, read.temperature) == (8, 0.7)
     different = [one.what for one in found.differences]
     assert ("advantage" in different) is (version is not None)
@@ -350,7 +354,7 @@ def test_a_value_of_another_type_is_named_by_its_key() -> None:
     for key, value in (("clip_ratio_high", [1]), ("kl_loss_type", ["k3"])):
         table = {"actor_rollout_ref": {"actor": {"use_kl_loss": True, key: value}}}
         with pytest.raises(ConfigError, match=key):
-            resolve("verl", table)
+            resolve("verl", table).required()
 
 
 # What a launch script of verl sets beside the loss.

@@ -32,12 +32,12 @@ def prime_rl(**loss: Any) -> dict[str, Any]:
 
 
 def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
-    return [str(one) for one in migrate(resolve(source, table), target).differences]
+    return [str(one) for one in migrate(resolve(source, table).required(), target).differences]
 
 
 def test_verls_options_become_parameters_under_their_names_here() -> None:
     table = verl(clip_ratio_high=0.3, clip_ratio_c=10.0)
-    found = migrate(resolve("verl", table), "prime-rl")
+    found = migrate(resolve("verl", table).required(), "prime-rl")
     kwargs = found.table["trainer"]["loss"]["kwargs"]
     assert kwargs["policy"] == "grpo@verl"
     assert kwargs["policy_params"] == {"clip_high": 0.3, "dual_clip": 10.0}
@@ -134,14 +134,14 @@ def everything_of_prime_rl() -> dict[str, Any]:
     ("framework", "table"), [("verl", everything_of_verl()), ("prime-rl", everything_of_prime_rl())]
 )
 def test_a_config_with_everything_set_is_written_whole(framework: str, table: dict[str, Any]) -> None:
-    objective = resolve(framework, table)
-    plain = resolve(framework, verl() if framework == "verl" else prime_rl())
+    objective = resolve(framework, table).required()
+    plain = resolve(framework, verl() if framework == "verl" else prime_rl()).required()
     changed = {what for what, value in objective.facts().items() if plain.facts().get(what) != value}
     assert {"temperature", "rollout correction", "rollout correction.log_ratio_clamp"} & changed
     assert objective.temperature == 0.7 and objective.correction is not None
     found = migrate(objective, framework)
     assert found.differences == ()
-    assert resolve(framework, found.table).group_size == objective.group_size
+    assert resolve(framework, found.table).required().group_size == objective.group_size
     if framework == "verl":
         assert objective.entropy == 0.01 and objective.length == 9
         assert objective.correction.value("normalise") is True
@@ -159,34 +159,34 @@ def test_a_ratio_to_the_policy_itself_stays_one() -> None:
 
 def test_what_prime_rl_reads_beside_the_loss_is_not_lost() -> None:
     table = prime_rl() | {"orchestrator": {"algo": {"length_penalty": {"alpha": 0.1}}}}
-    assert resolve("prime-rl", table).remarks == ("orchestrator.algo.length_penalty",)
-    by_sequence = resolve("prime-rl", prime_rl(ratio_type="sequence"), "0.4.0").remarks
+    assert resolve("prime-rl", table).required().remarks == ("orchestrator.algo.length_penalty",)
+    by_sequence = resolve("prime-rl", prime_rl(ratio_type="sequence"), "0.4.0").required().remarks
     assert "0.4 divides the loss of each sequence by its number of tokens" in by_sequence
 
 
 def test_a_bypassed_correction_of_verls_is_none() -> None:
     correction = {"rollout_is": "token", "bypass_mode": True}
-    objective = resolve("verl", verl({"rollout_correction": correction}))
+    objective = resolve("verl", verl({"rollout_correction": correction})).required()
     assert objective.correction is None and objective.old == "rollout engine"
 
 
 def test_geo_mean_is_a_mean_over_rows_whatever_is_set() -> None:
-    objective = resolve("verl", verl(policy_loss={"loss_mode": "geo_mean"}))
+    objective = resolve("verl", verl(policy_loss={"loss_mode": "geo_mean"})).required()
     assert objective.mode == "seq-mean-token-mean"
     written = migrate(objective, "verl").table
     assert written["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-mean"
     corrected = verl({"rollout_correction": {"rollout_is": "token"}}, policy_loss={"loss_mode": "geo_mean"})
-    assert [one for one in resolve("verl", corrected).remarks if "geometric mean" in one]
+    assert [one for one in resolve("verl", corrected).required().remarks if "geometric mean" in one]
 
 
 def test_gmpo_of_verl_is_a_mean_over_rows_in_composer_too() -> None:
     table = verl({"composer": {"policy": "gmpo@verl"}}, policy_loss={"loss_mode": "composer"})
-    assert resolve("verl", table).mode == "seq-mean-token-mean"
+    assert resolve("verl", table).required().mode == "seq-mean-token-mean"
 
 
 def test_sapos_forced_mode_is_not_the_denominator_of_verls_kl() -> None:
     table = verl(policy_loss={"loss_mode": "sapo"}, use_kl_loss=True)
-    assert resolve("verl", table).facts()["KL.denominator"] == "token-mean"
+    assert resolve("verl", table).required().facts()["KL.denominator"] == "token-mean"
     assert differences("verl", table, "verl") == []
 
 
@@ -229,7 +229,7 @@ def test_a_kl_in_the_loss_with_weight_0_is_none() -> None:
 )
 def test_a_value_that_verl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve("verl", table)
+        resolve("verl", table).required()
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_value_that_verl_would_not_take_is_one_error(table: dict[str, Any], me
 )
 def test_a_value_that_prime_rl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve("prime-rl", table)
+        resolve("prime-rl", table).required()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_value_that_prime_rl_would_not_take_is_one_error(table: dict[str, Any]
 def test_the_deleted_default_of_prime_rl_runs_here(
     loss: dict[str, Any], policy: str, params: dict[str, float]
 ) -> None:
-    found = migrate(resolve("prime-rl", prime_rl(**loss)), "prime-rl")
+    found = migrate(resolve("prime-rl", prime_rl(**loss)).required(), "prime-rl")
     written = tomllib.loads(found.text)["trainer"]["loss"]
     assert found.differences == ()
     assert written["type"] == "custom" and written["import_path"].endswith("prime_rl_plugin.loss_fn")
@@ -274,15 +274,15 @@ def test_the_deleted_default_of_prime_rl_runs_here(
 def test_every_option_of_prime_rls_losses_changes_the_objective(kind: str) -> None:
     own = own_losses.find(kind, TESTED)
     assert own is not None
-    before = resolve("prime-rl", prime_rl(type=kind)).facts()
+    before = resolve("prime-rl", prime_rl(type=kind)).required().facts()
     for option in own.own:
         value = 0.05 if option.default != 0.05 else 0.1
-        after = resolve("prime-rl", prime_rl(type=kind, **{option.key: value})).facts()
+        after = resolve("prime-rl", prime_rl(type=kind, **{option.key: value})).required().facts()
         assert after != before, option.key
 
 
 def test_an_older_prime_rl_divides_by_something_else() -> None:
-    objective = resolve("prime-rl", prime_rl(), "0.5.0")
+    objective = resolve("prime-rl", prime_rl(), "0.5.0").required()
     assert [one for one in objective.remarks if one.startswith("PRIME-RL 0.5 divides by")]
 
 
@@ -293,7 +293,7 @@ def test_the_hint_and_the_replay_are_carried_as_far_as_the_target_has_them() -> 
     table["algorithm"].pop("norm_adv_by_std_in_grpo")
     assert differences("verl", table, "verl") == []
     with pytest.raises(ConfigError, match=r"'jsd' needs student_logits.* which prime-rl does not provide"):
-        migrate(resolve("verl", table), "prime-rl")
+        migrate(resolve("verl", table).required(), "prime-rl")
     node |= {"hint_divergence": "sampled_token"}
     del node["hint_top_k"]
     found = differences("verl", table, "prime-rl")
@@ -304,7 +304,7 @@ def test_the_hint_and_the_replay_are_carried_as_far_as_the_target_has_them() -> 
 def test_a_channel_with_a_reference_gets_one_in_verl() -> None:
     kwargs = {"policy": "reinforce", "hint_weight": 0.1}
     table = prime_rl(type="custom", import_path=f"{MODULE}.loss_fn", kwargs=kwargs)
-    found = migrate(resolve("prime-rl", table), "verl")
+    found = migrate(resolve("prime-rl", table).required(), "verl")
     actor = found.table["actor_rollout_ref"]["actor"]
     assert actor["use_kl_loss"] is True and actor["kl_loss_coef"] == 0.0
     assert found.table["trainer"] == {"v1": {"trainer_mode": "composer_sync"}}

@@ -15,7 +15,7 @@ class Loss:
     """The loss that Lantern's trainer calls with each part of a batch. The config is read once, here."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.objective = resolve("lantern", config)
+        self.objective = resolve("lantern", config).required()
 
     def __call__(self, new: Tensor, old: Tensor, credit: Tensor, keep: Tensor, totals: Counts) -> Tensor:
         """The loss [] of one part: the parts of a batch add up, because `totals` are of the whole batch."""

@@ -17,7 +17,7 @@ LANTERN = Framework(
     name="lantern",
     title="Lantern",
     release="3.1",
-    path="parity_tests.support.made_up.loss:loss",
+    path="parity_tests.support.made_up.loss:Loss",
     summary="a framework that does not exist",
     losses=(
         NamedLoss("ppo", {"lantern.loss": "surrogate"}),
