@@ -16,7 +16,7 @@ demo: .venv/installed
 # Runs in the environment of verl's tests, which nox installs first if necessary.
 demo-verl: .nox/.venv/installed
 	@$(NOX) -s verl --install-only 2> .nox/demo-verl.log || { cat .nox/demo-verl.log >&2; exit 1; }
-	@.nox/verl/bin/python -m parity_tests.support.verl_cpu.demo
+	@.nox/verl/bin/python -m composer_plugins.recipes.verl.on_a_cpu.demo
 
 # One of recipes/ that has a command of its own: make recipe-diloco, recipe-monarch, recipe-openenv, recipe-trace_replay.
 recipe-%: install-recipes

@@ -70,7 +70,7 @@ OLDER_TRLS: dict[str, tuple[str, ...]] = {
     "1.14.0": (),
 }
 REFUSED_TRLS = ("0.29.1", "1.15.0")  # a test imports the adapter beside them, whichever version is tested
-REFUSED_TEST = "parity_tests/adapters/trl/test_versions.py::test_importing_the_adapter"
+REFUSED_TEST = "parity_tests/adapters/trl_mixin/test_versions.py::test_importing_the_adapter"
 TRL_TESTS = [
     "versions",
     "equality",
@@ -144,23 +144,22 @@ def types(session: nox.Session) -> None:
 def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test,plot]", *SITE)
-    names = ("kernels", "properties", "golden", "package", "adapters/prime_rl", "adapters/verl_config")
-    names += ("live/prime_rl",)
-    pytest(session, *names)
+    names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
+    pytest(session, *names, "adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl")
 
 
 @nox.session
 def planted_bugs(session: nox.Session) -> None:
-    """Plant every bug of parity_tests/support/planted_bugs.json in a copy; its tests must fail."""
+    """Plant every bug of parity_tests/planted_bugs.json in a copy; its tests must fail."""
     install(session, *TRL)
-    session.run("python", "-m", "parity_tests.support.planted_bugs", *session.posargs)
+    session.run("python", "-m", "parity_tests.planted_bugs", *session.posargs)
 
 
 @nox.session
 def trl(session: nox.Session) -> None:
     """Run the tests that need TRL, with packages that its users have."""
     install(session, *TRL)
-    pytest(session, "adapters/trl", "live/trl")
+    pytest(session, "adapters/trl_mixin", "live/trl")
 
 
 @nox.session(venv_backend="none")
@@ -186,7 +185,7 @@ def trl_versions(session: nox.Session) -> None:
             packages = (f"trl=={version}", *OLDER_TRLS.get(version, ()))
             session.run(python, "-m", "pip", "install", "--no-deps", "--target", str(wheel), *packages)
     session.env["TRL_WHEELS"] = str(folder / "wheels")
-    tests = [f"parity_tests/adapters/trl/test_{name}.py" for name in TRL_TESTS]
+    tests = [f"parity_tests/adapters/trl_mixin/test_{name}.py" for name in TRL_TESTS]
     for version in chosen:
         print(f"TRL {version}", flush=True)
         env = {} if version == newest else {"PYTHONPATH": str(folder / "wheels" / version)}
@@ -195,7 +194,7 @@ def trl_versions(session: nox.Session) -> None:
         session.run(python, "-m", "pytest", *tests, report, *once, *args, env=env)
     if write:
         reports = [f"{folder / one}.xml" for one in known]
-        session.run(python, "-m", "parity_tests.support.trl_versions", *reports)
+        session.run(python, "-m", "docs.generator.trl_versions", *reports)
 
 
 @nox.session
@@ -209,7 +208,7 @@ def verl(session: nox.Session) -> None:
     if not (wheels / "trl" / "trl").is_dir():  # one process of test_migration.py has both frameworks
         session.install("--no-deps", "--target", str(wheels / "trl"), "-c", "constraints.txt", "trl")
     session.env["VERL_WHEELS"] = str(wheels)
-    pytest(session, "adapters/verl", "live/verl")
+    pytest(session, "adapters/verl_plugin", "live/verl")
 
 
 @nox.session
@@ -257,7 +256,7 @@ def prime_rl(session: nox.Session) -> None:
     args.remove("--source")
     install(session, "-e", ".[test]", *PRIME_RL, constraints="constraints-prime-rl.txt")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
-    session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl", *args)
+    session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl_plugin", *args)
     session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from parity_tests.support.verl_cpu.runner import run_module
+from composer_plugins.recipes.verl.on_a_cpu.runner import run_module
 
 SIZES = (64, 256, 128)
 NODE = {"hint_weight": 1.0, "hint_divergence": "jsd", "hint_teacher": "live"}
@@ -56,7 +56,7 @@ def measure(folder: Path, rows: int, tokens: int, k: int) -> None:
     from composer_plugins.adapters.verl_plugin.sync_trainer import hint, scoring
     from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
     from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
-    from parity_tests.support.verl_cpu.worker import config_of
+    from composer_plugins.recipes.verl.on_a_cpu.worker import config_of
 
     node = NODE | {"hint_top_k": k}
     config = config_of(folder, node)

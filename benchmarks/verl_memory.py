@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import peak_of
-from parity_tests.support.verl_cpu.runner import run_module
+from composer_plugins.recipes.verl.on_a_cpu.runner import run_module
 
 SIZES = (8, 256, 32_000, 100)
 HINT = {"hint_weight": 1.0, "hint_teacher": "live"}
@@ -83,8 +83,8 @@ def measure(folder: Path, rows: int, tokens: int, vocabulary: int, k: int) -> No
     from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
     from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
     from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
-    from parity_tests.support.verl_cpu import tiny
-    from parity_tests.support.verl_cpu.worker import TRAIN, batch, config_of
+    from composer_plugins.recipes.verl.on_a_cpu import tiny
+    from composer_plugins.recipes.verl.on_a_cpu.worker import TRAIN, batch, config_of
 
     tiny.model(folder / "model", vocabulary)
     config = config_of(folder, {})
@@ -154,6 +154,7 @@ def measure_loss(rows: int, tokens: int, vocabulary: int, k: int) -> None:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
 
+    from benchmarks.verl_logits import overwriting
     from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
     from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
         HINT_MASK,
@@ -165,7 +166,6 @@ def measure_loss(rows: int, tokens: int, vocabulary: int, k: int) -> None:
     )
     from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
     from composer_plugins.conformance.verl_claims.upstream import actor
-    from parity_tests.support.verl_logits import overwriting
 
     g, length = torch.Generator().manual_seed(0), tokens - tokens // 16
     hidden = torch.randn(rows * tokens, 64, generator=g).bfloat16()

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from parity_tests.support import golden
-from parity_tests.support.paths import TESTS
+from parity_tests.rigs import golden
+from parity_tests.rigs.paths import TESTS
 
 # Hypothesis draws this many examples for each test by default, and with --all.
 EXAMPLES, ALL_EXAMPLES = 25, 60
@@ -35,6 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The modules that tests import. Without one of them the folders that need it are not collected.
 FRAMEWORKS = {"trl": ("trl", "peft", "matplotlib"), "verl": ("verl",)}
 MISSING = {name: gone for name, all_ in FRAMEWORKS.items() if (gone := [m for m in all_ if not find_spec(m)])}
+ADAPTERS = {"trl": "trl_mixin", "verl": "verl_plugin"}
 RECIPES = {
     "trace_replay": ("openai", "httpx2", "detect_secrets", "pyarrow", "trl"),
     "openenv": ("openenv", "trl"),
@@ -43,7 +44,9 @@ RECIPES = {
     "axolotl": ("axolotl", "trl"),
 }
 SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
-collect_ignore = [f"{folder}/{name}" for name in MISSING for folder in ("adapters", "live")]
+FOLDERS = {name: (f"adapters/{adapter}", f"live/{name}") for name, adapter in ADAPTERS.items()}
+collect_ignore_glob = [f"{folder}/test_*.py" for name in MISSING for folder in FOLDERS[name]]
+collect_ignore = list[str]()
 collect_ignore += [f"recipes/{name}" for name, needs in RECIPES.items() if not all(map(find_spec, needs))]
 collect_ignore += [] if all(map(find_spec, SITE)) else ["site"]
 
@@ -110,19 +113,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_report_header() -> list[str]:
     """Say which tests this environment cannot run."""
     return [
-        f"{name}: no {', '.join(MISSING[name])}, so adapters/{name} and live/{name} are not collected "
+        f"{name}: no {', '.join(MISSING[name])}, so {' and '.join(folders)} are not collected "
         f"(nox -s {name} runs them)"
         if name in MISSING
-        else f"{name}: installed, so adapters/{name} and live/{name} are collected"
-        for name in FRAMEWORKS
+        else f"{name}: installed, so {' and '.join(folders)} are collected"
+        for name, folders in FOLDERS.items()
     ]
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Run verl's main_ppo with the given overrides, once for each; no process outlives the run."""
-    from parity_tests.support.verl_cpu.runner import run
-    from parity_tests.support.verl_cpu.trained import STEPS
+    from composer_plugins.recipes.verl.on_a_cpu.runner import run
+    from parity_tests.rigs.verl_trained import STEPS
 
     @cache
     def once(*overrides: str) -> Any:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from composer_plugins.conformance import reductions
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import golden
-from parity_tests.support.dialects import VERL_LENGTH_EPS
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import golden
+from parity_tests.rigs.dialects import VERL_LENGTH_EPS
+from parity_tests.rigs.golden import Case, claim
 
 TRL_EPS = 1e-4
 # To a group of one verl gives a deviation of 1 in float32, and adds its eps in float32.

@@ -12,8 +12,8 @@ from composer_plugins.conformance import reductions
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.divergences import summands
 from composer_plugins.testing.assertions import assert_parity, largest_term
-from parity_tests.support import dialects, golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.golden import Case, claim
 
 LEAST_PROBABILITY = 1e-8  # what OPSD takes the logarithm of where it is given probabilities
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from parity_tests.support import golden
-from parity_tests.support.golden import Case
-from parity_tests.support.paths import GOLDEN, ROOT, TESTS
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case
+from parity_tests.rigs.paths import GOLDEN, ROOT, TESTS
 
 FILES = [*sorted(GOLDEN.glob("test_*.py")), *sorted((TESTS / "kernels").glob("test_*.py"))]
 MODULES = {

@@ -16,10 +16,10 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_loss_parity
-from parity_tests.support import dialects, golden
-from parity_tests.support.dialects import VERL_LENGTH_EPS
-from parity_tests.support.golden import Case, claim
-from parity_tests.support.recorded import assert_equals, assert_equals_verl, assert_verl_logs, batch
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.dialects import VERL_LENGTH_EPS
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.recorded import assert_equals, assert_equals_verl, assert_verl_logs, batch
 
 
 def loss_of(name: str) -> Callable[..., Any]:

@@ -14,9 +14,9 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import dialects, golden
-from parity_tests.support.golden import Case, claim
-from parity_tests.support.recorded import assert_equals, batch
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.recorded import assert_equals, batch
 
 # What each upstream calls our parameters.
 OPENRLHF = {"clip_eps_low": "clip_low", "clip_eps_high": "clip_high", "dual_clip": "dual_clip"}

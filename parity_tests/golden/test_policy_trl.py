@@ -14,8 +14,8 @@ from composer_plugins.conformance import reductions
 from composer_plugins.kernels import kl, policy
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
-from parity_tests.support import dialects, golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.golden import Case, claim
 
 DEFAULTS: dict[str, Any] = {
     "beta": 0.0,

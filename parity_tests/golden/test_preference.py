@@ -8,8 +8,8 @@ from composer_plugins.kernels.preference import cdpo, sequence_logprobs, weighte
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity, tolerance
-from parity_tests.support import golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case, claim
 
 SIDES = ("chosen", "rejected")
 

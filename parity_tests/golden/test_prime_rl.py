@@ -18,8 +18,8 @@ from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case, claim
 
 INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
 PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}

@@ -14,9 +14,9 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.trust_regions import rest_bucket_kl, rest_bucket_tv
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
-from parity_tests.support import dialects, golden
-from parity_tests.support.golden import Case, claim
-from parity_tests.support.recorded import assert_equals, assert_equals_verl, batch
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.recorded import assert_equals, assert_equals_verl, batch
 
 
 def from_verl(case: Case, region: str) -> dict[str, Any]:

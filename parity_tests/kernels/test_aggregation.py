@@ -25,8 +25,8 @@ from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import dialects, golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import dialects, golden
+from parity_tests.rigs.golden import Case, claim
 
 MODES = Mode.__args__
 LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row

@@ -180,7 +180,7 @@ def test_a_share_below_one_token_is_one_token() -> None:
 
 
 def test_a_generator_cannot_be_compiled() -> None:
-    """Why clip_cov takes numbers too (properties/test_laws.py compiles it with them)."""
+    """Why clip_cov takes numbers too (losses/test_laws.py compiles it with them)."""
 
     def rolled(mask: Tensor, generator: torch.Generator) -> Tensor:
         return torch.rand(mask.shape, generator=generator)

@@ -13,7 +13,7 @@ from torch import Tensor
 from composer_plugins.kernels.divergences import forward_kl, jsd, reverse_kl, sampled_token
 from composer_plugins.testing.assertions import assert_parity, largest_term, tolerance
 from composer_plugins.testing.strategies import betas, logit_pairs
-from parity_tests.support.oracles import generalized_jsd, kl, per_token
+from parity_tests.rigs.oracles import generalized_jsd, kl, per_token
 
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 Pair = dict[str, Tensor]

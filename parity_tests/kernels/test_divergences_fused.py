@@ -14,7 +14,7 @@ from composer_plugins.kernels.divergences.supports import log_probs, support, wi
 from composer_plugins.kernels.masking import keep
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import betas, logit_pairs
-from parity_tests.support.oracles import cross_entropy, per_token
+from parity_tests.rigs.oracles import cross_entropy, per_token
 
 Pair = dict[str, Tensor]
 each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])

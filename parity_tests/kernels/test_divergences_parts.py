@@ -29,7 +29,7 @@ from composer_plugins.kernels.divergences import (
 from composer_plugins.kernels.taid import interpolated_logits
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import logit_pairs
-from parity_tests.support.oracles import cross_entropy, generalized_jsd, kl, per_token
+from parity_tests.rigs.oracles import cross_entropy, generalized_jsd, kl, per_token
 
 Pair = dict[str, Tensor]
 Probs = Sequence[float]

@@ -14,8 +14,8 @@ from composer_plugins.kernels.kl import absolute, k1, k1_plus, k2, k3, k3_plus, 
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support import golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case, claim
 
 ROWS = {
     **dict.fromkeys(("k1", "kl"), "k1"),

@@ -15,7 +15,7 @@ from composer_plugins.kernels.divergences import jsd
 from composer_plugins.kernels.entropy import entropy as entropy_of
 from composer_plugins.kernels.linear import divergence, log_probs, tiles, top_k
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.compiled import ran_by_a_link
+from parity_tests.rigs.compiled import ran_by_a_link
 
 Numbers = dict[str, Any]
 PLAIN: Numbers = {}

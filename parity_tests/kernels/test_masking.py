@@ -24,7 +24,7 @@ from composer_plugins.kernels.masking import (
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
-from parity_tests.support.compiled import ran_by_a_link
+from parity_tests.rigs.compiled import ran_by_a_link
 
 
 @pytest.mark.parametrize("reduce", [keep, masked_sum, masked_mean])

@@ -13,9 +13,9 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.taid import taid
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import logit_pairs
-from parity_tests.support import golden
-from parity_tests.support.golden import Case, claim
-from parity_tests.support.oracles import cross_entropy, kl, per_token
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.oracles import cross_entropy, kl, per_token
 
 Pair = dict[str, Tensor]
 ts = st.sampled_from([0.0, 0.3, 0.75, 1.0])

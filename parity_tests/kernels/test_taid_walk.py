@@ -9,8 +9,8 @@ from hypothesis import given
 
 from composer_plugins.kernels.taid import TaidState, start, step
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import golden
-from parity_tests.support.golden import Case, claim
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case, claim
 
 
 @claim("taid_scheduler")

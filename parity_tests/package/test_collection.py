@@ -3,12 +3,12 @@
 import subprocess
 import sys
 
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 
 def test_the_tests_are_collected_where_no_optional_package_is_installed() -> None:
     """What needs a missing package is left out: an import error would stop pytest before the first test."""
-    command = [sys.executable, "-m", "parity_tests.support.without_extras", "--collect-only", "--quiet"]
+    command = [sys.executable, "-m", "parity_tests.rigs.without_extras", "--collect-only", "--quiet"]
     done = subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "parity_tests/kernels/test_masking.py::" in done.stdout

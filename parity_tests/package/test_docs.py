@@ -6,8 +6,8 @@ import re
 import torch
 
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.paths import ROOT, TESTS
-from parity_tests.support.planted_bugs import bugs, not_plantable
+from parity_tests.planted_bugs import bugs, not_plantable
+from parity_tests.rigs.paths import ROOT, TESTS
 
 
 def test_every_known_divergence_is_held_by_a_test_that_exists() -> None:

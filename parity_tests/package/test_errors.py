@@ -9,7 +9,7 @@ import pytest
 
 from composer_plugins.errors import ConfigError, DataError, unknown
 from composer_plugins.findings import ComposerWarning, Finding, enforce
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 FOLDERS = ("composer_plugins", "adapters", "recipes")
 ERROR = ConfigError("policy", "it is 3", "set a name")

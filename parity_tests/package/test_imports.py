@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from composer_plugins.kernels import masking
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 PACKAGE, KERNELS = "composer_plugins", "composer_plugins.kernels"
 ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
@@ -87,7 +87,7 @@ def may_import(part: str, imported: str) -> bool:
     if imported in {"kernels", "adapters", "recipes"}:
         return False  # a second name for a module of ours, and another project's only name
     if "parity_tests" in (part, imported):
-        return part in {"parity_tests", "benchmarks"}  # neither is shipped; both load a checkout of PRIME-RL
+        return part == "parity_tests"
     if part in {RECIPES, "benchmarks"}:
         return True
     if part == KERNELS:
@@ -276,7 +276,7 @@ ALLOWED = {
         "from composer_plugins.adapters import trl_mixin\nfrom composer_plugins.testing import draws",
     ],
     f"{RECIPES}.trl.grpo": ["import tokenizers\nfrom composer_plugins.adapters import trl_mixin"],
-    "parity_tests.kernels.test_ppo": ["import numpy\nfrom parity_tests.support import strategies"],
+    "parity_tests.kernels.test_ppo": ["import numpy\nfrom parity_tests.rigs import strategies"],
 }
 
 

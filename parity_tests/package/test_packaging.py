@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from parity_tests.support.installed import built
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.installed import built
+from parity_tests.rigs.paths import ROOT
 
 FOLDERS = ("kernels", "adapters", "recipes")
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import TypeVar
 
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 Node = TypeVar("Node", bound=ast.AST)
 

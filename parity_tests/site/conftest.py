@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

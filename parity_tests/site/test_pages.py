@@ -24,8 +24,8 @@ from composer_plugins.losses.row import Loss
 from composer_plugins.testing.conventions import find_convention
 from composer_plugins.testing.laws import FUNCTION, TRAINER, laws_for
 from docs.generator import laws, names, picture, usage
-from parity_tests.support.every import row_id
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.every import row_id
+from parity_tests.rigs.paths import ROOT
 
 CHECKING = (ROOT / "docs/checking_a_loss.md").read_text()
 WRITING = (ROOT / "docs/writing_a_loss.md").read_text()

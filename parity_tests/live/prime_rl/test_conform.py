@@ -1,6 +1,6 @@
 """The claims of `conform prime-rl` hold for every generation, with formulas in the place of a checkout.
 
-`adapters/prime_rl/test_live.py` makes the same comparison with a checkout, where one is given.
+`adapters/prime_rl_plugin/test_live.py` makes the same comparison with a checkout, where one is given.
 """
 
 from types import SimpleNamespace
@@ -14,9 +14,9 @@ from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.golden.test_prime_rl import INPUTS, dtype_of
-from parity_tests.support import golden
-from parity_tests.support.golden import Case
-from parity_tests.support.prime_rl_formulas import DOUBLES, FORMULAS
+from parity_tests.rigs import golden
+from parity_tests.rigs.golden import Case
+from parity_tests.rigs.prime_rl_formulas import DOUBLES, FORMULAS
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:prime-rl. it is newer than the newest", "ignore:.*multiplies the advantages with the hint"

@@ -11,7 +11,7 @@ from composer_plugins.conformance.prime_rl_claims import claims
 from composer_plugins.conformance.running import CASES, compared
 from composer_plugins.frameworks.contract import SAME, Conversion, Framework, NamedLoss, Sets
 from composer_plugins.frameworks.prime_rl import PRIME_RL
-from parity_tests.support.prime_rl_formulas import DOUBLES
+from parity_tests.rigs.prime_rl_formulas import DOUBLES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:prime-rl. it is newer than the newest", "ignore:.*multiplies the advantages with the hint"

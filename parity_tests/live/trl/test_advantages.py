@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.trl_claims.advantages import CLAIMS
-from parity_tests.support.claims import check, proves
+from parity_tests.rigs.claims import check, proves
 
 
 @proves(CLAIMS, "grpo@trl", "dr_grpo@trl")

@@ -12,7 +12,7 @@ from parity_tests.live.trl import (  # noqa: F401  (each names the claims that i
     test_policy,
     test_preference,
 )
-from parity_tests.support import claims
+from parity_tests.rigs import claims
 
 SUITE = suite()
 

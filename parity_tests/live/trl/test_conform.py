@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from composer_plugins.cli import app
 from composer_plugins.conformance.claims import GRADIENT, VALUE, Claim
 from composer_plugins.conformance.trl_claims.suite import suite
-from parity_tests.support import installed, parity_page
-from parity_tests.support.claims import could_fail
+from docs.generator import parity_page
+from parity_tests.rigs import installed
+from parity_tests.rigs.claims import could_fail
 
 SUITE = suite()
 
@@ -52,5 +53,5 @@ def test_the_page_has_the_table_that_the_command_prints() -> None:
     printed = parity_page.printed("trl")
     page = parity_page.on_the_page("trl")
     assert page.splitlines()[0] == printed.splitlines()[0]
-    remedy = "run python -m parity_tests.support.parity_page"
+    remedy = "run python -m docs.generator.parity_page"
     assert parity_page.rows(page) == parity_page.rows(printed), remedy

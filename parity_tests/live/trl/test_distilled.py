@@ -7,7 +7,7 @@ import torch
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.trl_claims.distillation import CLAIMS
 from composer_plugins.conformance.trl_claims.upstream_distillation import iw_opd_loss
-from parity_tests.support.claims import check, proves
+from parity_tests.rigs.claims import check, proves
 
 
 @proves(CLAIMS, "iw_opd@trl")

@@ -14,7 +14,7 @@ from composer_plugins.conformance.trl_claims.divergences import CLAIMS
 from composer_plugins.conformance.trl_claims.upstream import labels
 from composer_plugins.kernels.divergences import jsd
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.claims import check, proves
+from parity_tests.rigs.claims import check, proves
 
 
 @proves(CLAIMS, "jsd@trl")

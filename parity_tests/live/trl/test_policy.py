@@ -16,8 +16,8 @@ from composer_plugins.conformance.trl_claims import distillation, upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.conformance.trl_claims.policy import CLAIMS, ROWS, Batch, reduced, token_loss, trl_loss
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support import tiny
-from parity_tests.support.claims import check, proves
+from parity_tests.rigs import tiny
+from parity_tests.rigs.claims import check, proves
 
 
 @proves(CLAIMS)

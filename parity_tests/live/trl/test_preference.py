@@ -14,7 +14,7 @@ from composer_plugins.conformance.trl_claims import preference_others, upstream_
 from composer_plugins.conformance.trl_claims.preference import CLAIMS
 from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.support.claims import check, proves
+from parity_tests.rigs.claims import check, proves
 
 OTHERS = preference_others.CLAIMS
 

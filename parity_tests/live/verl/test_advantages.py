@@ -10,8 +10,8 @@ from composer_plugins.conformance.verl_claims import token_advantages
 from composer_plugins.conformance.verl_claims.advantages import CLAIMS, kernel, lengths
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts
 from composer_plugins.conformance.verl_claims.upstream import advantages as verl_advantages
-from parity_tests.support.claims import check, proves
-from parity_tests.support.verl_facts import with_dialect
+from parity_tests.rigs.claims import check, proves
+from parity_tests.rigs.verl_facts import with_dialect
 
 BY_TOKEN = token_advantages.CLAIMS
 

@@ -7,7 +7,7 @@ from composer_plugins.conformance.verl_claims import suite as claims_of_verl
 from composer_plugins.conformance.verl_claims import upstream_rest
 from composer_plugins.conformance.verl_claims.suite import NO_KERNEL, UNKNOWN, suite
 from parity_tests.live.verl import test_advantages, test_distillation, test_policy, test_reduction  # noqa: F401  (each names the claims that it proves)
-from parity_tests.support import claims
+from parity_tests.rigs import claims
 
 SUITE = suite()
 

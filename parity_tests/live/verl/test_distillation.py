@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 
 from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.verl_claims.distillation import CLAIMS
-from parity_tests.support.claims import check, proves
-from parity_tests.support.verl_facts import with_dialect
+from parity_tests.rigs.claims import check, proves
+from parity_tests.rigs.verl_facts import with_dialect
 
 ESTIMATORS = [claim for claim in CLAIMS if claim.kind == "kl"]
 

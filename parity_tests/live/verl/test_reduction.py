@@ -16,9 +16,9 @@ from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.kl import subtract_kl
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
-from parity_tests.support import dialects
-from parity_tests.support.claims import check, proves
-from parity_tests.support.verl_facts import global_batches, policy_batches, with_dialect
+from parity_tests.rigs import dialects
+from parity_tests.rigs.claims import check, proves
+from parity_tests.rigs.verl_facts import global_batches, policy_batches, with_dialect
 
 examples = settings(max_examples=50)
 KINDS = {

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 pytest.importorskip("axolotl", reason="needs the environment of recipes/axolotl/README.md")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 pytest.importorskip("monarch")
 

@@ -15,7 +15,7 @@ from composer_plugins.recipes.openenv import sandbox as module
 from composer_plugins.recipes.openenv.sandbox import Limits, Sandbox, bubblewrap
 from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, make_task
 from composer_plugins.recipes.openenv.verifier import LONGEST_PROBLEM, verify
-from parity_tests.support.paths import ROOT
+from parity_tests.rigs.paths import ROOT
 
 TASK: Task = make_task("stock", {"blend": "a + b"}, "gauge", "a - b")
 SANDBOX = Sandbox(limits=Limits(cpu_seconds=1, seconds=30))

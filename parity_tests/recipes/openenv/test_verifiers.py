@@ -21,7 +21,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # n
 from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
 from composer_plugins.recipes.openenv.server import serving  # noqa: E402
 from composer_plugins.recipes.openenv.tasks import make_tasks  # noqa: E402
-from parity_tests.support.paths import ROOT  # noqa: E402
+from parity_tests.rigs.paths import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed")
 

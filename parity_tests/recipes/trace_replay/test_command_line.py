@@ -19,7 +19,7 @@ from composer_plugins.recipes.trace_replay import __main__ as command  # noqa: E
 from composer_plugins.recipes.trace_replay import demo, journal  # noqa: E402
 from composer_plugins.recipes.trace_replay.states import read_states  # noqa: E402
 from composer_plugins.recipes.trace_replay.teachers import load_teachers  # noqa: E402
-from parity_tests.support.scripted_faults import FaultyTeachers  # noqa: E402
+from parity_tests.rigs.scripted_faults import FaultyTeachers  # noqa: E402
 
 SESSION, TOOLS = demo.SESSION, demo.TOOLS
 

@@ -1,6 +1,6 @@
 """A recorded session, three scripted teachers over HTTP, a parquet file, and TRL's training.
 
-The same file in verl's training: adapters/verl/test_trace_replay.py, because verl needs another environment.
+The same file in verl's training is in adapters/verl_plugin/test_trace_replay.py.
 """
 
 import os

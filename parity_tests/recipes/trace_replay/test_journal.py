@@ -10,8 +10,8 @@ import pytest
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay.journal import SCORE, Answer, Journal, Score
-from parity_tests.support.paths import ROOT
-from parity_tests.support.replayed import a_teacher
+from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.replayed import a_teacher
 
 MESSAGE = {"role": "assistant", "content": "日本 \u2028"}
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from composer_plugins.recipes.trace_replay.journal import Journal
-from parity_tests.support.paths import ROOT
-from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
-from parity_tests.support.scripted_faults import FaultyTeachers
+from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 LIMIT = 900  # seconds
 
 
 def killed(folder: Path, kills: int, max_usd: float) -> dict[str, Any]:
     """What the harness has found, which checks the journal after each kill and fails at the first fault."""
-    program = "parity_tests.support.replay_kills"
+    program = "parity_tests.rigs.replay_kills"
     command = [sys.executable, "-m", program, str(folder), str(kills), str(max_usd)]
     # A session of its own: the server and the replaying process end with it.
     harness = subprocess.Popen(
@@ -57,7 +57,7 @@ import asyncio, sys
 from pathlib import Path
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import replay
-from parity_tests.support.replayed import a_state, a_teacher
+from parity_tests.rigs.replayed import a_state, a_teacher
 try:
     with Journal(sys.argv[1]) as journal:
         run = replay(

@@ -12,9 +12,9 @@ from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.trace_replay import asking, logprobs
 from composer_plugins.recipes.trace_replay.journal import Journal, Score
 from composer_plugins.recipes.trace_replay.states import State
-from parity_tests.support.prime_rl_nodes import Branch, MessageNode, Trace
-from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
-from parity_tests.support.scripted_faults import FaultyTeachers, logprob
+from parity_tests.rigs.prime_rl_nodes import Branch, MessageNode, Trace
+from parity_tests.rigs.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.rigs.scripted_faults import FaultyTeachers, logprob
 
 STATES = [a_state(1), a_state(2)]
 

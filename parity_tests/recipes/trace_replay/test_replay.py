@@ -17,8 +17,8 @@ from composer_plugins.recipes.trace_replay.asking import Unusable, read_json, re
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import MOST_IN_A_ROW, Summary, replay
 from composer_plugins.recipes.trace_replay.states import State
-from parity_tests.support.replayed import a_state, a_teacher, echo, replayed
-from parity_tests.support.scripted_faults import FaultyTeachers
+from parity_tests.rigs.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 STATES = [a_state(i) for i in range(6)]
 

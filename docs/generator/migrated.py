@@ -1,0 +1,341 @@
+"""One drawn batch through each framework's real loss path, with the configs that `migrate` reads and writes.
+
+    python -m docs.generator.migrated [--json]
+
+prints the table of docs/migrate.md. It needs verl and, on PYTHONPATH, TRL: `nox -s verl` makes both.
+PRIME-RL's own losses are compared by adapters/prime_rl_plugin/test_live.py, which needs a checkout of it.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from verl.utils import tensordict_utils
+from verl.workers.config import ActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
+from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
+from composer_plugins.conformance.prime_rl_claims.packs import packed
+from composer_plugins.conformance.trl_claims import upstream
+from composer_plugins.conformance.trl_claims.grpo_options import Options
+from composer_plugins.frameworks.registry import running
+from composer_plugins.frameworks.trl import LOSS_TYPES
+from composer_plugins.frameworks.verl import LOSSES
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED, Loss
+from composer_plugins.objective.objective import NORM, Objective, of_choice
+from composer_plugins.objective.resolve import migrate, resolve, surface
+from parity_tests.rigs.prime_rl_doubles import GENERATIONS, scale
+from parity_tests.rigs.prime_rl_doubles import compute_loss as called_by_prime_rl
+
+LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
+WIDTH = max(LENGTHS)
+MAX_LENGTH = 9  # the constant of the mode that divides by one
+FRAMEWORKS = ("trl", "verl", "prime-rl")
+# Differences that leave the gradient the same up to its denominator, on a batch in which the rollout engine's
+# log-probabilities are the trainer's.
+SAME_GRADIENT = ("denominator", "old_logprobs", "rollout_logprobs")
+
+
+class Batch(NamedTuple):
+    """A padded batch of completions, [rows, width] each; one advantage per row."""
+
+    logprobs: Tensor
+    old: Tensor
+    rollout: Tensor
+    reference: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+class Case(NamedTuple):
+    """A config to migrate, and what it is called in the table."""
+
+    name: str
+    framework: str
+    table: dict[str, Any]
+
+
+def drawn(seed: int, *, same_behaviour: bool) -> Batch:
+    """A batch whose ratios reach the clips; `same_behaviour`: the rollout engine agrees with the trainer."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (len(LENGTHS), WIDTH)
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    logprobs = -0.05 - 3 * torch.rand(shape, generator=g, dtype=torch.float64)
+    old = (logprobs + 0.3 * normal()).clamp(max=-1e-3)
+    rollout = old if same_behaviour else (old + 0.1 * normal()).clamp(max=-1e-3)
+    reference = logprobs + 0.2 * normal()
+    advantages = torch.randn(shape[0], 1, generator=g, dtype=torch.float64).expand(shape)
+    mask = torch.arange(WIDTH) < torch.tensor(LENGTHS).unsqueeze(1)
+    return Batch(logprobs, old, rollout, reference, advantages, mask)
+
+
+def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
+    """The gradient that TRL's `_compute_loss`, or ours over it, gives with these options."""
+    ours = table.get("policy", "trl") != "trl"
+    cls = ComposerGRPOConfig if ours else GRPOConfig
+    size = {"output_dir": "unused", "use_cpu": True, "bf16": False, "per_device_train_batch_size": 64}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        options = cls(**size, **{"num_generations": 2} | dict(table))
+    given = {one.name: getattr(options, one.name) for one in fields(Options) if hasattr(options, one.name)}
+    given |= {
+        "loss_type": options.loss_type or "grpo",
+        "epsilon_low": options.epsilon,
+        "epsilon_high": options.epsilon if options.epsilon_high is None else options.epsilon_high,
+        "steps_per_generation": 1,
+    }
+    trainer = upstream.grpo_trainer(Options(**given))
+    more: dict[str, Tensor | None] = {
+        "old_per_token_logps": batch.old.clone(),
+        "ref_per_token_logps": batch.reference,
+        "sampling_per_token_logps": batch.rollout,
+    }
+    inputs = upstream.grpo_inputs(batch.mask, batch.advantages[:, 0], **more)
+    logprobs = batch.logprobs.clone().requires_grad_()
+    if not ours:
+        loss = upstream.policy_loss(trainer, logprobs, torch.zeros_like(logprobs), inputs)
+        return torch.autograd.grad(loss, logprobs)[0]
+    assert isinstance(options, ComposerGRPOConfig)
+    choice = options.resolved.policy
+    assert choice is not None
+    instance = object.__new__(ComposerGRPOTrainer)
+    channel = PolicyChannel(choice, options.resolved.mode, options.resolved.mode_source)
+    instance.__dict__ |= vars(trainer) | {"_composer": options.resolved.composer, "_policy": channel}
+    instance.__dict__ |= {"_hint": None, "_replay": None, "_forward": None}
+    forward = (logprobs, torch.zeros_like(logprobs), None)
+    own = GRPOTrainer._get_per_token_logps_and_entropies
+    GRPOTrainer._get_per_token_logps_and_entropies = lambda *_, **__: forward
+    try:
+        with upstream.in_float64():
+            loss = instance._compute_loss(None, inputs)
+    finally:
+        GRPOTrainer._get_per_token_logps_and_entropies = own
+    return torch.autograd.grad(loss, logprobs)[0]
+
+
+def gradient_of_verl(table: Mapping[str, Any], batch: Batch) -> Tensor:
+    """The gradient that verl's `ppo_loss`, which calls its registry, gives with this config."""
+    actor = dict(table["actor_rollout_ref"]["actor"])
+    worker = dict(actor.pop("policy_loss", {}))
+    if worker.pop("_target_", None):
+        node = table["algorithm"]["composer"]
+        policy_loss: PolicyLossConfig = ComposerPolicyLossConfig(**worker | {"composer": node})
+    else:
+        policy_loss = PolicyLossConfig(**worker)
+    sizes = {"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1}
+    config = ActorConfig(policy_loss=policy_loss, **sizes, **actor)
+    bypass = table.get("algorithm", {}).get("rollout_correction", {}).get("bypass_mode")
+    rows = [slice(0, n) for n in LENGTHS]
+
+    def ragged(x: Tensor) -> list[Tensor]:
+        return [x[i, cut].contiguous() for i, cut in enumerate(rows)]
+
+    ids = [torch.zeros(n, dtype=torch.long) for n in LENGTHS]
+    fields = {
+        "prompts": [torch.zeros(1, dtype=torch.long)] * len(LENGTHS),
+        "responses": ids,
+        "response_mask": [one + 1 for one in ids],
+        "old_log_probs": ragged(batch.rollout if bypass else batch.old),
+        "ref_log_prob": ragged(batch.reference),
+        "advantages": ragged(batch.advantages),
+    }
+    data = TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(LENGTHS))
+    counts = {"dp_size": 1, "batch_num_tokens": sum(LENGTHS), "global_batch_size": len(LENGTHS)}
+    tensordict_utils.assign_non_tensor(data, **counts)
+    logprobs = batch.logprobs.clone().requires_grad_()
+    # verl's model gives one number per token of prompt and response; the last one belongs to no token.
+    packed = [torch.cat([logprobs[i, cut], logprobs.new_zeros(1)]) for i, cut in enumerate(rows)]
+    offsets = torch.tensor([0, *(n + 1 for n in LENGTHS)]).cumsum(0)
+    output = {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(packed), offsets)}
+    loss, _ = ppo_loss(config, output, data)
+    return torch.autograd.grad(loss, logprobs)[0]
+
+
+def gradient_of_prime_rl(table: Mapping[str, Any], batch: Batch) -> Tensor:
+    """The gradient that the double of PRIME-RL's `compute_loss` gives with this file."""
+    loss = dict(table["trainer"]["loss"])
+    logprobs = batch.logprobs.clone().requires_grad_()
+    samples = [
+        {
+            "trainer_logprobs": logprobs[i, :n],
+            "inference_logprobs": batch.rollout[i, :n],
+            "advantages": batch.advantages[i, :n],
+            "loss_mask": batch.mask[i, :n],
+        }
+        for i, n in enumerate(LENGTHS)
+    ]
+    pack = packed(samples)
+    function = getattr(prime_rl_plugin, loss["import_path"].rpartition(".")[2])
+
+    def with_options(inputs: Any) -> Any:
+        return function(inputs, **loss["kwargs"])
+
+    generation = GENERATIONS["v0.8.0"]
+    value, _ = called_by_prime_rl(generation, pack, with_options, scale(generation, [pack]))
+    return torch.autograd.grad(value, logprobs)[0]
+
+
+GRADIENTS: dict[str, Callable[[Mapping[str, Any], Batch], Tensor]] = {
+    "trl": gradient_of_trl,
+    "verl": gradient_of_verl,
+    "prime-rl": gradient_of_prime_rl,
+}
+
+
+def without_denominator(gradient: Tensor, objective: Objective) -> Tensor:
+    """A gradient times what the framework divided each token's share by."""
+    lengths = torch.tensor(LENGTHS, dtype=torch.float64).unsqueeze(1)
+    rows, tokens = len(LENGTHS), sum(LENGTHS)
+    divisors: dict[str, Any] = {
+        "token-mean": tokens,
+        "bnpo": tokens,  # of one micro-batch, which is the whole batch here
+        "token-sum": 1,
+        "seq-mean-token-sum": rows,
+        "seq-mean-token-mean": rows * lengths,
+        "seq-mean-token-sum-norm": rows * (objective.length or WIDTH),
+    }
+    return gradient * divisors[objective.mode]
+
+
+def policies() -> Iterator[Loss]:
+    """The policy losses that all three adapters run."""
+    for loss in losses():
+        if loss.kind == "policy" and all(one.runs(loss) for one in running()):
+            yield loss
+
+
+def own_tables() -> Iterator[Case]:
+    """Configs of the frameworks' own losses, at their defaults and with a changed clip."""
+    for kind, (*levels, _) in LOSS_TYPES.items():
+        for level, row in zip(("token", "sequence"), levels, strict=True):
+            if row is not None:
+                table: dict[str, Any] = {
+                    "loss_type": kind,
+                    "importance_sampling_level": level,
+                    "scale_rewards": "none",
+                }
+                if kind == "dr_grpo":
+                    table["max_completion_length"] = MAX_LENGTH
+                yield Case(f"TRL's {kind}" + (" by sequence" if level == "sequence" else ""), "trl", table)
+    yield Case(
+        "TRL's dapo, epsilon_high 0.28, beta 0.04",
+        "trl",
+        {"epsilon_high": 0.28, "beta": 0.04, "use_bias_correction_kl": False, "scale_rewards": "none"},
+    )
+    for mode in (name for name in LOSSES if name not in ("geo_mean", "dro", *NEED_THE_WHOLE_BATCH)):
+        yield Case(f"verl's {mode}", "verl", verl_table(mode))
+    yield Case("verl's dro, dro_beta 0.1", "verl", verl_table("dro", policy_loss={"dro_beta": 0.1}))
+    yield Case("verl's geo_mean", "verl", verl_table("geo_mean"))
+    yield Case(
+        "verl's vanilla, DAPO's clips, KL loss 0.001",
+        "verl",
+        verl_table("vanilla", clip_ratio_high=0.28, clip_ratio_c=10.0, use_kl_loss=True, kl_loss_coef=0.001),
+    )
+
+
+NEED_THE_WHOLE_BATCH = ("clip_cov", "kl_cov")
+
+
+def verl_table(mode: str, **actor: Any) -> dict[str, Any]:
+    """A config of verl's own loss, with advantages that every framework has."""
+    policy_loss = {"loss_mode": mode} | actor.pop("policy_loss", {})
+    tree = {"actor": {"policy_loss": policy_loss, **actor}, "rollout": {"n": 8}}
+    algorithm = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
+    return {"algorithm": algorithm, "actor_rollout_ref": tree}
+
+
+def catalogue_tables() -> Iterator[Case]:
+    """Every loss that all three adapters run, in each framework's config."""
+    for loss in policies():
+        required = {name: loss.parameters[name].example for name, d in loss.defaults.items() if d is REQUIRED}
+        choice = choose("policy", loss.name, required)
+        # Advantages that every framework computes, and a constant for the mode that needs one.
+        advantage = choose("advantage", "dr_grpo")
+        length = MAX_LENGTH if choice.mode == NORM else None
+        objective = replace(
+            of_choice(choice), advantage=advantage, group_size=8, length=length, has_terms=True
+        )
+        for framework in FRAMEWORKS:
+            yield Case(loss.name, framework, surface(framework).write(objective))
+
+
+class Row(NamedTuple):
+    """A migration: what differs, and how far apart the gradients are; None where they must differ."""
+
+    case: str
+    source: str
+    target: str
+    differences: list[str]
+    gradient: float | None
+
+
+def row(case: Case, target: str, seeds: int = 3) -> Row:
+    """Migrate a case, and compare the two real loss paths on drawn batches."""
+    source = resolve(case.framework, case.table).required()
+    found = migrate(source, target)
+    differences = [str(one) for one in found.differences]
+    if not differences:
+        back = migrate(resolve(target, found.table).required(), case.framework)
+        assert back.differences == (), (case, target)
+    allowed = all(one.what.partition(".")[0] in SAME_GRADIENT for one in found.differences)
+    largest = None
+    if allowed:
+        same_behaviour = any(one.what.endswith("_logprobs") for one in found.differences)
+        written = resolve(target, found.table).required()
+        largest = 0.0
+        for seed in range(seeds):
+            batch = drawn(seed, same_behaviour=same_behaviour)
+            ours = without_denominator(GRADIENTS[target](found.table, batch), written)
+            theirs = without_denominator(GRADIENTS[case.framework](case.table, batch), source)
+            assert theirs.abs().max() > 0, case
+            largest = max(largest, float((ours - theirs).abs().max() / theirs.abs().max()))
+    return Row(case.name, case.framework, target, differences, largest)
+
+
+def rows() -> Iterator[Row]:
+    """Every case to every framework."""
+    for case in (*own_tables(), *catalogue_tables()):
+        for target in FRAMEWORKS:
+            if target != case.framework or "'s " in case.name:
+                yield row(case, target)
+
+
+PAIRS = [(source, target) for source in FRAMEWORKS for target in FRAMEWORKS if source != target]
+
+
+def table(found: list[Row]) -> Iterator[str]:
+    """The rows as Markdown: a line for each loss, a column for each pair of frameworks."""
+    by_case: dict[str, dict[tuple[str, str], str]] = {}
+    for one in found:
+        gap = "" if one.gradient is None else f"{one.gradient:.1e}"
+        names = dict.fromkeys(difference.partition(":")[0] for difference in one.differences)
+        by_case.setdefault(one.case, {})[one.source, one.target] = "; ".join(filter(None, (gap, *names)))
+    yield f"| loss | {' | '.join(f'{source} to {target}' for source, target in PAIRS)} |"
+    yield "|---" * (len(PAIRS) + 1) + "|"
+    for case, cells in by_case.items():
+        yield f"| {case} | {' | '.join(cells.get(pair, '') for pair in PAIRS)} |"
+
+
+if __name__ == "__main__":
+    every = list(rows())
+    if "--json" in sys.argv:
+        print(json.dumps({"rows": [one._asdict() for one in every], "table": list(table(every))}))
+    else:
+        print("\n".join(table(every)))

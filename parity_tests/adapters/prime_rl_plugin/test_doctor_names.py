@@ -1,0 +1,358 @@
+"""The doctor and names in PRIME-RL's TOML: misspelt, at the wrong level, rejected by its own classes.
+
+With a checkout, no field of PRIME-RL's classes and no file of its examples is taken for misspelt.
+"""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
+from composer_plugins.adapters.prime_rl_plugin.doctor import probe
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, misspelt
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
+from composer_plugins.diagnosis import Target
+from composer_plugins.findings import Finding
+from composer_plugins.frameworks import prime_rl
+from parity_tests.adapters.prime_rl_plugin import test_doctor
+from parity_tests.adapters.prime_rl_plugin.test_doctor import (
+    FUNCTION,
+    HINT,
+    REPLAY,
+    SOUND,
+    Find,
+    edited,
+    facts,
+)
+
+find, modules = test_doctor.find, test_doctor.modules  # fixtures
+LOSS = f'type = "custom"\n{FUNCTION}\n'
+PLAIN = edited((HINT, ""), (REPLAY, ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "meant"),
+    [
+        (SOUND.replace("[trainer.loss", "[trainer.los"), "trainer.los", "loss"),
+        (SOUND.replace("[trainer.", "[trianer."), "trianer", "trainer"),
+        (SOUND.replace("orchestrator", "orchestator"), "orchestator", "orchestrator"),
+        (f"[orchestator]\ngroup_size = 8\n[los]\n{LOSS}", "los", "loss"),
+        (SOUND.replace("group_size", "group_sise"), "orchestrator.group_sise", "group_size"),
+        (SOUND.replace("group_size", "rollouts_per_examples"), "orchestrator.rollouts_per_examples", ""),
+        (SOUND.replace("orchestrator.algo", "orchestrator.alog"), "orchestrator.alog", "algo"),
+        (SOUND.replace('type = "grpo"', 'typ = "opd"'), "orchestrator.algo.typ", "type"),
+        (SOUND.replace("train.source", "train.sources"), "orchestrator.train.sources", "source"),
+        (
+            SOUND.replace("filter_zero_adv", "filter_zero_add"),
+            "orchestrator.train.filter_zero_addantages",
+            "",
+        ),
+        (f"max_step = 100\n{SOUND}", "max_step", "max_steps"),
+    ],
+    ids=lambda one: one.partition("\n")[0][:20],
+)
+def test_a_name_that_is_like_one_that_decides_the_loss_is_warned_of(
+    find: Find,
+    text: str,
+    key: str,
+    meant: str,
+) -> None:
+    (found,) = [one for one in find(text) if one.key == key]
+    assert found.severity == "warning" and "not known to have" in found.problem
+    assert found.remedy.startswith(f"did you mean '{meant}")
+
+
+def test_a_name_is_not_misspelt_where_the_right_one_is_there(find: Find) -> None:
+    assert find(f"max_step = 100\nmax_steps = 100\n{SOUND}") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "meant"),
+    [
+        ("[trainer.loss.kwargs]", "[trainer.loss.kwarg]", "kwargs"),
+        ("import_path =", "import_pth =", "import_path"),
+    ],
+)
+def test_a_misspelt_name_in_the_table_of_the_loss_is_an_error(
+    find: Find,
+    old: str,
+    new: str,
+    meant: str,
+) -> None:
+    wrong = new.strip("[] =").rpartition(".")[2]
+    (found,) = [one for one in find(PLAIN.replace(old, new)) if one.key == f"trainer.loss.{wrong}"]
+    assert (found.severity, found.remedy) == ("error", f"did you mean '{meant}'?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[deployment]\nnum_train_gpus = 1\n[loss]\n{LOSS}",
+        f"[slurm]\n[loss]\n{LOSS}",
+        f"[inference]\n[loss]\n{LOSS}",
+        f"[orchestrator]\ngroup_size = 8\n[loss]\n{LOSS}",
+    ],
+)
+def test_a_loss_at_the_top_of_a_file_for_rl_is_an_error(find: Find, text: str) -> None:
+    found = {one.key: one for one in find(text)}
+    assert found["loss"].severity == "error" and "rename it to [trainer.loss]" in found["loss"].remedy
+
+
+def test_a_loss_below_trainer_in_a_trainers_own_config_is_an_error(find: Find) -> None:
+    (found,) = find(f"[model]\nname = 'x'\n[optim]\nlr = 1e-6\n[trainer.loss]\n{LOSS}")
+    assert (found.severity, found.key) == ("error", "optim")
+    assert "reads [trainer.optim]" in found.problem and "only a trainer's own config" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "root"), [(SOUND, "an rl.toml"), (f"[loss]\n{LOSS}", "a trainer's own config")]
+)
+def test_the_answer_says_which_file_it_took_it_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, root: str
+) -> None:
+    monkeypatch.setattr(prime_rl_doctor, "ask", lambda *_: facts())
+    file = tmp_path / "rl.toml"
+    file.write_text(text)
+    assert f"; read as {root}" in prime_rl_doctor.examine([file], Target("python", None)).against
+
+
+# --- PRIME-RL's own classes ------------------------------------------------------------------------------
+
+RL_CONFIG = """
+from typing import Annotated, Any, Literal
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+class Default(Strict):
+    type: Literal["default"] = "default"
+
+class Custom(Strict):
+    type: Literal["custom"] = "custom"
+    import_path: str
+    kwargs: dict[str, Any] = {}
+
+class TrainerConfig(Strict):
+    loss: Annotated[Default | Custom, Field(discriminator="type")] = Default()
+    optim: dict[str, Any] = {}
+    max_steps: int = 1
+
+class Source(Strict):
+    name: str
+    env: dict[str, Any] = {}
+
+class Train(Strict):
+    source: list[Source] = []
+    filter_zero_advantages: bool = True
+
+class Orchestrator(Strict):
+    algo: dict[str, Any] = {}
+    group_size: int = Field(1, ge=1)
+    train: Train = Train()
+
+class RLConfig(Strict):
+    model: dict[str, Any] = {}
+    trainer: TrainerConfig = TrainerConfig()
+    orchestrator: Orchestrator = Orchestrator()
+    max_steps: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def moved(cls, data):
+        return {**data, "trainer": data.pop("trainer", {})}
+
+    @model_validator(mode="after")
+    def whole(self):
+        if self.max_steps == 13:
+            raise ValueError("13 steps are unlucky")
+        return self
+"""
+
+
+@pytest.fixture
+def own_class(modules: Path) -> Path:
+    """PRIME-RL's package with the class of the config, for every interpreter that is asked."""
+    folder = modules / "prime_rl" / "configs"
+    folder.mkdir(parents=True)
+    (folder / "rl.py").write_text(RL_CONFIG)
+    (folder / "trainer.py").write_text("from prime_rl.configs.rl import TrainerConfig")
+    (modules / "my_env.py").write_text("")
+    return folder
+
+
+def test_its_own_class_is_asked_and_what_it_rejects_is_an_error(
+    find: Find,
+    own_class: Path,
+) -> None:
+    assert find(PLAIN, python=sys.executable) == []
+    text = PLAIN.replace("group_size = 8", 'group_size = "many"\nbatch_sise = 8').replace(
+        'name = "mine"', 'name = "mine"\nnme = 3'
+    )
+    found = {one.key: one for one in find(f"max_step = 3\n{text}", python=sys.executable)}
+    wrong = {"group_size", "batch_sise", "train.source.nme"}
+    assert found.keys() == {"max_step", *(f"orchestrator.{name}" for name in wrong)}
+    assert {one.severity for one in found.values()} == {"error"}
+    assert found["max_step"].remedy == "did you mean 'max_steps'?"
+    assert found["orchestrator.group_size"].problem.startswith(
+        "PRIME-RL rejects it: Input should be a valid int"
+    )
+    (needed,) = find(PLAIN.replace('name = "mine"', ""), python=sys.executable)
+    assert (needed.severity, needed.key) == ("warning", "orchestrator.train.source.name")
+    assert "PRIME-RL needs it: Field required" in needed.problem
+    (found_here,) = find(f"max_steps = 13\n{PLAIN}", python=sys.executable)
+    assert found_here.key == "the file" and "13 steps are unlucky" in found_here.problem
+
+
+def test_what_the_doctor_explains_itself_is_said_once(find: Find, own_class: Path) -> None:
+    text = PLAIN.replace("[trainer.loss.kwargs]", "[trainer.loss.kwarg]")
+    (found,) = find(text, python=sys.executable)
+    assert found.key == "trainer.loss.kwarg" and found.remedy == "did you mean 'kwargs'?"
+    (found,) = find(f"[loss]\n{LOSS}[max_steps]", python=sys.executable)
+    assert found.key == "max_steps" and found.severity == "error"
+
+
+def test_a_name_that_its_own_class_takes_is_not_misspelt(find: Find, own_class: Path) -> None:
+    text = RL_CONFIG.replace("group_size: int", "group_sise: int = 8\n    group_size: int")
+    (own_class / "rl.py").write_text(text)
+    assert find(PLAIN.replace("group_size", "group_sise"), python=sys.executable) == [
+        one for one in find(PLAIN.replace("group_size", "group_sise")) if one.key == "orchestrator.group_size"
+    ]
+
+
+def test_its_own_class_is_not_asked_for_another_version(
+    tmp_path: Path, own_class: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(f"surplus = 3\n{PLAIN}")
+    for version, keys in ((None, ["surplus"]), ("0.8.0", [])):
+        examined = prime_rl_doctor.examine([file], Target(sys.executable, version))
+        assert [one.key for one in examined.findings] == keys
+        assert examined.against.endswith("which PRIME-RL's own RLConfig checked") is (version is None)
+
+
+def test_a_class_that_does_not_import_is_not_asked(find: Find, own_class: Path) -> None:
+    for text in ("import not_there", "raise SystemExit(3)", "RLConfig = 3"):
+        (own_class / "rl.py").write_text(text)
+        assert find(f"surplus = 3\n{PLAIN}", python=sys.executable) == []
+
+
+def test_a_location_is_written_as_in_the_file() -> None:
+    config = {"trainer": {"loss": {"type": "custom"}}, "orchestrator": {"env": [{"id": 1}]}}
+    assert probe.written(("trainer", "loss", "custom", "kwarg"), config) == "trainer.loss.kwarg"
+    assert probe.written(("orchestrator", "env", 0, "id"), config) == "orchestrator.env.id"
+    assert probe.written(("trainer", "loss", "custom", "import_path"), config) == "trainer.loss.import_path"
+    assert probe.written((), config) == ""
+
+
+# --- a checkout ------------------------------------------------------------------------------------------
+
+with_checkout = pytest.mark.skipif(
+    prime_rl_live.source() is None,
+    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
+)
+
+
+def checkout() -> Path:
+    found = prime_rl_live.source()
+    assert found is not None
+    return found
+
+
+def classes() -> dict[str, dict[str, ast.AnnAssign]]:
+    """By class of the checkout's configs, its fields, with those that it inherits."""
+    own, bases = dict[str, dict[str, ast.AnnAssign]](), dict[str, list[str]]()
+    for file in checkout().glob("**/prime_rl/configs/*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                own[node.name] = {one.target.id: one for one in fields if isinstance(one.target, ast.Name)}
+                bases[node.name] = [ast.unparse(one) for one in node.bases]
+
+    def whole(name: str) -> dict[str, ast.AnnAssign]:
+        inherited = [whole(base) for base in bases[name] if base in own]
+        return {key: one for fields in (*inherited, own[name]) for key, one in fields.items()}
+
+    return {name: whole(name) for name in own}
+
+
+@with_checkout
+def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
+    found = classes()
+    algorithms = [name for name in found if name.endswith("AlgoConfig")]
+    holders = {
+        "": ["RLConfig"],
+        "trainer": ["TrainerConfig"],
+        "orchestrator": ["OrchestratorConfig"],
+        "orchestrator.algo": algorithms,
+        "orchestrator.train": [name for name in ("TrainConfig",) if name in found],
+    }
+    for holder, names in holders.items():
+        for field in (field for name in names for field in found[name]):
+            config: dict[str, Any] = {field: {}}
+            for key in reversed(holder.split(".") if holder else []):
+                config = {key: config}
+            assert [*misspelt(config, prime_rl.RL)] == [], (holder, field)
+
+
+@with_checkout
+def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt(
+    find: Callable[..., list[Finding]],
+) -> None:
+    files = [*tomls()]
+    assert len(files) > 50
+    for file, config in files:
+        assert [*misspelt(config, kind_of(config))] == [], file
+        if {"trainer", "orchestrator", "loss", "model"} & config.keys():
+            at_the_top = [one for one in find(file.read_text()) if one.key in prime_rl.TRAINER_TABLES]
+            assert [one for one in at_the_top if one.severity == "error"] == [], file
+
+
+def tomls() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for file in sorted(checkout().glob("**/*.toml")):
+        yield file, tomllib.loads(file.read_text())
+
+
+@with_checkout
+def test_the_tables_at_the_top_are_those_of_its_two_classes() -> None:
+    of_rl, trainers = classes()["RLConfig"], classes()["TrainerConfig"]
+    only_rl = {*prime_rl.RL_TABLES, prime_rl.INFERENCE_TABLE, *prime_rl.DEPLOYMENT_TABLES}
+    assert only_rl <= of_rl.keys() - trainers.keys()
+    assert set(prime_rl.TRAINER_TABLES) <= trainers.keys() - of_rl.keys()
+    module, name = prime_rl.RL_CONFIG
+    files = {file.stem for file in checkout().glob("**/prime_rl/configs/*.py")}
+    assert {module.rpartition(".")[2], prime_rl.TRAINER_CONFIG[0].rpartition(".")[2]} <= files
+    assert name == "RLConfig" and prime_rl.TRAINER_CONFIG[1] == "TrainerConfig"
+
+
+@with_checkout
+def test_a_group_has_one_completion_where_its_size_is_not_set() -> None:
+    fields = classes()["OrchestratorConfig"]
+    sizes = [fields[name] for name in prime_rl.GROUP_SIZES if name in fields]
+    assert sizes
+    for one in sizes:
+        default = one.value.args[0] if isinstance(one.value, ast.Call) else one.value
+        assert isinstance(default, ast.Constant) and default.value == 1
+
+
+@with_checkout
+def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> None:
+    prime_rl_live.load(checkout())
+    (source,) = checkout().glob("**/prime_rl/configs/orchestrator.py")
+    absent = [name for name in prime_rl_live.STUBBED if isinstance(sys.modules[name], prime_rl_live.Empty)]
+    if any(f"from {name}" in source.read_text() or f"import {name}" in source.read_text() for name in absent):
+        pytest.skip(f"its configs import one of {absent}, which are not installed here")
+    files = [(file, config) for file, config in tomls() if {"trainer", "orchestrator"} <= config.keys()]
+    assert len(files) > 30
+    for file, config in files:
+        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
+        assert rejected == [], file
+        config["trainer"]["los"] = config["trainer"].pop("loss", {})
+        rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
+        assert [key for key, *_ in rejected or ()] == ["trainer.los"]

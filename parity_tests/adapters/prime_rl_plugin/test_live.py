@@ -1,0 +1,77 @@
+"""PRIME-RL itself, from a checkout: its losses equal ours with its own `type = "custom"`."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from composer_plugins.conformance.prime_rl_claims import claims
+from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.conformance.prime_rl_claims.claims import OURS, drawn
+from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.claims import check
+from parity_tests.rigs.prime_rl_users import USERS, users_loss
+
+pytestmark = pytest.mark.skipif(
+    prime_rl_live.source() is None,
+    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
+)
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Upstream:
+    checkout = prime_rl_live.source()
+    assert checkout is not None
+    return prime_rl_live.load(checkout)
+
+
+@pytest.mark.filterwarnings("ignore:.*multiplies the advantages with the hint")
+def test_its_losses_equal_ours_through_its_compute_loss(upstream: Upstream) -> None:
+    found = claims.claims(upstream)
+    assert found
+
+    @settings(max_examples=60)
+    @given(data=st.data())
+    def prove(data: st.DataObject) -> None:
+        for claim in found:
+            check(claim, data)
+
+    prove()
+
+
+def test_a_loss_by_import_path_runs_through_its_compute_loss(upstream: Upstream) -> None:
+    pack = drawn(upstream, 4)  # without weights
+    for x in pack.trainer_logprobs:
+        x.requires_grad_()
+    table = {"type": "custom", "import_path": OURS, "kwargs": USERS}
+    loss, metrics = upstream.compute_loss(pack, upstream.loss_fn(**table), 7)
+    streams = (pack.trainer_logprobs, pack.advantages, pack.loss_mask, pack.inference_logprobs)
+    alone = [
+        users_loss(*given, rollout_logprobs=rollout, cap=1.5).loss.sum()
+        for *given, rollout in zip(*streams, strict=True)
+    ]
+    assert_parity(loss, torch.stack(alone).sum() / 7, terms=60)
+    assert "composer/policy/capped_frac" in metrics
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"polcy": "dppo_tv"}, "unknown option 'polcy'; did you mean 'policy'"),
+        (
+            {"policy": f"{__name__}:unfed"},
+            "needs entropies, which prime-rl does not provide .inputs here: adv",
+        ),
+    ],
+)
+def test_an_error_of_ours_comes_through_at_the_first_call(
+    upstream: Upstream, kwargs: dict[str, str], said: str
+) -> None:
+    table = {"type": "custom", "import_path": OURS, "kwargs": kwargs}
+    with pytest.raises(ValueError, match=said):
+        upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
+
+
+def unfed(logprobs: Tensor, entropies: Tensor, mask: Tensor) -> None: ...

@@ -1,0 +1,561 @@
+"""What PRIME-RL trains beside and instead of [trainer.loss]: `migrate` and the doctor name it.
+
+Gradients, and the migration to the other frameworks: adapters/verl_plugin/without_verl, adapters/verl.
+"""
+
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from composer_plugins import cli
+from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of
+from composer_plugins.config import at
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import prime_rl
+from composer_plugins.objective.objective import MISSING
+from composer_plugins.objective.resolve import migrate, resolve
+from parity_tests.rigs import prime_rl_doubles
+
+MODULE = "composer_plugins.adapters.prime_rl_plugin"
+Run = Callable[..., tuple[int, str, str]]
+
+OPD = """
+[orchestrator]
+training_mode = "opd"
+group_size = 8
+"""
+ECHO = """
+[orchestrator.algo]
+type = "echo"
+[orchestrator.algo.roles.user]
+alpha = 0.1
+[orchestrator]
+group_size = 4
+"""
+PER_SOURCE = f"""
+[trainer.loss]
+type = "custom"
+import_path = "{MODULE}.cispo"
+[orchestrator]
+group_size = 8
+[orchestrator.train.sampling]
+temperature = 0.7
+[[orchestrator.train.source]]
+name = "a"
+group_size = 16
+env.taskset.id = "reverse-text"
+[orchestrator.train.source.sampling]
+temperature = 1.3
+"""
+ORCHESTRATOR = """
+batch_size = 128
+group_size = 8
+rollouts_per_example = 8
+[model]
+name = "x/y"
+[sampling]
+temperature = 0.8
+[[env]]
+id = "e"
+"""
+TRAINERS = f"""
+max_steps = 100
+[model]
+name = "x/y"
+[loss]
+type = "custom"
+import_path = "{MODULE}.cispo"
+"""
+OWN_0_4 = """
+[orchestrator]
+rollouts_per_example = 8
+[trainer.loss]
+ratio_type = "token"
+"""
+SFT = """
+[trainer.loss]
+type = "sft"
+[orchestrator]
+batch_size = 8
+"""
+SAME_TWICE = """
+[orchestrator]
+group_size = 4
+[orchestrator.algo]
+type = "grpo"
+[[orchestrator.train.env]]
+id = "e"
+algo = { type = "grpo" }
+"""
+MODE_AND_CUSTOM = f"""
+[orchestrator]
+training_mode = "opd"
+[trainer.loss]
+type = "custom"
+import_path = "{MODULE}.dppo"
+"""
+# Tables of a run that have no bearing on its loss, as PRIME-RL's own examples have them.
+USUAL = """
+max_steps = 500
+seq_len = 4096
+output_dir = "outputs"
+[model]
+name = "Qwen/Qwen3-4B"
+[wandb]
+project = "p"
+[ckpt]
+interval = 50
+[deployment]
+num_train_gpus = 4
+[inference]
+gpu_memory_utilization = 0.9
+[inference.model]
+max_model_len = 8192
+[trainer]
+matmul_precision = "high"
+[trainer.model]
+attn = "flash_attention_3"
+[trainer.model.lora]
+rank = 16
+[trainer.optim]
+lr = 3e-6
+weight_decay = 0.0
+[trainer.scheduler]
+type = "linear"
+[orchestrator]
+batch_size = 512
+group_size = 16
+max_off_policy_steps = 4
+[orchestrator.renderer]
+name = "auto"
+[orchestrator.train]
+filter_zero_advantages = true
+[orchestrator.train.sampling]
+max_completion_tokens = 2048
+extra_body = { top_k = -1, min_p = 0.0, chat_template_kwargs = { enable_thinking = false } }
+[[orchestrator.train.source]]
+name = "math"
+ratio = 1.0
+env.taskset.id = "math"
+[orchestrator.eval]
+interval = 50
+[[orchestrator.post_batch_filters]]
+type = "zero_advantage"
+enforce = true
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Run:
+    """The command on files of these texts: its status, stdout and stderr."""
+
+    def run(name: str, *texts: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        files = [tmp_path / f"{number}.toml" for number in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+        more = ["--from", "prime-rl"] if name == "migrate" else ["--python", sys.executable]
+        found = CliRunner().invoke(cli.app, [name, *map(str, files), *more, *options])
+        error = str(found.exception) if isinstance(found.exception, ConfigError) else ""
+        return (2 if error else found.exit_code, found.stdout, error)
+
+    return run
+
+
+def differences(text: str, target: str = "verl", version: str | None = None) -> list[str]:
+    read = resolve("prime-rl", tomllib.loads(text), version)
+    assert read.unread == ()
+    return [str(one) for one in migrate(read.required(), target, version).differences]
+
+
+def written(out: str) -> Any:
+    """verl's config that was printed, with what a user sees of its policy, n and temperature."""
+    table = yaml.safe_load(out)
+    rollout = at(table, "actor_rollout_ref.rollout") or {}
+    return at(table, "algorithm.composer.policy"), rollout.get("n"), rollout.get("temperature")
+
+
+# --- Another loss than [trainer.loss] ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "words"),
+    [
+        (OPD, "0.6.0", "orchestrator.training_mode = 'opd' opd_loss_fn"),
+        (OPD, None, "orchestrator.training_mode = 'opd' opd_loss_fn"),
+        (OPD.replace('"opd"', '"sft"'), "0.6.0", "orchestrator.training_mode = 'sft' sft_loss_fn"),
+        (MODE_AND_CUSTOM, "0.6.0", "orchestrator.training_mode = 'opd' opd_loss_fn"),
+        ('[orchestrator.algo]\ntype = "opd"', None, "orchestrator.algo.type = 'opd' ref_kl"),
+        ('[orchestrator.algo]\ntype = "sft"', "0.7.0", "orchestrator.algo.type = 'sft' ce"),
+        ('algo.type = "opsd"\n[[train.source]]\nname = "a"', None, "algo.type = 'opsd' ref_kl"),
+        (SFT, "0.5.0", "trainer.loss.type = 'sft' cross-entropy"),
+        (SFT, None, "trainer.loss.type = 'sft' cross-entropy"),
+    ],
+)
+def test_a_run_without_rewards_is_named_first_and_gets_no_policy_loss(
+    command: Run, text: str, version: str | None, words: str
+) -> None:
+    options = ("--to", "verl", *(("--version", version) if version else ()))
+    status, out, _ = command("migrate", text, options=options)
+    shown = [line.removeprefix("#   ") for line in out.splitlines() if line.startswith("#   ")]
+    assert status == 1
+    assert shown[0].startswith("policy: none, because ") and shown[0].endswith("-> ???, for you to choose")
+    assert all(word in shown[0] for word in (*words.split(), "without rewards")), shown
+    assert "Nothing differs" not in out and "has no option for it" not in out
+    assert written(out)[0] == MISSING and "loss_agg_mode" not in out and "adv_estimator" not in out
+
+
+@pytest.mark.parametrize("target", ["verl", "prime-rl"])
+def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
+    objective = resolve("prime-rl", tomllib.loads(OPD), "0.6.0").required()
+    found = migrate(objective, target)
+    with pytest.raises(ConfigError, match=r"policy: .*'\?\?\?'"):
+        resolve(target, found.table).required()
+
+
+def test_the_mode_rl_trains_the_loss_of_the_file() -> None:
+    text = OPD.replace('"opd"', '"rl"')
+    assert differences(text, version="0.6.0") == []
+    with pytest.raises(ConfigError, match="orchestrator.training_mode: unknown mode 'odp'"):
+        resolve("prime-rl", tomllib.loads(OPD.replace('"opd"', '"odp"')), "0.6.0").required()
+
+
+def test_sources_that_train_another_loss_are_named() -> None:
+    text = '[[orchestrator.train.source]]\nalgo.type = "opd"\n[[orchestrator.train.source]]\nname = "b"\n'
+    found = differences(text)
+    assert found == [
+        "not carried over: orchestrator.train.source.algo.type = 'opd', "
+        "which trains with PRIME-RL's own ref_kl"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.6.0", ["'sft' is not a loss of PRIME-RL 0.6", "PRIME-RL 0.5 has it", "default, ipo, custom"]),
+        ("0.8.0", ["PRIME-RL 0.7", "PRIME-RL 0.5 has it"]),
+    ],
+)
+def test_sft_is_a_loss_of_0_5_alone(version: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("prime-rl", tomllib.loads(SFT), version).required()
+    assert caught.value.key == "trainer.loss.type"
+    assert all(word in f"{caught.value.problem} {caught.value.remedy}" for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "words"),
+    [
+        ("0.5.0", 0, "warning: trainer.loss.type|cross-entropy|keep it to train without rewards"),
+        ("0.6.0", 1, 'error: trainer.loss.type|PRIME-RL 0.5 has it|training_mode = "sft" in [orchestrator]'),
+        ("0.8.0", 1, 'error: trainer.loss.type|PRIME-RL 0.5 has it|type = "sft" in [orchestrator.algo]'),
+        ("HEAD", 1, 'error: trainer.loss.type|PRIME-RL 0.5 has it|type = "sft" in [orchestrator.algo]'),
+    ],
+)
+def test_the_doctor_knows_which_release_has_sft(command: Run, version: str, status: int, words: str) -> None:
+    found, out, _ = command("doctor", SFT, options=("--version", version))
+    assert found == status and all(word in out for word in words.split("|")), out
+
+
+def test_the_doctor_names_the_mode_of_0_6_with_its_own_remedy(command: Run) -> None:
+    _, out, _ = command("doctor", MODE_AND_CUSTOM, options=("--version", "0.6.0"))
+    assert "orchestrator.training_mode" in out and '-> set training_mode = "rl"\n' in out
+    assert "opd_loss_fn" in out and "ref_kl" not in out and "grpo" not in out
+
+
+def test_the_doctor_advises_no_loss_where_none_would_train(command: Run) -> None:
+    _, out, _ = command("doctor", OPD, options=("--version", "0.6.0"))
+    assert "such a table would have no effect" in out and 'set training_mode = "rl", and set type' in out
+
+
+# --- Losses beside it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("roles", "shown"),
+    [
+        ("[orchestrator.algo.roles.user]\nalpha = 0.1", "(user 0.1)"),
+        ("[orchestrator.algo.roles]\nuser = { alpha = 0.3 }\ntool = {}", "(user 0.3, tool 0.1)"),
+        ("", "(tool 0.1)"),  # PRIME-RL's default
+        ('filter.import_path = "my.drop"', "(tool 0.1), of those that my.drop selects"),
+    ],
+)
+def test_echos_cross_entropy_is_named_with_the_alpha_of_each_role(
+    command: Run, roles: str, shown: str
+) -> None:
+    text = f'[orchestrator]\ngroup_size = 4\n[orchestrator.algo]\ntype = "echo"\n{roles}\n'
+    (found,) = differences(text)
+    assert found.startswith(
+        "not carried over: orchestrator.algo.type = 'echo': a cross-entropy on observation"
+    )
+    assert shown in found
+    _, out, _ = command("doctor", text)
+    assert "warning: orchestrator.algo.type" in out and "observation tokens, weighted by the alpha" in out
+    assert shown in out and 'set type = "grpo"' in out
+
+
+def test_echo_with_our_filter_trains_as_grpo(command: Run) -> None:
+    text = ECHO.partition("[orchestrator.algo.roles")[0]
+    text += f'filter.import_path = "{MODULE}.stored_stamps.echo_filter"\nfilter.kwargs.store = "s"\n'
+    assert differences(text) == []
+    assert "observation tokens" not in command("doctor", text)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        ("orchestrator.algo.length_penalty = {}", "orchestrator.algo.length_penalty"),
+        ('orchestrator.algo.loss_aggregation = "prompt"', "orchestrator.algo.loss_aggregation"),
+        ("orchestrator.advantage.length_weighted_baseline = true", "length_weighted_baseline"),
+        ("orchestrator.advantage.length_shaping_alpha = 0.5", "length_shaping_alpha"),
+        ('orchestrator.advantage = "None"', "orchestrator.advantage = 'None'"),
+        ("orchestrator.train.sampling.extra_body.top_p = 0.9", "extra_body.top_p = 0.9"),
+        ("orchestrator.sampling.temp_scheduler.type = 'linear'", "orchestrator.sampling.temp_scheduler"),
+        ("orchestrator.buffer.online_difficulty_filtering = true", "online_difficulty_filtering = True"),
+        ("trainer.enable_router_replay = true", "trainer.enable_router_replay = True"),
+        (
+            '[[orchestrator.train.source]]\ncurriculum.gates.g.type = "advantage_range"',
+            "orchestrator.train.source.curriculum.gates",
+        ),
+        (
+            '[[orchestrator.post_batch_filters]]\ntype = "gibberish"\nenforce = true',
+            "orchestrator.post_batch_filters: 'gibberish' with enforce = true",
+        ),
+    ],
+)
+def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(text: str, remark: str) -> None:
+    found = differences(text)
+    assert len([one for one in found if one.startswith("not carried over: ") and remark in one]) == 1, found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SAME_TWICE,
+        'orchestrator.advantage = { type = "default" }',
+        'orchestrator.advantage = { type = "default" }\n'
+        '[[orchestrator.train.env]]\nid = "e"\nadvantage.type = "default"',
+        'orchestrator.algo.type = "grpo"\n[[orchestrator.env]]\nid = "e"\nadvantage = { type = "default" }',
+        'orchestrator.algo = { type = "max_rl" }\n[[orchestrator.train.source]]\nalgo.type = "max_rl"',
+        '[[orchestrator.train.source]]\nalgo.type = "max_rl"',
+        'orchestrator.algo = { type = "grpo", loss_aggregation = "token", length_weighted_baseline = false }',
+        "[orchestrator]\ngroup_size = 8\n[[orchestrator.train.source]]\nname = 'a'\ngroup_size = 8",
+        "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
+        'orchestrator.trajectory_strategy = "interleaved"\n',
+        "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
+        '[[orchestrator.filters]]\ntype = "gibberish"\nenforce = false',
+        USUAL,
+    ],
+)
+def test_what_changes_nothing_is_no_difference(text: str) -> None:
+    assert differences(text) == []
+
+
+# --- Options of each source ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listed", ["train.source", "train.env"])
+def test_the_options_of_the_only_source_are_those_of_the_run(command: Run, listed: str) -> None:
+    text = PER_SOURCE.replace("train.source", listed)
+    status, out, _ = command("migrate", text, options=("--to", "verl"))
+    assert status == 0 and "# Nothing differs.\n" in out
+    assert written(out) == ("cispo", 16, 1.3)
+
+
+def test_sources_that_differ_are_each_named() -> None:
+    another = '[[orchestrator.train.source]]\nname = "b"\nenv.taskset.id = "c"\n'
+    found = differences(PER_SOURCE + another)
+    assert found == [
+        "not carried over: group_size differs by source (16 for a, 8 for b), "
+        "and that of the first one is written",
+        "not carried over: temperature differs by source (1.3 for a, 0.7 for b), "
+        "and that of the first one is written",
+    ]
+    unset = "\n".join(f"[[orchestrator.env]]\nid = '{name}'" for name in "ab")
+    assert differences(unset) == []
+
+
+def test_a_wrong_option_of_a_source_is_an_error_at_its_key() -> None:
+    with pytest.raises(ConfigError, match="orchestrator.train.source.group_size: it is 0"):
+        resolve("prime-rl", tomllib.loads(PER_SOURCE.replace("16", "0"))).required()
+
+
+# --- Kinds of files ------------------------------------------------------------------------------------
+
+
+def test_an_orchestrators_file_has_n_and_temperature_and_no_loss(command: Run) -> None:
+    status, out, _ = command("migrate", ORCHESTRATOR, options=("--to", "verl"))
+    assert status == 1 and written(out) == (MISSING, 8, 0.8)
+    assert "# 1 of its properties differs:\n" in out and "Not understood" not in out
+    assert "this is an orchestrator's own config, and the loss is in the trainer's file" in out
+    assert at(yaml.safe_load(out), "algorithm.composer.advantage") == "dr_grpo@prime-rl"
+    status, out, _ = command("doctor", ORCHESTRATOR)
+    assert (status, out.count("->")) == (0, 1)
+    assert "info: loss" in out and "read as an orchestrator's own config" in out and "[loss]" not in out
+
+
+def test_keys_of_an_own_file_are_named_as_they_stand_there(command: Run) -> None:
+    text = ORCHESTRATOR.replace('id = "e"', 'id = "e"\nalgo.type = "rae"\nfoo = 1')
+    read = resolve("prime-rl", tomllib.loads(text))
+    assert read.unread == ("env.foo",) and read.required().remarks == ("env.algo.type = 'rae'",)
+    with pytest.raises(ConfigError, match="^sampling.temperature: it is -1"):
+        resolve("prime-rl", tomllib.loads(ORCHESTRATOR.replace("0.8", "-1"))).required()
+    with pytest.raises(ConfigError, match="^loss.type: 'x' is not a loss"):
+        resolve("prime-rl", {"loss": {"type": "x"}}).required()
+    echo = 'group_size = 2\nalgo.type = "echo"\n'
+    assert "warning: algo.type" in command("doctor", echo)[1]
+
+
+def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run) -> None:
+    for texts in ((TRAINERS, ORCHESTRATOR), (ORCHESTRATOR, TRAINERS)):
+        status, out, _ = command("migrate", *texts, options=("--to", "verl"))
+        assert status == 0 and written(out) == ("cispo", 8, 0.8)
+        status, out, _ = command("doctor", *texts)
+        assert status == 0 and "nothing found" in out and "read as an rl.toml" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            "[model]\nname = 'x'\n[server]\nport = 1\n[parallel]\ntp = 2",
+            "inference",
+            "inference server's own",
+        ),
+        ("[data]\ntype = 'sft'\nname = 'd'\n[model]\nname = 'x'", "sft", "for supervised training"),
+    ],
+)
+def test_a_file_without_a_policy_loss_is_named_as_one(command: Run, text: str, kind: str, words: str) -> None:
+    assert kind_of(tomllib.loads(text)) == kind
+    status, out, error = command("migrate", text, options=("--to", "verl"))
+    assert (status, out) == (2, "") and words in error and "give the rl.toml" in error
+    status, out, _ = command("doctor", text)
+    assert status == 0 and words in out and "info: loss" in out and "[loss]" not in out
+
+
+def test_the_kind_of_each_file() -> None:
+    assert kind_of(tomllib.loads(TRAINERS)) == kind_of({"loss": {}, "data": {"fake": {}}}) == "trainer"
+    assert kind_of({"model": {}}) == kind_of({"optim": {}, "loss": {}, "group_size": 2}) == "trainer"
+    assert kind_of({"optim": {}, "env": [], "sampling": {}}) == "orchestrator"
+    assert kind_of({"inference": {}}) == kind_of({"trainer": {}, "group_size": 2}) == "rl"
+
+
+# --- Denominators of 0.4 -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "divisor"),
+    [
+        (OWN_0_4, "0.4.0", "this rank's tokens"),
+        ("orchestrator.group_size = 8", "0.4.0", "this rank's tokens"),
+        (OWN_0_4.replace('"token"', '"sequence"'), "0.4.0", "the number of micro-batches"),
+        (
+            f'[trainer.loss]\ntype = "custom"\nimport_path = "{MODULE}.cispo"',
+            "0.4.0",
+            "the number of micro-batches",
+        ),
+        (f'[trainer.loss]\ntype = "custom"\nimport_path = "{MODULE}.cispo"', "0.5.0", "this rank's tokens"),
+        ("orchestrator.group_size = 8", "0.5.0", "this rank's tokens"),
+    ],
+)
+def test_what_an_old_trainer_divides_by(text: str, version: str, divisor: str) -> None:
+    since = version.removesuffix(".0")
+    assert f"not carried over: PRIME-RL {since} divides by {divisor}" in differences(text, version=version)
+
+
+def test_0_4_divides_its_own_loss_by_its_ratio_type() -> None:
+    own = own_losses.find("default", prime_rl.GENERATIONS[0])
+    assert own is not None
+    assert own_losses.divisor(own, {"ratio_type": "token"}, prime_rl.GENERATIONS[0]) == prime_rl.OWN_TOKENS
+    assert (
+        own_losses.divisor(own, {"ratio_type": "sequence"}, prime_rl.GENERATIONS[0]) == prime_rl.MICRO_BATCHES
+    )
+
+
+def test_the_doctors_kwargs_for_a_loss_of_0_4_name_the_other_divisor(command: Run) -> None:
+    _, out, _ = command("doctor", OWN_0_4, options=("--version", "0.4.0"))
+    assert "is divided by the number of micro-batches and not by this rank's tokens" in out
+
+
+def test_the_loss_itself_tells_0_4_from_0_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its warning about the reduction names the divisor; only 0.4's module has a LossConfigType."""
+    module = ModuleType("prime_rl.trainer.rl.loss")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    inputs = type("LossInputs", (prime_rl_doubles.WithTeacher,), {"__module__": module.__name__})
+    tensor = torch.zeros(2)
+    given = inputs(tensor, tensor, None, tensor, tensor.bool())
+    common = {"LossInputs": inputs, "default_loss_fn": print, "setup_loss_fn": print}
+    vars(module).update(common | {"LossConfigType": object})
+    assert upstream.generation_of_inputs(given, "0.1.0").denominator == prime_rl.MICRO_BATCHES
+    del vars(module)["LossConfigType"]
+    assert upstream.generation_of_inputs(given, "0.4.0").denominator == prime_rl.OWN_TOKENS
+
+
+# --- What was assumed, and what was not understood -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "words"),
+    [
+        (
+            "orchestrator.group_size = 8",
+            None,
+            "PRIME-RL 0.8.1.dev52 to 0.8.1.dev67, commit 559b447 (no --version",
+        ),
+        ("orchestrator.group_size = 8", "0.5.0", "PRIME-RL 0.5, before 0.6 (--version 0.5.0)"),
+        ("orchestrator.group_size = 8", "HEAD", "PRIME-RL after #3586 (--version HEAD)"),
+        ('trainer.loss.type = "icepop"', None, "PRIME-RL after #3586 (no --version is given)"),
+        (OPD, None, "PRIME-RL 0.6, before 0.7 (no --version is given)"),
+        (SFT, None, "PRIME-RL 0.5, before 0.6 (no --version is given)"),
+    ],
+)
+def test_the_version_that_was_assumed_is_printed(
+    command: Run, text: str, version: str | None, words: str
+) -> None:
+    options = ("--to", "verl", *(("--version", version) if version else ()))
+    _, out, _ = command("migrate", text, options=options)
+    assert f"# Read as a config of {words}" in out and "Written for verl 0.9.1.\n" in out
+
+
+def test_a_type_that_this_version_does_not_have_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="'icepop' is not a loss of PRIME-RL 0.6: .*#3526 and later"):
+        resolve("prime-rl", {"trainer": {"loss": {"type": "icepop"}}}, "0.6.0").required()
+
+
+@pytest.mark.parametrize(
+    ("more", "unread"),
+    [
+        ("[trainer.spo]\nenable = true", "trainer.spo"),
+        ("[my_fork]\nalpha = 1", "my_fork"),
+        (
+            "[trainer.loss]\ntype = 'custom'\nimport_path = '%s.cispo'\nhint_weight = 0.1",
+            "trainer.loss.hint_weight",
+        ),
+        ("[orchestrator.algo]\nlenght_penalty = {x = 1}", "orchestrator.algo.lenght_penalty"),
+        ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),
+        ("[orchestrator]\ngroupsize = 4", "orchestrator.groupsize"),
+        ("[[orchestrator.env]]\nid = 'a'\nreward_scale = 2", "orchestrator.env.reward_scale"),
+        ("[trainer.buffer]\nx = 1\n[orchestrator.buffer]\nseed = 1", "trainer.buffer"),
+    ],
+)
+def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, unread: str) -> None:
+    text = more.replace("%s", MODULE) + "\n[trainer.optim]\nlr = 1e-6\n[empty]\n"
+    status, out, _ = command("migrate", text, options=("--to", "verl"))
+    assert out.splitlines()[0] == f"# Not understood, and it may bear on the loss: {unread}"
+    assert status == 1 and "Nothing differs" not in out
+    assert "# Of what was understood, nothing differs.\n" in out
+
+
+def test_every_key_that_is_not_carried_over_is_a_known_one() -> None:
+    keys = {*prime_rl.NOT_CARRIED, prime_rl.TRAINING_MODE, "orchestrator.group_size"}
+    keys |= {f"{one}.{name}" for one in prime_rl.SAMPLINGS for name in prime_rl.SAMPLING_NOT_CARRIED}
+    keys |= {f"{one}.algo.{name}" for one in prime_rl.SOURCES for name in prime_rl.ALGORITHM_NOT_CARRIED}
+    assert keys <= prime_rl.KNOWN_KEYS

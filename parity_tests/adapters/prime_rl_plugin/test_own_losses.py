@@ -1,0 +1,310 @@
+"""The table of PRIME-RL's own losses: it is right, and the messages, the doctor and the docs use it."""
+
+import re
+import tomllib
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.prime_rl_plugin import loss, loss_fn, own_losses
+from composer_plugins.adapters.prime_rl_plugin.surface import findings, parse
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_of
+from composer_plugins.frameworks.prime_rl import GENERATIONS, HEAD, LOSSES, PRIME_RL, TESTED
+from composer_plugins.frameworks.registry import called
+from composer_plugins.testing.assertions import assert_parity
+from docs.generator import prime_rl_options
+from parity_tests.rigs.prime_rl_formulas import Sequence, ipo_newest
+
+natives = pytest.mark.parametrize(
+    "own", LOSSES, ids=lambda own: f"{own.options['type']} of {own_losses.versions(own)}"
+)
+OPTIONS = [(own, option) for own in LOSSES for option in own.own]
+options = pytest.mark.parametrize(
+    ("own", "option"),
+    OPTIONS,
+    ids=lambda one: own_losses.versions(one) if isinstance(one, NamedLoss) else one.key,
+)
+
+
+def another(option: Option) -> Any:
+    """A value of an option that is not its default."""
+    if option.key == "ratio_type":
+        return "sequence"
+    if isinstance(option.default, bool):
+        return True
+    at = {"ratio_low": 0.5, "token_mask_low": 0.5, "geo_mask_low": 0.5}
+    return at.get(option.key, float(option.default) + 0.25)
+
+
+@natives
+def test_the_kwargs_of_a_loss_are_accepted_with_defaults_and_with_every_option_set(own: NamedLoss) -> None:
+    kwargs, differences = own_losses.kwargs_of(own, own.options)
+    assert parse(kwargs).policy.name == own.row and differences == []
+    everything = {option.key: another(option) for option in own.own}
+    kwargs, differences = own_losses.kwargs_of(own, everything)
+    assert parse(kwargs).policy.name == ("ipo_centered" if "score_centering" in everything else own.row)
+    for option in own.own:
+        for table, names in own_losses.set_by(own, option, another(option)).items():
+            assert table in kwargs
+            assert table != "policy_params" or names.keys() <= kwargs[table].keys()
+
+
+def followed(error: ConfigError, before: dict[str, Any]) -> dict[str, Any]:
+    """The kwargs once the user has done what the error says."""
+    *tables, name = error.key.removeprefix("trainer.loss.kwargs.").split(".")
+    after = {key: dict(x) if isinstance(x, dict) else x for key, x in before.items()}
+    holder = after
+    for table in tables:
+        holder = holder[table]
+    del holder[name]
+    found = re.search(r"set (.+) in \[trainer\.loss\.kwargs\]", error.remedy)
+    if found is None:
+        assert error.remedy == "remove it", error
+        return after
+    for key, value in tomllib.loads(re.sub(r" and (?=\w+ = )", "\n", found.group(1))).items():
+        both = isinstance(value, dict) and isinstance(after.get(key), dict)
+        after[key] = after[key] | value if both else value
+    return after
+
+
+@options
+@pytest.mark.parametrize("table", ["", "policy_params"])
+@pytest.mark.parametrize("policy", ["", "gspo"])
+def test_an_option_of_prime_rls_is_rejected_with_its_name_here_and_the_remedy_works(
+    own: NamedLoss, option: Option, table: str, policy: str
+) -> None:
+    fixed = own_losses.kwargs_of(own, {})[0] if not policy else {"policy": policy, "old_policy": "rollout"}
+    value, kwargs = another(option), dict(fixed)
+    if table:
+        kwargs[table] = dict(kwargs.get(table, {})) | {option.key: value}
+    else:
+        kwargs[option.key] = value
+    if (
+        not policy
+        and table
+        and parameters_of(option.sets, own_losses.policy(own).loss).keys() == {option.key}
+    ):
+        parse(kwargs)  # it has this name here too
+        return
+    with pytest.raises(ConfigError) as error:
+        parse(kwargs)
+    assert error.value.key.endswith(option.key)
+    after = followed(error.value, kwargs)
+    if policy and after.get("policy") != policy:
+        after.pop("old_policy", None) if "old_policy" not in error.value.remedy else None
+    parse(after)
+
+
+@options
+def test_an_option_that_sets_a_parameter_is_among_its_other_names(own: NamedLoss, option: Option) -> None:
+    """So that TRL and verl answer PRIME-RL's name with ours; and where the value differs, with the rule."""
+    row = own_losses.policy(own).loss
+    for name, conversion in parameters_of(option.sets, row).items():
+        if name != option.key:
+            theirs = conversion.formula(option.key)
+            assert theirs in called(row)[name]
+            found = eval(theirs, {option.key: option.default})
+            assert found == pytest.approx(conversion.ours(option.default), abs=1e-12)
+
+
+def test_the_names_of_the_table_stand_in_its_options_alone() -> None:
+    assert not PRIME_RL.names
+    assert {one.key for one in PRIME_RL.options} == {option.key for _, option in OPTIONS}
+
+
+def test_each_step_after_559b447_has_its_own_losses() -> None:
+    """Pull request 3418 renames ipo_threshold; 3526 adds icepop; 3586 changes the defaults of ipo."""
+    found = {}
+    for generation in GENERATIONS[4:]:
+        here = [one for one in LOSSES if own_losses.is_in(one, generation)]
+        values = {one.key: one.default for own in here if own.options == {"type": "ipo"} for one in own.own}
+        found[generation.since] = ([one.options["type"] for one in here], values)
+    common = {"adv_tau": 1.0}
+    assert found == {
+        "0.8.1.dev52": (["default", "ipo"], {"ipo_threshold": 0.1, "kl_tau": 1e-3} | common),
+        "#3418": (["ipo"], {"eps": 0.1, "kl_tau": 1e-3} | common),
+        "#3526": (["ipo", "icepop"], {"eps": 0.1, "kl_tau": 1e-3} | common),
+        "#3586": (["ipo", "icepop"], {"eps": 0.3, "kl_tau": 0.0} | common),
+        "after #3586": (
+            ["ipo", "icepop", "ppo", "cispo"],
+            {"eps": 0.3, "max_importance_ratio": 1e4, "score_centering": False} | common,
+        ),
+    }
+
+
+def test_kl_tau_and_the_masks_of_dppo_are_named_where_they_are_now() -> None:
+    for kwargs, words in (
+        ({"kl_tau": 0.1}, "policy_params = { kl_tau = 0.1 }"),
+        ({"dppo_mask_high": 0.3}, "policy_params = { tv_high = 0.3 }"),
+        ({"policy_params": {"dppo_mask_low": 0.3}}, "policy_params = { tv_low = 0.3 }"),
+        ({"dppo_mask_high": 10.0}, "{ tv_high = 10.0 } in [trainer.loss.kwargs]: a value of 1 or more masks"),
+        ({"policy": "cispo", "kl_tau": 0.1}, "policy 'cispo' has none like it; remove it, or set policy"),
+        (
+            {"policy": "ipo", "teacher_tau": 0.5},
+            'set hint_weight = 0.5 and hint_estimator = "advantage" in [trainer.loss.kwargs], and divide '
+            "hint_weight by adv_tau, if you set that",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            parse(kwargs)
+
+
+MASKED = 'policy = "masked_is" and policy_params = { token_low = 0.2 }'
+CISPO = 'policy = "cispo" and old_policy = "rollout" and policy_params'
+PPO, HERE = CISPO.replace("cispo", "ppo"), "in [trainer.loss.kwargs]"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "remedy"),
+    [
+        ({"max_importance_ratio": 5.0}, f"set policy_params = {{ ratio_cap = 5.0 }} {HERE}"),
+        (
+            {"policy": "gspo", "max_importance_ratio": 5.0},
+            f"remove it, or set {PPO} = {{ weight_cap = 5.0 }} {HERE} for 'ppo', "
+            "or policy = \"ipo@prime-rl\" and policy_params = { ratio_cap = 5.0 } for 'ipo'",
+        ),
+        (
+            {"ratio_low": 0.2},  # icepop's default
+            f"remove it, or set {MASKED} {HERE} for 'icepop', or {CISPO} = {{ clip_low = 0.8 }} for 'cispo', "
+            f"or {PPO} = {{ clip_low = 0.8 }} for 'ppo'",
+        ),
+        (
+            {"ratio_low": "0.8"},
+            f"remove it, or set {CISPO} = {{ clip_low = 1.0 }} {HERE}, as PRIME-RL's default is 0.0: '0.8' "
+            "is of another type",
+        ),
+        (
+            {"policy": "ppo", "old_policy": "rollout", "ratio_low": 1.5},
+            f"set policy_params = {{ clip_low = 0.2 }} {HERE}, as PRIME-RL's default is 0.8: clip_low would "
+            "be -0.5, and its range here is [0, ",
+        ),
+    ],
+)
+def test_an_option_with_several_meanings_gets_those_that_fit_the_policy_and_the_value(
+    kwargs: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(kwargs)
+    assert error.value.remedy.startswith(remedy)
+
+
+def test_the_teachers_weight_of_0_4_and_0_5_is_a_hint_in_the_advantage() -> None:
+    for own in LOSSES[:2]:
+        kwargs, differences = own_losses.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 2.0})
+        assert kwargs["hint_weight"] == 0.25 and kwargs["hint_estimator"] == "advantage" and not differences
+        kwargs, differences = own_losses.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 0.0})
+        config = parse(kwargs).config
+        assert (config.policy_weight, config.hint_weight, config.hint_estimator) == (0.0, 0.5, None)
+        assert differences == ["the trust region and kl_tau do not act on the hint"]
+
+
+# --- score centering, which no checkout here has, as docs and source text describe it --------------------
+
+
+def drawn(seed: int, n: int) -> SimpleNamespace:
+    """LossInputs after 559b447, in float64. One token has a ratio beyond every cap."""
+    g = torch.Generator().manual_seed(seed)
+    logprobs = (-0.05 - 2 * torch.rand(n, generator=g, dtype=torch.float64)).requires_grad_()
+    noise = torch.randn(n, generator=g, dtype=torch.float64)
+    rollout = (logprobs.detach() + 0.6 * noise).clamp(max=-1e-3)
+    rollout[0] = -12.0
+    return SimpleNamespace(
+        trainer_logprobs=logprobs,
+        inference_logprobs=rollout,
+        ref_logprobs=None,
+        advantages=torch.randn(n, generator=g, dtype=torch.float64),
+        loss_mask=torch.rand(n, generator=g) > 0.2,
+        loss_weights=0.5 + torch.rand(n, generator=g, dtype=torch.float64),
+        trainer_mask_logprobs=None,
+        inference_mask_logprobs=None,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**20), narrow=st.booleans(), weighs=st.booleans())
+def test_score_centering_has_the_gradient_of_ours(seed: int, narrow: bool, weighs: bool) -> None:
+    """Three entries and a padded one. The second half of the tokens has none: they are not centred."""
+    own = own_losses.find("ipo", HEAD)
+    assert own is not None
+    bounds = {"eps": 0.05, "max_importance_ratio": 1.1} if narrow else {}
+    table = {option.key: option.default for option in own.own} | {"adv_tau": 0.5} | bounds
+    kwargs, differences = own_losses.kwargs_of(own, table | {"score_centering": True})
+    assert kwargs["policy"] == "ipo_centered" and not differences
+    g, n = torch.Generator().manual_seed(seed), 8
+    logits = torch.randn(n, 3, generator=g, dtype=torch.float64, requires_grad=True)
+    policy = torch.nn.functional.pad(logits.log_softmax(-1), (0, 1))
+    sampler = (logits.detach() + 0.5 * torch.randn(n, 3, generator=g, dtype=torch.float64)).log_softmax(-1)
+    sampler = torch.nn.functional.pad(sampler, (0, 1), value=-torch.inf)
+    policy, sampler = policy.clone(), sampler.clone()
+    policy[n // 2 :], sampler[n // 2 :] = 0.0, -torch.inf
+    inputs = drawn(seed, n)
+    inputs.trainer_mask_logprobs, inputs.inference_mask_logprobs = policy, sampler
+    inputs.loss_weights = inputs.loss_weights if weighs else None
+    options = SimpleNamespace(**table)
+    token = ipo_newest(Sequence(inputs), options.eps, options.max_importance_ratio, 0.5)
+    token = token + 0.5 * inputs.advantages * centred(policy, sampler, options)
+    weights = torch.ones_like(token) if inputs.loss_weights is None else inputs.loss_weights
+    leaves = inputs.trainer_logprobs, logits
+    theirs = torch.autograd.grad((token * weights)[inputs.loss_mask].sum(), leaves, retain_graph=True)
+    ours = torch.autograd.grad(loss_fn(inputs, **kwargs).loss, leaves)
+    for a, b in zip(ours, theirs, strict=True):  # without a cap the sum over the entries is 0
+        assert_parity(a, b, terms=8, magnitude=max(1.0, float(b.abs().max())))
+
+
+def centred(policy: Tensor, sampler: Tensor, o: Any) -> Tensor:
+    """sum_v sg(q_v min(r_v, cap) 1(|p_v - q_v| <= eps)) log p_v over the entries that are no padding."""
+    log_p, q = policy.detach(), sampler.exp()
+    ratio = (log_p - sampler).exp().clamp(max=o.max_importance_ratio)
+    inside = sampler.isfinite() & ((log_p.exp() - q).abs() <= o.eps)
+    return (torch.where(inside, q * ratio, 0.0) * policy).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:prime-rl. it is newer than the newest")
+def test_score_centering_is_missed_where_the_samplers_mask_never_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loss, "PATIENCE", 3)
+    for comes in (False, True):
+        monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+        inputs = drawn(0, 4)
+        if comes:
+            inputs.trainer_mask_logprobs = torch.full((4, 2), 0.5, dtype=torch.float64).log()
+            inputs.inference_mask_logprobs = inputs.trainer_mask_logprobs
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                loss_fn(inputs, policy="ipo_centered")
+        missed = [str(one.message) for one in said if "sampler's mask came" in str(one.message)]
+        assert len(missed) == (0 if comes else 1)
+    inputs.inference_mask_logprobs = torch.zeros(3, 2)
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+    with pytest.raises(DataError, match="inference_mask_logprobs: its shape"):
+        loss_fn(inputs, policy="ipo_centered")
+
+
+def test_score_centering_is_refused_where_prime_rl_passes_no_mask() -> None:
+    parsed = parse({"policy": "ipo_centered"})
+    (found,) = findings(parsed, TESTED)
+    assert found.severity == "error" and found.key == "trainer.loss.kwargs.policy"
+    assert not [*findings(parsed, HEAD)]
+
+
+def test_the_docs_have_the_table() -> None:
+    page = prime_rl_options.PAGE.read_text()
+    assert prime_rl_options.written(page) == page
+
+
+def test_an_integer_beyond_all_floats_is_a_wrong_value_and_no_crash() -> None:
+    own = own_losses.find("ipo", TESTED)
+    assert own is not None
+    (error,) = own_losses.wrong_options(own, {"adv_tau": 10**400}, "trainer.loss")
+    assert error.key == "trainer.loss.adv_tau" and error.remedy == "set a value like PRIME-RL's 1.0"

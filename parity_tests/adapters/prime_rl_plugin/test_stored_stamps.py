@@ -1,0 +1,177 @@
+"""Stamps from a store: by the echo filter of PRIME-RL 0.7 and 0.8, and on the nodes of later verifiers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer_plugins.adapters.prime_rl_plugin import loss_fn
+from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace
+from composer_plugins.adapters.prime_rl_plugin.store import Store, StoreWriter
+from composer_plugins.adapters.prime_rl_plugin.stored_stamps import echo_filter, stamp_from_store
+from composer_plugins.adapters.prime_rl_plugin.values import REPLAY
+from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.findings import ComposerWarning
+from parity_tests.rigs import prime_rl_nodes as double
+from parity_tests.rigs.prime_rl_nodes import Branch, Rollout, Trace, answer, prompt
+
+HINT = [-9.0, -9.0, -9.0, -1.0, -2.0, -9.0, -3.0]  # -9 at tokens that the policy did not sample
+PAIR = [0.5, 0.5, 0.5, 0.25, 0.25, 0.5, 0.25]
+
+
+def trace() -> Trace:
+    """Two branches that fork after the first turn: tokens 1 .. 7 and 1 .. 5, 8, 9."""
+    first = answer([3, 4, 5], [-0.3, -0.4])
+    fork = [[first, answer([6, 7], [-0.5])], [first, answer([8, 9], [-0.6])]]
+    start = prompt(1, 2)
+    return Trace([Branch([start, *nodes]) for nodes in fork])
+
+
+def rollout() -> Rollout:
+    made = trace()
+    return Rollout(made.branches, double.samples(made))
+
+
+def stored(path: Path, kind: Any, values: list[float], *token_ids: int) -> str:
+    path = path / "a.store"
+    with StoreWriter(path) as writer:
+        writer.put(list(token_ids) or [1, 2, 3, 4, 5, 6, 7], values, kind)
+    return str(path)
+
+
+def test_the_filter_keeps_no_observation_and_stamps_a_reference(tmp_path: Path) -> None:
+    given = rollout()
+    masks = echo_filter(given, store=stored(tmp_path, "reference", HINT))
+    assert masks == [[False] * 7, [False] * 7]
+    assert given.samples[0].ref_logprobs == [0.0, 0.0, 0.0, -1.0, -2.0, 0.0, -3.0]
+    assert given.samples[0].rl_weights is None
+    assert given.samples[1] == rollout().samples[1]  # without a record: as it was
+
+
+def test_the_filter_stamps_a_pair_whose_gradient_is_its_coefficient(tmp_path: Path) -> None:
+    given = rollout()
+    echo_filter(given, store=stored(tmp_path, "replay", PAIR))
+    assert given.samples[0].ref_logprobs == [0.0, 0.0, 0.0, REPLAY, REPLAY, 0.0, REPLAY]
+    assert given.samples[0].rl_weights == [0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.25]
+    first, second = double.inputs(given.samples)
+    out = loss_fn(first, policy_weight=0.0, replay_weight=1.0)
+    (gradient,) = torch.autograd.grad(out.loss, first.trainer_logprobs)
+    assert gradient.tolist() == [0.0, 0.0, 0.0, -0.25, -0.25, 0.0, -0.25]
+    other = loss_fn(second, policy_weight=0.0, replay_weight=1.0)
+    assert not torch.autograd.grad(other.loss, second.trainer_logprobs)[0].any()
+
+
+def test_nodes_are_stamped_as_samples_are(tmp_path: Path) -> None:
+    """What the orchestrator makes of stamped nodes is what the filter makes of the samples."""
+    for kind, values in (("reference", HINT), ("replay", PAIR)):
+        path, nodes, samples = stored(tmp_path / kind, kind, values), trace(), rollout()
+        assert stamp_from_store(nodes, Store(path)) == 1
+        echo_filter(samples, store=path)
+        assert double.samples(nodes)[0] == samples.samples[0]
+        filtered = trace()
+        assert echo_filter(filtered, store=path) == [[False] * 7, [False] * 7]
+        assert filtered == nodes
+
+
+def test_a_node_in_two_branches_follows_the_first(tmp_path: Path) -> None:
+    stored(tmp_path, "replay", PAIR)
+    path = stored(tmp_path, "replay", [-x for x in PAIR], 1, 2, 3, 4, 5, 8, 9)
+    nodes, samples = trace(), rollout()
+    assert stamp_from_store(nodes, Store(path)) == 2
+    check_trace(nodes)
+    echo_filter(samples, store=path)
+    weights = [sample.rl_weights for sample in double.samples(nodes)]
+    assert weights == [sample.rl_weights for sample in samples.samples]
+    assert weights == [[0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.25], [0.0] * 6 + [-0.25]]
+
+
+def test_of_a_pair_and_a_hint_the_first_of_kinds_is_taken(tmp_path: Path) -> None:
+    stored(tmp_path, "reference", HINT)
+    path = stored(tmp_path, "replay", PAIR)
+    by_default, hint = rollout(), rollout()
+    echo_filter(by_default, store=path)
+    echo_filter(hint, store=path, kinds=["reference", "replay"])
+    assert by_default.samples[0].rl_weights is not None
+    assert hint.samples[0].rl_weights is None
+    with pytest.raises(ConfigError, match="did you mean 'replay'"):
+        echo_filter(rollout(), store=path, kinds=["replays"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda path: echo_filter(rollout(), store=path, kinds="reference"), r"kinds: .*set \['reference'\]"),
+        (lambda path: stamp_from_store(trace(), path), r"store: it is of type str; pass Store\(path\)"),
+        (lambda path: stamp_from_store(None, Store(path)), "trace: it is of type NoneType.* pass verifiers'"),
+        (lambda path: check_trace(None), "trace: it is of type NoneType, which has no branches"),
+        (lambda path: check_trace(trace().branches[0].nodes[0]), "trace: it is of type MessageNode"),
+    ],
+)
+def test_what_is_not_a_trace_a_store_or_a_list_is_an_error(
+    tmp_path: Path, call: Callable[[str], object], said: str
+) -> None:
+    with pytest.raises(ComposerError, match=said):
+        call(stored(tmp_path, "reference", HINT))
+
+
+@pytest.mark.parametrize("kind", ["reference", "replay"])
+def test_a_mask_of_another_length_is_left_out_with_a_warning(tmp_path: Path, kind: str) -> None:
+    path, samples, nodes = stored(tmp_path, kind, HINT), rollout(), trace()
+    before = samples.samples[0].mask = samples.samples[0].mask[:-1]
+    nodes.branches[0].nodes[-1].mask.append(True)
+    for call in (lambda: echo_filter(samples, store=path), lambda: stamp_from_store(nodes, Store(path))):
+        with pytest.warns(ComposerWarning, match=f"stored {kind} of 7 tokens: the mask has [68]; give one"):
+            call()
+    assert samples.samples[0].ref_logprobs is None and samples.samples[0].mask == before
+
+
+def test_records_that_are_written_during_a_run_are_seen(tmp_path: Path) -> None:
+    path, before, after = stored(tmp_path, "replay", [1.0], 99), rollout(), rollout()
+    echo_filter(before, store=path)
+    assert before == rollout()
+    stored(tmp_path, "replay", PAIR)
+    echo_filter(after, store=path)
+    assert after != rollout()
+
+
+def test_a_record_with_only_0_at_the_sampled_tokens_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    """PRIME-RL catches no error of the filter, which would end the run."""
+    for kind, said in (("replay", "reads as weight 1"), ("reference", "exactly 0.0")):
+        path = stored(tmp_path / kind, kind, [-1.0, -1.0, -1.0, 0.0, 0.0, -1.0, 0.0])
+        for make in (trace, rollout):
+            given = make()
+            with pytest.warns(ComposerWarning, match=f"left out: stored {kind} of 7 tokens: .*{said}"):
+                assert echo_filter(given, store=path) == [[False] * 7, [False] * 7]
+            assert given == make()
+        # 4 and 5 are trained in the first branch; of its own the second has 9 alone
+        own = [0.0, 0.0, 0.0, -1.0, -1.0, 0.0, 0.0]
+        path = stored(tmp_path / f"{kind} 2", kind, own, 1, 2, 3, 4, 5, 8, 9)
+        nodes = trace()
+        with pytest.warns(ComposerWarning, match=said):
+            assert stamp_from_store(nodes, Store(path)) == 0
+        assert nodes == trace()
+
+
+def test_a_stored_hint_does_not_leave_a_pairs_weights_on_a_node(tmp_path: Path) -> None:
+    given, before = trace(), trace()
+    stamp_from_store(given, Store(stored(tmp_path / "pairs", "replay", PAIR)))
+    stamp_from_store(before, Store(tmp_path / "pairs" / "a.store"))
+    with pytest.warns(ComposerWarning, match="a hint or a pair for a token, not both"):
+        assert stamp_from_store(given, Store(stored(tmp_path / "hints", "reference", HINT))) == 0
+    assert given == before
+    assert stamp_from_store(given, Store(tmp_path / "pairs" / "a.store")) == 1  # a pair again: as it was
+    assert given == before
+
+
+def test_what_cannot_carry_a_stamp_is_rejected(tmp_path: Path) -> None:
+    path = stored(tmp_path, "replay", PAIR)
+    old = Rollout([], [double.OldSample([1], [True])])
+    with pytest.raises(ConfigError, match="no ref_logprobs and no rl_weights, which PRIME-RL has since 0.7"):
+        echo_filter(old, store=path)
+    node: Any = double.OldMessageNode([1, 2, 3, 4, 5, 6, 7], [True] * 7, [-1.0] * 7, sampled=True)
+    with pytest.raises(ConfigError, match="4bcb48e55"):
+        stamp_from_store(Trace([Branch([node])]), Store(path))
+    with pytest.raises(ConfigError, match="there is no store"):
+        echo_filter(rollout(), store=str(tmp_path / "nowhere"))

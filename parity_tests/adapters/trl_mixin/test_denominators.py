@@ -1,0 +1,235 @@
+"""A policy loss named alone is reduced as its paper does; a loss_type that is set chooses the denominator.
+
+Every denominator is one of the whole batch: the gradient depends neither on micro-batches nor on ranks.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.conformance.reductions import kernel
+from composer_plugins.findings import ComposerWarning
+from parity_tests.rigs import tiny
+from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.two_ranks import CASES, POLICIES, first_gradients
+
+# The advantages are TRL's here, whichever the paper of the loss has.
+pytestmark = pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
+
+FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
+LENGTH = 5  # tiny.trainer's max_completion_length
+
+Rows = list[Tensor]  # the losses of each completion's tokens, without padding
+
+
+def tokens(rows: Rows) -> int:
+    return sum(len(row) for row in rows)
+
+
+def total(rows: Rows) -> Tensor:
+    return torch.stack([row.sum() for row in rows]).sum()
+
+
+REDUCTIONS: dict[str, Callable[[Rows], Tensor]] = {
+    "per sequence": lambda rows: torch.stack([row.sum() / len(row) for row in rows]).sum() / len(rows),
+    "constant length": lambda rows: total(rows) / LENGTH / len(rows),
+    "all tokens": lambda rows: total(rows) / tokens(rows),
+    "sequence sum": lambda rows: total(rows) / len(rows),
+    "sum": total,
+}
+PAPERS = {
+    "grpo": "per sequence",
+    "gspo": "per sequence",
+    "dr_grpo": "constant length",
+    "dapo": "all tokens",
+    "cispo": "all tokens",
+    "luspo": "sequence sum",
+    "importance_sampling": "sum",
+}
+# For each of them a loss_type that divides otherwise.
+OTHERS = {
+    "grpo": "dr_grpo",
+    "gspo": "dapo",
+    "dr_grpo": "grpo",
+    "dapo": "luspo",
+    "cispo": "grpo",
+    "luspo": "dapo",
+}
+
+
+def by_rows(made: Any, inputs: dict[str, Any], policy: str, reduction: str) -> Tensor:
+    """The policy loss of a batch, from one forward pass per completion without padding."""
+    rows: Rows = []
+    for i, mask in enumerate(inputs["completion_mask"].bool()):
+        prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
+        completion = inputs["completion_ids"][i][mask]
+        logits = made.model(torch.cat([prompt, completion])[None]).logits[:, -len(completion) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(-1, completion[None, :, None])[..., 0]
+        old, advantage = inputs["old_per_token_logps"][i][mask][None], inputs["advantages"][i].view(1, 1)
+        everything = torch.ones_like(completion, dtype=torch.bool)[None]
+        rows.append(kernel("policy", policy)(logprobs, old, advantage, everything).loss[0])
+    return REDUCTIONS[reduction](rows)
+
+
+@pytest.mark.parametrize(("policy", "loss_type"), [*((policy, None) for policy in PAPERS), *OTHERS.items()])
+def test_a_policy_is_reduced_as_its_paper_does_unless_loss_type_is_set(
+    policy: str, loss_type: str | None
+) -> None:
+    made = tiny.trainer(policy=policy, loss_type=loss_type, num_iterations=2)
+    inputs = tiny.batch(made)
+    torch.manual_seed(0)  # ratios away from 1, on both sides of a clip
+    noise = 0.3 * torch.randn_like(inputs["old_per_token_logps"])
+    inputs = {**inputs, "old_per_token_logps": inputs["old_per_token_logps"] + noise}
+    value, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = by_rows(made, inputs, policy, PAPERS[loss_type or policy])
+    flat = tiny.flat_gradient(made, expected)
+    assert float(value) == pytest.approx(expected.item(), rel=1e-5, abs=FLOAT32)
+    assert tiny.relative_difference(flat, gradient) <= FLOAT32
+
+
+def test_dr_grpo_and_grpo_differ() -> None:
+    grpo, dr_grpo = (tiny.gradients(tiny.trainer(policy=name))[0] for name in ("grpo", "dr_grpo"))
+    assert tiny.relative_difference(grpo, dr_grpo) > 0.1
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_gradient_does_not_depend_on_gradient_accumulation(case: dict[str, Any]) -> None:
+    whole = tiny.gradients(tiny.trainer(**case))
+    cut = tiny.gradients(tiny.trainer(per_device_train_batch_size=4, gradient_accumulation_steps=4, **case))
+    assert tiny.relative_difference(whole[0], cut[0]) <= FLOAT32
+
+
+def test_an_optimizer_step_on_half_of_the_generated_completions_counts_their_tokens_as_trl_does() -> None:
+    """TRL before 1.10 divides by the tokens of all completions, which halves its gradient."""
+    half = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    ours = tiny.gradients(tiny.trainer(policy="dapo", **half))[0]
+    theirs = tiny.gradients(tiny.trainer(policy="trl", loss_type="dapo", **half))[0]
+    factor = 1.0 if upstream.counts_tokens_of_the_step() else 0.5
+    assert tiny.relative_difference(factor * ours, theirs) <= FLOAT32
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_gradient_of_one(tmp_path: Path) -> None:
+    """One launch for all cases, since most of the time is the start of two processes."""
+    assert set(POLICIES) == set(PAPERS)
+    found = tmp_path / "gradients.pt"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    # --multi_gpu is the launcher that starts torch.distributed; use_cpu in the config makes it gloo.
+    launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    launch += ["--dynamo_backend", "no", "--main_process_port", "0"]
+    launch += ["-m", "parity_tests.rigs.two_ranks", str(found)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("composer loss = ") == len(CASES), "not the main process alone logs its loss"
+    one, two = first_gradients(ranks=1), torch.load(found)
+    assert two.pop("ranks") == 2
+    differences = {case: tiny.relative_difference(one[case], two[case]) for case in CASES}
+    assert max(differences.values()) <= FLOAT32, differences
+
+
+@pytest.mark.parametrize("loss_type", [None, "dr_grpo"])
+def test_trls_kl_has_the_denominator_of_our_policy(tmp_path: Path, loss_type: str | None) -> None:
+    """beta > 0 with its default bias correction, whose ratio TRL computes under zeroed advantages.
+
+    Two steps: TRL's fused head is float32, the two terms are added in another order, and each optimizer
+    step multiplies that difference.
+    """
+    tiny.model(torch.float64).save_pretrained(tmp_path)
+    options = {
+        "policy_model": str(tmp_path),
+        "model_init_kwargs": {"dtype": torch.float64},
+        "max_steps": 2,
+        "num_iterations": 2,
+        "beta": 0.5,
+        "learning_rate": 3e-2,
+    }
+    theirs = tiny.gradients(tiny.trainer(**options, loss_type=loss_type or "grpo"))
+    ours = tiny.gradients(tiny.trainer(policy="grpo", **options, loss_type=loss_type))
+    assert max(map(tiny.relative_difference, theirs, ours)) <= FLOAT32
+
+
+def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
+    config = ComposerGRPOConfig(output_dir="out", use_cpu=True, bf16=False)
+    gspo = replace(config, policy="gspo", generation_batch_size=None)
+    choice = gspo.resolved.policy
+    assert choice is not None and gspo.resolved.mode == "seq-mean-token-mean"
+
+
+def test_without_a_policy_of_ours_loss_type_is_trls() -> None:
+    """Not set it is TRL's default; set, it is TRL's own loss of that name."""
+    assert tiny.trainer().loss_type == "dapo"
+    assert tiny.trainer(loss_type="cispo").loss_type == "cispo"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "1 * policy TRL's own, loss_type=dapo"),
+        (
+            {"policy": "gspo", "policy_weight": 2.0},
+            "2 * policy gspo(clip_low=0.0003, clip_high=0.0004), the mean over completions of the mean over "
+            "their tokens (as in the paper: loss_type is not set)",
+        ),
+        (
+            {"policy": "grpo@trl", "loss_type": "dr_grpo", "epsilon_high": 0.3, "hint_weight": 0.5},
+            "1 * policy grpo@trl(clip_low=0.2, clip_high=0.3), the mean over completions of their sum over "
+            "tokens / max_completion_length (set by loss_type=dr_grpo) + 0.5 * hint jsd(beta=0.5, ",
+        ),
+    ],
+)
+def test_the_log_says_which_loss_runs(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], line: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="composer_plugins")
+    tiny.trainer(**options)
+    (record,) = [record for record in caplog.records if record.name == "composer_plugins"]
+    assert record.getMessage().startswith(f"composer loss = {line}")
+
+
+@pytest.mark.parametrize("policy", ["dr_grpo", "rloo", "gpg"])
+def test_rewards_that_the_paper_does_not_divide_are_a_warning(
+    policy: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def warned(**options: Any) -> list[str]:
+        recwarn.clear()
+        ComposerGRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options)
+        return [str(one.message) for one in recwarn if "scale_rewards" in str(one.message)]
+
+    (message,) = warned(policy=policy)
+    assert message.startswith(
+        f"scale_rewards: it is 'group', and in the paper of '{policy}' rewards are not "
+    )
+    assert message.endswith("set scale_rewards='none'")
+    assert warned(policy=policy, scale_rewards="batch")
+    assert not warned(policy=policy, scale_rewards="none")
+    assert not warned(policy=policy, scale_rewards=False)
+    assert not warned(policy="dr_grpo@trl") and not warned(policy="grpo")
+
+
+def test_options_of_a_policy_loss_whose_weight_is_0_are_a_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    options = {"policy": "gspo", "policy_params": {"clip_high": 0.3}, "beta": 0.5, "loss_type": "grpo"}
+
+    def warned(**more: Any) -> list[str]:
+        recwarn.clear()
+        given: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, **more}
+        ComposerGRPOConfig(hint_weight=1.0, **given)
+        return [str(one.message) for one in recwarn if isinstance(one.message, ComposerWarning)]
+
+    ending = ": it has no effect, because policy_weight is 0; set policy_weight above 0, or remove it"
+    found = warned(policy_weight=0.0, **options)
+    assert found == [f"{name}{ending}" for name in ("policy", "policy_params", "loss_type", "beta")]
+    assert not warned(policy_weight=0.0)
+    assert not any("policy_weight is 0" in one for one in warned(**options))

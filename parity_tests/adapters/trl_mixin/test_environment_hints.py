@@ -1,0 +1,243 @@
+"""hint_source="environment": the hint of a rollout is what its environment says after it."""
+
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from parity_tests.rigs import tool_calls
+from parity_tests.rigs.tiny import batch, gradients, loss_and_gradient
+
+ONE_CLASS = "environment_factories" not in GRPOTrainer.__init__.__code__.co_names  # before TRL 1.8
+pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
+
+HINT = "The number is below 5."
+OPTIONS = {"hint_weight": 1.0, "policy_weight": 0.0, "hint_source": "environment"}
+
+
+class Plain:
+    """An environment without hints. Its reset completes the prompt."""
+
+    def __init__(self) -> None:
+        self._guesses: list[int] = []
+
+    def reset(self, **row: Any) -> str:
+        """Begin anew."""
+        self._guesses = []
+        return f" Start with {row['start']}."
+
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: a number from 0 to 9
+
+        Returns:
+            Whether it is right.
+        """
+        self._guesses.append(number)
+        return "right" if number == 3 else "too high"
+
+    def get_reward(self) -> float:
+        """The fraction of right guesses."""
+        return self._guesses.count(3) / max(len(self._guesses), 1)
+
+
+class Hinting(Plain):
+    """The hint is about the turn whose guess was wrong, in the rollouts of the second row."""
+
+    turn: Any = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.privileged_context: str | None = None
+        self.hint_turn: Any = None
+
+    def reset(self, **row: Any) -> str:
+        """Begin anew."""
+        self._hints = row["start"] == 1
+        self.privileged_context = None
+        return super().reset(**row)
+
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: a number from 0 to 9
+
+        Returns:
+            Whether it is right.
+        """
+        if number != 3 and self._hints:
+            self.privileged_context, self.hint_turn = HINT, self.turn
+        return super().guess(number)
+
+
+class AllTurns(Hinting):
+    turn = None
+
+
+class ThirtiethTurn(Hinting):
+    turn = 30
+
+
+def trainer(environment: type, **options: Any) -> Any:
+    arguments = {"environment_factory": environment, **options.pop("arguments", {})}
+    return tool_calls.trainer(arguments=arguments, **{**OPTIONS, **options})
+
+
+def marked(made: Any, inputs: dict[str, Any]) -> list[str]:
+    """The text of the distilled tokens of each row."""
+    rows = zip(inputs["completion_ids"], inputs["hint_mask"], strict=True)
+    return [made.processing_class.decode(ids[mask]) for ids, mask in rows]
+
+
+def rows_of(inputs: dict[str, Any]) -> list[int]:
+    """The rows whose prompt says that they start with 1."""
+    words = tool_calls.tokenizer()
+    texts = [words.decode(ids) for ids in inputs["prompt_ids"]]
+    return [i for i, text in enumerate(texts) if "Start with 1." in text]
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [(Hinting, tool_calls.TURNS[1]), (AllTurns, "".join(tool_calls.TURNS))],
+)
+def test_the_tokens_of_the_turn_that_the_hint_is_about_are_distilled(environment: type, text: str) -> None:
+    """Those of the tool are not, nor those of a rollout without a hint."""
+    made = trainer(environment)
+    inputs = batch(made)
+    hinted = rows_of(inputs)
+    assert len(hinted) == 2
+    found = marked(made, inputs)
+    assert [found[i] for i in hinted] == [text] * 2
+    assert [one for i, one in enumerate(found) if i not in hinted] == [""] * 2
+    for i, (ids, attention) in enumerate(
+        zip(inputs["hint_prompt_ids"], inputs["hint_prompt_mask"], strict=True)
+    ):
+        prompt = f"Guess. Start with {int(i in hinted)}."
+        expected = f"{prompt}\n\n{HINT}" if i in hinted else prompt
+        asked = made.processing_class.decode(ids[attention.bool()])
+        assert asked.split("<|im_start|>user\n")[1].split("<|im_end|>")[0] == expected
+        assert "guess" in asked.split("<|im_start|>user\n")[0]  # the tools of the environment
+
+
+def test_only_the_tokens_of_that_turn_have_a_gradient() -> None:
+    """The loss is the mean over rows of the mean JSD over the turn's tokens, from forward passes by row."""
+    made = trainer(Hinting)
+    inputs = batch(made)
+    loss, gradient = loss_and_gradient(made, inputs)
+    total = torch.zeros(())
+    for i in range(4):
+        mask = inputs["hint_mask"][i]
+        if not mask.any():
+            continue
+        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
+        sides = []
+        for prompt in ("hint_prompt", "prompt"):
+            ids = inputs[f"{prompt}_ids"][i][inputs[f"{prompt}_mask"][i].bool()]
+            with torch.set_grad_enabled(prompt == "prompt"):
+                logits = made.model(torch.cat([ids, completion])[None]).logits[0, len(ids) - 1 : -1]
+            sides.append(logits.log_softmax(-1))
+        teacher, student = (side[mask[: len(completion)]] for side in sides)
+        mean = ((teacher.exp() + student.exp()) / 2).log()
+        kl = [(side.exp() * (side - mean)).sum(-1) for side in (teacher, student)]
+        total = total + (kl[0] + kl[1]).mean() / 2 / 4
+    made.model.zero_grad()
+    total.backward()
+    expected = torch.cat([p.grad.flatten() for p in made.model.parameters()])
+    assert torch.allclose(loss, total.detach(), rtol=1e-5)
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_training_runs_and_logs_the_fraction_of_rollouts_with_a_hint() -> None:
+    made = trainer(Hinting, max_steps=2, policy_weight=1.0, policy="grpo")
+    assert len(gradients(made)) == 2
+    logged = [log["composer/hint/row_frac"] for log in made.state.log_history if "loss" in log]
+    assert logged == [0.5, 0.5]
+
+
+def test_a_column_is_a_hint_beside_an_environment() -> None:
+    """The teacher's prompt has what reset said, and the column."""
+    rows = [{"prompt": tool_calls.QUESTION, "start": i, "privileged_context": HINT} for i in range(2)]
+    made = trainer(Plain, rows=rows, hint_source="column")
+    inputs = batch(made)
+    asked = made.processing_class.decode(inputs["hint_prompt_ids"][0])
+    assert f"Start with {int(0 in rows_of(inputs))}.\n\n{HINT}" in asked
+    assert marked(made, inputs) == ["".join(tool_calls.TURNS)] * 4
+
+
+def test_feedback_of_an_environment_is_feedback_for_successful_rollouts() -> None:
+    feedback = {"hint_source": "successful_rollout", "include_environment_feedback": True}
+    rows = [{"prompt": tool_calls.QUESTION, "start": i, "privileged_context": None} for i in range(2)]
+    made = trainer(AllTurns, rows=rows, **feedback)
+    inputs = batch(made)
+    asked = [made.processing_class.decode(ids) for ids in inputs["hint_prompt_ids"]]
+    assert [f"unsuccessful earlier attempt:\n\n{HINT}" in one for one in asked] == [
+        i in rows_of(inputs) for i in range(4)
+    ]
+
+
+def test_a_hint_that_does_not_fit_is_left_out_with_a_warning() -> None:
+    whole = batch(trainer(Hinting))
+    without_hint = int(whole["prompt_mask"].sum(1).max()) + whole["completion_ids"].shape[1]
+    with pytest.warns(ComposerWarning, match=r"privileged_context: with the prompt it has \d+ tokens, and"):
+        inputs = batch(trainer(Hinting, max_length=without_hint))
+    assert not inputs["hint_mask"].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"arguments": {"environment_factory": None, "tools": [Plain().guess]}},
+            "hint_source: it is 'environment', and the trainer has none; pass environment_factory, or set "
+            "hint_source='column'",
+        ),
+        (
+            {"arguments": {"environment_factory": Plain}},
+            "hint_source: it is 'environment', and Plain has no attribute privileged_context; set the",
+        ),
+    ],
+)
+def test_what_cannot_work_is_an_error_before_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(Hinting, **options)
+
+
+def test_a_turn_that_the_completion_does_not_have_is_a_warning() -> None:
+    with pytest.warns(ComposerWarning, match="hint_turn: it is 30, and the completion has 3 assistant turns"):
+        assert not batch(trainer(ThirtiethTurn))["hint_mask"].any()
+
+
+@pytest.mark.parametrize("turn", [True, -1, "1", 1.0])
+def test_a_turn_that_is_no_index_is_an_error(turn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hinting, "turn", turn)
+    with pytest.raises(DataError, match=f"hint_turn: it is {turn!r}; set the index of a turn, 0 for the fi"):
+        batch(trainer(Hinting))
+
+
+@pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
+def test_feedback_comes_from_the_environments_that_have_it() -> None:
+    """The row of the other environment has its column."""
+    rows = [
+        {"prompt": tool_calls.QUESTION, "start": 1, "environment": "a", "privileged_context": None},
+        {"prompt": tool_calls.QUESTION, "start": 1, "environment": "b", "privileged_context": "Of the row."},
+    ]
+    feedback = {"hint_source": "successful_rollout", "include_environment_feedback": True}
+    arguments = {"environment_factory": {"a": AllTurns, "b": Plain}}
+    inputs = batch(made := trainer(AllTurns, rows=rows, arguments=arguments, **feedback))
+    asked = [made.processing_class.decode(ids) for ids in inputs["hint_prompt_ids"]]
+    assert (
+        sorted((HINT in one, "Of the row." in one) for one in asked)
+        == [(False, True)] * 2 + [(True, False)] * 2
+    )
+
+
+def test_an_environments_hint_that_is_not_read_is_a_warning() -> None:
+    rows = [{"prompt": tool_calls.QUESTION, "start": 0, "privileged_context": HINT}] * 2
+    with pytest.warns(ComposerWarning, match="hint_source: the environment has the attribute privileged_con"):
+        trainer(Hinting, rows=rows, hint_source="column")

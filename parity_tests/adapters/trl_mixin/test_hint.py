@@ -1,0 +1,446 @@
+"""The hint channel: its teachers, its tokens and its denominator."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
+from composer_plugins.adapters.trl_mixin.upstream import loss_mask
+from composer_plugins.columns import hinted_prompt
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.kernels.divergences import jsd, sampled_token
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs import tiny
+
+HINT_ONLY = {"policy_weight": 0.0, "hint_weight": 1.0, "dtype": torch.float64}
+# Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
+ROTARY = 1e-6
+
+
+def by_rows(
+    made: Any, inputs: dict[str, Any], teacher: Any, beta: float = 0.5, temperature: float = 1.0
+) -> torch.Tensor:
+    """The hint loss row by row, without padding: the second opinion."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(inputs["completion_ids"])):
+        live = inputs["completion_mask"][i].bool()
+        completion = inputs["completion_ids"][i][live]
+        prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
+        hinted = inputs["hint_prompt_ids"][i][inputs["hint_prompt_mask"][i].bool()]
+        if torch.equal(prompt, hinted):
+            continue  # a row without a hint
+        n = len(completion)
+        with torch.no_grad():
+            theirs = teacher(torch.cat([hinted, completion])[None]).logits[0, -n - 1 : -1]
+        mine = made.model(torch.cat([prompt, completion])[None]).logits[0, -n - 1 : -1]
+        everywhere = torch.ones(n, dtype=torch.bool)
+        total = total + jsd(mine / temperature, theirs / temperature, everywhere, beta=beta).loss.mean()
+    return total / len(inputs["completion_ids"])
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.9])
+def test_hint_loss_and_gradient_equal_a_loop_over_unpadded_rows(beta: float) -> None:
+    policy = tiny.model(torch.float64)
+    initial = copy.deepcopy(policy).eval()
+    made = tiny.trainer(
+        policy_model=policy, **HINT_ONLY, hint_params={"beta": beta}, max_steps=3, temperature=0.7
+    )
+    made.train()  # so that the teacher and the student are no longer the same
+    inputs = tiny.batch(made)
+    loss, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = by_rows(made, inputs, initial, beta, temperature=0.7)
+    flat = tiny.flat_gradient(made, expected)
+    assert loss == pytest.approx(expected.item(), rel=ROTARY)
+    assert tiny.relative_difference(flat, gradient) <= ROTARY
+
+
+def test_a_model_given_as_a_path_is_taught_by_its_initial_weights(tmp_path: Any) -> None:
+    initial = tiny.model(seed=3)
+    initial.save_pretrained(tmp_path)
+    made = tiny.trainer(policy_model=str(tmp_path), hint_weight=1.0, max_steps=2)
+    made.train()
+    for mine, theirs in zip(made._hint.teacher.model.parameters(), initial.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_ema_teacher_follows_the_policy_at_its_rate() -> None:
+    policy = tiny.model(torch.float64)
+    expected = [p.detach().clone() for p in policy.parameters()]
+    made = tiny.trainer(policy_model=policy, **HINT_ONLY, hint_teacher="ema", hint_ema_rate=0.25, max_steps=3)
+
+    class Reference(tiny.TrainerCallback):
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            for mine, theirs in zip(expected, model.parameters(), strict=True):
+                mine.add_(0.25 * (theirs.detach() - mine))
+
+    made.add_callback(Reference())
+    made.train()
+    for mine, theirs in zip(tiny.averages(made).values(), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_policy_has_its_own_weights_again_after_an_error_in_the_ema_teacher() -> None:
+    made = tiny.trainer(**HINT_ONLY, hint_teacher="ema", hint_ema_rate=0.25, max_steps=2)
+    made.train()
+    own = [p.detach().clone() for p in made.model.parameters()]
+    with pytest.raises(KeyError, match="out of memory"), made._hint.teacher.in_eval_mode() as teacher:
+        assert not all(map(torch.equal, teacher.parameters(), own))
+        raise KeyError("out of memory")
+    assert all(map(torch.equal, made.model.parameters(), own))
+
+
+def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
+    options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
+    options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}
+    first = tiny.trainer(**options, max_steps=2)
+    first.train()
+    saved = [p.clone() for p in tiny.averages(first).values()]
+    resumed = tiny.trainer(**options, max_steps=3)
+    seen: list[torch.Tensor] = []
+
+    class AtTheFirstStep(tiny.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            seen.extend(p.clone() for p in tiny.averages(resumed).values())
+
+    resumed.add_callback(AtTheFirstStep())
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert all(torch.equal(a, b) for a, b in zip(saved, seen, strict=True))
+
+
+def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_path: Any) -> None:
+    """`output_dir` has a checkpoint of the same step by another run, or none."""
+    options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
+    options |= {"replay_weight": 1.0, "save_strategy": "steps", "dataset": Dataset.from_list(tiny.rows(16))}
+    runs = {"own": 0, "other": 5}
+
+    def made(folder: str, seed: int, steps: int) -> Any:
+        given = {"policy_model": tiny.model(seed=seed), "max_steps": steps}
+        return tiny.trainer(**options, **given, output_dir=str(tmp_path / folder))
+
+    def train(trainer: Any, resumed: Any = None) -> dict[str, torch.Tensor]:
+        seen: dict[str, torch.Tensor] = {}
+
+        class AtTheLatestStep(tiny.TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                seen.update({name: weight.clone() for name, weight in tiny.averages(trainer).items()})
+
+        trainer.add_callback(AtTheLatestStep())
+        trainer.train(resume_from_checkpoint=resumed)
+        return seen
+
+    saved = {}
+    for folder, seed in runs.items():
+        trainer = made(folder, seed, 2)
+        trainer.train()
+        saved[folder] = {name: weight.clone() for name, weight in tiny.averages(trainer).items()}
+
+    def is_from(seen: dict[str, torch.Tensor], folder: str) -> bool:
+        return all(torch.equal(seen[name], weight) for name, weight in saved[folder].items())
+
+    checkpoint = str(tmp_path / "other" / "checkpoint-2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)  # the other run's sha256 file is found, and fits
+        assert is_from(train(made("own", runs["own"], 3), True), "own")
+        for output in ("own", "new"):
+            assert is_from(train(made(output, runs["other"], 3), checkpoint), "other")
+
+
+def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> None:
+    options = {"hint_weight": 1.0, "hint_teacher": "ema", "save_steps": 1, "save_strategy": "steps"}
+    options["output_dir"] = str(tmp_path)
+    tiny.trainer(**options, max_steps=1).train()
+    (tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").unlink()
+    with pytest.raises(ValueError, match="hint_teacher: it is 'ema', training resumes at step 1"):
+        tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    save_file({"other": torch.ones(1)}, tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors")
+    with pytest.raises(ConfigError, match="has other weights than those that are trained"):
+        tiny.trainer(**options, max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_the_ema_teacher_of_half_precision_weights_moves_in_float32() -> None:
+    """By steps of 1e-4 of a weight, which bfloat16 rounds away."""
+    made = tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=1e-4, dtype=torch.bfloat16)
+    own = dict(made.model.named_parameters())
+    start = {name: p.detach().float() for name, p in own.items()}
+    made.train()
+    assert any(not torch.equal(p.float(), start[name]) for name, p in own.items())
+    for name, weight in tiny.averages(made).items():
+        expected = start[name].lerp(own[name].detach().float(), 1e-4)
+        assert_parity(weight, expected, terms=2, dtype=torch.float32)
+        assert torch.equal(own[name].float() != start[name], weight != start[name])
+
+
+@pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("channel", ["hint_weight", "replay_weight"])
+def test_resuming_with_another_initial_model_is_an_error(tmp_path: Any, channel: str, peft: bool) -> None:
+    """The base teacher and the reference are the model that the trainer is constructed with."""
+    options = {channel: 1.0, "save_steps": 1, "save_strategy": "steps", "output_dir": str(tmp_path)}
+
+    def made(**more: Any) -> Any:
+        adapter = LoraConfig(r=4, target_modules=["q_proj"]) if peft else None
+        return tiny.trainer(**options, **more, arguments={"peft_config": adapter})
+
+    made(max_steps=1).train()
+    saved = str(tmp_path / "checkpoint-1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)
+        made(max_steps=2).train(resume_from_checkpoint=saved)  # the original model
+    other = tiny.model()
+    other.lm_head.weight.data[3, 5] += 1e-3
+    with pytest.raises(
+        ConfigError, match="model: its weights are not those .* the original model in the same"
+    ):
+        made(max_steps=2, policy_model=other).train(resume_from_checkpoint=saved)
+    if not peft:
+        loaded = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+        with pytest.raises(ConfigError, match="model: its weights are not those"):
+            made(max_steps=2, policy_model=loaded).train(resume_from_checkpoint=saved)
+    (tmp_path / "checkpoint-1" / "composer_initial_weights.sha256").unlink()
+    with pytest.warns(ComposerWarning, match="training resumes at step 1, and .* does not exist"):
+        made(max_steps=2).train(resume_from_checkpoint=saved)
+
+
+def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
+    with pytest.warns(ComposerWarning, match="collapsed to reward 0 in 3 of 3 measured seeds"):
+        made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
+    inputs = tiny.batch(made)
+    _, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = by_rows(made, inputs, copy.deepcopy(made.model))
+    flat = tiny.flat_gradient(made, expected)
+    assert tiny.relative_difference(flat, gradient) <= ROTARY
+
+
+def test_sampled_token_gradient_equals_its_definition() -> None:
+    """The policy's log-probabilities are those of TRL's own forward pass, with its temperature."""
+    made = tiny.trainer(**HINT_ONLY, hint_divergence="sampled_token", max_steps=2, temperature=0.7)
+    made.train()
+    inputs = tiny.batch(made)
+    _, gradient = tiny.loss_and_gradient(made, inputs)
+    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
+
+    def logprobs(model: Any, prompt: str) -> torch.Tensor:
+        whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
+        return token_logprobs(tiny.completion_logits(made, model, *whole, ids.shape[1], 0.7), ids)
+
+    student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
+    live = inputs["hint_mask"]
+    token = torch.where(live, (student - teacher).detach() * student, 0.0)
+    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
+    assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
+
+
+def test_a_ratio_cap_weighs_each_token_by_its_ratio_to_the_policy_that_sampled_it() -> None:
+    """As in SDPO. With num_iterations=2 the policy has moved at the second step."""
+    options = {"hint_divergence": "sampled_token", "max_steps": 1, "num_iterations": 2, "learning_rate": 3e-2}
+    made = tiny.trainer(**HINT_ONLY, hint_params={"ratio_cap": 1.01}, **options)
+    made.train()
+    inputs = tiny.batch(made)
+    old = inputs["old_per_token_logps"]
+    inputs["old_per_token_logps"] = old + torch.linspace(-0.5, 0.5, old.numel()).view_as(old)
+    _, gradient = tiny.loss_and_gradient(made, inputs)
+    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
+
+    def logprobs(model: Any, prompt: str) -> torch.Tensor:
+        whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
+        return token_logprobs(
+            tiny.completion_logits(made, model, *whole, ids.shape[1], made.temperature), ids
+        )
+
+    student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
+    weight = (student - inputs["old_per_token_logps"]).exp().clamp(max=1.01).detach()
+    live = inputs["hint_mask"]
+    assert (weight[live] == 1.01).any() and (weight[live] < 1).any()
+    token = torch.where(live, weight * (student - teacher).detach() * student, 0.0)
+    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
+    assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
+
+
+@pytest.mark.filterwarnings("ignore:train_dataset. none of its 4 rows")
+def test_rows_without_a_hint_push_nothing() -> None:
+    data = tiny.rows()
+    for row in data:
+        row["privileged_context"] = None
+    made = tiny.trainer(**HINT_ONLY, dataset=Dataset.from_list(data))
+    loss, gradient = tiny.loss_and_gradient(made, tiny.batch(made))
+    assert loss == 0 and not gradient.any()
+
+
+def test_padding_of_the_completions_takes_no_hint_away() -> None:
+    """With pad_to_multiple_of the completions are as wide as the context, and have 5 tokens at most."""
+    plain = tiny.gradients(tiny.trainer(**HINT_ONLY))[0]
+    made = tiny.trainer(**HINT_ONLY, pad_to_multiple_of=tiny.MAX_LENGTH)
+    assert tiny.relative_difference(plain, tiny.gradients(made)[0]) <= ROTARY
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.75  # row 1 of 4 has no hint
+
+
+def test_without_a_bound_of_the_completions_a_hint_is_measured_with_each_batch() -> None:
+    """TRL trains with max_completion_length=None."""
+    data = tiny.rows()
+    data[0]["privileged_context"] = "1" * tiny.MAX_LENGTH
+    options = HINT_ONLY | {"max_completion_length": None, "replay_weight": 1.0}
+    made = tiny.trainer(**options, dataset=Dataset.from_list(data))
+    with pytest.warns(ComposerWarning, match=r"privileged_context: with the prompt it has .* exceeds the 32"):
+        made.train()
+    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5  # row 1 of 4 has no hint either
+
+
+def test_without_a_bound_of_the_completions_the_memory_of_logits_is_that_of_a_token() -> None:
+    options = {"torch_compile": True, "torch_compile_backend": "eager", "max_completion_length": None}
+    message = r"MiB \(16 x 1 x \d+ in float32\) for each token of the longest completion; to accept"
+    with pytest.warns(ComposerWarning, match=message):
+        tiny.trainer(hint_weight=1.0, **options)
+
+
+def with_rollout(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A trainer whose rollout_func returns what `change` makes of the scripted rollout."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        made = tiny.rollout(prompts, trainer)
+        return made | change(made)
+
+    return tiny.trainer(hint_weight=1.0, arguments={"rollout_func": rollout})
+
+
+def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
+    """Targeted distillation: a rollout_func returns one 0 or 1 per completion token."""
+    made = with_rollout(lambda r: {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in r["completion_ids"]]})
+    inputs = tiny.batch(made)
+    assert inputs["hint_mask"][:, 1:].sum() == 0
+    assert 0 < inputs["hint_mask"][:, 0].sum() < len(inputs["hint_mask"])  # row 1 has no hint
+
+
+def test_tokens_that_a_tool_wrote_are_not_distilled() -> None:
+    """A rollout_func marks them with env_mask 0."""
+    made = with_rollout(lambda r: {"env_mask": [[1, 0, 1, 1, 1][: len(ids)] for ids in r["completion_ids"]]})
+    inputs = tiny.batch(made)
+    assert inputs["hint_mask"][:, 0].any() and not inputs["hint_mask"][:, 1].any()
+    assert not loss_mask(inputs)[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: {"hint_mask": [[1, *ids] for ids in r["completion_ids"]]}, "hint_mask: it has .* entries"),
+        (lambda r: {"hint_mask": [[0.5] * len(ids) for ids in r["completion_ids"]]}, "return a 0 or a 1"),
+        # The student would be conditioned on one prompt and the teacher on another.
+        (lambda r: {"prompt_ids": [[5, 6, *ids] for ids in r["prompt_ids"]]}, "rollout_func: it returned"),
+    ],
+    ids=["length", "values", "prompt"],
+)
+def test_a_rollout_that_the_hint_channel_cannot_use_is_an_error(change: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        tiny.batch(with_rollout(change))
+
+
+def test_the_hint_stands_in_the_last_user_message_and_leaves_the_rest() -> None:
+    prompt = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "b?"}], "name": "me"},
+        {"role": "assistant", "content": "2"},
+    ]
+    made = hinted_prompt(prompt, "[12]", "{prompt}|{privileged_context}")
+    assert made == [*prompt[:2], prompt[2] | {"content": "b?|[12]"}, prompt[3]]
+
+
+def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
+    made = tiny.trainer(
+        policy_model=GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tiny.SYMBOLS), n_positions=32, n_embd=16, n_layer=1, n_head=2)
+        )
+    )
+    ids, ones = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    padding = torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1)
+    plain = tiny.completion_logits(made, made.model.eval(), ids, ones, 2, 1.0)
+    torch.testing.assert_close(tiny.completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
+
+
+@pytest.mark.parametrize("estimator", ["score", "k2"])
+def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estimator: str) -> None:
+    """TRL's forward pass counts the padding of prompts of unequal length as positions."""
+    policy = tiny.absolute_model()
+    initial = copy.deepcopy(policy).eval()
+    options = {"hint_divergence": "sampled_token", "hint_params": {"estimator": estimator}}
+    made = tiny.trainer(policy_model=policy, **HINT_ONLY, **options)
+    with pytest.warns(ComposerWarning, match="have 2 to 3 tokens, so in the policy loss"):
+        inputs = tiny.batch(made)
+    loss, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = torch.zeros((), dtype=torch.float64)
+    for i, mask in enumerate(inputs["hint_mask"]):
+        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
+        scores = {}
+        for name, model in (("hint_prompt", initial), ("prompt", made.model)):
+            prompt = inputs[f"{name}_ids"][i][inputs[f"{name}_mask"][i].bool()]
+            logits = model(torch.cat([prompt, completion])[None]).logits[:, -len(completion) - 1 : -1]
+            scores[name] = token_logprobs(logits, completion[None])
+        if mask.any():
+            everywhere = torch.ones_like(scores["prompt"], dtype=torch.bool)
+            pair = (scores["prompt"], scores["hint_prompt"].detach(), everywhere)
+            expected = expected + sampled_token(*pair, estimator=estimator).loss.mean()
+    expected = expected / len(inputs["hint_mask"])
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    assert tiny.relative_difference(tiny.flat_gradient(made, expected), gradient) <= 1e-12
+
+
+def test_trls_wrong_log_probabilities_of_absolute_positions_are_a_warning() -> None:
+    """Once, with the lengths, and only where a prompt is padded."""
+    made = tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", max_steps=2)
+    with pytest.warns(ComposerWarning, match="it has absolute positions") as warned:
+        made.train()
+    assert sum("absolute positions" in str(one.message) for one in warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComposerWarning)
+        same_length = Dataset.from_list([{"prompt": "a?"}] * 4)
+        tiny.trainer(policy_model=tiny.absolute_model(), policy="grpo@trl", dataset=same_length).train()
+        tiny.trainer(policy="grpo@trl").train()  # rotary positions
+
+
+@pytest.mark.filterwarnings("ignore:model. it has absolute positions")
+def test_absolute_positions_and_a_ratio_to_the_old_policy_are_an_error() -> None:
+    """TRL's old log-probabilities are those of padded positions."""
+    options: dict[str, Any] = {"hint_divergence": "sampled_token", "hint_params": {"ratio_cap": 2.0}}
+    on_policy = {"policy_model": tiny.absolute_model(), **HINT_ONLY, **options}
+    tiny.trainer(**on_policy).train()
+    message = "hint_params.ratio_cap: it is 2.0, and the model has absolute positions, .*; set it to None"
+    with pytest.raises(ConfigError, match=message):
+        tiny.trainer(**on_policy, num_iterations=2).train()
+
+
+def test_a_chat_hint_goes_into_the_last_user_message() -> None:
+    data = [
+        {
+            "prompt": [{"role": "user", "content": "a?"}],
+            "privileged_context": [{"role": "user", "content": "[12]"}],
+        }
+    ] * 4
+    made = tiny.trainer(
+        hint_weight=1.0,
+        scripted=False,
+        dataset=Dataset.from_list(data),
+        teacher_prompt_template="{privileged_context}{prompt}",
+    )
+    inputs = tiny.batch(made)
+    shown = made.processing_class.decode(inputs["hint_prompt_ids"][0], skip_special_tokens=True)
+    assert shown == "U:[12]a?\nA:"
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "sampled_token"])
+def test_the_kl_is_that_of_the_sampling_policy_from_the_teacher(divergence: str) -> None:
+    """With num_iterations=2 the policy has moved at the second step, and the sampling policy has not."""
+    options = {"max_steps": 2, "num_iterations": 2, "learning_rate": 3e-2}
+    made = tiny.trainer(**HINT_ONLY, hint_divergence=divergence, **options)
+    made.train()
+    first, second = [entry for entry in made.state.log_history if "composer/hint/kl" in entry]
+    assert abs(float(first["composer/hint/kl"])) > 1e-3  # the completions are scripted, so it may be negative
+    assert float(second["composer/hint/kl"]) == pytest.approx(float(first["composer/hint/kl"]), rel=1e-5)
+    assert float(first["composer/hint/row_frac"]) == 0.75  # row 1 of 4 has no hint

@@ -1,0 +1,90 @@
+"""Losses named by import path, "my_losses:policy", in the real trainer."""
+
+from pathlib import Path
+
+import pytest
+
+from composer_plugins.errors import ConfigError
+from parity_tests.rigs import tiny
+
+MY_LOSSES = '''
+import torch
+from composer_plugins.kernels.divergences import reverse_kl
+from composer_plugins.kernels.types import PairLoss, TokenLoss
+
+def policy(logprobs, old_logprobs, advantages, mask, *, cap=1e9):
+    """A ratio with a cap."""
+    ratio = torch.where(mask, logprobs - old_logprobs, 0.0).exp().clamp(max=cap)
+    return TokenLoss(torch.where(mask, -ratio * advantages, 0.0), {})
+
+def per_sequence(logprobs, old_logprobs, advantages, mask, *, cap=1e9):
+    return policy(logprobs, old_logprobs, advantages, mask, cap=cap)
+per_sequence.mode = "seq-mean-token-mean"
+
+def divergence(student_logits, teacher_logits, mask):
+    return reverse_kl(student_logits, teacher_logits, mask)
+
+def preference(chosen, rejected, *, margin=1.0):
+    return PairLoss((margin - chosen + rejected).relu(), {})
+preference.average = True
+
+def weighted(logprobs, old_logprobs, advantages, mask, *, rollout_logprobs=None):
+    assert rollout_logprobs is not None, "an optional input that TRL has"
+    return policy(logprobs, rollout_logprobs, advantages, mask)
+
+def averaged(logprobs, advantages, mask):
+    return TokenLoss(policy(logprobs, logprobs.detach(), advantages, mask).loss.mean(), {})
+
+def with_values(logprobs, values, mask):
+    return TokenLoss(logprobs * values, {})
+'''
+
+
+@pytest.fixture(autouse=True)
+def my_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_losses.py").write_text(MY_LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mine", "ours"), [("policy", "dapo"), ("per_sequence", "grpo"), ("weighted", "dapo")]
+)
+def test_a_policy_has_the_gradient_of_the_same_loss_of_ours(mine: str, ours: str) -> None:
+    """On the first step no ratio is clipped. Without a mode of its own it has TRL's default, dapo's."""
+    expected, gradient = (
+        tiny.gradients(tiny.trainer(policy=policy))[0] for policy in (ours, f"my_losses:{mine}")
+    )
+    assert tiny.relative_difference(expected, gradient) <= 1e-6
+
+
+def test_all_three_channels_train() -> None:
+    made = tiny.trainer(
+        policy="my_losses:policy",
+        policy_params={"cap": 2.0},
+        hint_weight=0.7,
+        hint_divergence="my_losses:divergence",
+        replay_weight=0.3,
+        replay_loss="my_losses:preference",
+        replay_params={"margin": 0.5},
+        max_steps=2,
+    )
+    made.train()
+    entry = made.state.log_history[1]
+    assert {f"composer/{channel}/loss" for channel in ("policy", "hint", "replay")} <= entry.keys()
+    expected, gradient = (
+        tiny.gradients(tiny.trainer(hint_weight=1.0, hint_divergence=name, policy_weight=0.0))[0]
+        for name in ("reverse_kl", "my_losses:divergence")
+    )
+    assert tiny.relative_difference(expected, gradient) <= 1e-6
+
+
+def test_a_loss_that_averages_over_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^policy: 'my_losses:averaged' returned the shape \[\], and not"):
+        tiny.gradients(tiny.trainer(policy="my_losses:averaged"))
+
+
+def test_a_signature_that_asks_for_what_trl_lacks_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match=r"^policy: .*needs values, .*inputs here: advantages, logprobs, "):
+        tiny.trainer(policy="my_losses:with_values")
+    with pytest.raises(ConfigError, match=r"^policy: .*takes 'student_logits' first, .* in hint_divergence$"):
+        tiny.trainer(policy="my_losses:divergence")

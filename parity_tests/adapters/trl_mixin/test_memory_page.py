@@ -1,0 +1,106 @@
+"""docs/memory.md: its tables are made from the formulas, and the formulas count what is really there."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from composer_plugins.kernels.linear.tiles import GPU_TILE
+from docs.generator import memory
+from parity_tests.rigs import tiny
+
+CONFIGS = dict(zip((model.name for model in memory.MODELS), (Qwen2Config, LlamaConfig), strict=True))
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = memory.PAGE.read_text()
+    assert memory.page() == text, "python -m docs.generator.memory writes it"
+    assert f"2^{math.log2(GPU_TILE):.0f} logits" in text
+    assert (
+        f"B = {memory.ROWS} rows with {memory.PROMPT} tokens of prompt and T = {memory.COMPLETION:,}" in text
+    )
+    assert f"rank {memory.RANK} " in text and f"L = {memory.PROMPT + memory.COMPLETION:,}" in text
+    for row in ("hint: `jsd`", "replay: `dpo`"):
+        assert f"{memory.measured(row)} tensors of 4 B T V" in text
+    assert len(text.splitlines()) < 90
+
+
+@pytest.mark.parametrize("model", memory.MODELS, ids=str)
+def test_the_weights_are_those_of_transformers_and_peft(model: memory.Model) -> None:
+    """On the device meta, which holds no values. Norms and biases are left out of the page: below 0.1 %."""
+    config = CONFIGS[model.name](
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        intermediate_size=model.intermediate,
+        num_attention_heads=model.hidden // 128,
+        num_key_value_heads=model.kv // 128,
+        vocab_size=model.vocab,
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+        assert math.isclose(built.num_parameters(), model.parameters, rel_tol=1e-3)
+        lora = get_peft_model(built, LoraConfig(r=memory.RANK, target_modules="all-linear"))
+    assert lora.get_nb_trainable_parameters()[0] == model.adapter
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_copies_are_what_a_trainer_holds(lora: bool, tmp_path: Path) -> None:
+    """One frozen copy for teacher and reference, none with LoRA; the ema average in float32."""
+    given = {"arguments": {"peft_config": LoraConfig(r=4, target_modules="all-linear")}} if lora else {}
+    base = tiny.trainer(hint_weight=1.0, replay_weight=1.0, **given)
+    saves = {"save_strategy": "steps", "save_steps": 1, "output_dir": str(tmp_path)}
+    ema = tiny.trainer(hint_weight=1.0, hint_teacher="ema", max_steps=1, **saves, **given)
+    ema.train()
+
+    def of(model: torch.nn.Module) -> int:
+        return sum(p.numel() * p.element_size() for p in model.parameters())
+
+    copies = {base._hint.teacher.model, base._replay.reference.model} - {base.model}
+    assert [of(copy) for copy in copies] == ([] if lora else [of(base.model)])
+    averages = load_file(tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").values()
+    trained = sum(p.numel() for p in ema.model.parameters() if p.requires_grad)
+    assert sum(w.numel() * w.element_size() for w in averages) == 4 * trained
+
+
+@pytest.mark.parametrize("model", memory.MODELS, ids=str)
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_activations_of_a_layer_are_what_autograd_keeps(model: memory.Model, lora: bool) -> None:
+    """Of a small model in bfloat16. A tenth is left for sums over a row, whose share falls with the width."""
+    small = memory.Model(model.name, hidden=128, layers=1, intermediate=512, kv=64, vocab=64)
+    rows, length = 2, 64
+
+    def kept(layers: int) -> int:
+        config = CONFIGS[model.name](
+            hidden_size=small.hidden,
+            num_hidden_layers=layers,
+            intermediate_size=small.intermediate,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=small.vocab,
+            tie_word_embeddings=False,
+        )
+        built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if lora:
+            adapter = LoraConfig(r=1, target_modules="all-linear")
+            built = get_peft_model(built, adapter, autocast_adapter_dtype=False)
+            built.enable_input_require_grads()
+        weights = {weight.untyped_storage().data_ptr() for weight in built.parameters()}
+        found = dict[int, torch.Tensor]()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.untyped_storage().data_ptr() not in weights:
+                found[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = built(input_ids=torch.zeros(rows, length, dtype=torch.long))
+            assert output.logits.requires_grad  # and so the graph is alive
+            return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+
+    measured = (kept(3) - kept(1)) / 2
+    assert math.isclose(measured, 2 * rows * length * small.activations(lora), rel_tol=0.1)

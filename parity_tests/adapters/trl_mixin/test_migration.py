@@ -1,0 +1,398 @@
+"""`composer-plugins migrate` from TRL and to it. The gradients: adapters/verl_plugin/test_migration.py."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import GRPOConfig
+from typer.testing import CliRunner
+
+from composer_plugins import cli
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.adapters.trl_mixin.migration import BATCH, READ
+from composer_plugins.cli import app
+from composer_plugins.cli.migrate import comments
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES
+from composer_plugins.losses.choosing import choose
+from composer_plugins.objective.objective import MISSING, of_choice
+from composer_plugins.objective.resolve import migrate, resolve
+from parity_tests.rigs.paths import ROOT
+
+WITHOUT_STD = {"scale_rewards": "none"}
+
+
+def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
+    return [str(one) for one in migrate(resolve(source, table).required(), target).differences]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (WITHOUT_STD, []),
+        ({}, []),  # TRL's epsilon is one that our estimator in verl takes too
+        (
+            WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": False},
+            ["KL.log_ratio_clamp", "KL.value_clamp"],
+        ),
+        (WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": True}, ["KL"]),
+        (WITHOUT_STD | {"use_vllm": True}, ["rollout correction.log_ratio_clamp"]),
+        (WITHOUT_STD | {"top_entropy_quantile": 0.8}, ["not carried over"]),
+        (WITHOUT_STD | {"mask_truncated_completions": True}, ["not carried over"]),
+        (WITHOUT_STD | {"loss_type": "bnpo"}, ["denominator"]),
+        (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, ["entropy bonus.denominator"]),
+        (
+            WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
+            ["hint_weight.denominator"],
+        ),
+        (
+            WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"},
+            ["hint_weight.denominator", "to correct in this config"],
+        ),
+        (WITHOUT_STD | {"replay_weight": 1.0}, ["replay_weight.denominator"]),
+        (
+            WITHOUT_STD | {"replay_weight": 1.0, "temperature": 0.7},
+            ["replay_temperature", "replay_weight.denominator"],
+        ),
+        (
+            WITHOUT_STD
+            | {"policy_weight": 0.5, "entropy_coef": 0.1, "hint_weight": 1.0}
+            | {"hint_divergence": "sampled_token"},
+            ["entropy bonus.denominator", "hint_weight.denominator", "policy_weight.multiplies"],
+        ),
+        (
+            WITHOUT_STD
+            | {"loss_type": "vespo", "use_vllm": True}
+            | {"vllm_importance_sampling_mode": "token_truncate"},
+            ["rollout correction.log_ratio_clamp", "rollout correction.enters"],
+        ),
+        (
+            WITHOUT_STD | {"beta": 0.1, "use_bias_correction_kl": False, "sync_ref_model": True},
+            ["KL.log_ratio_clamp", "KL.value_clamp", "not carried over"],
+        ),
+        (WITHOUT_STD | {"reward_weights": [1.0, 2.0]}, ["not carried over"]),
+        (
+            WITHOUT_STD
+            | {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_source": "successful_rollout"},
+            ["hint_weight.denominator", "not carried over"],
+        ),
+    ],
+)
+def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: list[str]) -> None:
+    assert [one.partition(":")[0] for one in differences("trl", table, "verl")] == expected
+
+
+def test_the_old_name_of_the_correction_s_bound_acts() -> None:
+    table = {"use_vllm": True, "vllm_importance_sampling_cap": 2.0}
+    correction = resolve("trl", table).required().correction
+    assert correction is not None and correction.value("high") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"hint_wieght": 1.0}, "hint_wieght: unknown option .*did you mean 'hint_weight'"),
+        ({"beta": "abc"}, "beta: it is 'abc'; set a finite number"),
+        ({"temperature": [1]}, r"temperature: it is \[1\]; set a finite number"),
+        ({"num_generations": 1}, "the config of trl: .*at least 2 generations"),
+        ({"loss_type": ["grpo"]}, "loss_type: with .*, \\['grpo'\\] is not a loss of the catalogue"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token_mas"},
+            "vllm_importance_sampling_mode: unknown mode .*did you mean 'token_mask'",
+        ),
+        ({"use_vllm": "False"}, "use_vllm: it is 'False'; set true or false"),
+        ({"vllm_importance_sampling_clip_max": "x"}, "vllm_importance_sampling_clip_max: it is 'x'; set a"),
+    ],
+)
+def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve("trl", table).required()
+
+
+def test_a_key_that_was_not_read_is_named() -> None:
+    assert resolve("trl", {"epsilon_hgih": 0.28, "beta": 0.1}).unread == ("epsilon_hgih",)
+
+
+# What a training script of TRL reads beside the loss, in this release and in earlier ones.
+USUAL = """
+model_name_or_path: Qwen/Qwen3-4B
+dtype: bfloat16
+attn_implementation: flash_attention_2
+use_peft: true
+lora_r: 16
+dataset_name: trl-lib/DeepMath-103K
+dataset_train_split: train
+reward_funcs: [accuracy_reward]
+output_dir: out
+run_name: a
+report_to: [wandb]
+learning_rate: 1.0e-6
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+warmup_steps: 10
+num_train_epochs: 1
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: true
+max_grad_norm: 0.2
+logging_steps: 1
+save_strategy: steps
+save_steps: 50
+push_to_hub: false
+seed: 42
+log_completions: true
+max_completion_length: 2048
+num_generations: 8
+num_iterations: 1
+loss_type: dapo
+epsilon: 0.2
+epsilon_high: 0.2
+scale_rewards: none
+beta: 0.0
+temperature: 1.0
+top_p: 1.0
+top_k: 0
+repetition_penalty: 1.0
+use_vllm: true
+vllm_mode: colocate
+vllm_gpu_memory_utilization: 0.4
+vllm_importance_sampling_correction: false
+reward_weights: [1.0, 1, 1.0]
+"""
+
+
+def migrated(tmp_path: Path, text: str, target: str = "trl") -> tuple[int, str, str]:
+    """The status of `migrate` on a file of this text, its stdout, and the error that it shows."""
+    (tmp_path / "a.yaml").write_text(text)
+    found = CliRunner().invoke(
+        cli.app, ["migrate", str(tmp_path / "a.yaml"), "--from", "trl", "--to", target]
+    )
+    error = str(found.exception) if isinstance(found.exception, ConfigError) else ""
+    return 2 if error else found.exit_code, found.stdout, error
+
+
+def test_a_usual_config_of_trl_is_understood(tmp_path: Path) -> None:
+    status, out, _ = migrated(tmp_path, USUAL)
+    assert status == 0 and "# Nothing differs.\n" in out, out
+    versions = f"TRL {upstream.VERSION}, which is installed here"
+    assert out.splitlines()[1] == f"# Read as a config of {versions}. Written for {versions}."
+
+
+@pytest.mark.parametrize("more", ["scale_reward: false", "apply_gdpo: {x: 1}", "my_fork: 3"])
+def test_a_key_that_is_not_understood_stands_in_the_first_line(tmp_path: Path, more: str) -> None:
+    status, out, _ = migrated(tmp_path, f"{USUAL}{more}\n")
+    key = more.partition(":")[0]
+    assert status == 1 and out.startswith(f"# Not understood, and it may bear on the loss: {key}\n")
+    assert "# Of what was understood, nothing differs.\n" in out and "Nothing differs" not in out
+
+
+def test_every_option_of_grpo_config_has_its_place() -> None:
+    """A new release's option is not understood before somebody has looked at it."""
+    names = dict.fromkeys((field.name for field in fields(GRPOConfig)), None)
+    values = {name: upstream.DEFAULTS[name] for name in names if name != "output_dir"}
+    assert resolve("trl", {**values, "output_dir": "x", "bf16": False}).unread == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("reward_weights", [1.0, 1], [1.0, 0.5]),
+        ("top_p", 1.0, 0.9),
+        ("top_k", 0, 20),
+        ("min_p", 0.0, 0.1),
+        ("repetition_penalty", 1.0, 1.1),
+        ("generation_kwargs", {}, {"top_p": 0.9}),
+    ],
+)
+def test_a_value_that_changes_nothing_is_no_difference(key: str, neutral: object, other: object) -> None:
+    assert differences("trl", {key: neutral}, "trl") == []
+    assert differences("trl", {key: other}, "trl") == [f"not carried over: {key} = {other!r}"]
+
+
+AXOLOTL = """
+base_model: x/y
+rl: gdpo
+trl:
+  beta: 0.04
+  num_generations: 2
+  loss_type: grpo
+learning_rate: 1.0e-5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (AXOLOTL, "Axolotl: base_model, rl, trl stand"),
+        (
+            "stage: ppo\nfinetuning_type: lora\nlearning_rate: 1.0e-5",
+            "LLaMA-Factory: finetuning_type, stage stand",
+        ),
+        ("rlhf_type: grpo\nbeta: 0.04\nnum_generations: 8", "ms-swift: rlhf_type stands"),
+        ("actor_rollout_ref: {}\nbeta: 0.04", "verl: actor_rollout_ref stands"),
+    ],
+)
+def test_a_config_of_another_schema_is_refused_by_its_name(tmp_path: Path, text: str, words: str) -> None:
+    status, out, error = migrated(tmp_path, text)
+    assert (status, out) == (2, "") and error.startswith(f"--from: the config is one of {words}"), error
+
+
+def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
+    table = {"training_mode": "opd", "group_size": 8, "train": {"sampling": {"temperature": 0.7}}}
+    found = migrate(resolve("prime-rl", {"orchestrator": table}, "0.6.0").required(), "trl")
+    assert found.table["policy"] == MISSING and "loss_type" not in found.table
+    assert found.table["num_generations"] == 8 and found.table["temperature"] == 0.7
+    with pytest.raises(ConfigError, match="policy"):
+        ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
+
+
+def test_vllm_gets_no_correction_that_the_source_did_not_have() -> None:
+    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}}}
+    written = migrate(resolve("verl", table).required(), "trl").table
+    assert resolve("trl", written | {"use_vllm": True}).required().correction is None
+
+
+def test_trl_has_no_groups_of_one() -> None:
+    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 1}}}
+    assert "completions per prompt: 1 -> 8" in differences("verl", table, "trl")
+
+
+def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
+    """A value other than TRL's default changes what is compared, for each option in LOSS_OPTIONS."""
+    values: dict[str, Any] = {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "scale_rewards": "batch",
+        "vllm_importance_sampling_mode": "token_mask",
+        "multi_objective_aggregation": "normalize_then_sum",
+        "num_generations": 4,
+        "delta": 2.0,
+        "max_completion_length": 100,
+        "vllm_importance_sampling_clip_min": 0.5,
+    }
+    beside: dict[str, dict[str, Any]] = {
+        "use_bias_correction_kl": {"beta": 0.1},
+        "max_completion_length": {"loss_type": "dr_grpo"},
+        "sapo_temperature_pos": {"loss_type": "sapo"},
+        "sapo_temperature_neg": {"loss_type": "sapo"},
+    }
+    beside |= {name: {"use_vllm": True} for name in READ if name.startswith("vllm_")}
+    beside |= {name: {"loss_type": "vespo"} for name in LOSS_OPTIONS if name.startswith("vespo_")}
+    entropy = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+    beside |= dict.fromkeys(entropy, {"use_adaptive_entropy": True})
+    for name in LOSS_OPTIONS:
+        default = upstream.DEFAULTS[name]
+        if name in BATCH:
+            continue
+        value = values.get(name)
+        if value is None:
+            value = not default if isinstance(default, bool) else (default or 0.0) + 0.25
+        table = beside.get(name, {})
+        before = resolve("trl", table).required()
+        after = resolve("trl", table | {name: value}).required()
+        changed = before.facts() != after.facts() or before.remarks != after.remarks
+        assert changed or before.group_size != after.group_size, name
+
+
+@pytest.mark.parametrize("kind", LOSS_TYPES)
+def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> None:
+    bound = 5.0 if kind == "cispo" else 0.3
+    found = migrate(resolve("trl", {"loss_type": kind, "epsilon_high": bound}).required(), "trl")
+    assert found.differences == ()
+    ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
+
+
+def test_a_level_that_the_catalogue_does_not_have_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is not a loss of the catalogue"):
+        resolve("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"}).required()
+
+
+def test_verls_loss_with_its_dual_clip_and_its_clamps_runs_in_trl() -> None:
+    table = {
+        "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+        "actor_rollout_ref": {"actor": {"clip_ratio_c": 5.0}, "rollout": {"n": 4, "temperature": 0.9}},
+    }
+    found = migrate(resolve("verl", table).required(), "trl")
+    assert found.differences == ()
+    assert found.table["policy_params"] == {"dual_clip": 5.0}
+    assert found.table["loss_type"] == "dapo" and found.table["temperature"] == 0.9
+
+
+def test_a_correction_of_verls_becomes_the_one_of_trl() -> None:
+    correction = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_3.0"}
+    table = {
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": False,
+            "rollout_correction": correction,
+        },
+        "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}},
+    }
+    found = migrate(resolve("verl", table).required(), "trl")
+    assert [str(one) for one in found.differences] == ["rollout correction.log_ratio_clamp: 20 -> none"]
+    assert found.table["vllm_importance_sampling_mode"] == "sequence_mask"
+    assert found.table["vllm_importance_sampling_clip_min"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "correction"), [("dppo_tv", {"rollout_is": "token"}), ("vespo", {"rollout_is": "sequence"})]
+)
+def test_a_correction_that_trl_refuses_beside_a_policy_is_a_difference(
+    mode: str, correction: dict[str, str]
+) -> None:
+    table = {
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "rollout_correction": correction,
+            "composer": {"policy": mode},
+        },
+        "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "composer"}}, "rollout": {"n": 4}},
+    }
+    assert [one for one in differences("verl", table, "trl") if one.startswith("rollout correction: tis")]
+
+
+def test_icepop_is_trls_mask_per_token() -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": "0.5_3.0"}
+    table = {
+        "algorithm": {"adv_estimator": "grpo", "rollout_correction": correction},
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+    }
+    found = migrate(resolve("verl", table).required(), "trl")
+    assert found.table["vllm_importance_sampling_mode"] == "token_mask"
+    assert "rollout correction.log_ratio_clamp: 20 -> none" in map(str, found.differences)
+
+
+def test_the_example_of_the_page_is_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    source, shown = re.findall(r"```(?:yaml)?\n(.*?)```", page, re.DOTALL)[1:3]
+    read = resolve("verl", yaml.safe_load(source))
+    found = migrate(read.required(), "trl")
+    lines = comments("grpo.yaml of verl", "trl", found, read)
+    assert shown == "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
+def test_a_bare_loss_has_no_constant_length() -> None:
+    found = migrate(of_choice(choose("policy", "dr_grpo")), "trl")
+    assert found.differences == ()
+
+
+def test_the_doctor_examines_a_config_of_trl(tmp_path: Path) -> None:
+    """Without a doctor of its own: what `resolve` finds is what a trainer would raise or warn of."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("policy: cispo\npolicy_params: {clip_high: 28}\nepsilon_hgih: 0.3\n")
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
+    assert done.exit_code == 0 and "2 warnings, against the options of TRL" in done.output
+    assert "policy_params.clip_high\n  clip_high=28" in done.output
+    assert "epsilon_hgih\n  it is no option of TRL that is known here" in done.output
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", "--json", str(file)])
+    assert [one["severity"] for one in json.loads(done.output)["findings"]] == ["warning", "warning"]
+    file.write_text("policy: cispoo\n")
+    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
+    assert done.exit_code == 1 and "error: policy\n  unknown policy loss 'cispoo'" in done.output

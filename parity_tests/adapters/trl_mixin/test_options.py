@@ -1,0 +1,279 @@
+"""Options of TRL beside a policy of ours: each acts as in TRL, sets a parameter of ours, or is an error."""
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
+from composer_plugins.losses.choosing import choose, find_one
+from composer_plugins.losses.registry import losses
+from docs.generator import trl_options
+from parity_tests.adapters.trl_mixin.test_bad_input import config
+from parity_tests.rigs import tiny
+
+# Bounds are set here that hardly anyone intends: package/test_config.py.
+FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.findings.ComposerWarning"
+pytestmark = pytest.mark.filterwarnings(FAR_OFF)
+FLOAT32 = 1e-6  # as in test_equality
+VLLM = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+
+# A value of each option that sets parameters, away from its default.
+VALUES = {
+    "epsilon": 0.1,
+    "epsilon_high": 0.05,
+    "delta": 1.2,
+    "sapo_temperature_pos": 0.7,
+    "sapo_temperature_neg": 0.3,
+    "vespo_k_pos": 0.7,
+    "vespo_lambda_pos": 1.1,
+    "vespo_k_neg": 1.5,
+    "vespo_lambda_neg": 0.3,
+}
+POLICIES = [loss for loss in losses() if loss.kind == "policy" and TRL.runs(loss)]
+REQUIRED = {"kimi": {"ratio_low": 0.5, "ratio_high": 2.0, "tau": 0.1}, "dro": {"beta": 0.1}}
+REQUIRED |= {"minirl": {"clip_low": 0.2, "clip_high": 0.2}, "opsm": {"threshold": 0.1}}
+
+# TRL's own options, and the policy of ours with the same loss.
+SEQUENCE = {"importance_sampling_level": "sequence"}
+TWINS: list[tuple[dict[str, Any], str]] = [
+    ({"loss_type": "grpo"}, "grpo@trl"),
+    ({"loss_type": "dapo"}, "dapo@trl"),
+    ({"loss_type": "dr_grpo"}, "dr_grpo@trl"),
+    ({"loss_type": "grpo", **SEQUENCE}, "gspo@trl"),
+    ({"loss_type": "luspo", **SEQUENCE}, "luspo@trl"),
+    ({"loss_type": "cispo"}, "cispo@trl"),
+    ({"loss_type": "sapo"}, "sapo@trl"),
+    ({"loss_type": "vespo"}, "vespo@trl"),
+]
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A path, because TRL loads the reference of its KL from one."""
+    path = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(path)
+    return str(path)
+
+
+def off_policy_batch(made: Any) -> dict[str, torch.Tensor]:
+    """A batch whose old and reference policies differ from the present one."""
+    inputs = tiny.batch(made)
+    torch.manual_seed(0)
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        if name in inputs:
+            inputs[name] = inputs[name] + 0.7 * torch.randn_like(inputs[name])
+    return inputs
+
+
+def assert_acts_as_in_trl(
+    theirs: dict[str, Any], policy: str, option: dict[str, Any], base: dict[str, Any] | None = None
+) -> None:
+    """The loss and gradient are TRL's with the option, and the option changes them."""
+    common = {"num_iterations": 2, "per_device_train_batch_size": 8, "steps_per_generation": 2}
+    common |= {"gradient_accumulation_steps": 2, **(base or {})}
+    own = tiny.trainer(**common | theirs | option)
+    mine = tiny.trainer(**common | option, policy=policy)
+    inputs = off_policy_batch(own)
+    tiny.batch(mine)
+    expected, wanted = tiny.loss_and_gradient(own, inputs)
+    loss, gradient = tiny.loss_and_gradient(mine, inputs)
+    without = tiny.trainer(**common | theirs)
+    _, other = tiny.loss_and_gradient(without, off_policy_batch(without))
+    assert tiny.relative_difference(wanted, other) > 1e-4, "the option changed nothing"
+    assert float(abs(loss - expected)) <= FLOAT32 * max(1.0, float(abs(expected)))
+    assert tiny.relative_difference(wanted, gradient) <= FLOAT32
+
+
+def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
+    """Read from TRL's source: an option that a new TRL adds or drops fails here."""
+    assert trl_options.options_read() == set(LOSS_OPTIONS)
+    assert {name: upstream.DEFAULTS[name] for name in LOSS_OPTIONS} == {
+        name: option.default for name, option in LOSS_OPTIONS.items()
+    }
+    mapped = {name for name, option in LOSS_OPTIONS.items() if option.sets}
+    assert mapped == set(VALUES)
+    for name, option in LOSS_OPTIONS.items():
+        assert bool(option.effect) != bool(option.sets), name
+        for row in option.sets:
+            known = {loss.name: loss for loss in POLICIES}
+            assert all(set(row.parameters) <= set(known[loss].parameters) for loss in row.losses), name
+
+
+@pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")  # of losses whose paper does not divide
+@pytest.mark.parametrize("loss", POLICIES, ids=lambda loss: loss.name)
+def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> None:
+    params = REQUIRED.get(loss.name)
+    for name, value in VALUES.items():
+        sets = LOSS_OPTIONS[name].values(loss, value)
+        options = {"policy": loss.name, "policy_params": params, name: value}
+        if not sets:
+            message = (
+                f"{name}: it is {value}, and it has no effect on the policy '{loss.name}', which has no such"
+            )
+            with pytest.raises(ConfigError, match=re.escape(message)):
+                config(**options)
+            continue
+        assert config(**options).resolved.policy.params == {**(params or {}), **sets}
+        for parameter in sets:
+            other = 1.7 if parameter == "ratio_cap" else 0.9
+            options["policy_params"] = {**(params or {}), parameter: other}
+            with pytest.raises(
+                ConfigError, match=f"{name}: it is .*, which sets {parameter} to .*; set one of them"
+            ):
+                config(**options)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_an_option_at_trls_default_counts_as_not_set(name: str) -> None:
+    default = upstream.DEFAULTS[name]
+    for policy in ("gspo", "reinforce"):
+        assert config(policy=policy, **{name: default}).resolved.policy.params == {}
+
+
+def test_a_parameter_out_of_its_range_names_trls_option() -> None:
+    with pytest.raises(ConfigError, match="sapo_temperature_neg: it is -1.0; set a finite number in "):
+        config(policy="sapo", sapo_temperature_neg=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "policy", "name"),
+    [
+        (theirs, policy, name)
+        for theirs, policy in TWINS
+        for name, value in VALUES.items()
+        if LOSS_OPTIONS[name].values(find_one(policy, "policy").loss, value)
+    ],
+)
+def test_an_option_that_sets_a_parameter_acts_as_in_trl(
+    theirs: dict[str, Any], policy: str, name: str
+) -> None:
+    assert_acts_as_in_trl(theirs, policy, {name: VALUES[name]})
+
+
+@pytest.mark.parametrize(
+    ("option", "base"),
+    [
+        ({"beta": 0.3}, {}),
+        ({"use_bias_correction_kl": False}, {"beta": 0.3}),
+        ({"entropy_coef": 0.1}, {}),
+        ({"off_policy_mask_threshold": 0.02}, {}),
+        ({"top_entropy_quantile": 0.5}, {}),
+        ({"temperature": 0.6}, {}),
+        ({"scale_rewards": "none"}, {}),
+        ({"scale_rewards": "batch"}, {}),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {}),
+        ({"reward_weights": [3.0]}, {"scale_rewards": "none"}),
+        ({"mask_truncated_completions": True}, {}),
+        ({"num_generations": 2}, {"per_device_train_batch_size": 4}),
+        ({"steps_per_generation": 1}, {}),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) or "-",
+)
+@pytest.mark.parametrize(("theirs", "policy"), [TWINS[1], TWINS[3]], ids=["dapo", "gspo"])
+def test_an_option_of_the_rest_of_the_loss_acts_as_in_trl(
+    theirs: dict[str, Any], policy: str, option: dict[str, Any], base: dict[str, Any], saved_model: str
+) -> None:
+    assert_acts_as_in_trl(theirs, policy, option, {"policy_model": saved_model, **base})
+
+
+def test_the_length_of_dr_grpos_denominator_is_trls() -> None:
+    assert_acts_as_in_trl(*TWINS[2], {"max_completion_length": 6})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entropy_target": 0.1},
+        {"entropy_coef_delta": 0.2},
+        {"entropy_coef_min": 0.15},
+        {"entropy_coef_max": 0.05},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_the_adaptive_entropy_bonus_is_trls(change: dict[str, float]) -> None:
+    """Over four steps, because the coefficient moves after each."""
+    adaptive = {
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+        "use_adaptive_entropy": True,
+        "entropy_coef": 0.1,
+        "entropy_target": 9.0,
+    }
+    adaptive |= {"entropy_coef_delta": 0.05, "entropy_coef_min": 0.0, "entropy_coef_max": 0.3}
+    if "entropy_coef_min" in change:  # the coefficient must sink to meet its minimum
+        adaptive |= {"entropy_target": 2.0, "entropy_coef_delta": 0.1}
+    theirs = tiny.trainer(**adaptive | change, loss_type="grpo")
+    mine = tiny.trainer(**adaptive | change, policy="grpo@trl")
+    expected, found = tiny.gradients(theirs), tiny.gradients(mine)
+    assert max(map(tiny.relative_difference, expected, found)) <= FLOAT32
+    assert theirs.entropy_coef == mine.entropy_coef
+    without = tiny.trainer(**adaptive, loss_type="grpo")
+    others = tiny.gradients(without)
+    assert theirs.entropy_coef != without.entropy_coef or any(
+        tiny.relative_difference(a, b) > 1e-4 for a, b in zip(expected, others, strict=True)
+    ), "the option changed nothing"
+
+
+def test_an_adaptive_entropy_bonus_beside_a_sum_over_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_adaptive_entropy: TRL's entropy bonus is a mean"):
+        config(policy="importance_sampling", use_adaptive_entropy=True)
+
+
+@pytest.mark.parametrize("policy", ["gspo", "luspo"])
+def test_the_sequence_level_is_accepted_where_the_policy_has_it(policy: str) -> None:
+    assert config(policy=policy, **SEQUENCE).resolved.policy.params == {}
+
+
+def test_vespo_takes_vllms_weights_into_the_weight_of_the_sequence_as_trl_does() -> None:
+    """vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do."""
+    choice = config(policy="vespo@trl", **VLLM).resolved.policy
+    theirs = tiny.trainer(num_iterations=2, loss_type="vespo")
+    ours = tiny.trainer(num_iterations=2, policy="vespo@trl")
+    inputs = off_policy_batch(theirs)
+    tiny.batch(ours)
+    _, without = tiny.loss_and_gradient(theirs, inputs)
+    ratio = 0.5 + torch.rand_like(inputs["old_per_token_logps"])
+    inputs["importance_sampling_ratio"] = torch.where(inputs["completion_mask"].bool(), ratio, 1.0)
+    for made in (theirs, ours):
+        made.use_vllm = made.vllm_importance_sampling_correction = True
+    ours._policy.choice = choice
+    _, expected = tiny.loss_and_gradient(theirs, inputs)
+    _, gradient = tiny.loss_and_gradient(ours, inputs)
+    assert tiny.relative_difference(without, expected) > 0.1, "the ratio changed nothing"
+    assert tiny.relative_difference(expected, gradient) <= FLOAT32
+
+
+def test_vespo_with_one_vllm_weight_per_sequence_is_refused() -> None:
+    with pytest.raises(ConfigError, match="vllm_importance_sampling_mode: it is 'sequence_mask'"):
+        config(policy="vespo", use_vllm=True, vllm_importance_sampling_mode="sequence_mask")
+
+
+def test_the_page_of_options_is_made_from_the_code() -> None:
+    written = trl_options.PAGE.read_text()
+    assert trl_options.page() == written, "python -m docs.generator.trl_options writes it"
+    tables = {name: make() for name, make in trl_options.TABLES.items()}
+    assert all(table in written for table in tables.values())
+    assert all(f"| `{one.name}` |" in tables["options"] for one in fields(ComposerGRPOConfig)[-20:])
+
+
+def test_the_page_of_options_names_the_defaults_that_differ() -> None:
+    """The numbers of its sentences about cispo@trl and simpo@trl."""
+    written = trl_options.PAGE.read_text()
+    cispo = choose("policy", "cispo@trl")
+    logprobs = torch.tensor([[3.0, 0.1, -5.0]], dtype=torch.float64)  # ratios on both sides of the cap
+    mask, one = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
+    leaf = logprobs.clone().requires_grad_()
+    cispo.loss.kernel()(leaf, torch.zeros_like(logprobs), one, mask, **cispo.params).loss.sum().backward()
+    weights = -leaf.grad
+    assert weights.max() == pytest.approx(0.2, rel=1e-12) and weights.min() < 0.2
+    assert "`cispo@trl` with `clip_high=-0.8` caps each weight at\n0.2" in written
+    for name, beta in (("simpo", 2.0), ("simpo@trl", 0.1)):
+        simpo = choose("preference", name)
+        assert (simpo.value("beta"), simpo.value("beta") * simpo.value("gamma_beta_ratio")) == (beta, 0.5)
+    assert "beta 2 and a margin of 0.5. `simpo@trl`" in written and "beta 0.1 and the same margin" in written
+    assert (config().replay_temperature, config().temperature) == (1.0, 1.0)

@@ -1,0 +1,254 @@
+"""The replay channel: its pairs, scores, weights and denominator."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
+from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
+from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
+from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
+from composer_plugins.kernels.types import PairLoss
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs import tiny
+
+REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0, "dtype": torch.float64}
+# Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
+ROTARY = 1e-6
+
+
+def score(model: Any, prompt: str, answer: str, temperature: float) -> torch.Tensor:
+    """Log-probabilities of answer + <eos> after prompt, without padding."""
+    encode = tiny.tokenizer()
+    start = encode(prompt, add_special_tokens=False)["input_ids"]
+    end = [*encode(answer, add_special_tokens=False)["input_ids"], 1]
+    logits = model(torch.tensor([start + end])).logits[0, len(start) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(end)[:, None])[:, 0]
+
+
+def by_rows(made: Any, base: Any, loss: str) -> torch.Tensor:
+    """The replay loss of one generation batch, row by row: generation g of a prompt takes the g-th pair."""
+    total = torch.zeros((), dtype=torch.float64)
+    data, generations = tiny.rows(), made.num_generations
+    for row in data:
+        for g in range(generations):
+            if row["chosen"] is None:
+                continue
+            pick = g % len(row["chosen"])
+            answers = row["chosen"][pick], row["rejected"][pick]
+            temperature = made.args.replay_temperature
+            mine = [score(made.model, row["prompt"], a, temperature) for a in answers]
+            if loss == "simpo":
+                pair = simpo(*(m.mean()[None] for m in mine))
+            else:
+                with torch.no_grad():
+                    ref = [score(base, row["prompt"], a, temperature).sum()[None] for a in answers]
+                pair = dpo(*(m.sum()[None] for m in mine), *ref, beta=0.3)
+            total = total + row["n_teachers_agreeing"][pick] * pair.loss[0]
+    return total / (len(data) * generations)
+
+
+@pytest.mark.parametrize("temperature", [{}, {"replay_temperature": 1.3}], ids=["1", "1.3"])
+@pytest.mark.parametrize("loss", ["dpo", "simpo"])
+def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(
+    loss: str, temperature: dict[str, float]
+) -> None:
+    """At replay_temperature, which is not the sampling temperature."""
+    policy = tiny.model(torch.float64)
+    initial = copy.deepcopy(policy).eval()
+    params = {"beta": 0.3} if loss == "dpo" else {}
+    made = tiny.trainer(
+        policy_model=policy,
+        **REPLAY_ONLY,
+        replay_loss=loss,
+        replay_params=params,
+        max_steps=3,
+        temperature=0.7,
+        **temperature,
+    )
+    made.train()  # so that the policy is no longer the reference
+    inputs = tiny.batch(made)
+    value, gradient = tiny.loss_and_gradient(made, inputs)
+    expected = by_rows(made, initial, loss)
+    flat = tiny.flat_gradient(made, expected)
+    assert float(value) == pytest.approx(expected.item(), rel=ROTARY)
+    assert tiny.relative_difference(flat, gradient) <= ROTARY
+
+
+def rows_seen(model: Any, call: Any) -> list[int]:
+    """The number of rows in each forward pass of `model` while `call` runs."""
+    seen: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    call()
+    hook.remove()
+    return seen
+
+
+def test_each_distinct_completion_is_scored_once() -> None:
+    """Of the 16 rows 4 have no pair, and the others are 4 generations of prompts with 2, 2 and 3 pairs."""
+    made = tiny.trainer(**REPLAY_ONLY)
+    inputs = tiny.batch(made)
+    assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [7, 7]
+    rows = [row for row in tiny.rows() for _ in range(4)]
+    reference = made._replay.reference.model
+    made.args.per_device_train_batch_size = 6  # the reference sees at most this many rows at a time
+    scored = rows_seen(reference, lambda: made._replay.tensors(made, rows))
+    assert scored == [6, 2, 6, 2]  # one placeholder stands for all rows without a pair
+
+
+def test_a_micro_batch_without_a_pair_still_has_its_forward_passes() -> None:
+    """Every rank runs the same number of forward passes of the policy, whatever its rows are."""
+    made = tiny.trainer(**REPLAY_ONLY)
+    inputs = tiny.batch(made)
+    without = inputs["replay_weight"] == 0
+    inputs = {name: x[without] for name, x in inputs.items() if name.startswith("replay_")}
+    assert rows_seen(made.model, lambda: made._replay.loss(made, made.model, inputs)) == [1, 1]
+
+
+def over_every_row(made: Any, inputs: dict[str, Any]) -> PairLoss:
+    """DPO from one forward pass for every row, as many times as it occurs, with the same padding."""
+    scores = []
+    for side in ("chosen", "rejected"):
+        rows = zip(*(inputs[f"replay_{side}_{part}"] for part in ("ids", "attention", "mask")), strict=True)
+        for ids, attention, mask in rows:
+            logits = tiny.completion_logits(made, made.model, ids[None], attention[None], len(mask), 1.0)
+            scores.append(sequence_logprobs(token_logprobs(logits, ids[None, -len(mask) :]), mask[None]))
+    return dpo(
+        *torch.cat(scores).chunk(2), inputs["replay_ref_chosen"], inputs["replay_ref_rejected"], beta=0.3
+    )
+
+
+@pytest.mark.filterwarnings("ignore:model. it has absolute positions")  # in float64, unlike tiny.model
+def test_scoring_each_completion_once_changes_no_value_gradient_or_metric() -> None:
+    made = tiny.trainer(
+        **REPLAY_ONLY, policy_model=tiny.absolute_model(), replay_params={"beta": 0.3}, max_steps=2
+    )
+    made.train()  # so that the policy is no longer the reference
+    inputs = tiny.batch(made)
+    made._metrics["train"].clear()
+    value, gradient = tiny.loss_and_gradient(made, inputs)
+    pair, weight = over_every_row(made, inputs), inputs["replay_weight"]
+    expected, terms = (weight * pair.loss).mean(), inputs["replay_chosen_ids"].numel()
+    assert_parity(value, expected, terms=terms)
+    assert_parity(gradient, tiny.flat_gradient(made, expected), terms=terms)
+    logged = {name: values[0] for name, values in made._metrics["train"].items() if "replay" in name}
+    means = {name: float(m.value[weight > 0].double().mean()) for name, m in pair.metrics.items()}
+    means |= {"loss": expected.item(), "row_frac": float((weight > 0).double().mean())}
+    assert logged == pytest.approx({f"composer/replay/{name}": x for name, x in means.items()}, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:loss_type. it has no effect")
+def test_equal_completions_of_an_optimizer_step_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL shuffles 8 generations of each of 4 prompts over 8 micro-batches, which are two optimizer steps."""
+    data = [{"prompt": f"{key}?", "chosen": f"{i}2", "rejected": "3"} for i, key in enumerate("abcd")]
+    options = {"dataset": Dataset.from_list(data), "num_generations": 8, "per_device_train_batch_size": 4}
+    options |= {"gradient_accumulation_steps": 4, "steps_per_generation": 8, "max_steps": 2}
+    options |= {"loss_type": "grpo"}  # with "dapo" and this steps_per_generation TRL before 1.10 is a warning
+
+    def train() -> tuple[list[int], list[torch.Tensor]]:
+        made = tiny.trainer(**REPLAY_ONLY, **options, policy_model=tiny.absolute_model(), learning_rate=0.0)
+        seen: list[int] = []
+        made.model.register_forward_pre_hook(
+            # TRL's own forward passes have no position_ids.
+            lambda _, __, kwargs: seen.append(len(kwargs["input_ids"])) if "position_ids" in kwargs else None,
+            with_kwargs=True,
+        )
+        gradients = tiny.gradients(made)
+        return seen, gradients
+
+    seen, gradients = train()
+    # A step has 4 prompts at most, so of the 4 micro-batches 3 borders at most cut the rows of one.
+    assert len(seen) == 2 * 2 * 4 and sum(seen) <= 2 * 2 * (4 + 3)
+    monkeypatch.setattr(ReplayChannel, "sort", lambda *_: None)
+    shuffled, expected = train()
+    assert sum(shuffled) > sum(seen)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        assert_parity(mine, theirs, terms=16 * len(tiny.SYMBOLS))
+
+
+def test_simpo_needs_no_frozen_copy() -> None:
+    assert tiny.trainer(**REPLAY_ONLY, replay_loss="simpo")._replay.reference is None
+
+
+@pytest.mark.filterwarnings("ignore:train_dataset. none of its 4 rows")
+@pytest.mark.parametrize(
+    "change",
+    [{"chosen": None, "rejected": None, "n_teachers_agreeing": None}, {"n_teachers_agreeing": 0}],
+    ids=["no pair", "weight 0"],
+)
+def test_rows_without_a_pair_or_with_weight_0_count_nowhere(change: dict[str, Any]) -> None:
+    data = Dataset.from_list(
+        [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} | change for key in "abcd"]
+    )
+    made = tiny.trainer(**REPLAY_ONLY, dataset=data)
+    loss, gradient = tiny.loss_and_gradient(made, tiny.batch(made))
+    assert loss == 0 and not gradient.any()
+    assert not any(key.startswith("composer/replay/rewards") for key in made._metrics["train"])
+
+
+def test_a_single_pair_serves_every_generation() -> None:
+    data = [{"prompt": f"{key}?", "chosen": "12", "rejected": "3"} for key in "abcd"]
+    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list(data))
+    inputs = tiny.batch(made)
+    assert (inputs["replay_weight"] == 1).all()
+    decoded = made.processing_class.batch_decode(inputs["replay_chosen_ids"], skip_special_tokens=True)
+    assert {text[-2:] for text in decoded} == {"12"}
+
+
+def test_generation_g_takes_the_gth_pair_also_when_a_group_spans_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 of two holds generations 4 to 7 of the only prompt."""
+    row = {"prompt": "a?", "chosen": [f"{g}1" for g in range(8)], "rejected": ["9"] * 8}
+    made = tiny.trainer(**REPLAY_ONLY, dataset=Dataset.from_list([row] * 2), num_generations=8)
+    monkeypatch.setattr(type(made.accelerator), "process_index", 1)
+    tensors = made._replay.tensors(made, [row] * 4)
+    decoded = made.processing_class.batch_decode(tensors["replay_chosen_ids"], skip_special_tokens=True)
+    assert [text[-2:] for text in decoded] == ["41", "51", "61", "71"]
+
+
+def test_a_string_completion_ends_with_one_eos() -> None:
+    made = tiny.trainer(**REPLAY_ONLY)
+    assert encode_replayed(made, {"prompt": "a?"}, ["12"])[1][0] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": "a?"}, ["12<eos>"])[1][0] == [4, 5, 1]
+
+
+def test_a_chat_completion_is_what_the_template_adds_to_the_prompt() -> None:
+    made = tiny.trainer(**REPLAY_ONLY)
+    prompt = [{"role": "user", "content": "a?"}]
+    assert encode_replayed(made, {"prompt": prompt}, ["12"])[1][0] == [4, 5, 1]
+    assert encode_replayed(made, {"prompt": prompt}, [[{"role": "assistant", "content": "12"}]])[1][0] == [
+        4,
+        5,
+        1,
+    ]
+
+
+def test_chat_pairs_train() -> None:
+    data = [
+        {
+            "prompt": [{"role": "user", "content": f"{key}?"}],
+            "chosen": [{"role": "assistant", "content": "12"}],
+            "rejected": [{"role": "assistant", "content": "3"}],
+        }
+        for key in "abcd"
+    ]
+    options = {"policy_weight": 0.0, "replay_weight": 1.0, "dataset": Dataset.from_list(data)}
+    made = tiny.trainer(scripted=False, max_steps=3, **options)
+    made.train()
+    losses = [e["composer/replay/loss"] for e in made.state.log_history if "loss" in e]
+    assert float(losses[-1]) < float(losses[0])
+
+
+def test_metrics_count_only_rows_that_have_a_pair() -> None:
+    made = tiny.trainer(replay_weight=1.0)
+    made.train()
+    entry = made.state.log_history[0]
+    # Before the first step the policy is the reference: every margin is 0, whatever the dummy rows hold.
+    assert float(entry["composer/replay/rewards/margins"]) == pytest.approx(0, abs=1e-5)
+    assert float(entry["composer/replay/rewards/chosen"]) == pytest.approx(0, abs=1e-5)

@@ -1,0 +1,168 @@
+"""Replayed pairs whose sides are tool calls, as a parquet file of recorded traces has them."""
+
+import json
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
+from composer_plugins.errors import DataError
+from parity_tests.rigs import tool_calls
+from parity_tests.rigs.tiny import batch
+
+TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+
+
+def call(path: str, **other: Any) -> list[dict[str, Any]]:
+    function = {"name": "read", "arguments": f'{{"path":"{path}"}}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    return [{"role": "assistant", "content": None, "tool_calls": calls, **other}]
+
+
+PROMPT = [
+    {"role": "user", "content": "What is in a?", "tool_calls": None},
+    {**call("c")[0], "tool_call_id": None},
+    {"role": "tool", "content": "no such file", "tool_call_id": "1", "tool_calls": None},
+]
+ROW = {"prompt": PROMPT, "chosen": call("a"), "rejected": call("b"), "tools": json.dumps(TOOLS)}
+REPLAY = {"replay_weight": 1.0, "policy_weight": 0.0}
+
+
+def trainer(**columns: Any) -> Any:
+    return tool_calls.trainer(rows=[{**ROW, **columns}] * 2, **REPLAY)
+
+
+def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as the template's documentation has them: no key that is None, arguments as an object."""
+    made = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if value is not None}
+        for one in kept.get("tool_calls", []):
+            kept["content"] = ""
+            function = {**one["function"], "arguments": json.loads(one["function"]["arguments"])}
+            kept["tool_calls"] = [{**one, "function": function}]
+        made.append(kept)
+    return made
+
+
+@pytest.mark.parametrize("tools", [json.dumps(TOOLS), TOOLS, None])
+def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
+    made = trainer(tools=tools)
+    inputs, words = batch(made), made.processing_class
+    for side in ("chosen", "rejected"):
+        ids = inputs[f"replay_{side}_ids"][0][inputs[f"replay_{side}_attention"][0].bool()]
+        shown = {"tools": TOOLS} if tools else {}
+        text = words.apply_chat_template(plain([*PROMPT, *ROW[side]]), tokenize=False, **shown)
+        assert words.decode(ids) == text
+        length = int(inputs[f"replay_{side}_mask"][0].sum())
+        completion = words.decode(ids[-length:])
+        assert completion.count("<tool_call>") == 1 and "no such file" not in completion
+        assert ('"name": "read", "parameters"' in text) == bool(tools)
+
+
+def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
+    """Some templates crash on arguments that are text, and others show them with quotes."""
+    made = trainer(tools=None)
+    inputs = batch(made)
+    ids = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist()
+    assert ids == encode_replayed(made, ROW | {"tools": None}, [ROW["chosen"]])[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{% for m in messages %}{{ m.content }}|{% endfor %}",
+            "row 0, chat template: it does not show the call of read; set one that shows tool calls, or remo",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+            "{% endfor %}|{% endfor %}",
+            "row 0, chosen: it differs from rejected, and their tokens are equal; set a chat template that",
+        ),
+        (
+            "{{ raise_exception('one call at a time') }}",
+            "row 0, chat template: it does not take this conversation .TemplateError: one call at a time.; w",
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}A:{{ m.content }}{% else %}"
+            "{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}A:<think>{% endif %}",
+            "row 0, chat template: its prompt ends with <think>, and it drops the reasoning from a "
+            "completion with tool calls, so the tokens of the completion are not known; set",
+        ),
+    ],
+)
+def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: str) -> None:
+    words = tool_calls.tokenizer()
+    words.chat_template = template
+    with pytest.raises(DataError, match=message):
+        tool_calls.trainer(rows=[ROW] * 2, arguments={"processing_class": words}, **REPLAY)
+
+
+def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
+    def look(path: str) -> str:
+        """Look at a file.
+
+        Args:
+            path: the file
+        """
+        return path
+
+    made = tool_calls.trainer(rows=[ROW] * 2, arguments={"tools": [look]}, **REPLAY)
+    texts = {}
+    for tools in (None, "[]", ROW["tools"]):
+        texts[tools] = made.processing_class.decode(
+            encode_replayed(made, ROW | {"tools": tools}, [ROW["chosen"]])[0]
+        )
+    assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
+
+
+def test_text_beside_a_call_is_in_the_completion() -> None:
+    made = trainer()
+    said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
+    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_replayed(made, ROW, [said])[1][0])
+
+
+def test_the_margin_of_tool_calls_rises() -> None:
+    made = tool_calls.trainer(rows=[ROW] * 2, max_steps=4, **REPLAY)
+    made.train()
+    margins = [log["composer/replay/rewards/margins"] for log in made.state.log_history if "loss" in log]
+    assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > margins[1] > 0
+
+
+def test_a_pair_of_the_same_call_is_told_apart_from_another() -> None:
+    """Its text is its tool call, so an empty content is no empty side."""
+    with pytest.warns(UserWarning, match="in 2 of 2 pairs chosen equals rejected"):
+        trainer(rejected=call("a"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"tools": "read"}, "row 0, tools: it is 'read'; write a list of JSON schemas, or its JSON text"),
+        (
+            {"prompt": "a?", "chosen": "1", "rejected": "2"},
+            "row 0, tools: the prompt is a string, and only a chat template shows tools; write the prompt as",
+        ),
+        (
+            {"chosen": [{"role": "assistant", "content": "", "tool_calls": [{"name": "read"}]}]},
+            "row 0, tool_calls: one of them is .'name': 'read'.; write",
+        ),
+        (
+            {"chosen": [{**call("a")[0], "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "row 0, tool_calls: the arguments of f are '{'; write an object, or its JSON text",
+        ),
+        ({"chosen": [{"role": "assistant", "content": None}]}, "row 0, message content: it is None; write"),
+    ],
+)
+def test_a_row_that_cannot_be_rendered_is_an_error(columns: dict[str, Any], message: str) -> None:
+    row = {**ROW, **columns}
+    with pytest.raises(DataError, match=message):
+        tool_calls.trainer(rows=[row, row], **REPLAY)
+
+
+def test_plain_rows_of_the_parquet_file_are_those_of_the_list() -> None:
+    """Dataset.from_list adds the keys that other messages have."""
+    message = Dataset.from_list([ROW])[0]["prompt"][0]
+    assert message["tool_call_id"] is None and "tool_calls" in message

@@ -1,0 +1,140 @@
+"""Rewards that cannot be right, and another number of processes than was asked for."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from composer_plugins.adapters.trl_mixin import before_training, upstream
+from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
+from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
+from parity_tests.rigs import tiny
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan")), 1e39])
+def test_a_reward_that_is_not_finite_names_its_row(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    """TRL takes NaN for None. An infinite reward, or one beyond float32, makes advantages 0 or huge."""
+
+    def broken(completion_ids: list[list[int]], **_: Any) -> list[Any]:
+        return [value if i == 2 else 1.0 for i in range(len(completion_ids))]
+
+    monkeypatch.setattr(tiny, "reward", broken)
+    message = f"reward broken: the reward of row 2 of the batch is {float(value):g} (prompt '"
+    with pytest.raises(DataError, match=re.escape(message)):
+        tiny.trainer().train()
+    theirs = tiny.trainer(GRPOTrainer, GRPOConfig)
+    assert tiny.batch(theirs)["advantages"].isfinite().all()  # no error there
+
+
+def test_none_stays_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function returns it where it does not apply; TRL warns if none applies."""
+
+    def sometimes(completion_ids: list[list[int]], **_: Any) -> list[Any]:
+        return [None if i % 3 else float(i) for i in range(len(completion_ids))]
+
+    monkeypatch.setattr(tiny, "reward", sometimes)
+    made = tiny.trainer()
+    assert tiny.batch(made)["advantages"].any()
+    assert made._rewards.isnan().tolist() == [i % 3 != 0 for i in range(16)]
+
+
+def test_an_async_reward_function_is_checked_too() -> None:
+    async def broken(prompts: list[str], **_: Any) -> list[float]:
+        return [float("nan")] * len(prompts)
+
+    coroutine = checked(broken, "broken")(prompts=["a?"], completions=["12"])
+    with pytest.raises(DataError, match="reward broken: .* is nan .prompt 'a.', completion '12'"):
+        coroutine.send(None)
+
+
+def test_rewards_may_come_from_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain TRL takes any iterable."""
+
+    def lazy(completion_ids: list[list[int]], **_: Any) -> Any:
+        return (float(len(ids)) for ids in completion_ids)
+
+    monkeypatch.setattr(tiny, "reward", lazy)
+    theirs = tiny.batch(tiny.trainer(GRPOTrainer, GRPOConfig))["advantages"]
+    assert torch.equal(tiny.batch(tiny.trainer())["advantages"], theirs)
+
+
+def test_a_reward_models_nan_names_its_row() -> None:
+    model = torch.nn.Identity()
+    accelerator = SimpleNamespace(process_index=1)
+    made = SimpleNamespace(accelerator=accelerator, reward_funcs=[model], reward_func_names=["judge"])
+    rewards = torch.tensor([[1.0], [1.0], [1.0], [float("nan")]])  # of two processes
+    with pytest.raises(DataError, match="reward judge: the reward of row 1 of the batch is nan .prompt 'd"):
+        check_models(made, rewards, ["c", "d"], ["1", "2"])
+    assert checked(model, "judge") is model
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """No launcher and no config file of accelerate."""
+    for name in (*upstream.SIZES, upstream.LAUNCHED, "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "default_config.yaml"
+    monkeypatch.setattr(upstream, "default_config_file", str(config))
+    return SimpleNamespace(set=monkeypatch.setenv, config=config)
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "message"),
+    [
+        # A cluster sets WORLD_SIZE for its pods; without LOCAL_RANK each trains alone.
+        ({"WORLD_SIZE": "2"}, "", "has 1, and the environment variable WORLD_SIZE asks for 2"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4"},
+            "",
+            "has 1, and the environment variable OMPI_COMM_WORLD_SIZE asks for 4",
+        ),
+        ({}, "num_processes: 2\n", "has 1, and .*default_config.yaml asks for 2; start it with torchrun"),
+        # What accelerate launch --cpu --num_processes 2 sets for the one process that it starts.
+        (
+            {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
+            "",
+            "has 1, and accelerate launch asks for more than 1",
+        ),
+    ],
+    ids=["cluster", "mpi", "config", "launcher"],
+)
+def test_another_number_of_processes_than_was_asked_for_is_a_warning(
+    environment: Any, variables: dict[str, str], config: str, message: str
+) -> None:
+    for name, value in variables.items():
+        environment.set(name, value)
+    if config:
+        environment.config.write_text(config)
+    with pytest.warns(ComposerWarning, match=f"num_processes: this run {message}"):
+        before_training.warn_of_processes(1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "processes"),
+    [
+        ({}, "", 1),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "False"}, "num_processes: 8\n", 2),
+        ({"ACCELERATE_USE_CPU": "False"}, "num_processes: 8\n", 1),  # accelerate launch --num_processes 1
+        ({}, "num_processes: -1\n", 1),
+        ({}, "# nothing\n", 1),
+    ],
+)
+def test_the_number_of_processes_that_was_asked_for_is_no_warning(
+    environment: Any, variables: dict[str, str], config: str, processes: int
+) -> None:
+    for name, value in variables.items():
+        environment.set(name, value)
+    environment.config.write_text(config)
+    before_training.warn_of_processes(processes)
+
+
+def test_the_trainer_compares_the_number_of_processes(environment: Any) -> None:
+    environment.config.write_text("num_processes: 3\n")
+    with pytest.warns(ComposerWarning, match="num_processes: this run has 1, .* asks for 3") as seen:
+        tiny.trainer()
+    assert seen[-1].filename == tiny.__file__

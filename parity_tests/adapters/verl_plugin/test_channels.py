@@ -1,0 +1,331 @@
+"""The actor's loss under composer_sync, on drawn rows: the kernels' terms, however the batch is cut."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.frameworks.verl import MODES
+from composer_plugins.kernels import divergences, preference
+from composer_plugins.kernels.taid import taid
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+from composer_plugins.testing.assertions import assert_parity
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.surface import parse_channels
+from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
+    BatchLayout,
+    interleave,
+    rows_per_share,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    HINT_MASK,
+    REPLAY,
+    TAID_T,
+    TEACHER,
+    TOP_IDS,
+    TOP_LOGPROBS,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
+from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
+from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
+from parity_tests.rigs.verl_rows import VOCABULARY, Drawn, called, drawn, response_logprobs
+
+LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
+SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
+JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
+PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
+SIMPO = {"replay_weight": 0.3, "replay_loss": "simpo"}
+EXTRA = {SHOW_LOGITS: True}
+
+
+def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0) -> ComposerLoss:
+    """The actor's loss with a policy term of ours, `policy` times."""
+    config = actor(loss_agg_mode=mode, loss_scale_factor=5)
+    node = {"policy_weight": policy, **node}
+    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(loss_mode="composer", composer=node))
+    return ComposerLoss(config, node)
+
+
+def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
+    """With a teacher's numbers of every response; the third row has no hint, the last is a replayed one."""
+    g = torch.Generator().manual_seed(5)
+    logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
+    logprobs = [torch.log_softmax(x, -1) for x in logits]
+    top = [x.topk(k, -1) for x in logprobs]
+    rests = [
+        x.scatter(-1, t.indices, -torch.inf).logsumexp(-1, True) for x, t in zip(logprobs, top, strict=True)
+    ]
+    masks = [mask * (i != 2) for i, mask in enumerate(rows.fields["response_mask"])]
+    zeros = torch.zeros_like(masks[-1])
+    replay = [torch.zeros(len(r), dtype=torch.float64) for r in rows.responses]
+    replay[-1] = torch.randn(len(replay[-1]), generator=g, dtype=torch.float64)
+    fields = rows.fields | {
+        HINT_MASK: [*masks[:-1], zeros],
+        TEACHER: [
+            x.gather(-1, r.unsqueeze(-1)).squeeze(-1) for x, r in zip(logprobs, rows.responses, strict=True)
+        ],
+        TOP_LOGPROBS: [torch.cat([t.values, rest], -1) for t, rest in zip(top, rests, strict=True)],
+        TOP_IDS: [t.indices for t in top],
+        REPLAY: replay,
+        "response_mask": [*rows.fields["response_mask"][:-1], zeros],
+        "loss_mask": [*rows.fields["loss_mask"][:-1], zeros],
+    }
+    return rows._replace(fields=fields)
+
+
+def without_entries(rows: Drawn) -> Drawn:
+    """Without the teacher's entries of the rows that have no hint, as the trainer sends them."""
+    scored = [bool(mask.any()) for mask in rows.fields[HINT_MASK]]
+    cut = {
+        name: [row[: len(row) * one] for row, one in zip(rows.fields[name], scored, strict=True)]
+        for name in (TOP_LOGPROBS, TOP_IDS)
+    }
+    return rows._replace(fields=rows.fields | cut)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "node", [SAMPLED, JSD, SIMPO, {**JSD, **SIMPO}], ids=lambda n: "+".join(map(str, n.values()))
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_micro_batches_and_ranks_leave_the_gradient_alone(
+    mode: str, node: dict[str, Any], ranks: int
+) -> None:
+    rows, extra = with_teacher(drawn(LENGTHS)), EXTRA if "hint_top_k" in node else {}
+    whole = called(loss_of(node, mode), rows, list(range(8)), extra)[1]
+    rows = without_entries(rows)
+    for cuts in (1, 2, 4):
+        found: list[Tensor] = [torch.zeros(0)] * 8
+        for of_rank in torch.arange(8).chunk(ranks):  # FSDP takes the mean of the ranks' gradients
+            for part in of_rank.chunk(cuts):
+                gradients = called(loss_of(node, mode), rows, part.tolist(), extra, ranks=ranks)[1]
+                for i, gradient in zip(part.tolist(), gradients, strict=True):
+                    found[i] = gradient / ranks
+        largest = max(float(x.abs().max()) for x in whole)
+        for mine, all_ in zip(found, whole, strict=True):
+            assert_parity(mine, all_, terms=8 * VOCABULARY, magnitude=largest)
+
+
+def flat(rows: Drawn, name: str) -> Tensor:
+    """A field of all rows, one after the other."""
+    return torch.cat(rows.fields[name])
+
+
+def response_logits(rows: Drawn) -> Tensor:
+    """The logits that predict a response's tokens."""
+    return torch.cat(
+        [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
+    ).requires_grad_()
+
+
+def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:
+    """Of each row's gradient what `packed` has; the rest must be 0."""
+    for gradient, prompt in zip(gradients, rows.prompts, strict=True):
+        assert not gradient[: len(prompt) - 1].any() and not gradient[-1].any()
+    return torch.cat([g[len(p) - 1 : -1] for g, p in zip(gradients, rows.prompts, strict=True)])
+
+
+def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominator() -> None:
+    rows = with_teacher(drawn(LENGTHS))
+    value, gradients, metrics = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})
+    logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
+    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask)
+    wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
+    terms = mask.numel() * VOCABULARY
+    assert_parity(value, wanted, terms=terms, magnitude=float(token.loss.detach().abs().max()))
+    assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=terms)
+    assert metrics["actor/composer/hint/loss"].values == [
+        pytest.approx(float(wanted.detach()) / 0.7, rel=1e-12)
+    ]
+    tokens = metrics["actor/composer/hint/#tokens"].values[0]
+    assert tokens == int(mask.sum()) and "actor/composer/hint/kl#sum" in metrics
+
+
+@pytest.mark.parametrize(
+    ("divergence", "params", "kernel", "extra"),
+    [
+        ("jsd", {"beta": 0.3}, lambda s, t, m: divergences.jsd(s, t, m, beta=0.3), {}),
+        ("reverse_kl", {}, lambda s, t, m: divergences.reverse_kl(s, t, m), {}),
+        ("taid", {"t": 1.0}, lambda s, t, m: taid(s, t, m, t=0.25), {TAID_T: 0.25}),
+    ],
+)
+def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
+    divergence: str, params: dict[str, Any], kernel: Any, extra: dict[str, Any]
+) -> None:
+    """Its tail is then the one entry that is left: the divergence is the kernel's on the whole vocabulary."""
+    rows, k = drawn(LENGTHS), VOCABULARY - 1
+    rows = with_teacher(rows, k)
+    node = {**JSD, "hint_divergence": divergence, "hint_params": params, "hint_top_k": k}
+    node |= {"hint_t_start": 0.25} if extra else {}
+    value, gradients, _ = called(loss_of(node, policy=0.0), rows, list(range(8)), EXTRA | extra)
+    entries, left = flat(rows, TOP_LOGPROBS).split([k, 1], -1)
+    teacher = left.expand(-1, VOCABULARY).scatter(-1, flat(rows, TOP_IDS), entries)
+    logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
+    token = kernel(logits, teacher, mask)
+    wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
+    terms = 64 * mask.numel() * VOCABULARY  # 1 - P_k loses digits where P_k is nearly 1
+    assert_parity(value, wanted, terms=terms, magnitude=float(token.loss.detach().abs().max()))
+    assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=terms)
+
+
+def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
+    """At a ratio of 1 the two are equal; beyond the cap the weight is the cap."""
+    rows = with_teacher(drawn(LENGTHS), VOCABULARY - 1)
+    logprobs = [
+        response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)
+    ]
+    node = JSD | {"hint_top_k": VOCABULARY - 1}
+    sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
+    jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), EXTRA)[0]
+    for ratio, weight in ((1.0, 1.0), (1.5, 1.5), (40.0, 2.0)):
+        old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in logprobs]
+        moved = rows._replace(fields=rows.fields | {"old_log_probs": old})
+        value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), EXTRA)[0]
+        assert_parity(value, weight * jsd, terms=512)
+    plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), EXTRA)
+    assert torch.equal(plain[0], jsd)
+
+
+def test_a_sampled_token_with_a_cap_is_weighed_by_its_ratio_to_the_old_policy() -> None:
+    rows = with_teacher(drawn(LENGTHS))
+    capped = SAMPLED | {"hint_params": {"ratio_cap": 2.0}}
+    value = called(loss_of(capped, policy=0.0), rows, list(range(8)), {})[0]
+    logits, mask = response_logits(rows).detach(), flat(rows, HINT_MASK).bool()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
+    old = flat(rows, "old_log_probs")
+    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask, old_logprobs=old, ratio_cap=2.0)
+    assert_parity(value, 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum(), terms=512)
+    plain = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})[0]
+    assert abs(float(value - plain)) > 1e-4
+
+
+@pytest.mark.parametrize("rows", [[2], [7], [0, 2]])
+@pytest.mark.parametrize("divergence", ["jsd", "sdpo", "taid", "forward_kl_topk"])
+def test_rows_without_entries_add_nothing_and_log_the_same_names(rows: list[int], divergence: str) -> None:
+    """Row 2 has no hint, and row 7 is a replayed one: a micro-batch may consist of such rows."""
+    given, node = with_teacher(drawn(LENGTHS)), JSD | {"hint_divergence": divergence}
+    node |= {"hint_params": PARAMS[divergence]} if divergence in PARAMS else {}
+    whole = called(loss_of(node), given, rows, EXTRA)
+    found = called(loss_of(node), without_entries(given), rows, EXTRA)
+    assert_parity(found[0], whole[0], terms=8)
+    for mine, all_ in zip(found[1], whole[1], strict=True):
+        assert_parity(mine, all_, terms=8)
+    assert {n: m.values for n, m in found[2].items()} == {n: m.values for n, m in whole[2].items()}
+    assert "actor/composer/hint/kl#sum" in found[2]
+
+
+def test_the_kl_of_the_first_update_has_one_name_and_one_value_for_every_divergence() -> None:
+    rows = with_teacher(drawn(LENGTHS))
+    mask = flat(rows, HINT_MASK).bool()
+    wanted = float((flat(rows, "old_log_probs") - flat(rows, TEACHER))[mask].sum())
+    nodes = [JSD | {"hint_divergence": name, "hint_params": params} for name, params in PARAMS.items()]
+    for node in [SAMPLED, JSD, *nodes]:
+        extra = EXTRA if "hint_top_k" in node else {}
+        metrics = called(loss_of(node), without_entries(rows), list(range(8)), extra)[2]
+        assert metrics["actor/composer/hint/kl#sum"].values == [pytest.approx(wanted, rel=1e-6)]
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 8])
+def test_verls_own_metrics_of_the_policy_are_those_of_verls_own_loss(cuts: int) -> None:
+    """Also where the batch has replayed rows, and aggregated as verl does."""
+    rows = with_teacher(drawn(LENGTHS))
+    own = ComposerLoss(actor(loss_scale_factor=5), SAMPLED)
+    ours = loss_of(SAMPLED | {"policy": "grpo@verl", "policy_params": {"dual_clip": 3.0}})
+    for part in torch.arange(8).chunk(cuts):
+        theirs = called(own, rows, part.tolist(), {})[2]
+        found = called(ours, rows, part.tolist(), {})[2]
+        names = {name for name in theirs if not name.startswith("actor/composer/")}
+        assert {"actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"} < names
+        for name in names:
+            assert found[name].aggregation == theirs[name].aggregation
+            assert found[name].values == pytest.approx(theirs[name].values, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 8])
+def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: int) -> None:
+    """The last row is a replayed one: alone in its micro-batch it has no token to be a mean of."""
+    rows, added = with_teacher(drawn(LENGTHS)), dict[str, float]()
+    for part in torch.arange(8).chunk(cuts):
+        metrics = called(loss_of(SAMPLED), rows, part.tolist(), {})[2]
+        for name, metric in metrics.items():
+            if "#" in name:
+                added[name] = added.get(name, 0.0) + metric.values[0]
+    sums_to_means(added)
+    live, hinted = flat(rows, "response_mask").bool(), flat(rows, HINT_MASK).bool()
+    logprobs = torch.cat(
+        [response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
+    )
+    ratio = (logprobs - flat(rows, "old_log_probs")).exp()[live].mean()
+    kl = (flat(rows, "old_log_probs") - flat(rows, TEACHER))[hinted].mean()
+    assert added["actor/composer/policy/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
+    assert added["actor/composer/hint/kl"] == pytest.approx(float(kl), rel=1e-6)
+    assert not [name for name in added if "#" in name]
+    sums_to_means(nothing := {"actor/composer/hint/kl#sum": 0.0, "actor/composer/hint/#tokens": 0.0})
+    assert nothing == {}
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
+def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> None:
+    """At the policy that was scored: the first update of a step."""
+    node = {"replay_weight": 0.3, "replay_loss": name}
+    choice = parse_channels(node).replay
+    assert choice is not None
+    rows, weights = drawn(LENGTHS), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
+    logits = [x.clone().requires_grad_() for x in rows.logits]
+    logprobs = [
+        response_logprobs(x, p, r) for x, p, r in zip(logits, rows.prompts, rows.responses, strict=True)
+    ]
+    sums = torch.stack([s.mean() if choice.average else s.sum() for s in logprobs])
+    scores = dict(zip(("chosen", "rejected"), sums.chunk(2), strict=True))
+    scores |= {
+        "ref_chosen": scores["chosen"].detach() - 0.4,
+        "ref_rejected": scores["rejected"].detach() + 0.2,
+    }
+    kernel = getattr(preference, name)
+    wanted = 0.3 * (weights * kernel(*(scores[n] for n in choice.loss.needs)).loss).mean()
+    theirs = torch.autograd.grad(wanted, logits)
+
+    _, slopes = linearise(choice, {side: x.detach() for side, x in scores.items()}, weights)
+    empty = [torch.zeros_like(mask) for mask in rows.fields["response_mask"]]
+    per_token = [s / len(r) if choice.average else s for s, r in zip(slopes, rows.responses, strict=True)]
+    coefficients = [c.expand(len(r)) for c, r in zip(per_token, rows.responses, strict=True)]
+    fields = rows.fields | {"response_mask": empty, "loss_mask": [*empty[:-1], torch.ones(2).long()]}
+    _, ours, _ = called(
+        loss_of(node, policy=0.0), rows._replace(fields=fields | {REPLAY: coefficients}), list(range(8)), {}
+    )
+    for mine, own in zip(ours, theirs, strict=True):
+        assert_parity(mine, own, terms=8 * VOCABULARY, magnitude=max(float(x.abs().max()) for x in theirs))
+
+
+@settings(max_examples=60)
+@given(
+    ranks=st.integers(1, 3),
+    width=st.integers(1, 6),
+    minis=st.integers(1, 4),
+    micro=st.integers(1, 3),
+    count=st.integers(1, 40),
+)
+def test_every_mini_batch_of_every_rank_has_its_policy_rows_in_order_and_as_many_others(
+    ranks: int, width: int, minis: int, micro: int, count: int
+) -> None:
+    layout = BatchLayout(ranks, ranks * width, micro)
+    rows = [("policy", i) for i in range(ranks * width * minis)]
+    each = rows_per_share(count, len(rows), layout)
+    extra = [("replay", i) for i in range(each * ranks * minis)]
+    assert len(extra) >= count > len(extra) - ranks * minis * micro and each % micro == 0
+    whole = interleave(rows, extra, layout)
+    assert sorted(whole) == sorted(rows + extra)
+    cells = [whole[i : i + width + each] for i in range(0, len(whole), width + each)]
+    for i, cell in enumerate(cells):
+        assert [one for one in cell if one[0] == "policy"] == rows[i * width : (i + 1) * width]
+        assert abs(sum(one[1] < count for one in cell if one[0] == "replay") - count / len(cells)) < 1

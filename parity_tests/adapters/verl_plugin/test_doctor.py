@@ -1,0 +1,271 @@
+"""`composer-plugins doctor --verl` asks a real interpreter: what its verl imports, registers and composes.
+
+Each question takes as long as `import verl`; without_verl/test_doctor.py tests what is made of the answers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from composer_plugins.adapters.verl_plugin import doctor as verl_doctor
+from composer_plugins.adapters.verl_plugin.doctor import probe
+from composer_plugins.adapters.verl_plugin.doctor.options import TARGET
+from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
+from composer_plugins.diagnosis import Target, ask
+from composer_plugins.findings import Finding
+from parity_tests.rigs.paths import ROOT
+
+MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
+LOSS = "actor_rollout_ref.actor.policy_loss"
+HAS_QUEUE = find_spec("transfer_queue") is not None
+LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
+DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
+GROUPS = "actor_rollout_ref.rollout.n=8"  # verl's default is 1
+
+FILE = {
+    "defaults": ["ppo_trainer", "_self_"],
+    "algorithm": {
+        "adv_estimator": "composer",
+        "composer": {"policy": "cispo", "policy_params": {"clip_high": 4.0}},
+    },
+    "actor_rollout_ref": {
+        "rollout": {"n": 8},
+        "actor": {
+            "use_dynamic_bsz": True,
+            "policy_loss": {
+                "_target_": TARGET,
+                "loss_mode": "composer",
+                "composer": "${algorithm.composer}",
+            },
+        },
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """None of verl's variables; the folder that is returned is on the interpreter's path."""
+    for name in (MODULES, PLUGINS, "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+    return folder
+
+
+def found(*overrides: str, files: tuple[Path, ...] = ()) -> list[Finding]:
+    return list(verl_doctor.examine(files, Target(sys.executable, None, overrides)).findings)
+
+
+def asked(*overrides: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What the probe answers."""
+    request = json.dumps(verl_doctor.request_of(files, Target(sys.executable, None, overrides)))
+    facts: dict[str, Any] = ask(sys.executable, Path(probe.__file__), request)
+    return facts
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def written(config: dict[str, Any]) -> Path:
+        file = tmp_path / "mine.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return file
+
+    return written
+
+
+def test_the_estimator_by_overrides_alone_has_no_finding(environment: Path) -> None:
+    """With a TRL that has what verl's FSDP engine imports from it."""
+    (environment / "trl").mkdir()
+    (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
+    ours = ("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo")
+    facts = asked(*ours, LEGACY, DYNAMIC, GROUPS)
+    assert facts["trl"]["exports"] is True
+    queue = facts["transfer_queue"]
+    assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
+    assert facts["entry_points"]["composer"] == PLUGIN and facts["verl"]["failure"] == ""
+    assert list(verl_doctor.judge(facts, Target("python", None), (0, 9))) == []
+
+
+def test_a_file_is_composed_as_main_ppo_composes_it(write: Callable[..., Path]) -> None:
+    file = write(FILE)
+    facts = asked(LEGACY, files=(file,))
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(file.parent)]
+    command += ["--config-name", file.stem, LEGACY, "--cfg", "job"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=file.parent).stdout
+    theirs = yaml.safe_load(shown)
+    assert facts["config"]["algorithm"] == theirs["algorithm"]
+    assert facts["config"]["trainer"]["use_v1"] is theirs["trainer"]["use_v1"] is False
+    assert theirs["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] == "${algorithm.composer}"
+    sent = facts["config"]["actor_rollout_ref"]["actor"]["policy_loss"]["composer"]
+    assert sent == {"policy": "cispo", "policy_params": {"clip_high": 4.0}}
+    release = (0, 9)
+    assert list(verl_doctor.judge(facts, Target(sys.executable, None), release)) == []
+    assert {"composer", "composer/rloo", "gae"} <= set(facts["estimators"])
+    assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
+
+
+def test_names_and_options_that_are_wrong_are_all_found_at_once(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "train.parquet")
+    file = write(FILE)
+    overrides = (
+        "algorithm.adv_estimator=composer/rlo",
+        "+algorithm.composer.polcy=grpo",
+        "actor_rollout_ref.actor.use_dynamic_bsz=False",
+        "actor_rollout_ref.model.external_lib=not_there_at_all",
+        f"data.train_files={tmp_path}/train.parquet",
+        LEGACY,
+    )
+    facts = asked(*overrides, files=(file,))
+    findings = verl_doctor.judge(facts, Target(sys.executable, None), (0, 9))
+    errors = {one.key: f"{one.problem} {one.remedy}" for one in findings if one.severity == "error"}
+    assert errors.keys() == {
+        "algorithm.adv_estimator",
+        "algorithm.composer.polcy",
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        "actor_rollout_ref.model.external_lib",
+    }
+    assert "did you mean 'composer/rloo'" in errors["algorithm.adv_estimator"]
+    assert "unknown option 'polcy' did you mean 'policy'" in errors["algorithm.composer.polcy"]
+    assert "No module named 'not_there_at_all'" in errors["actor_rollout_ref.model.external_lib"]
+    refused = errors["actor_rollout_ref.actor.ppo_micro_batch_size"]
+    assert "verl's validate_config raises AssertionError: [actor] Please set at least one of" in refused
+    assert facts["trainers"] == []  # composer_sync was not loaded: the config does not name it
+
+
+def test_a_new_key_without_a_plus_and_a_space_between_modules_are_found(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "sound.py").write_text("import verl")
+    monkeypatch.setenv(MODULES, "sound, sound")
+    errors = {one.key: one for one in found("algorithm.composer.hint_weight=0.1")}
+    # The config is examined with the override that was meant, so its other mistakes are found too.
+    others = {"algorithm.composer", "actor_rollout_ref.actor.ppo_micro_batch_size"}
+    assert errors.keys() - {"transfer_queue"} == {MODULES, "hydra", *others}
+    assert {one.severity for one in errors.values()} == {"error"}
+    assert errors[MODULES].remedy == f"export {MODULES}=sound,sound"
+    assert "Could not override 'algorithm.composer.hint_weight'" in errors["hydra"].problem
+    assert errors["hydra"].remedy.startswith("write '+algorithm.composer.hint_weight=0.1'")
+
+
+def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(
+    write: Callable[..., Path],
+) -> None:
+    config = deepcopy(FILE)
+    config["algorithm"]["composr"] = {"hint_weight": 0.1}
+    config["actor_rollout_ref"]["actor"]["clip_ratio_hgh"] = 0.28
+    overrides = (
+        "algorithm.adv_estimater=composer/rlo",
+        "actor_rollout_ref.rolout.n=4",
+        "+actor_rollout_ref.actor.ppo_epochs=2",
+        "algorithm.composer.advantage=grop",
+        LEGACY,
+    )
+    facts = asked(*overrides, files=(write(config),))
+    findings = list(verl_doctor.judge(facts, Target(sys.executable, None), (0, 9)))
+    remedies = {one.remedy for one in findings if one.key == "hydra"}
+    assert remedies == {
+        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
+        "did you mean 'actor_rollout_ref.rollout.n=4'?",
+        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+        "write '+algorithm.composer.advantage=grop'; to replace a whole table, remove the old one first: "
+        "'~KEY'",
+    }
+    others = {one.key: (one.severity, one.remedy) for one in findings if one.key != "hydra"}
+    clip = "actor_rollout_ref.actor.clip_ratio_h"
+    assert others == {
+        "algorithm.adv_estimator": ("error", "did you mean 'composer/rloo'?"),
+        "algorithm.composer.advantage": ("error", "did you mean 'grpo'?"),
+        f"{clip}gh": ("error", f"did you mean '{clip}igh'?"),
+        "algorithm.composr": ("warning", "did you mean 'algorithm.composer'?"),
+    }
+
+
+def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_the_same(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment / "sound.py").write_text("import verl")
+    (environment / "broken.py").write_text("raise SystemExit('no')")
+    monkeypatch.setenv(MODULES, "sound,broken")
+    findings = found("algorithm.adv_estimator=compser", LEGACY, DYNAMIC)
+    assert [(one.key, one.severity) for one in findings if one.severity == "error"] == [
+        (MODULES, "error"),
+        ("algorithm.adv_estimator", "error"),
+    ]
+    assert "broken does not import" in findings[0].problem and "SystemExit: no" in findings[0].problem
+
+
+def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLUGINS, "none")
+    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC, GROUPS)
+    assert (one.key, one.severity) == (PLUGINS, "error") and f"export {MODULES}={PLUGIN}" in one.remedy
+
+
+def test_a_plugin_that_fails_is_heard_and_a_new_trl_is_found(environment: Path) -> None:
+    """Both are swallowed by verl or met late: the one by `except Exception`, the other in an actor."""
+    name = PLUGIN.replace("register", "estimators")
+    lines = f"import sys, types\nsys.modules['{name}'] = types.ModuleType('{name}')"
+    (environment / "sitecustomize.py").write_text(lines)
+    (environment / "trl").mkdir()
+    (environment / "trl" / "__init__.py").write_text("")
+    findings = {one.key: one for one in found() if one.key != "transfer_queue"}
+    assert findings.keys() == {"verl.plugins", "trl"}
+    assert "cannot import name 'estimator'" in findings["verl.plugins"].problem
+    assert "AutoModelForCausalLMWithValueHead" in findings["trl"].problem
+    assert {one.severity for one in findings.values()} == {"error"}
+
+
+@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
+def test_a_trainer_that_does_not_load_is_found_where_the_config_names_it(environment: Path) -> None:
+    name = PLUGIN.replace("register", "sync_trainer.loss")
+    lines = f"import sys, types\nsys.modules['{name}'] = types.ModuleType('{name}')"
+    (environment / "sitecustomize.py").write_text(lines)
+    sync = ("algorithm.adv_estimator=composer", "trainer.v1.trainer_mode=composer_sync", DYNAMIC)
+    (one,) = (one for one in found(*sync) if one.key == "verl.plugins")
+    assert one.severity == "error" and "cannot import name 'ComposerLoss'" in one.problem
+
+
+@pytest.mark.skipif(not HAS_QUEUE, reason="composer_sync wants TransferQueue")
+def test_both_channels_in_our_trainer_have_no_finding(tmp_path: Path) -> None:
+    """What verl's own registry says of the trainer, and a parquet file with the columns."""
+    columns = ("prompt", "privileged_context", "chosen", "rejected")
+    pq.write_table(pa.table({name: ["x"] for name in columns}), tmp_path / "train.parquet")
+    sound = (
+        DYNAMIC,
+        GROUPS,
+        "algorithm.adv_estimator=composer",
+        "trainer.v1.trainer_mode=composer_sync",
+        "+algorithm.composer.hint_weight=0.1",
+        "+algorithm.composer.hint_divergence=sampled_token",
+        "+algorithm.composer.replay_weight=1",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+    )
+    assert found(*sound, f"data.train_files={tmp_path}/train.parquet") == []
+    pq.write_table(pa.table({"prompt": ["x"]}), tmp_path / "bare.parquet")
+    (one,) = found(*sound, f"data.train_files=[{tmp_path}/bare.parquet]")
+    assert one.key == "data.train_files" and f"{tmp_path}/bare.parquet has prompt" in one.problem
+
+
+def test_the_installed_command_asks_an_interpreter_without_verl(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\ncd / && exec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    command = [sys.executable, "-m", "composer_plugins", "doctor", "--verl", "--python", str(bare)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert f"{bare}, which will train, has no verl" in run.stdout
+    assert f"{bare}, which will train, cannot import composer-plugins" in run.stdout

@@ -1,0 +1,342 @@
+"""What we put into verl's registries, called as verl calls it. Against verl's own losses: test_table.py."""
+
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from omegaconf import OmegaConf
+from torch import Tensor
+from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+)
+
+from composer_plugins.adapters.verl_plugin import estimators
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.surface import log_once
+from composer_plugins.conformance.reductions import verl as reduced
+from composer_plugins.conformance.verl_claims.batches import Batch
+from composer_plugins.conformance.verl_claims.upstream import actor, names
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.frameworks.verl import MODES, VERL
+from composer_plugins.kernels.types import Metric, TokenLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.verl_facts import global_batches, policy_batches
+
+examples = settings(max_examples=40)
+
+
+def algorithm(**node: Any) -> Any:
+    """`algorithm`, as the estimators get it: raw."""
+    return OmegaConf.create({"adv_estimator": "composer", "gamma": 1.0, "composer": node})
+
+
+def configured(info: dict[str, Any], node: dict[str, Any]) -> Any:
+    """An actor's configuration whose policy_loss is ours, with the node."""
+    config = actor(info)
+    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer=node))
+    return config
+
+
+def policy_loss(
+    name: str, batch: Batch, mode: str, info: dict[str, Any], **node: Any
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Our policy loss, called as ppo_loss calls it, and its gradient."""
+    logprobs = batch.logprobs.clone().requires_grad_()
+    loss, metrics = get_policy_loss_fn(name)(
+        old_log_prob=batch.old_logprobs,
+        log_prob=logprobs,
+        advantages=batch.advantages,
+        response_mask=batch.mask,
+        loss_agg_mode=mode,
+        config=configured(info, node),
+        rollout_is_weights=batch.weights,
+    )
+    return loss, torch.autograd.grad(loss, logprobs)[0], metrics
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cuts", [1, 2, 4])
+def test_micro_batches_and_ranks_leave_the_gradient_alone(mode: str, ranks: int, cuts: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    logprobs = -3 * torch.rand(8, 6, generator=g, dtype=torch.float64)
+    old = (logprobs + 0.1 * torch.randn(8, 6, generator=g, dtype=torch.float64)).clamp(max=0)
+    advantages = torch.randn(8, 1, generator=g, dtype=torch.float64).expand(8, 6).contiguous()
+    mask = torch.rand(8, 6, generator=g) < 0.7
+    batch = Batch(logprobs, old, advantages, mask, None)
+    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": 8, "loss_scale_factor": 6}
+    whole = policy_loss("composer/cispo", batch, mode, {"dp_size": 1, **counts}, policy="cispo@verl")[1]
+    rows = torch.arange(8).chunk(ranks)
+    found = torch.zeros_like(whole)
+    for of_rank in rows:  # FSDP takes the mean of the ranks' gradients
+        for part in of_rank.chunk(cuts):
+            cut = Batch(*(x[part] for x in batch[:4]), None)
+            info = {"dp_size": ranks, **counts}
+            found[part] += policy_loss("composer/cispo", cut, mode, info, policy="cispo@verl")[1] / ranks
+    assert_parity(found, whole, terms=48)
+
+
+def test_every_loss_that_verl_can_feed_is_registered_under_its_name() -> None:
+    rows = {loss.kind: set() for loss in losses()} | {"advantage": {"composer"}, "policy": {"composer"}}
+    for loss in losses():
+        if VERL.runs(loss):
+            rows[loss.kind].add(f"composer/{loss.name}")
+    assert {name for name in ADV_ESTIMATOR_REGISTRY if name.startswith("composer")} == rows["advantage"]
+    assert {name for name in POLICY_LOSS_REGISTRY if name.startswith("composer")} == rows["policy"]
+    assert len(rows["advantage"]) >= 10 and len(rows["policy"]) > 20
+
+
+def test_importing_the_module_register_registers_and_importing_the_package_does_not() -> None:
+    """Where the entry point is not allowed, by verl's `external_lib`."""
+    program = (
+        "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as names\n"
+        "import composer_plugins.adapters.verl_plugin\n"
+        "print('composer' in names)\n"
+        "from verl.utils.import_utils import import_external_libs\n"
+        "import_external_libs('composer_plugins.adapters.verl_plugin.register')\n"
+        "print('composer' in names)"
+    )
+    environment = os.environ | {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    printed = subprocess.check_output(command, text=True, env=environment)
+    assert printed.split()[-2:] == ["False", "True"]
+
+
+@pytest.mark.slow
+def test_a_process_that_unpickles_the_config_before_verl_is_imported_has_the_plugin() -> None:
+    program = (
+        "import composer_plugins.adapters.verl_plugin.config\n"
+        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as names\n"
+        "print('composer' in names)"
+    )
+    printed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
+    assert printed.split()[-1] == "True"
+
+
+def my_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, power: float
+) -> TokenLoss:
+    """A policy loss of the user's own."""
+    ratio = (logprobs - old_logprobs).exp()
+    loss = torch.where(mask, -advantages * ratio**power, 0.0)
+    return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
+
+
+def my_advantage(rewards: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
+    """An advantage of the user's own."""
+    return torch.where(mask, scale * rewards, 0.0)
+
+
+@examples
+@given(data=st.data())
+def test_a_loss_named_by_import_path_gives_its_value_and_gradient(data: st.DataObject) -> None:
+    batch = data.draw(policy_batches())
+    mode, info = data.draw(st.sampled_from(MODES)), data.draw(global_batches(batch.mask))
+    node = {"policy": f"{__name__}:my_loss", "policy_params": {"power": 2.0}}
+    loss, gradient, metrics = policy_loss("composer", batch, mode, info, **node)
+    logprobs = batch.logprobs.clone().requires_grad_()
+    terms = my_loss(logprobs, *batch[1:4], power=2.0).loss * (1.0 if batch.weights is None else batch.weights)
+    wanted = reduced(terms, batch.mask, mode, info)
+    assert_parity(loss, wanted, terms=terms.numel(), magnitude=float(terms.detach().abs().max()))
+    assert_parity(gradient, torch.autograd.grad(wanted, logprobs)[0], terms=terms.numel())
+    assert "actor/composer/policy/ratio" in metrics and all(type(x) is float for x in metrics.values())
+
+
+def test_an_advantage_named_by_import_path_is_called() -> None:
+    mask = torch.tensor([[1, 1], [1, 0]])
+    node = {"advantage": f"{__name__}:my_advantage", "advantage_params": {"scale": 2.0}}
+    rewards = torch.tensor([[0.0, 1.0], [0.5, 0.0]])
+    found, returns = get_adv_estimator_fn("composer")(
+        token_level_rewards=rewards, response_mask=mask, config=algorithm(**node), index=names([0, 0])
+    )
+    assert found is returns and found.tolist() == [[2.0, 2.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (
+            {"advantge": "grpo"},
+            "algorithm.composer.advantge: unknown option 'advantge'; did you mean 'advantage'?",
+        ),
+        (
+            {"advantage": "gdpo"},
+            "algorithm.composer.advantage: 'gdpo' needs reward_components, which verl does",
+        ),
+        (
+            {"advantage": "remax@verl"},
+            "algorithm.composer.advantage: 'remax@verl' needs baselines, and verl samples the greedy "
+            "baselines for its own estimator 'remax' only, in the legacy trainer; set algorithm",
+        ),
+        (
+            {"hint_weight": 0.1},
+            "algorithm.composer.hint_weight: it is 0.1, and only the trainer composer_sync",
+        ),
+    ],
+)
+def test_a_node_that_means_nothing_is_refused_at_the_first_call(node: dict[str, Any], message: str) -> None:
+    mask = torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(ConfigError) as error:
+        get_adv_estimator_fn("composer")(
+            token_level_rewards=mask.float(),
+            response_mask=mask,
+            config=algorithm(**node),
+            index=names([0, 0]),
+        )
+    assert str(error.value).startswith(message)
+
+
+def test_a_count_of_the_whole_batch_is_needed_on_two_ranks() -> None:
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    loss, _, _ = policy_loss("composer/cispo", batch, "token-mean", {}, policy_params={"clip_high": 1.0})
+    assert loss.isfinite()
+    with pytest.raises(ConfigError, match="on 2 ranks needs batch_num_tokens"):
+        policy_loss("composer/cispo", batch, "token-mean", {"dp_size": 2})
+
+
+def test_a_length_that_is_not_above_0_is_an_error() -> None:
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    for length in (0, -1):
+        with pytest.raises(ConfigError, match=f"loss_scale_factor: it is {length}; set a number above 0"):
+            policy_loss("composer/dapo", batch, "token-mean", {"loss_scale_factor": length})
+
+
+def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) -> None:
+    """verl's clip_ratio_high is 0.2, and a config with that value looks as one without it."""
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    rewards = {"token_level_rewards": torch.eye(2), "response_mask": torch.ones(2, 2), "index": names([0, 0])}
+    caplog.set_level(logging.INFO, logger="composer_plugins")
+    log_once.cache_clear()
+    for _ in range(2):  # with parameters that no other test has
+        policy_loss("composer/dapo", batch, "token-mean", {}, policy_params={"clip_low": 0.21})
+        node = {"policy": "sapo@verl", "policy_params": {"tau_neg": 1.07}}
+        policy_loss("composer/sapo", batch, "token-mean", {}, **node)
+        get_adv_estimator_fn("composer/dr_grpo")(**rewards, config=algorithm())
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy dapo(clip_low=0.21, clip_high=0.28), token-mean",
+        "policy sapo@verl(tau_pos=1.0, tau_neg=1.07, log_ratio_clamp=20.0), seq-mean-token-mean",
+        "advantage dr_grpo(singleton=zero)",
+    ]
+
+
+def test_every_micro_batch_is_looked_at_for_advantages_that_differ_within_a_response() -> None:
+    """Not the first one alone, and without another wait for the device than that for the metrics."""
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.tensor([[1, 1, 0], [0, 0, 0]]).bool(), None)
+    differing = batch._replace(advantages=torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]))
+    masked = batch._replace(advantages=torch.tensor([[1.0, 1.0, 9.0], [1.0, 2.0, 3.0]]))
+    for name in ("composer/gspo", "composer/luspo", "composer/gmpo"):
+        mode = "seq-mean-token-sum" if name.endswith("luspo") else "seq-mean-token-mean"
+        policy_loss(name, batch, mode, {})
+        with mock.patch.object(Tensor, "__bool__", side_effect=AssertionError("it waits for the device")):
+            _, _, metrics = policy_loss(name, masked, mode, {})
+        assert not any("differ" in key for key in metrics)
+        with pytest.raises(DataError, match="advantages: they differ within a sequence, .* gspo_token"):
+            policy_loss(name, differing, mode, {})
+
+
+def test_an_unknown_mode_is_an_error_with_the_nearest_name() -> None:
+    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
+    message = r"actor.loss_agg_mode: unknown mode 'token_mean'; did you mean 'token-mean'\?"
+    for name in ("composer/cispo", "composer/sapo"):
+        with pytest.raises(ConfigError, match=message):
+            policy_loss(name, batch, "token_mean", {})
+
+
+GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "pass_at_k", "reinforce_pp_baseline")
+
+
+def batch_of(uids: list[str], rollouts_per_prompt: int | None = None, **node: Any) -> dict[str, Any]:
+    """What verl hands an estimator for rollouts with these uids; without a number its table is alone."""
+    rewards = torch.stack([torch.zeros(len(uids)), torch.arange(1.0, 1 + len(uids))], -1)
+    config: Any = OmegaConf.create({"algorithm": algorithm(**node), "trainer": {"use_v1": True}})
+    config.actor_rollout_ref = {"rollout": {"n": rollouts_per_prompt}}
+    table = config.algorithm if rollouts_per_prompt else algorithm(**node)
+    mask = torch.ones(rewards.shape, dtype=torch.long)
+    index = np.array(uids, dtype=object)
+    return {"token_level_rewards": rewards, "response_mask": mask, "index": index, "config": table}
+
+
+@pytest.fixture
+def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What this process has warned of: nothing."""
+    warned = set[str]()
+    monkeypatch.setattr(estimators, "WARNED", warned)
+    return warned
+
+
+@pytest.mark.parametrize("name", [*GROUPED, *(f"{one}@verl" for one in GROUPED if one != "maxrl")])
+@pytest.mark.parametrize("rollouts_per_prompt", [None, 1, 8])
+def test_groups_of_one_are_warned_of_once_with_what_is_computed(
+    name: str, rollouts_per_prompt: int | None, a_new_process: set[str]
+) -> None:
+    """Also where rollout.n is 8: the groups are the uids."""
+    call = batch_of(list("abcdefgh"), rollouts_per_prompt, advantage=name)
+    from_rewards = name.endswith("@verl") and not name.startswith("pass_at_k")
+    what = "comes from its own reward alone, without a baseline" if from_rewards else "is 0"
+    message = f"^actor_rollout_ref.rollout.n: the 8 rollouts .* are 8 groups of 1, .* and '{name}' compares "
+    with pytest.warns(ComposerWarning, match=f"{message}.* every advantage {what}; set it to 2 .* share it"):
+        advantages, _ = get_adv_estimator_fn("composer")(**call)
+    assert bool(advantages.any()) == from_rewards
+    others = batch_of(["x", "y", "z"], advantage=name)
+    get_adv_estimator_fn("composer")(**others)  # a warning would be an error
+    theirs = {"grpo@verl": "grpo", "rloo@verl": "rloo", "opo@verl": "opo", "gpg@verl": "gpg"}.get(name)
+    if theirs:
+        call.pop("config")
+        own, _ = get_adv_estimator_fn(theirs)(**call)
+        assert_parity(advantages, own, terms=8, magnitude=8.0, dtype=torch.float32)
+
+
+def of_own_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> Tensor:
+    """An advantage of the user's own that compares rollouts."""
+    return rewards * 0
+
+
+@pytest.mark.usefixtures("a_new_process")
+def test_an_advantage_of_the_users_own_in_groups_of_one_is_warned_of() -> None:
+    name = f"{__name__}:of_own_groups"
+    with pytest.warns(ComposerWarning, match="2 groups of 1, .*of_own_groups' compares .* is 0; set"):
+        get_adv_estimator_fn("composer")(**batch_of(["a", "b"], advantage=name))
+
+
+@pytest.mark.usefixtures("a_new_process")
+def test_a_batch_in_which_a_rollout_is_compared_is_not_warned_of() -> None:
+    """And neither is an advantage that compares nothing; verl's padding rows are no group."""
+    for uids in (["a", "a"], ["a", "b", "a"], ["a", "a", *["pad0"] * 3], ["pad0", "pad0"]):
+        get_adv_estimator_fn("composer")(**batch_of(uids))
+    get_adv_estimator_fn("composer")(**batch_of(["a", "b"], advantage="reinforce_pp"))
+    with pytest.warns(ComposerWarning, match="the 2 rollouts of this batch are 2 groups of 1"):
+        get_adv_estimator_fn("composer")(**batch_of(["a", "b", "pad0", "pad0"]))
+
+
+def test_padding_rows_singletons_and_nan_rewards() -> None:
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.5], [0.0, 0.0]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0], [0, 0], [0, 0], [0, 0]])
+    # A pair, a group of one, a synthetic row of verl's, and a row of the pair's group that was masked out.
+    ids = np.array(["a", "a", "b", "pad0", "a", "pad0"], dtype=object)
+    call = {"token_level_rewards": rewards, "response_mask": mask, "index": ids}
+    advantages, _ = get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())
+    own, _ = get_adv_estimator_fn("grpo")(**call)
+    assert_parity(advantages[:2], own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
+    assert advantages[0].tolist() == [pytest.approx(1.0, abs=1e-5)] * 2
+    assert not advantages[2:].any()
+    # verl counts its padding rows in a statistic of the batch, and ours do not.
+    ours, _ = get_adv_estimator_fn("composer/gpg")(**call, config=algorithm())
+    own, _ = get_adv_estimator_fn("gpg")(**call)
+    assert_parity(ours[:2] * (6 / 4), own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
+    for bad in ("nan", "inf"):
+        rewards[1, 1] = float(bad)
+        with pytest.raises(DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1"):
+            get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())

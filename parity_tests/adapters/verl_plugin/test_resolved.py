@@ -1,0 +1,126 @@
+"""The options of a registered loss or estimator are parsed once, and read anew only after a change."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.adapters.verl_plugin.estimators import estimator
+from composer_plugins.adapters.verl_plugin.loss import policy_loss
+from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.errors import ConfigError
+from parity_tests.rigs.calls import calls
+
+# What reads options, of verl or of ours, and what looks a loss up.
+READS = ("given_options", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "parameters_set")
+Loss = Callable[..., tuple[Tensor, dict[str, float]]]
+
+
+def config_of(**options: Any) -> Any:
+    """An actor's config with our loss, as verl's worker makes it."""
+    composer = options.pop("composer", {"policy": "grpo@verl"})
+    made = actor({"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2}, **options)
+    object.__setattr__(made, "policy_loss", ComposerPolicyLossConfig(composer=composer))
+    return made
+
+
+def called(loss: Loss, config: Any, mode: str = "token-mean") -> float:
+    """The loss of one micro-batch, in which every token's ratio is 1.25 and its advantage 1."""
+    ones = torch.ones(2, 4)
+    found, _ = loss(
+        old_log_prob=-ones,
+        log_prob=-ones + torch.log(1.25 * ones),
+        advantages=ones,
+        response_mask=ones,
+        loss_agg_mode=mode,
+        config=config,
+    )
+    return float(found)
+
+
+@pytest.fixture
+def loss() -> Iterator[Loss]:
+    """The loss mode `composer` as a new process registers it."""
+    yield policy_loss(None)
+
+
+def test_a_micro_batch_after_the_first_reads_no_option(loss: Loss) -> None:
+    config = config_of(clip_ratio_high=0.28)
+    first = calls(lambda: called(loss, config))
+    assert all(first[name] for name in READS), first
+    config.global_batch_info["batch_num_tokens"] = 16  # verl writes the counts of each micro-batch into it
+    found = calls(lambda: called(loss, config))
+    assert not [name for name in READS if found[name]], found
+    assert sum(found.values()) <= 40, found.most_common()
+
+
+def test_the_counts_of_a_micro_batch_are_those_of_its_own_call(loss: Loss) -> None:
+    config = config_of(clip_ratio_high=0.28)
+    before = called(loss, config)
+    config.global_batch_info["batch_num_tokens"] = 16
+    assert called(loss, config) == before / 2
+
+
+def test_an_option_that_is_changed_in_place_is_read_anew(loss: Loss) -> None:
+    config = config_of(clip_ratio_high=0.1)
+    assert called(loss, config) == pytest.approx(-1.1)
+    object.__setattr__(config, "clip_ratio_high", 0.15)  # verl's config refuses a plain assignment
+    assert called(loss, config) == pytest.approx(-1.15)
+    config.policy_loss.composer["policy"] = "reinforce"
+    with pytest.raises(ConfigError, match="no effect on the policy 'reinforce'"):
+        called(loss, config)
+    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer={"policy": "dapo"}))
+    assert called(loss, config) == pytest.approx(-1.15)
+
+
+def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Loss) -> None:
+    config = config_of()
+    config.global_batch_info["loss_scale_factor"] = -1
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="loss_scale_factor: it is -1"):
+            called(loss, config)
+
+
+def test_a_mapping_in_place_of_verls_dataclass_is_read_anew_after_a_change(loss: Loss) -> None:
+    config = OmegaConf.create(
+        {
+            "clip_ratio_high": 0.1,
+            "policy_loss": {"composer": {"policy": "grpo@verl"}},
+            "global_batch_info": {},
+        }
+    )
+    assert called(loss, config) == pytest.approx(-1.1)
+    config.clip_ratio_high = 0.2
+    assert called(loss, config) == pytest.approx(-1.2)
+
+
+def test_another_config_or_mode_is_parsed_for_itself(loss: Loss) -> None:
+    values = [called(loss, config_of(clip_ratio_high=high)) for high in (0.1, 0.15, 0.1)]
+    assert values == pytest.approx([-1.1, -1.15, -1.1])
+    config = config_of(clip_ratio_high=0.28)
+    called(loss, config)
+    assert called(loss, config, "token-sum") == 4 * called(loss, config, "seq-mean-token-mean") * 2
+    with pytest.raises(ConfigError, match="sum-nrom"):
+        called(loss, config, "sum-nrom")
+
+
+def test_an_estimator_parses_its_options_at_its_first_step_only() -> None:
+    advantages = estimator(None)
+    config = OmegaConf.create({"composer": {"advantage": "grpo@verl"}, "norm_adv_by_std_in_grpo": True})
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+
+    def step() -> Tensor:
+        return advantages(rewards, torch.ones(2, 2), index=["a", "a"], config=config)[0]
+
+    first = calls(step)
+    assert (first["parse_registered"], first["ComposerConfig.parse"]) == (1, 1), first
+    found = calls(step)
+    assert not [name for name in READS if found[name]], found
+    scaled = step()
+    config.norm_adv_by_std_in_grpo = False
+    assert not torch.equal(step(), scaled)
+    assert step().tolist() == [[-1.0, -1.0], [1.0, 1.0]]

@@ -1,0 +1,212 @@
+"""Rewards at masked tokens count as in verl; several outputs of a session are grouped as for grpo."""
+
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from omegaconf import OmegaConf
+from torch import Tensor
+from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+from composer_plugins.adapters.verl_plugin import estimators
+from composer_plugins.adapters.verl_plugin.estimators import sessions_of
+from composer_plugins.adapters.verl_plugin.surface import channels_delivered, parse_channels
+from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+from composer_plugins.testing.assertions import assert_parity
+
+if verl_cpu.missing():
+    pytest.skip(f"verl's v1 trainer needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
+
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
+REWARDS = [0.0, 1.0, 0.5, 0.25, 0.0, 0.5, 3.0, 7.0, 1.0]
+CONFIG = {"actor_rollout_ref": {"rollout": {"n": 3}}, "trainer": {"use_v1": True}}
+
+
+def data(keys: list[str] = KEYS) -> DataProto:
+    """One row per key, with its reward at its last token; the last token of row 1 is masked."""
+    mask = torch.ones(len(keys), 3, dtype=torch.long)
+    mask[1, 2] = mask[4, 0] = 0
+    rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
+    rewards[:, 2] = torch.tensor(REWARDS[: len(keys)], dtype=torch.float64)
+    tensors = {"token_level_rewards": rewards, "response_mask": mask}
+    uids = np.array([key.split("_")[0] for key in keys], dtype=object)
+    return DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+
+
+def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None, **node: Any) -> Tensor:
+    """What verl's v1 trainer computes by this estimator."""
+    config = OmegaConf.create(
+        {"algorithm": {"adv_estimator": name, "gamma": 1.0, "composer": node}, **CONFIG}
+    )
+    batch = data(keys) if batch is None else batch.slice()
+    found = compute_advantage_for_multi_trajectories(batch, keys, name, config=config.algorithm)
+    return found.batch["advantages"]
+
+
+def test_under_composer_sync_grpo_is_grouped_by_session_as_verls_own() -> None:
+    theirs = advantages("grpo")
+    with sessions_of(KEYS):
+        ours = advantages("composer", advantage="grpo@verl")
+    assert_parity(ours, theirs, terms=9, magnitude=1.0)
+    assert [round(float(row.max() + row.min()), 2) for row in theirs[[0, 2, 5]]] == [2.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["rloo@verl", "opo@verl", "dr_grpo@verl", "gpg@verl", "pass_at_k@verl"])
+def test_every_grouped_estimator_takes_the_final_outputs_alone(name: str) -> None:
+    final = [1, 4, 5, 6, 8]
+    batch = data()
+    call = {"token_level_rewards": batch.batch["token_level_rewards"][final]}
+    call["response_mask"] = batch.batch["response_mask"][final]
+    config = OmegaConf.create({"composer": {"advantage": name}})
+    alone, _ = get_adv_estimator_fn("composer")(
+        index=batch.non_tensor_batch["uid"][final], config=config, **call
+    )
+    with sessions_of(KEYS):
+        whole = advantages("composer", advantage=name)
+    per_row = alone.sum(-1) / call["response_mask"].sum(-1)
+    wanted = per_row[[0, 0, 1, 1, 1, 2, 3, 3, 4]].unsqueeze(-1) * batch.batch["response_mask"]
+    assert torch.equal(whole, wanted.to(whole.dtype)) or torch.allclose(whole, wanted, rtol=1e-14)
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
+    """Sessions of several outputs in any order, some masked in part or wholly, and verl's padding rows."""
+    counts = draw(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=3))
+    keys = [f"p{p}_{s}_{o}" for p, group in enumerate(counts) for s, n in enumerate(group) for o in range(n)]
+    keys = [*draw(st.permutations(keys)), *(f"pad0_{i}_0" for i in range(draw(st.integers(0, 2))))]
+    rows = st.lists(st.integers(0, 1), min_size=3, max_size=3)
+    mask = torch.tensor([[0] * 3 if key.startswith("pad") else draw(rows) for key in keys])
+    rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
+    rewards[:, 2] = torch.tensor([0 if key.startswith("pad") else draw(st.integers(0, 2)) for key in keys])
+    tensors = {"token_level_rewards": rewards, "response_mask": mask}
+    uids = np.array([key.split("_")[0] for key in keys], dtype=object)
+    return keys, DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+
+
+@pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")  # of groups of one
+@settings(max_examples=60, deadline=None)
+@given(drawn=sessions())
+def test_under_composer_sync_grpo_equals_verls_own_on_any_sessions(
+    drawn: tuple[list[str], DataProto],
+) -> None:
+    keys, batch = drawn
+    theirs = advantages("grpo", keys, batch)
+    with sessions_of(keys):
+        ours = advantages("composer", keys, batch, advantage="grpo@verl")
+    # Of a group of one verl rounds 1 + eps to float32.
+    assert_parity(ours, theirs, terms=2 * len(keys), magnitude=2.0, dtype=torch.float32)
+
+
+PAIRS = {"grpo": "grpo@verl", "rloo": "rloo@verl", "opo": "opo@verl", "gpg": "gpg@verl"}
+PAIRS |= {"grpo_passk": "pass_at_k@verl", "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl"}
+
+
+@pytest.mark.parametrize("theirs", PAIRS)
+@pytest.mark.parametrize("by_session", [False, True])
+@pytest.mark.parametrize("level", ["token_k1", "seq_mean_k1"])
+def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
+    theirs: str, by_session: bool, level: str
+) -> None:
+    keys, old = [f"a_{row}_0" for row in range(3)], torch.full((3, 3), -1.0)
+    sampled = old.clone()
+    sampled[0, 2] = -5.0
+    tensors = {"old_log_probs": old, "rollout_log_probs": sampled, "response_mask": torch.ones_like(old)}
+    tensors["token_level_rewards"] = torch.tensor([1.0, 0.0, 2.0]).unsqueeze(1) * torch.eye(3)[2]
+    uids = np.array(["a"] * 3, dtype=object)
+    options = RolloutCorrectionConfig(rollout_is=None, rollout_rs=level, rollout_rs_threshold="0.5_2.0")
+    batch = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+    batch, _ = compute_rollout_correction_and_add_to_batch(batch, options)
+    assert int(batch.batch["response_mask"].sum()) == (8 if level == "token_k1" else 6)
+    own = advantages(theirs, keys, batch)
+    with sessions_of(keys) if by_session else nullcontext():
+        ours = advantages("composer", keys, batch, advantage=PAIRS[theirs])
+    assert own.any()
+    assert_parity(ours, own, terms=8, magnitude=4.0, dtype=torch.float32)
+
+
+def test_a_reward_that_an_estimator_of_tokens_leaves_out_as_verl_does_is_warned_of() -> None:
+    theirs = advantages("reinforce_plus_plus")
+    message = "rewards: some are at a masked token, and 'reinforce_pp@verl' leaves these out, as in verl"
+    with pytest.warns(ComposerWarning, match=message):
+        ours = advantages("composer", advantage="reinforce_pp@verl")
+    assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
+
+
+def test_verl_groups_sessions_for_grpo_alone_and_ours_for_every_grouped_estimator() -> None:
+    theirs = advantages("rloo")
+    with sessions_of(KEYS):
+        ours = advantages("composer", advantage="rloo@verl")
+    assert not torch.allclose(ours, theirs.to(ours.dtype), atol=1e-3)
+
+
+def test_an_estimator_of_tokens_is_computed_on_every_row_as_in_verl() -> None:
+    batch = data()
+    batch.batch["response_mask"][1, 2] = 1
+    theirs = advantages("reinforce_plus_plus", batch=batch)
+    with sessions_of(KEYS):
+        ours = advantages("composer", batch=batch, advantage="reinforce_pp@verl")
+    assert_parity(ours, theirs, terms=27, magnitude=7.0, dtype=torch.float32)
+
+
+def test_the_registries_alone_refuse_more_rows_of_a_prompt_than_rollouts() -> None:
+    with pytest.raises(
+        DataError, match=r"prompt 'a' has 6 rows, and actor_rollout_ref.rollout.n is 3: .* set"
+    ):
+        advantages("composer", advantage="grpo@verl")
+    with pytest.raises(DataError, match="trainer_mode=composer_sync"):
+        advantages("composer/rloo")
+
+
+def test_one_output_per_session_and_padding_rows_are_accepted() -> None:
+    keys = ["a_0_0", "a_1_0", "a_2_0", *(f"pad_{i}_0" for i in range(5))]
+    ours = advantages("composer", keys, advantage="grpo@verl")
+    with sessions_of(keys):
+        assert torch.equal(advantages("composer", keys, advantage="grpo@verl"), ours)
+
+
+def test_sessions_that_are_each_alone_with_their_prompt_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many outputs they have; not where no advantage is used."""
+    keys = ["a_0_0", "a_0_1", "b_0_0", "pad0_0_0", "pad0_1_0"]
+    monkeypatch.setattr(estimators, "WARNED", set())
+    with sessions_of(keys), channels_delivered():
+        hint_alone = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "policy_weight": 0.0}
+        advantages("composer", keys, **hint_alone)
+        with pytest.warns(ComposerWarning, match="rollout.n: the 2 rollouts of this batch are 2 groups"):
+            advantages("composer", keys)
+        advantages("composer", keys)
+    monkeypatch.setattr(estimators, "WARNED", set())
+    with sessions_of(KEYS):
+        advantages("composer")
+
+
+def test_composer_sync_shows_the_estimators_the_keys_of_the_batch() -> None:
+    trainer: Any = object.__new__(ComposerTrainer)
+    trainer.channels = parse_channels({})
+
+    def of_verl(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        metrics["advantages"] = advantages("composer", advantage="grpo@verl")
+        return batch
+
+    metrics: dict[str, Any] = {}
+    batch = KVBatchMeta(keys=KEYS, tags=[{} for _ in KEYS], partition_id="train")
+    with mock.patch.object(PPOTrainerSync, "_compute_advantage", of_verl):
+        assert trainer._compute_advantage(batch, metrics) is batch
+    assert_parity(metrics["advantages"], advantages("grpo"), terms=9, magnitude=1.0)

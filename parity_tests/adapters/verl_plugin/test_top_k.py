@@ -1,0 +1,178 @@
+"""The teacher's largest entries: what verl's worker returns of them, and what half precision costs."""
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from composer_plugins.kernels import divergences
+from composer_plugins.kernels.divergences.supports import log_probs_at
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+from composer_plugins.testing.assertions import assert_parity
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from verl.utils import tensordict_utils
+from verl.workers.engine_workers import TrainingWorker
+
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    TEACHER,
+    TEACHER_PROMPT,
+    TOP_DTYPES,
+    TOP_IDS,
+    TOP_K,
+    TOP_LOGPROBS,
+    nested,
+)
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK, TopKTrainingWorker
+from composer_plugins.errors import ConfigError
+
+VOCABULARY, K = 40, 3
+MICRO_BATCHES = ([3, 0], [2], [1, 4])  # as verl cuts and sorts the rows of a dynamic batch
+
+
+def entries(data: TensorDict, name: str) -> list[Tensor]:
+    """The rows of a field."""
+    return list(data[name].unbind())
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """The logits after each token, of an engine that calls its loss function as verl's FSDP engine does."""
+    g = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(VOCABULARY, VOCABULARY, generator=g, dtype=torch.bfloat16)
+
+    def infer_batch(self: Any, data: TensorDict) -> TensorDict:
+        tensordict_utils.assign_non_tensor(data, metrics={"seen": sorted(data.keys())})
+        for part in MICRO_BATCHES if tensordict_utils.get_non_tensor_data(data, TOP_K, None) else ():
+            micro = tensordict_utils.index_select_tensor_dict(data, part)
+            packed = logits[torch.cat(entries(micro, "input_ids"))]
+            assert self.loss_fn(student_logits=packed.unsqueeze(0), data=micro) == {}
+            value, logged = self.loss_fn(model_output={}, data=micro, dp_group=None)
+            assert float(value) == 0 and logged == {}
+        whole = [torch.log_softmax(logits[x].float(), -1) for x in entries(data, "input_ids")]
+        following = [x.roll(-1).unsqueeze(-1) for x in entries(data, "input_ids")]
+        logprobs = [x.gather(-1, y).squeeze(-1) for x, y in zip(whole, following, strict=True)]
+        return tensordict_utils.get_tensordict({"log_probs": nested(logprobs)}, {"metrics": data["metrics"]})
+
+    monkeypatch.setattr(TrainingWorker, "infer_batch", infer_batch)
+    return logits
+
+
+def asked(**more: Any) -> TensorDict:
+    """Five rows as TransferQueue hands them to a worker."""
+    g = torch.Generator().manual_seed(1)
+    lengths = ((2, 4, 3), (1, 1, 1), (3, 2, 5), (2, 5, 2), (1, 3, 4))  # prompt, the teacher's, response
+    rows = [[torch.randint(VOCABULARY, (n,), generator=g) for n in row] for row in lengths]
+    prompts, teachers, responses = zip(*rows, strict=True)
+    fields = {"prompts": prompts, TEACHER_PROMPT: teachers, "responses": responses}
+    fields["input_ids"] = [torch.cat([p, r]) for p, r in zip(prompts, responses, strict=True)]
+    data = TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=5)
+    tensordict_utils.assign_non_tensor(data, temperature=1.0, **more)
+    return data
+
+
+def test_a_worker_returns_the_teachers_entries_of_each_response_in_the_order_of_the_rows(
+    table: Tensor,
+) -> None:
+    worker = object.__new__(TopKTrainingWorker)
+    worker.loss_fn = "that of the training"
+    data = asked(**{TOP_K: K})
+    found = worker.infer_batch(data)
+    assert worker.loss_fn == "that of the training"
+    assert set(found.keys()) == {TEACHER, TOP_LOGPROBS, TOP_IDS, "metrics"} and found.batch_size == (5,)
+    for i, (prompt, response) in enumerate(
+        zip(entries(data, TEACHER_PROMPT), entries(data, "responses"), strict=True)
+    ):
+        before = torch.cat([prompt[-1:], response[:-1]])
+        logprobs = torch.log_softmax(table[before].float(), -1)  # of probabilities in float32
+        wanted = logprobs.topk(K, -1)
+        assert torch.equal(entries(found, TOP_IDS)[i], wanted.indices.int())
+        rest = torch.log1p(-wanted.values.exp().sum(-1, keepdim=True))
+        logged = entries(found, TOP_LOGPROBS)[i]
+        assert torch.equal(logged[:, :K], wanted.values.half())
+        assert_parity(logged[:, K:], rest, terms=1, dtype=torch.float16)
+        sampled = logprobs.gather(-1, response.unsqueeze(-1)).squeeze(-1)
+        assert torch.equal(entries(found, TEACHER)[i], sampled)
+    assert {name: found[name].dtype for name in TOP_DTYPES} == TOP_DTYPES
+
+
+def test_a_part_of_the_logits_is_an_error(table: Tensor) -> None:
+    """As a rank gets them where the engine cuts sequences; these positions are all in the first half."""
+    data = asked().update({"composer_row": torch.arange(5)})
+    packed = table[torch.cat(entries(data, "input_ids"))]
+    data["responses"] = nested([entries(data, "responses")[0], *[torch.zeros(0, dtype=torch.long)] * 4])
+    assert TopK(K)(data=data, student_logits=packed.unsqueeze(0)) == {}
+    message = f"the logits of all {len(packed)} tokens of a micro-batch, and verl passed 12; set ulysses_"
+    with pytest.raises(ConfigError, match=message):
+        TopK(K)(data=data, student_logits=packed[:12].unsqueeze(0))
+
+
+def test_any_other_call_is_verls_own(table: Tensor) -> None:
+    worker = object.__new__(TopKTrainingWorker)
+    data = asked()
+    assert set(worker.infer_batch(data).keys()) == {"log_probs", "metrics"}
+    assert "composer_row" not in data
+
+
+def test_a_rank_that_returns_nothing_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingWorker, "infer_batch", lambda self, data: None)
+    worker = object.__new__(TopKTrainingWorker)
+    worker.loss_fn = None
+    assert worker.infer_batch(asked(**{TOP_K: K})) is None
+
+
+def gradient(name: str, student: Tensor, top: Tensor, ids: Tensor) -> Tensor:
+    """Of the divergence's sum over tokens in the student's logits, as the loss has it of `TOP_LOGPROBS`."""
+    leaf = student.clone().requires_grad_()
+    mask = torch.ones(len(leaf), dtype=torch.bool)
+    pair = log_probs_at(leaf, sum_to_one(top), ids, mask, temperature=1.0, rest="tail")
+    loss = getattr(divergences, name)(pair.student, pair.teacher, mask).loss.sum()
+    return torch.autograd.grad(loss, leaf)[0]
+
+
+def error(dtype: torch.dtype, name: str, scale: float) -> tuple[float, bool]:
+    """The relative error of the gradient if the teacher's entries are sent in this dtype; is it in its bound?
+
+    Rounding changes log T_v by at most u |log T_v|, and `sum_to_one` by as much again, in the mean over
+    T. The gradient of each divergence has a bounded slope in it: its error, summed over the vocabulary, is at
+    most 2 sum_v max(S_v, T_v) times that.
+    """
+    g = torch.Generator().manual_seed(2)
+    teacher = torch.log_softmax(scale * torch.randn(200, 2000, generator=g, dtype=torch.float64), -1)
+    student = teacher + torch.randn(teacher.shape, generator=g, dtype=torch.float64)
+    values, ids = teacher.topk(50, -1)
+    rest = teacher.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+    top = torch.cat([values, rest], -1)
+    exact, rounded = (gradient(name, student, x.double(), ids) for x in (top, top.to(dtype)))
+    s = torch.log_softmax(student, -1)
+    s = torch.cat([s.gather(-1, ids), s.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)], -1)
+    mean = (top.exp() * top.abs()).sum(-1, keepdim=True)
+    moved = torch.finfo(dtype).eps / 2 * (top.abs() + mean / values.exp().sum(-1, keepdim=True))
+    bound = 2 * (torch.maximum(s, top).exp() * moved).sum(-1)
+    found = (rounded - exact).abs().sum(-1)
+    # 1.05: the second order
+    return float(found.sum() / exact.abs().sum()), bool((found <= 1.05 * bound).all())
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("name", ["jsd", "forward_kl", "reverse_kl"])
+def test_half_precision_changes_a_gradient_by_less_than_its_rounding_explains(
+    name: str, scale: float
+) -> None:
+    half, within = error(TOP_DTYPES[TOP_LOGPROBS], name, scale)
+    assert within and half < 2e-3
+    assert error(torch.bfloat16, name, scale)[0] > 4 * half
+
+
+def test_a_tail_smaller_than_the_rounding_of_the_entries_stays_what_it_is() -> None:
+    """Rounded, these 58 entries sum to 1.002, which would leave nothing for the tail."""
+    tail = 1e-4
+    logprobs = torch.full((1, 58), (1 - tail) / 58, dtype=torch.float64).log()
+    sent = torch.cat([logprobs, torch.tensor([[tail]]).double().log()], -1).half()
+    assert float(sent[:, :-1].double().exp().sum()) > 1 + 10 * tail
+    assert float(1 - sum_to_one(sent).double().exp().sum()) == pytest.approx(tail, rel=1e-2)

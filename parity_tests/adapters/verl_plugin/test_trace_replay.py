@@ -1,0 +1,126 @@
+"""The pairs of recipes/trace_replay in verl's replay channel, in the real `main_ppo`.
+
+From the recorded session of its demo, through three scripted teachers over HTTP, to a parquet file with tool
+calls and tools. `recipes/trace_replay/test_end_to_end.py` does the same in TRL.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+
+for needed in ("detect_secrets", "openai", "pyarrow"):
+    pytest.importorskip(needed)
+
+from composer_plugins.recipes.verl.on_a_cpu import runner, tiny  # noqa: E402
+from composer_plugins.recipes.verl.on_a_cpu.overrides import quoted  # noqa: E402
+from parity_tests.adapters.verl_plugin.test_composer_sync import REFERENCE, SYNC  # noqa: E402
+from parity_tests.rigs.verl_trained import composers, finished  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}"),
+]
+
+POSITIONS, LONGEST_PROMPT = 2048, 1536
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def recorded_pairs(folder: Path) -> Path:
+    """The parquet file that the first three steps of the demo make."""
+    from composer_plugins.recipes.trace_replay import commands, demo, scripted
+
+    commands.make_states(
+        [demo.RECORDED / "session.jsonl"], folder, "secrets", None, demo.RECORDED / "tools.json"
+    )
+    with scripted.ScriptedTeachers(demo.scripted_answer) as server:
+        teachers = demo.teachers(server.base_url)
+        commands.ask(folder, teachers, 1.0, samples=1, concurrency=4)
+    commands.make_pairs(folder, ignore=demo.IGNORED)
+    return folder / "pairs.parquet"
+
+
+def for_verl(pairs: Path, path: Path) -> list[dict[str, Any]]:
+    """The rows with the columns that verl's reward needs, twice, so that there are two steps of four."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(pairs)
+    rows = len(table)
+    table = table.append_column("data_source", pa.array(["trace_replay"] * rows))
+    table = table.append_column("reward_model", pa.array([{"ground_truth": ""}] * rows))
+    pq.write_table(pa.concat_tables([table, table]), path)
+    return table.to_pylist()
+
+
+def make_model(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """A tiny model, and a tokenizer of these texts whose template shows tools and calls."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,
+        special_tokens=tiny.SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(map(json.dumps, rows), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=tiny.SPECIAL[2:4],
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=len(fast),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def test_the_recorded_pairs_train_and_their_margins_rise(tmp_path: Path) -> None:
+    rows = for_verl(recorded_pairs(tmp_path / "replay"), tmp_path / "pairs.parquet")
+    make_model(tmp_path / "small", rows)
+    (tmp_path / "run").mkdir()
+    done = finished(
+        runner.run(
+            tmp_path / "run",
+            *SYNC,
+            *REFERENCE,
+            "+algorithm.composer.replay_weight=0.5",
+            "+algorithm.composer.replay_loss=dpo",
+            f"data.train_files={quoted(tmp_path / 'pairs.parquet')}",
+            f"data.val_files={quoted(tmp_path / 'pairs.parquet')}",
+            f"data.max_prompt_length={LONGEST_PROMPT}",
+            f"actor_rollout_ref.model.path={quoted(tmp_path / 'small')}",
+            f"actor_rollout_ref.rollout.prompt_length={LONGEST_PROMPT}",
+            "actor_rollout_ref.rollout.n=2",
+        )
+    )
+    first, second = composers(done)
+    assert first["actor/composer/replay/pairs"] == second["actor/composer/replay/pairs"] == 4
+    assert first["actor/composer/replay/rewards/margins"] == pytest.approx(0, abs=1e-4)
+    assert second["actor/composer/replay/rewards/margins"] > 0.01

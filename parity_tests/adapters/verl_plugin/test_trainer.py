@@ -1,0 +1,363 @@
+"""composer_sync before a worker is started: what it refuses, in which words. verl's own config and data."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from pandas import DataFrame, read_parquet
+
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
+
+from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values, rows_of
+from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
+from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
+from composer_plugins.recipes.verl.on_a_cpu import tiny
+from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
+
+# torchdata's loader calls it, and torch 2.13 warns.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+LIVE = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_teacher": "live"}
+LOSS = "actor_rollout_ref.actor.policy_loss"
+SENT = [
+    f"{LOSS}.loss_mode=composer",
+    f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+]
+SIMPO = {"replay_weight": 1.0, "replay_loss": "simpo"}
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and its data."""
+    made = tmp_path_factory.mktemp("tiny")
+    tiny.make(made)
+    return made
+
+
+@pytest.fixture
+def make(folder: Path, tmp_path: Path) -> Iterator[Make]:
+    """A trainer with this node and these overrides, on the data with these columns replaced."""
+
+    def made(node: dict[str, Any], *more: str, **columns: Any) -> Any:
+        data = read_parquet(folder / "train.parquet")
+        for name, values in columns.items():
+            if values is None:
+                data = data.drop(columns=name)
+            else:
+                data[name] = [values[i] if i < len(values) else None for i in range(len(data))]
+        DataFrame(data).to_parquet(tmp_path / "train.parquet")
+        files = [f"data.{which}_files={tmp_path}/train.parquet" for which in ("train", "val")]
+        lines = [*overrides(folder, 2), *files, "trainer.v1.trainer_mode=composer_sync", *more]
+        lines.append("trainer.v1.sampler.custom_sampler.path=null")  # verl's own
+        lines += [f"+algorithm.composer.{key}={value}" for key, value in node.items()]
+        with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+            return get_trainer_cls("composer_sync")(compose("ppo_trainer", lines))
+
+    yield made
+
+
+def messages(found: pytest.WarningsRecorder) -> list[str]:
+    """Ours among the warnings."""
+    return [str(one.message) for one in found if one.category is ComposerWarning]
+
+
+def checked(trainer: Any) -> Any:
+    """The trainer after it has read its data, as its `init` has it do before it starts workers."""
+    trainer._init_tokenizer()
+    trainer._init_dataloader()
+    return trainer
+
+
+def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
+    trainer = make({})
+    assert isinstance(trainer, ComposerTrainer) and trainer.trainer_mode == "sync"
+    assert type(trainer.replay_buffer).__name__ == "ReplayBuffer"  # and not ReplayBufferAsync
+    assert trainer.policy_only and not hasattr(checked(trainer), "columns")
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "columns", "key"),
+    [
+        ({}, ["algorithm.adv_estimator=composr"], {}, "algorithm.adv_estimator"),
+        ({"hint_wight": 1.0}, [], {}, "algorithm.composer.hint_wight"),
+        (LIVE, [], {"privileged_context": None}, "data.train_files"),
+        (LIVE | {"hint_teacher": "base"}, [], {}, "actor_rollout_ref.actor.use_kl_loss"),
+        ({"policy": "clip_cov"}, SENT, {}, "algorithm.composer.policy"),
+        (
+            {"policy": "parity_tests.adapters.verl_plugin.test_trainer:of_entropies"},
+            SENT,
+            {},
+            "algorithm.composer.policy",
+        ),
+        ({}, [*SENT[:2], f"+{LOSS}.composer={{polisy: grpo}}"], {}, f"{LOSS}.composer.polisy"),
+    ],
+)
+def test_the_constructor_raises_what_the_doctor_finds(
+    make: Make, node: dict[str, Any], more: list[str], columns: dict[str, Any], key: str
+) -> None:
+    """All of the findings: adapters/verl_plugin/without_verl/test_doctor.py."""
+    with pytest.raises(ConfigError) as error:
+        make(node, *more, **columns)
+    assert error.value.key == key
+
+
+def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
+    """A loss that asks for an input that verl does not provide."""
+
+
+def test_the_constructor_warns_once_of_a_reduction_that_is_not_the_papers(make: Make) -> None:
+    with pytest.warns(
+        ComposerWarning, match="loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
+    ) as found:
+        make({"policy": "gspo"}, *SENT, "algorithm.adv_estimator=composer", "critic.enable=False")
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "columns", "message"),
+    [
+        (LIVE, {"privileged_context": ["ok", " "]}, "row 1, privileged_context: .*empty"),
+        (LIVE, {"privileged_context": [7.0]}, "row 0, privileged_context: it is 7.0"),
+        (
+            LIVE,
+            {"privileged_context": ["x" * 600]},
+            "row 0, prompt . hint . data.max_response_length: .* 512",
+        ),
+        (LIVE, {"prompt": ["1+1"] * 16}, "row 0, prompt: it is '1.1'; write messages, each with role"),
+        (LIVE, {"prompt": [[{"role": "system", "content": "1+1"}]] * 16}, "row 1, .* user message"),
+        (SIMPO, {"rejected": [None, ["a"]]}, "row 1, chosen: it has 2 completions, and rejected has 1"),
+        (SIMPO, {"chosen": [None, ["", "b"]]}, "row 1, chosen: .*empty"),
+        (SIMPO, {"chosen": [None, ["y" * 600, "b"]]}, "row 1, prompt . completion: .* 512"),
+        (SIMPO, {"n_teachers_agreeing": [None, [1.0, -1.0]]}, "row 1, n_teachers_agreeing: it is -1.0"),
+    ],
+)
+def test_a_row_that_a_channel_cannot_use_is_named_before_a_worker_is_started(
+    make: Make, node: dict[str, Any], columns: dict[str, Any], message: str
+) -> None:
+    trainer = make(node, **columns)
+    with pytest.raises(DataError, match=f"^training data, {message}"):
+        checked(trainer)
+
+
+def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
+    with pytest.warns(ComposerWarning) as found:
+        trainer = checked(make(LIVE | SIMPO, privileged_context=[], chosen=[], rejected=[]))
+    assert {"chosen", "privileged_context"} < trainer.columns
+    assert [one.partition(", so")[0] for one in messages(found)] == [
+        "training data: none of its 16 rows has a hint",
+        "training data: none of its 16 rows has a pair with a weight above 0",
+    ]
+
+
+def test_what_is_probably_a_mistake_is_warned_of_once_with_its_number_and_first_row(make: Make) -> None:
+    hints = [None, "NaN", "It is 1.", "None", "0+3=?"]
+    pairs = {"chosen": [None, ["1", "2"], ["same"]], "rejected": [None, ["0", "3<|im_end|>"], ["same"]]}
+    trainer = make(LIVE | SIMPO, privileged_context=hints, **pairs)
+    trainer._init_tokenizer()
+    with pytest.warns(ComposerWarning) as found:
+        trainer._init_dataloader()
+    assert [one.rpartition(";")[0] for one in messages(found)] == [
+        "training data: in 2 of 4 hints the text is 'NaN', first in row 1",
+        "training data: in 1 of 3 pairs chosen equals rejected, first in row 2",
+        "training data: in 1 of 3 pairs chosen or rejected contains '<|im_end|>', first in row 1",
+    ]
+
+
+def test_a_hint_that_is_the_prompt_is_warned_of(make: Make) -> None:
+    with pytest.warns(ComposerWarning, match="in 1 of 2 hints the text is the prompt, first in row 3; write"):
+        checked(make(LIVE, privileged_context=["ok", None, None, "0+3=?"]))
+
+
+def test_a_second_start_reads_the_checks_from_the_cache(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    filtered = "data.filter_overlong_prompts=True"  # after which the fingerprint of verl's data set is random
+    trainer = make(LIVE | SIMPO, filtered, rejected=[None, ["0"]], chosen=[None, ["0"]])
+    trainer._init_tokenizer()
+    calls = list[int]()
+    render = type(trainer.tokenizer).apply_chat_template
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append(1)
+        return render(*given, **options)
+
+    monkeypatch.setattr(type(trainer.tokenizer), "apply_chat_template", counted)
+    numbers = []
+    for longest in (16, 16, 17):
+        trainer.config.data.max_response_length = longest
+        with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
+            trainer._init_dataloader()
+        numbers.append(len(calls))
+    assert 0 < numbers[0] == numbers[1] < numbers[2]  # another limit is another check
+
+
+def test_several_processes_find_what_one_finds(make: Make) -> None:
+    columns = {"privileged_context": ["a", None, "nan", "b", None, "null", "0"], "chosen": [None, "x", "y"]}
+    columns["rejected"] = [None, "z", "y"]
+    said = []
+    for workers in (1, 3):
+        with pytest.warns(ComposerWarning) as found:
+            checked(make(LIVE | SIMPO, f"data.filter_overlong_prompts_workers={workers}", **columns))
+        said.append(messages(found))
+    assert said[0] == said[1] and len(said[0]) == 2
+    for workers in (1, 3):
+        bad = columns | {"privileged_context": ["a"] * 9 + [" ", "x" * 600]}
+        with pytest.raises(DataError, match="^training data, row 9, privileged_context: it is empty"):
+            checked(make(LIVE, f"data.filter_overlong_prompts_workers={workers}", **bad))
+
+
+def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "jsd"}
+    with pytest.raises(ConfigError, match="hint_top_k: it is 261, and the vocabulary has 261 entries"):
+        checked(make(node | {"hint_top_k": 261}))
+    checked(make(node | {"hint_top_k": 260}))
+
+
+def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> None:
+    node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
+    trainer = make(node)
+    trainer.total_training_steps = 6
+    found = []
+    for trainer.global_steps in range(1, 8):
+        found.append(trainer.taid_t())
+    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
+    trainer.total_training_steps, trainer.global_steps = 1, 1
+    assert trainer.taid_t() == 0.4
+
+
+def test_a_model_with_a_processor_is_refused(make: Make) -> None:
+    trainer = make(LIVE)
+    trainer._init_tokenizer()
+    trainer.processor = object()
+    with pytest.raises(DataError, match="for text alone"):
+        check_rows(trainer)
+
+
+def test_the_chat_templates_options_are_the_datas(make: Make) -> None:
+    trainer = checked(
+        make(LIVE, "+data.apply_chat_template_kwargs.chat_template='hm {{ messages[0].content }}'")
+    )
+    assert trainer.tokenizer.decode(Prompts(trainer).ids([{"role": "user", "content": "1+1"}])) == "hm 1+1"
+
+
+def test_what_the_model_is_told_beside_its_files_counts(make: Make) -> None:
+    longer = "+actor_rollout_ref.model.override_config.max_position_embeddings=2048"
+    assert checked(make(LIVE, longer, privileged_context=["x" * 600])).positions == 2048
+
+
+def test_the_references_own_limit_counts_where_it_is_asked(make: Make) -> None:
+    frozen = [
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+    ]
+    limit = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=40"
+    with pytest.raises(DataError, match="max_response_length: [0-9]+ tokens are more than the 40 that"):
+        checked(make(LIVE | {"hint_teacher": "base"}, *frozen, limit))
+    checked(make(LIVE, *frozen, limit))
+
+
+def test_a_loss_of_an_external_library_is_known(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.trainer.ppo.core_algos import register_policy_loss, POLICY_LOSS_REGISTRY\n"
+        "register_policy_loss('mine')(POLICY_LOSS_REGISTRY['vanilla'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = [f"{LOSS}.loss_mode=mine", "actor_rollout_ref.model.external_lib=of_mine"]
+    trainer = make({}, *mine)
+    del POLICY_LOSS_REGISTRY["mine"]  # other tests look at what is in it
+    assert trainer.policy_only
+
+
+def test_the_rows_of_a_data_set_class_of_ones_own_are_not_judged_before_it_has_made_them(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from verl.utils.dataset.rl_dataset import RLHFDataset\n"
+        "class Mine(RLHFDataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        row = super().__getitem__(i)\n"
+        "        return row | {'privileged_context': str(row['privileged_context'])}\n"
+    )
+    mine = [f"data.custom_cls.path={tmp_path}/of_mine.py", "data.custom_cls.name=Mine"]
+    assert "privileged_context" in checked(make(LIVE, *mine, privileged_context=[7.0])).columns
+
+
+def test_the_limit_is_the_smallest_of_the_models_and_the_batches(make: Make) -> None:
+    dynamic = [
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=40",
+    ]
+    with pytest.raises(DataError, match="max_response_length: [0-9]+ tokens are more than the 40 that"):
+        checked(make(LIVE, *dynamic))
+
+
+def test_the_teachers_prompt_is_the_policys_with_the_hint_in_it(make: Make) -> None:
+    trainer = checked(make(LIVE, privileged_context=["It is 0."]))
+    made, messages = Prompts(trainer), [{"role": "user", "content": "0+0=?"}]
+    policys, response = torch.tensor(made.ids(messages)), torch.tensor([65, 66])
+    teachers = made.hinted(messages, "It is 0.", prompt=policys, response=response)
+    texts = [trainer.tokenizer.decode(ids) for ids in (policys, teachers)]
+    assert texts[1] == texts[0].replace("0+0=?", "0+0=?\n\nIt is 0.")
+    with pytest.raises(DataError, match="a rollout's prompt is not its row's prompt in the chat template"):
+        made.hinted(messages, "It is 0.", prompt=policys[1:], response=response)
+    prompt, completion = made.completion(messages, "4", {})
+    assert torch.equal(prompt, policys) and trainer.tokenizer.decode(completion) == "4<|im_end|>\n"
+    with pytest.raises(ComposerError, match="role 'user'"):
+        made.completion(messages, messages, {})
+
+
+TEMPLATE = (
+    "{% for t in tools or [] %}T:{{ t.function.name }}|{% endfor %}{% for m in messages %}"
+    "{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{{ c.function.arguments['path'] }}{% endfor %}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_pairs_of_tool_calls_are_checked_and_rendered_with_the_tools_of_the_row(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a parquet file of recorded traces has them: arguments and tools as JSON text, and every key."""
+
+    def call(path: str) -> list[dict[str, Any]]:
+        function = {"name": "read", "arguments": f'{{"path": "{path}"}}'}
+        return [{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
+
+    columns = {"chosen": [call("a")], "rejected": [call("b")], "tools": ['[{"function": {"name": "read"}}]']}
+    trainer = make(SIMPO, n_teachers_agreeing=[2], **columns)
+    trainer._init_tokenizer()
+    trainer.tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr(trainer, "_init_tokenizer", lambda: None)
+    checked(trainer)
+    row = trainer.train_dataset.dataframe[0]
+    made = Prompts(trainer)
+    prompt, completion = made.completion(row["prompt"], row["rejected"], row)
+    texts = [trainer.tokenizer.decode(ids) for ids in (prompt, completion)]
+    assert texts == ["T:read|user:0+0=?|assistant:", "readb|"]
+    others = row | {"tools": '[{"function": {"name": "write"}}]'}
+    prompt, _ = made.completion(row["prompt"], row["rejected"], others)
+    assert trainer.tokenizer.decode(prompt) == "T:write|user:0+0=?|assistant:"
+
+
+def test_columns_come_back_as_they_were() -> None:
+    came = [torch.tensor(2.0), np.float64(3), None, "a", [1], np.array(["b", None], dtype=object)]
+    assert column_values(came) == [2.0, 3.0, None, "a", [1], ["b", None]]
+    assert [row.tolist() for row in rows_of(torch.tensor([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]

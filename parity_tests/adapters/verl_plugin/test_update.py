@@ -1,0 +1,168 @@
+"""composer_sync's hooks into verl's trainer: what is set, added to the batch, and removed again."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
+
+if verl_cpu.missing():
+    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
+
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from composer_plugins.adapters.verl_plugin.surface import parse_registered
+from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
+from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
+from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
+from composer_plugins.adapters.verl_plugin.upstream import OVERRIDDEN
+from parity_tests.adapters.verl_plugin.test_trainer import LIVE, SIMPO, checked, folder, make  # noqa: F401  fixtures
+from parity_tests.rigs.verl_queue import Model, Queue
+
+# torchdata's loader calls it, and torch 2.13 warns.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+ADVANTAGE = LIVE | {"hint_estimator": "advantage"}
+TOP = LIVE | {"hint_divergence": "jsd", "hint_top_k": 4}
+ROWS = 16  # two mini-batches of eight
+Started = Callable[[dict[str, Any]], Any]
+
+
+class Workers(Model):
+    """The actor's workers, which record the batches they get."""
+
+    def set_loss_fn(self, loss: Any) -> None:
+        """As verl's."""
+        self.loss = loss
+
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+        """As verl's: metrics come back, those of ours as sums."""
+        self.updated = batch.extra_info
+        self.keys = batch.keys
+        self.rows = [dict(self.queue.rows[batch.partition_id, key]) for key in batch.keys]
+        sums = {"actor/composer/policy/ratio#sum": 6.0, "actor/composer/policy/#tokens": 4.0}
+        return {"metrics": {"actor/mfu": 0.0, **sums}}
+
+
+@pytest.fixture
+def started(make: Any, monkeypatch: pytest.MonkeyPatch) -> Started:  # noqa: F811
+    """A trainer with its data read and its workers there, and a batch of sixteen rows."""
+    queue = Queue()
+    for module in (hint, replay, scoring, batch_layout, adapter):
+        monkeypatch.setattr(module, "transfer_queue", queue)
+
+    def one(node: dict[str, Any]) -> Any:
+        trainer = checked(make(node))
+        trainer.actor_rollout_wg, trainer.ref_in_actor = Workers(queue, seed=1), False
+        trainer.actor_rollout_wg._dispatch_info = {"actor": [0]}
+        trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda step: None)
+        trainer.global_steps, trainer.timing_raw = 1, {}
+        if not node:
+            return trainer, queue, None
+        rows = [row(trainer, i // 4) for i in range(ROWS)]
+        keys = [f"row_{i}" for i in range(ROWS)]
+        queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
+        tags = [{"seq_len": 1} for _ in keys]
+        return trainer, queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+
+    return one
+
+
+def row(trainer: Any, i: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"0+{i}=?"}]
+    return {
+        "uid": f"uid{i}",
+        "raw_prompt": messages,
+        "prompts": torch.tensor(Prompts(trainer).ids(messages)),
+        "responses": torch.tensor([65 + i, 66]),
+        "response_mask": torch.tensor([1, 1]),
+        "old_log_probs": torch.tensor([-1.0, -2.0]),
+        "advantages": torch.zeros(2),
+        "rollout_is_weights": torch.ones(2),
+        "privileged_context": "It is so.",
+        "chosen": "yes" if i else None,
+        "rejected": "no" if i else None,
+    }
+
+
+def test_replay_alone_sets_our_loss_and_stands_beside_the_batch_for_one_update(started: Started) -> None:
+    trainer, queue, batch = started(SIMPO)
+    trainer.on_init_end()
+    group = trainer.actor_rollout_wg
+    assert isinstance(group.loss, ComposerLoss) and group.loss.channels.replay
+    assert group.loss.actor.loss_agg_mode == "token-mean"
+    metrics: dict[str, Any] = {}
+    assert trainer._update_actor(batch, metrics).keys == batch.keys
+    assert trainer.actor_rollout_wg is group
+    # Three pairs: six rows, filled up to a whole micro-batch of four in each of two mini-batches.
+    assert group.updated["mini_batch_size"] == 8 + 4 and group.updated["global_batch_size"] == 8
+    assert len(group.keys) == ROWS + 8 and [key for key in group.keys if key in batch.keys] == batch.keys
+    assert all(REPLAY in seen for seen in group.rows)
+    assert sum(bool(seen[REPLAY].any()) for seen in group.rows) == 6
+    replayed = [seen for key, seen in zip(group.keys, group.rows, strict=True) if key not in batch.keys]
+    assert all(len(seen["rollout_is_weights"]) == len(seen["responses"]) for seen in replayed)
+    assert {key for _, key in queue.rows} == set(batch.keys)  # and gone
+    assert trainer.timing_raw.keys() == {"composer_pairs"}
+    assert metrics["actor/composer/policy/ratio"] == 1.5 and not [name for name in metrics if "#" in name]
+
+
+def test_what_composer_sync_overrides_is_verls_and_named_in_upstream() -> None:
+    ours = {name for name in vars(adapter.ComposerTrainer) if not name.startswith(("__", "_abc"))}
+    assert ours - {"taid_t"} == OVERRIDDEN
+    assert all(hasattr(PPOTrainerSync, name) for name in OVERRIDDEN - {"trainer_mode"})  # set in __init__
+
+
+def test_without_a_channel_verls_loss_stays(started: Started) -> None:
+    trainer, _, _ = started({})
+    trainer.on_init_end()
+    assert not hasattr(trainer.actor_rollout_wg, "loss")
+
+
+def test_a_hint_of_distributions_tells_the_engine_to_show_its_logits(started: Started) -> None:
+    for node, shown in ((TOP, True), (LIVE, False)):
+        trainer, _, batch = started(node)
+        trainer._update_actor(batch, {})
+        assert trainer.actor_rollout_wg.updated["distillation_use_topk"] is shown
+        assert trainer.actor_rollout_wg.updated["mini_batch_size"] == 8
+
+
+@pytest.mark.parametrize("node", [LIVE, ADVANTAGE])
+def test_the_teacher_is_asked_after_the_advantages_which_are_verls(
+    started: Started, node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verls(self: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        parse_registered(node, "advantage", None)  # an estimator of ours, where the channels are delivered
+        return batch
+
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", verls)
+    trainer, queue, batch = started(node)
+    trainer._compute_advantage(batch, {})
+    seen = queue.rows["train", "row_0"]
+    assert bool(seen["advantages"].any()) == ("hint_estimator" in node)
+    assert (TEACHER in seen) == ("hint_estimator" not in node)
+    assert trainer.timing_raw.keys() == {"composer_teacher"}
+
+
+def test_only_a_hint_of_distributions_takes_our_worker(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = (Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
+
+    def verls(self: Any) -> None:
+        self.role_worker_mapping = dict.fromkeys((*models, Role.Critic), "verl's")
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_resource_pool_mgr", verls)
+    monkeypatch.setattr(adapter.ray, "remote", lambda worker: worker)
+    for node, wanted in ((TOP, set(models)), (LIVE, set())):
+        trainer, _, _ = started(node)
+        trainer._init_resource_pool_mgr()
+        workers = trainer.role_worker_mapping
+        assert {role for role, worker in workers.items() if worker is TopKLogprobsWorker} == wanted

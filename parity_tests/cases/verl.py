@@ -1,0 +1,229 @@
+"""Mistakes in a config or a data set of verl: the real config, registries and composer_sync, on tiny files.
+
+Most cases are those of adapters/verl_plugin/without_verl/test_doctor.py. The trainer is made as far as its
+workers; where verl's own trainer runs, our estimators and losses are called as verl calls them.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from pandas import DataFrame, read_parquet
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
+from verl.utils.config import omega_conf_to_dataclass
+
+from composer_plugins.adapters.verl_plugin import doctor, estimators, surface, upstream
+from composer_plugins.adapters.verl_plugin.doctor import probe
+from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
+from composer_plugins.diagnosis import Target
+from composer_plugins.frameworks.verl import Key
+from composer_plugins.recipes.verl.on_a_cpu import tiny
+from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
+from docs.generator.mistakes_page import Row, Stage, findings_in_words, replaced, said
+from parity_tests.adapters.verl_plugin.without_verl.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
+
+NAME = "verl"
+TITLE = (
+    "`composer_sync` checks the config and the data before it starts a worker. verl's own trainers call an "
+    "advantage or a loss for the first time after a rollout, and show it its own options only."
+)
+CHECKED, FOUND = "main_ppo, before Ray starts", "looking up the trainer"
+MADE, READ = "making the trainer, before a worker starts", "reading the data, before a worker starts"
+ADVANTAGES, UPDATE = (
+    "the first advantages, after the first rollout",
+    "the first update, after the first rollout",
+)
+SCRATCH = tempfile.TemporaryDirectory()
+LIVE = {
+    **SYNC,
+    f"{NODE}.hint_weight": 0.1,
+    f"{NODE}.hint_divergence": "sampled_token",
+    f"{NODE}.hint_teacher": "live",
+}
+SIMPO = {**SYNC, f"{NODE}.replay_weight": 1.0, f"{NODE}.replay_loss": "simpo"}
+
+
+class Refusal(Exception):
+    """What verl's own check raises."""
+
+
+class Case(NamedTuple):
+    """A mistake in verl's config by dotted keys, or in the columns of the data; None removes a column."""
+
+    name: str
+    changes: Mapping[str, Any]
+    columns: Mapping[str, Any] = {}
+    change: str = ""  # as written, where it is not the changes
+    why: str = ""  # why the trainer says nothing
+
+
+def data(name: str, changes: Mapping[str, Any], **columns: Any) -> Case:
+    """A mistake in the first rows of the data."""
+    change = ", ".join(f"{key}: {'absent' if x is None else x[:2]}" for key, x in columns.items())
+    return Case(name, changes, columns, change.replace("x" * 600, "xxx..."))
+
+
+# Mistakes of which verl's own trainer says nothing, and why; our functions are not called, or see no more.
+WHY = {
+    **dict.fromkeys(
+        ("options that nothing reads", "nothing of ours"), "nothing: verl's own estimator and loss run"
+    ),
+    **dict.fromkeys(
+        (
+            *("a critic", "a rollout correction without log-probabilities", "a loss type of bypass_mode"),
+            *("a rollout correction with bypass_mode", "an advantage beside another estimator"),
+            *("a policy beside verl's loss", "parameters that the workers do not see"),
+            *("a policy that the workers do not see", "an advantage that only the workers see"),
+            *("a policy in the workers beside verl's loss", "an advantage that is not the paper's"),
+            "verl's advantage beside a loss whose paper has another",
+            *("DPPO around the trainer's policy", "DPPO without the engine's log-probabilities"),
+            *("a bypass without the engine's log-probabilities", "a bypass in the legacy trainer"),
+        ),
+        "nothing: our functions see their own options only",
+    ),
+    "our trainer in the legacy trainer": "nothing: verl's legacy trainer runs",
+}
+# Nearly the same as another one.
+LEFT_OUT = (
+    *("logits: ", "an unknown reduction of", "an unknown policy in", "another policy in", "a target without"),
+    *("no table", "a replay in", "replay options", "DPO's reference", "a hint in the legacy"),
+    *(
+        "a policy's weight",
+        "the policy's weight",
+        "verl's clip and another",
+        "an option of another",
+        "a width",
+    ),
+    "two distill",
+    "dropped groups that only pairs",
+)
+CASES: tuple[Case, ...] = (
+    *(
+        Case(name, changes, why=WHY.get(name, ""))
+        for name, (changes, _, _) in TRAPS.items()
+        if not name.startswith(LEFT_OUT)
+    ),
+    Case(
+        "a rejection without its threshold",
+        {**SYNC, f"{Key.CORRECTION}.rollout_rs": "token_k1"},
+    ),
+    Case("a misspelt option of the actor", {**SYNC, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}),
+    Case(
+        "a misspelt option of the algorithm",
+        {**SYNC, "algorithm.norm_adv_by_std": False},
+        why="nothing: verl and the trainer read the options that they have",
+    ),
+    data("a data set without hints", LIVE, privileged_context=None),
+    data("a data set without pairs", SIMPO, chosen=None),
+    data("an empty hint", LIVE, privileged_context=["ok", " "]),
+    data("a hint that is a number", LIVE, privileged_context=[7.0]),
+    data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
+    data("a prompt that is not messages", LIVE, prompt=["1+1"] * 16),
+    data("pairs of different number", SIMPO, rejected=[None, ["a"]]),
+    data("an empty completion", SIMPO, chosen=[None, ["", "b"]]),
+    data("a negative weight of a pair", SIMPO, n_teachers_agreeing=[None, [1.0, -1.0]]),
+    Case("a data file that does not exist", {**SAMPLED, "data.train_files": "/data/trian.parquet"}),
+    Case(
+        "a top k larger than the vocabulary",
+        {**LIVE, f"{NODE}.hint_divergence": "jsd", f"{NODE}.hint_top_k": 100000},
+    ),
+)
+
+
+@cache
+def _base() -> tuple[dict[str, Any], dict[str, Any]]:
+    """verl's config for tiny files, as main_ppo composes and resolves it, and verl's own."""
+    tiny.make(Path(SCRATCH.name))
+    lines = [*overrides(Path(SCRATCH.name), 2), "trainer.v1.sampler.custom_sampler.path=null"]
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        tree: Any = OmegaConf.to_container(compose("ppo_trainer", lines), resolve=True)
+        own: Any = OmegaConf.to_container(compose("ppo_trainer", list(probe.OURS)))
+    return dict(tree), dict(own)
+
+
+def tree_of(case: Case) -> dict[str, Any]:
+    """The config with the mistake in it."""
+    tree = deepcopy(_base()[0])
+    changes = dict(case.changes)
+    if case.columns:
+        table = read_parquet(Path(SCRATCH.name) / "train.parquet")
+        for name, values in case.columns.items():
+            if values is None:
+                table = table.drop(columns=name)
+            else:
+                table[name] = [values[i] if i < len(values) else None for i in range(len(table))]
+        file = Path(SCRATCH.name) / "wrong.parquet"
+        DataFrame(table).to_parquet(file)
+        changes |= {"data.train_files": str(file), "data.val_files": str(file)}
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        holder = tree
+        for name in above:
+            holder = holder.setdefault(name, {})
+        holder[last] = deepcopy(value)
+    return tree
+
+
+def row(case: Case) -> Row:
+    """Make the mistake and write down what is said."""
+    tree, release = tree_of(case), FACTS["verl"]["version"]
+    refused = upstream.validation_error(tree)
+    with patch.object(upstream, "validation_error", return_value=refused):  # it takes a while
+        facts = {**FACTS, **diagnosed(tree, release, _base()[1]), "config": tree}
+    found = doctor.judge(facts, Target("python", None), upstream.release_of(release))
+    change = case.change or " ".join(f"{key}={value}" for key, value in case.changes.items())
+    stages = _stages(tree, refused[1] if refused else "")
+    made = Row(case.name, change, findings_in_words(found), *said(stages), case.why)
+    return replaced(made, {SCRATCH.name: "DIR", str(Path.cwd()): "FOLDER"})
+
+
+def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
+    def check() -> None:
+        if refused:
+            raise Refusal(refused)
+
+    yield CHECKED, check
+    run, made = Run(tree, upstream.release_of(FACTS["verl"]["version"])), dict[str, Any]()
+    delivers = run.trainer == surface.TRAINER
+
+    def read() -> None:
+        made["trainer"]._init_tokenizer()
+        made["trainer"]._init_dataloader()
+
+    if run.trainer:
+        yield FOUND, lambda: get_trainer_cls(run.trainer)
+    if delivers:
+        yield MADE, lambda: made.update(trainer=get_trainer_cls(run.trainer)(OmegaConf.create(tree)))
+        yield READ, read
+    numbers, mask = torch.full((4, 3), -1.0), torch.ones(4, 3)
+    groups = [str(i // run.at(Key.GROUP_SIZE)) for i in range(4)]
+
+    def advantages() -> None:
+        estimators.WARNED.clear()
+        estimator = get_adv_estimator_fn(run.estimator)
+        if surface.is_ours(run.estimator):
+            given = {"token_level_rewards": numbers, "response_mask": mask, "index": groups}
+            with surface.channels_delivered() if delivers else nullcontext():
+                estimator(**given, config=OmegaConf.create(tree).algorithm)
+
+    def update() -> None:
+        actor = omega_conf_to_dataclass(OmegaConf.create(tree["actor_rollout_ref"]["actor"]))
+        loss = get_policy_loss_fn(run.loss)
+        if surface.is_ours(run.loss):
+            given = {"old_log_prob": numbers, "log_prob": numbers.clone().requires_grad_()}
+            given |= {"advantages": mask, "response_mask": mask}
+            with surface.channels_delivered() if delivers else nullcontext():
+                loss(**given, loss_agg_mode=actor.loss_agg_mode, config=actor)
+
+    yield ADVANTAGES, advantages
+    yield UPDATE, update

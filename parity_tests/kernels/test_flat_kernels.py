@@ -1,0 +1,53 @@
+"""`from composer_plugins.kernels import dapo`: every kernel under one flat name, loaded when it is used."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from composer_plugins import flat_kernels, kernels
+from composer_plugins.kernels import aggregation, types
+from parity_tests.rigs.every import rows
+from parity_tests.rigs.paths import ROOT
+
+
+def test_every_kernel_of_the_catalogue_has_a_name() -> None:
+    found = flat_kernels.paths()
+    assert {row.path for row in rows()} <= {*found.values()}
+    for name, path in found.items():
+        module, _, function = path.partition(":")
+        assert getattr(kernels, name) is getattr(import_module(module), function)
+    assert {*found} <= {*dir(kernels)}
+
+
+def test_a_shared_name_is_the_policy_losss_and_a_module_keeps_its_own() -> None:
+    from composer_plugins.kernels import grpo, grpo_advantage, ipo_preference, taid, taid_divergence
+
+    assert (grpo, taid) == (import_module("composer_plugins.kernels.policy").grpo, taid)
+    assert [f.__module__.split(".")[2] for f in (grpo_advantage, ipo_preference, taid_divergence)] == [
+        "advantages",
+        "preference",
+        "taid",
+    ]
+    assert not callable(taid)
+
+
+def test_what_is_used_beside_the_kernels_is_there_too() -> None:
+    assert kernels.aggregate is aggregation.aggregate and kernels.TokenLoss is types.TokenLoss
+
+
+def test_a_name_that_no_kernel_has_is_an_import_error() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'dapoo'"):
+        exec("from composer_plugins.kernels import dapoo")
+    assert not hasattr(kernels, "__file__") or kernels.__file__ is None
+
+
+def test_the_names_are_listed_without_loading_torch() -> None:
+    program = "import sys; from composer_plugins import kernels; assert 'dapo' in dir(kernels); "
+    program += "assert 'torch' not in sys.modules; from composer_plugins.kernels import dapo; dapo.__doc__"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_stub_for_type_checkers_has_the_same_names() -> None:
+    assert (ROOT / "kernels/__init__.pyi").read_text() == flat_kernels.stub(), "its first line says how"

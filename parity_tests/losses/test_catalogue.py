@@ -1,0 +1,322 @@
+"""The rows of the catalogue fit their kernels, and a chosen loss is called as its row says."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from composer_plugins.cli.worked_example import tensors
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.kernels.policy import cispo
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.losses.derived import check_row
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED, Loss, Parameter
+from parity_tests.rigs.every import row_id
+from parity_tests.rigs.paths import TESTS
+
+LOSSES = losses()
+NO_REFERENCE = "no reference obtainable: "
+
+over_rows = pytest.mark.parametrize("loss", LOSSES, ids=row_id)
+
+
+@over_rows
+def test_a_row_passes_the_check_that_a_plugins_row_must_pass(loss: Loss) -> None:
+    check_row(loss)  # its data, its kernel's signature and defaults, its dialects: losses/test_rows.py
+    for name, default in loss.defaults.items():
+        if default is REQUIRED:
+            loss.parameters[name].check(name, loss.parameters[name].example, REQUIRED)
+    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
+    for dialect in loss.dialects:
+        given = {name: value for name, value in examples.items() if name not in dialect.params}
+        given = {name: value for name, value in given.items() if name not in dialect.denominators}
+        choice = choose(loss.kind, f"{loss.name}@{dialect.upstream}", given)
+        assert choice.params == {**dialect.params, **given} and choice.optional == dialect.optional
+
+
+@over_rows
+def test_a_row_and_its_dialects_name_a_test_that_exists_and_calls_them(loss: Loss) -> None:
+    proofs = [(loss.proof, loss.path.partition(":")[2])]
+    proofs += [(dialect.proof, f"@{dialect.upstream}") for dialect in loss.dialects]
+    for proof, mentioned in proofs:
+        if proof.startswith(NO_REFERENCE):
+            assert len(proof) > len(NO_REFERENCE) + 10  # the reason
+            continue
+        file, _, name = proof.partition("::")
+        source = (TESTS / file).read_text()
+        assert f"def {name}(" in source, f"{proof} is no test"
+        assert mentioned in source, f"{proof} is in a file that never mentions {mentioned}"
+
+
+# Parameters
+
+
+CLIP = Parameter("a clip", low=0, high=1)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "right", "wrong", "error"),
+    [
+        *((CLIP, 1, wrong, f"it is {wrong!r}; set a finite number in [0, 1]")
+          for wrong in ("0.2", True, math.nan, math.inf, -0.1, 1.1, None, 10**400)),
+        (Parameter("", low=math.ulp(0.0)), math.ulp(0.0), 0, "it is 0; set a finite number in (0, inf)"),
+        (Parameter("", low=1, integer=True), 1, 1.5, "it is 1.5; set an integer in [1, inf)"),
+        (Parameter("", choices=("low", "high")), "low", "both", "unknown value 'both'; known: high, low"),
+        (Parameter("", choices=(True, False)), True, 1, "unknown value '1'; known: False, True"),
+    ],
+)  # fmt: skip
+def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: Any, error: str) -> None:
+    parameter.check("policy_params.k", right, 1.0)
+    parameter.check("policy_params.k", None, None)  # None, where None is the default
+    with pytest.raises(ConfigError) as refused:
+        parameter.check("policy_params.k", wrong, 1.0)
+    assert str(refused.value) == f"policy_params.k: {error}"
+
+
+# Errors of a config
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"policy": "trl"}, "policy: unknown policy loss 'trl'; known: "),
+        ({"policy": ""}, "policy: no policy loss is given; known: "),
+        ({"policy_params": {"clip": 1}}, "policy_params.clip: unknown grpo parameter 'clip'; "),
+        ({"policy": "dro"}, "policy_params.beta: 'dro' has no default for it: "),
+        ({"policy": "cispo@tlr"}, "policy: unknown dialect 'cispo@tlr'; did you mean 'cispo@trl'?"),
+        ({"policy": "cispo@"}, "policy: no dialect is given; known: cispo@trl, cispo@verl ('cispo' alone is"),
+        ({"policy_weight": 0.0}, "policy_weight: it is 0, and so are the other weights: nothing trains; set"),
+        ({"policy": "jsd"}, "policy: 'jsd' is a divergence, not a policy loss; choose another (composer-"),
+        ({"hint_divergence": "dpo"}, "hint_divergence: 'dpo' is a preference loss, not a divergence; choose"),
+        ({"hint_params": {"top_k": 0}}, "hint_params.top_k: it is 0; set an integer in [1, inf)"),
+        ({"hint_weight": "much"}, "hint_weight: it is 'much'; set a valid number"),
+        ({"hint_weight": -1.0}, "hint_weight: it is -1.0; set a number greater than or equal to 0"),
+        ({"hint_teacher": "bsae"}, "hint_teacher: unknown value 'bsae'; did you mean 'base'?"),
+        ({"polcy": "grpo"}, "polcy: unknown option 'polcy'; did you mean 'policy'?"),
+        (
+            {"rollout_correction_params": {"cap": 2.0}},
+            "rollout_correction_params: they are set, and rollout_correction is not; set roll",
+        ),
+        (
+            {"rollout_correction": "icepop", "rollout_correction_params": {"low": 6.0}},
+            "rollout_correction_params.low: 6 is above high, 5, so no weight is between them; set it to at ",
+        ),
+        (
+            {"policy": "ipo", "policy_params": {"adv_tau": 0.0, "kl_tau": 0.0}},
+            "policy_params.adv_tau: it is 0, and so is kl_tau: 'ipo' trains nothing; set one of them, or ",
+        ),
+        (
+            {"policy": "masked_is", "policy_params": {"adv_tau": 0}},
+            "policy_params.adv_tau: it is 0, and so is kl_tau: 'masked_is' trains nothing",
+        ),
+        ({"hint_t_start": 0.1}, "hint_t_start: only TAID has a t, and hint_divergence is 'jsd'; remove it"),
+        ({"teacher_prompt_template": "{hint}"}, "teacher_prompt_template: '{hint}' has the fields ['hint'];"),
+    ],
+)
+def test_a_wrong_option_is_an_error_with_its_key_and_a_remedy(values: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse(values)
+    assert str(refused.value).startswith(error)
+
+
+def test_an_adv_tau_of_0_is_accepted_where_something_else_trains() -> None:
+    for options in ({"policy": "ipo"}, {"policy": "masked_is", "policy_weight": 0.0, "hint_weight": 1.0}):
+        ComposerConfig.parse(options | {"policy_params": {"adv_tau": 0.0}})
+
+
+def test_equal_bounds_of_a_correction_are_accepted_and_a_lower_one_above_the_upper_is_not() -> None:
+    ComposerConfig.parse(
+        {"rollout_correction": "mis", "rollout_correction_params": {"low": 2.0, "high": 2.0}}
+    )
+    with pytest.raises(ConfigError, match="rollout_correction_params.low: 2.5 is above high, 2"):
+        ComposerConfig.parse(
+            {"rollout_correction": "mis", "rollout_correction_params": {"low": 2.5, "high": 2.0}}
+        )
+
+
+def test_options_of_a_channel_without_a_weight_are_found_unless_the_weight_is_given_as_0() -> None:
+    options = {"hint_weight": 0.0, "hint_params": {}, "replay_params": {}, "replay_loss": "simpo"}
+    config = ComposerConfig.parse(options)
+    (found,) = config.without_effect(options)
+    assert (
+        str(found)
+        == "replay_loss: it has no effect, because replay_weight is 0; set replay_weight, or remove it"
+    )
+    assert not list(config.without_effect({"replay_weight", *options}))
+    options = {"hint_weight": 1.0, "hint_estimator": "advantage", "hint_divergence": "sampled_token"}
+    assert not list(ComposerConfig.parse(options).without_effect(options))
+    config = ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "advantage"})
+    found = config.without_effect({"hint_weight", "hint_ema_rate", "hint_divergence"})
+    assert [one.key for one in found] == ["hint_ema_rate", "hint_divergence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"policy_weight": 0.0}, "'advantage' adds the hint to the advantages, and policy_weight is 0"),
+        ({"policy": "iw_opd"}, "'advantage' adds the hint to the advantages, and 'iw_opd' takes none"),
+        (
+            {"policy": "gspo@trl"},
+            "'advantage' gives each token its own advantage, and 'gspo@trl' averages them",
+        ),
+    ],
+)
+def test_a_hint_as_an_advantage_needs_a_policy_that_uses_it(options: Any, problem: str) -> None:
+    hint = {"hint_weight": 1.0, "hint_estimator": "advantage"}
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse(hint | options)
+    assert refused.value.key == "hint_estimator" and refused.value.problem.startswith(problem)
+    ComposerConfig.parse(hint | options | {"hint_estimator": None} | {"policy": "grpo"})
+    ComposerConfig.parse(hint | {"policy": "gspo_token"})
+
+
+def test_the_frameworks_own_policy_is_known_only_where_it_is_offered_and_takes_no_parameters() -> None:
+    assert ComposerConfig.parse({"policy": "trl"}, framework_loss="trl").policy == "trl"
+    with pytest.raises(ConfigError, match="clip_low would not reach it; name a policy, or set the framework"):
+        ComposerConfig.parse({"policy": "trl", "policy_params": {"clip_low": 0.1}}, framework_loss="trl")
+
+
+def test_an_unknown_name_without_a_near_match_lists_eight_of_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as refused:
+        ComposerConfig.parse({"replay_loss": "xyz"})
+    names, rest = refused.value.remedy.split(" and ", 1)
+    assert names.count(",") == 7
+    assert rest.endswith(
+        "more (composer-plugins list --kind preference shows all, and a function of yours is module:function)"
+    )
+
+
+# A chosen loss
+
+
+def test_a_choice_calls_its_kernel_with_inputs_by_position_and_parameters_by_keyword() -> None:
+    choice = choose("policy", "cispo@verl", {"clip_high": 0.4}, option="policy")
+    batch = tensors(choice.loss)
+    expected = cispo(*batch.values(), clip_low=0.2, clip_high=0.4, log_ratio_clamp=20.0)
+    in_any_order = dict(sorted(batch.items())) | {"values": torch.zeros(2, 3)}  # one it does not take
+    torch.testing.assert_close(call(choice, in_any_order).loss, expected.loss, rtol=0, atol=0)
+    overridden = call(choice, batch, clip_high=0.1).loss
+    assert torch.equal(overridden, cispo(*batch.values(), **{**choice.params, "clip_high": 0.1}).loss)
+    assert not torch.equal(overridden, expected.loss)
+
+
+def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() -> None:
+    def kernel(logprobs: Any, *, entropies: Any = None, values: Any = None) -> tuple[Any, Any]:
+        return entropies, values
+
+    row = Loss(
+        name="mine", kind="policy", summary="", paper="", proof="", mode="token-mean", needs=("logprobs",),
+        optional=("entropies", "values"), path="",
+    )  # fmt: skip
+    object.__setattr__(row, "kernel", lambda: kernel)
+    choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
+    assert call(choice, batch) == (None, None)
+    assert choice.with_optional("values", "mask").optional == ("values",)  # it has no optional input `mask`
+    assert replace(choice, optional=("values",)).with_optional("entropies").optional == (
+        "values",
+        "entropies",
+    )
+    assert call(choice.with_optional("values", "entropies"), {"logprobs": 1, "values": 3}) == (None, 3)
+
+
+def test_a_choice_checks_its_inputs_only_when_asked() -> None:
+    choice = choose("policy", "grpo")
+    batch = tensors(choice.loss)
+    batch["old_logprobs"] = batch["old_logprobs"].clone()
+    batch["old_logprobs"][0, 0] = 0.5
+    call(choice, batch)
+    with pytest.raises(DataError, match="it holds 0.5 at an unmasked token"):
+        call(choice, batch, check=True)
+
+
+def test_a_choice_has_the_mode_and_the_scores_of_the_paper_or_of_its_dialect() -> None:
+    def chosen(loss: Loss, **changes: Any) -> Choice:
+        dialects = (replace(loss.dialects[0], upstream="acme", **changes),)
+        return choose(loss.kind, f"{loss.name}@acme", losses=[replace(loss, dialects=dialects)])
+
+    policy, dpo = choose("policy", "cispo"), choose("preference", "dpo")
+    assert (policy.mode, policy.name, dpo.average) == ("token-mean", "cispo", False)
+    assert chosen(policy.loss, mode="token-sum").mode == "token-sum"
+    assert chosen(policy.loss, mode="").mode == "token-mean"
+    averages = [chosen(dpo.loss, average=average).average for average in (True, False, None)]
+    assert averages == [True, False, False]
+
+
+def test_a_choice_knows_the_value_that_each_parameter_will_have() -> None:
+    choice = choose("policy", "cispo@trl")
+    assert [choice.value(name) for name in ("clip_high", "clip_low", "no_such")] == [-0.8, None, None]
+    assert choose("policy", "dapo").value("clip_high") == 0.28  # of a preset
+
+
+def test_an_estimator_of_a_divergence_without_one_is_an_error_at_the_key_that_was_set() -> None:
+    with pytest.raises(ConfigError, match="it is 'k3', and 'jsd' has no estimator") as caught:
+        ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "k3"})
+    assert caught.value.key == "hint_estimator" and not caught.value.others
+    beside = {"hint_divergence": "sampled_token", "hint_params": {"value_cap": 10.0}}
+    ComposerConfig.parse({"hint_weight": 1.0, "hint_estimator": "k3"} | beside)
+
+
+# What a framework provides
+
+ACME = Framework(
+    name="acme", title="Acme",
+    partial_batch={"policy": "Acme cuts it", "correction": "Acme cuts it"},
+    provides={
+        "policy": frozenset({"logprobs", "old_logprobs", "advantages", "mask", "generator"}),
+        "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "params", "problem"),
+    [
+        ("policy", "dppo_tv", {}, "'dppo_tv' needs rollout_logprobs, which acme does not provide (inputs"),
+        ("policy", "clip_cov", {}, "'clip_cov' is a statistic of the whole batch, and Acme cuts it"),
+        ("correction", "tis", {"normalise": True}, "'tis' with normalise is a statistic of the whole batch"),
+        ("divergence", "jsd", {}, "'jsd' needs student_logits, teacher_logits, mask, which acme does not "
+         "provide (inputs here: none)"),
+    ],
+)  # fmt: skip
+def test_a_framework_refuses_a_loss_that_it_cannot_run(
+    kind: Any, name: str, params: dict[str, Any], problem: str
+) -> None:
+    choice = choose(kind, name, params, option="the_option")
+    assert ACME.runs(choice.loss) == bool(params)  # tis, without normalise
+    with pytest.raises(ConfigError) as refused:
+        ACME.require(choice)
+    listed = f"composer-plugins list --framework acme --kind {kind} shows those that run here"
+    assert (refused.value.key, refused.value.remedy) == ("the_option", f"choose another: {listed}")
+    assert refused.value.problem.startswith(problem)
+
+
+def test_a_framework_runs_a_loss_whose_inputs_it_has() -> None:
+    ACME.require(choose("policy", "grpo", option="policy"))
+    ACME.require(choose("correction", "tis", {"normalise": False}, option="rollout_correction"))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("jsd", {"rest": "tail"}, "hint_params.rest: it has no effect, *top_k is not set; set top_k, or"),
+        ("reverse_kl", {"top_k_of": "student"}, "hint_params.top_k_of: *top_k is not set"),
+        ("sampled_token", {"value_cap": 10.0}, "hint_params.value_cap: *because estimator is 'score'; set "
+         "estimator to 'k3', or remove it"),
+        ("sampled_token@verl", {"estimator": "k2", "log_ratio_clamp": 5.0}, "estimator is 'k2'"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_acts_only_beside_another_one_is_an_error_without_it(
+    name: str, params: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose("divergence", name, params, option="hint_divergence")
+    assert all(part in str(caught.value) for part in words.split("*")), caught.value
+    beside = {"estimator": "k3"} if "sampled" in name else {"top_k": 5}
+    choose("divergence", name, params | beside)
+    choose("divergence", "jsd", {"rest": "renormalised"})  # its default

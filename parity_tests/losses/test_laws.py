@@ -1,0 +1,54 @@
+"""Every law of `composer_plugins.testing.laws` holds for every loss of the catalogue, in every setting."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+from composer_plugins.losses.row import Kind, Loss
+from composer_plugins.testing import parametrize_with_checks
+from composer_plugins.testing.laws import LAWS
+from composer_plugins.testing.laws.traced import TRACED
+from parity_tests.rigs.every import row_id, rows
+from parity_tests.rigs.paths import ROOT
+
+LOSSES = [row for row in rows() if row.kind != "aggregation"]
+TRACED_NAMES = [check.__name__ for check in TRACED]
+
+
+@parametrize_with_checks(LOSSES, only=[name for name in LAWS if name not in TRACED_NAMES])
+def test_the_loss_obeys_the_law(loss: Loss, check: Any) -> None:
+    check(loss)
+
+
+@cache
+def traced(kind: Kind) -> dict[str, Any]:
+    """The reports of the laws of tracing, in another process: jaxtyping's checks are on in this one."""
+    names = [row.name for row in LOSSES if row.kind == kind]
+    only = [f"--only={name}" for name in TRACED_NAMES if kind in LAWS[name].kinds]
+    done = subprocess.run(
+        [sys.executable, "-m", "composer_plugins", "check", "--json", f"--kind={kind}", *only, *names],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    reports: list[dict[str, Any]] = json.loads(done.stdout)
+    return dict(zip(names, reports, strict=True))
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+# The fast set compiles one kind alone, because each kernel takes a second or more.
+PARAMS = [(pytest.param if row.kind == "divergence" else slow)(row, id=row_id(row)) for row in LOSSES]
+
+
+@pytest.mark.parametrize("row", PARAMS)
+def test_kernel_compiles_in_one_graph_and_never_waits_for_a_number(row: Loss) -> None:
+    report = traced(row.kind)[row.name]
+    assert report["passed"], report
+    assert any(one["status"] == "passed" for one in report["checks"])

@@ -1,0 +1,92 @@
+"""A clip bound that is far from every published one is a warning with the number and what it does."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer_plugins.config import unlikely
+from composer_plugins.losses.choosing import choose
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED, Loss
+from parity_tests.rigs.every import row_id
+
+SEQUENCE = "bounds the ratio of a sequence, a geometric mean over its tokens"
+PAPERS = "set clip_low and clip_high as GSPO (3e-4 and 4e-4) or LUSPO (2e-3 and 2.5e-3)"
+PERCENTAGE = "if it is a percentage (PPO: 0.2, DAPO: 0.28, DeepSeek-R1: 10)"
+# The dialects whose own default is such a value: that of PPO's clip, as GSPO's clip and as the cap of cispo.
+TRAPS = {"cispo@trl", "gspo@trl", "luspo@trl", "gspo_token@verl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "key", "words"),
+    [
+        ("grpo", {"clip_high": 28}, "clip_high", f"=28 clips the ratio only above 29*0.28 {PERCENTAGE}"),
+        ("grpo", {"clip_low": 20}, "clip_low", "=20 does not clip the ratio from below*set 0.2 if*or 1"),
+        ("ppo@verl", {"clip_high": 20.0}, "clip_high", f"clip_high=20 *set 0.2 {PERCENTAGE}"),
+        ("cispo", {"clip_high": 28}, "clip_high", "clip_high=28 clips the ratio only above 29"),
+        ("minirl", {"clip_low": 0.2, "clip_high": 28}, "clip_high", "=28 clips the ratio only above 29"),
+        ("gspo", {"clip_high": 0.28}, "clip_high", f"clip_high=0.28 {SEQUENCE}*{PAPERS}"),
+        ("gspo", {"clip_low": 0.2}, "clip_low", f"clip_low=0.2 {SEQUENCE}*{PAPERS}"),
+        ("gspo", {"clip_low": 0.2, "clip_high": 0.2}, "clip_high", f"clip_high=0.2 {SEQUENCE}"),
+        ("gspo_token", {"clip_high": 28}, "clip_high", f"clip_high=28 {SEQUENCE}"),
+        ("luspo@trl", {}, "clip_high", f"clip_high=0.2 {SEQUENCE}"),
+        ("cispo", {"clip_high": 0.28 - 1}, "clip_high", "clip_high=-0.72 caps every weight at 0.28, so the "
+         "gradient of each on-policy token is multiplied by 0.28*set a number above 0*clip_high=4, which is"),
+        ("cispo@trl", {}, "clip_high", "clip_high=-0.8 caps every weight at 0.2"),
+    ],
+)  # fmt: skip
+def test_a_bound_that_hardly_anyone_intends_is_a_warning(
+    name: str, params: dict[str, Any], key: str, words: str
+) -> None:
+    (found,) = unlikely(choose("policy", name, params, option="policy"))
+    assert (found.severity, found.key) == ("warning", f"policy_params.{key}")
+    assert all(part in str(found) for part in words.split("*")), found
+    (moved,) = unlikely(choose("policy", name, params), {key: "epsilon_high"})
+    assert moved == found._replace(key="epsilon_high")
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        *(("grpo", {"clip_high": value}) for value in (0.0, 3e-4, 0.2, 0.28, 1.0, 3.0, 10, 100, 1e4)),
+        ("grpo", {"clip_low": 10, "clip_high": 10}),  # TRL's settings for DeepSeek-R1
+        *(("gspo", {"clip_low": value, "clip_high": value}) for value in (0.0, 3e-4, 2.5e-3, 0.05)),
+        ("gspo", {"clip_low": 1, "clip_high": 1e6}),  # no bound, on purpose
+        *(("cispo", {"clip_high": value}) for value in (0.0, 0.2, 4.0, 7, 1e3)),
+        ("cispo", {"clip_low": None}), ("cispo", {"clip_low": 10}),  # verl's example: no lower bound
+        ("dppo_tv", {"tv_high": 28}), ("clip_cov", {"clip_low": 1, "clip_high": 1}),
+    ],
+)  # fmt: skip
+def test_a_bound_that_somebody_uses_is_no_warning(name: str, params: dict[str, Any]) -> None:
+    assert not list(unlikely(choose("policy", name, params)))
+
+
+def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
+    (found,) = unlikely(choose("policy", "cispo@trl", {"clip_low": 0.2}, option="policy"))
+    assert found.severity == "error"
+    assert str(found).startswith(
+        "policy_params.clip_low: clip_low=0.2 is a lower bound of 0.8, which is above"
+    )
+    assert "every weight is 0.2; set clip_low to at least 0.8, or clip_high" in str(found)
+
+
+@pytest.mark.parametrize("loss", losses(), ids=row_id)
+def test_no_default_is_a_warning_but_those_of_the_dialects_that_are_a_trap(loss: Loss) -> None:
+    examples = {name: p.example for name, p in loss.parameters.items() if loss.defaults[name] is REQUIRED}
+    for name in (loss.name, *(f"{loss.name}@{dialect.upstream}" for dialect in loss.dialects)):
+        assert bool([*unlikely(choose(loss.kind, name, examples))]) == (name in TRAPS), name
+
+
+def test_a_cap_below_one_multiplies_the_gradient_of_an_on_policy_token_as_the_warning_says() -> None:
+    logprobs = torch.tensor([[-1.0, -0.3, -2.5]], dtype=torch.float64)
+    mask, one = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
+
+    def gradient(clip_high: float) -> torch.Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        kernel = choose("policy", "cispo").loss.kernel()
+        kernel(leaf, logprobs, one, mask, clip_high=clip_high).loss.sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    torch.testing.assert_close(gradient(0.28 - 1), 0.28 * gradient(4.0), rtol=3e-16, atol=0)

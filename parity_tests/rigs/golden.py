@@ -1,0 +1,188 @@
+"""Read the numbers recorded from upstream code: `golden/NAME.json`, with their origin and their cases.
+
+`@claim("verl_policy_gspo")` makes a test run over the cases of one file. `pytest -m golden --golden-dir DIR`
+runs the same tests on another directory of this layout: a new upstream release, or more cases.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from parity_tests.rigs.paths import GOLDEN
+
+directory = GOLDEN  # conftest.py sets it from --golden-dir, before any test module is imported
+
+Case = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """A test, and the function that selects its cases."""
+
+    where: Callable[[Case], bool]
+    test: Callable[..., Any]
+
+
+CLAIMS: dict[str, list[Claim]] = {}
+
+# Recorded numbers that no test compares: file, path of the key in a case, reason. "*" is every key.
+_OVERRIDDEN = "a parameter: clip_ratio_low and clip_ratio_high are given, which override it"
+_NOT_NEEDED = "an input that the function takes and does not use"
+NOT_COMPARED: dict[str, dict[str, str]] = {
+    "prime_rl/inputs": {"*": "inputs of the other prime_rl files, whose claims read them; it has no result"},
+    "taid_loss": {
+        "grad_teacher_if_not_detached": "a gradient upstream would have if it did not detach its teacher: "
+        "ours is detached too (kernels/test_taid.py::test_teacher_gets_no_gradient)"
+    },
+    "verl_policy_gpg": {"old_log_prob": _NOT_NEEDED},
+    **{
+        f"verl_policy_{name}": {"kwargs.clip_ratio": _OVERRIDDEN}
+        for name in ("vanilla", "dppo_tv", "dppo_kl")
+    },
+}
+
+
+def use(where: Path) -> None:
+    """Read the cases from this directory from now on; UsageError if it has none of our files."""
+    global directory
+    if not where.is_dir():
+        raise pytest.UsageError(f"--golden-dir {where} is not a directory")
+    if not names(where) & names(GOLDEN):
+        found = ", ".join(sorted(names(where))) or "no .json at all"
+        raise pytest.UsageError(
+            f"--golden-dir {where} holds none of the files of {GOLDEN} ({found}): nothing would be checked"
+        )
+    directory = where.resolve()
+
+
+def not_checked() -> list[str]:
+    """The names of our golden files that the directory in use does not have."""
+    return sorted(names(GOLDEN) - names(directory))
+
+
+@functools.cache
+def load(name: str) -> tuple[Case, ...]:
+    """The cases of one golden file; none if the directory in use does not have it."""
+    path = directory / f"{name}.json"
+    if directory != GOLDEN and not path.exists():
+        return ()
+    return read(path)
+
+
+def read(path: Path) -> tuple[Case, ...]:
+    """Read the cases of a file; UsageError unless they are a list of objects that have an id."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError as error:
+        raise _unsound(path, f"{type(error).__name__}: {error}") from None
+    if not isinstance(record, dict):
+        raise _unsound(path, "it must be an object with a list of cases")
+    cases = record.get("cases")
+    if cases is None and {"per_sequence", "packed"} <= record.keys():
+        cases = _without_inputs(path, record)
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise _unsound(path, "cases must be a list of objects")
+    if not cases:
+        raise _unsound(path, "it has no cases")
+    if any("id" not in case for case in cases):
+        raise _unsound(path, "each case must have an id")
+    return tuple(cases)
+
+
+def _unsound(path: Path, why: str) -> pytest.UsageError:
+    return pytest.UsageError(f"{path} is not a golden file: {why}")
+
+
+def beside(name: str, key: str) -> tuple[Case, ...]:
+    """Read another key of a golden file than its cases; empty if the directory in use does not have it."""
+    if not load(name):
+        return ()
+    path = directory / f"{name}.json"
+    record = json.loads(path.read_text())
+    if key not in record:
+        raise _unsound(path, f"it has no {key!r}")
+    return tuple(record[key])
+
+
+def _without_inputs(path: Path, record: Case) -> list[Case]:
+    """Read a file of PRIME-RL: results of sequences and of packs, whose inputs are in another file."""
+    try:
+        single = [{"id": f"{r['case']}-{r['fn']}", **r} for r in record["per_sequence"]]
+        return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
+    except (KeyError, TypeError) as error:
+        raise _unsound(path, f"per_sequence or packed: {type(error).__name__}: {error}") from None
+
+
+def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:
+    """Parametrize a test by `case`: those of `golden/NAME.json` that `where` selects."""
+    cases = [pytest.param(case, id=f"{name}-{case_id(case)}") for case in load(name) if reads(where, case)]
+    if not cases and directory != GOLDEN:
+        cases = [pytest.param(None, id=name, marks=pytest.mark.skip(f"{directory} has no such case"))]
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        CLAIMS.setdefault(name, []).append(Claim(where, test))
+        return pytest.mark.golden(pytest.mark.parametrize("case", cases)(_named(name, test)))
+
+    return decorate
+
+
+def reads(where: Callable[[Case], bool], case: Case) -> bool:
+    """Whether a test reads a case. It reads one without the key that selects it too, and then fails."""
+    try:
+        return where(case)
+    except KeyError:
+        return True
+
+
+def _named(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test, with the file and the case at the beginning of its failures."""
+
+    @functools.wraps(test)
+    def named(*args: Any, case: Case, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            test(*args, case=case, **kwargs)
+        except Exception as error:
+            missing = isinstance(error, KeyError) and "not recorded; max error inf: no key "
+            what = missing or ("" if isinstance(error, AssertionError) else f"{type(error).__name__}: ")
+            where = f"{directory / name}.json, case {case_id(case)}"
+            raise AssertionError(f"{where}: {what}{error}").with_traceback(error.__traceback__) from None
+
+    return named
+
+
+def names(where: Path) -> set[str]:
+    """The names of the golden files below a directory, as `claim` takes them."""
+    return {path.relative_to(where).with_suffix("").as_posix() for path in where.rglob("*.json")}
+
+
+def unclaimed(name: str) -> list[Case]:
+    """The cases of a file that no test reads."""
+    claims = CLAIMS.get(name, [])
+    return [case for case in load(name) if not any(reads(claim.where, case) for claim in claims)]
+
+
+def dtype(case: Case) -> torch.dtype:
+    """The dtype of a recording: float64 unless the case names one."""
+    return getattr(torch, case.get("dtype", "torch.float64").removeprefix("torch."))
+
+
+def tensor(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Convert nested lists to a tensor; the files have "nan", "inf" and "-inf" for those numbers."""
+    return torch.tensor(_numbers(values), dtype=dtype)
+
+
+def _numbers(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_numbers(v) for v in values]
+    return float(values) if isinstance(values, str) else values
+
+
+def case_id(case: Case) -> str:
+    """The id of a case in the names of tests."""
+    return f"{case['id']}" + (f"-{case['edge']}" if case.get("edge") else "")

@@ -1,0 +1,50 @@
+"""Overrides and comparisons that the tests of main_ppo share."""
+
+from collections.abc import Callable
+
+import torch
+
+from composer_plugins.recipes.verl.on_a_cpu.runner import Run
+
+STEPS = 2
+LOSS = "actor_rollout_ref.actor.policy_loss"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+OURS = (
+    "algorithm.adv_estimator=composer",
+    "+algorithm.composer.advantage=grpo@verl",
+    "+algorithm.composer.policy=grpo@verl",
+    "+algorithm.composer.policy_params={clip_low: 0.1, clip_high: 0.15, dual_clip: 1.2}",
+    f"{LOSS}.loss_mode=composer/grpo",
+    f"{LOSS}._target_={TARGET}",
+    f"+{LOSS}.composer=${{algorithm.composer}}",
+)
+THEIRS = (
+    "algorithm.adv_estimator=grpo",
+    f"{LOSS}.loss_mode=vanilla",
+    "actor_rollout_ref.actor.clip_ratio_low=0.1",
+    "actor_rollout_ref.actor.clip_ratio_high=0.15",
+    "actor_rollout_ref.actor.clip_ratio_c=1.2",
+)
+Trained = Callable[..., Run]
+
+
+def finished(done: Run) -> Run:
+    """The run, after the assertion that it finished and changed the parameters."""
+    assert done.code == 0, done.log[-6000:]
+    assert len(done.metrics) == STEPS and len(done.parameters) == STEPS + 1
+    assert apart(done.parameters[-1], done.parameters[0]) > 1e-3, "steps that move nothing prove nothing"
+    return done
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two sets of parameters."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in b)
+
+
+def composers(done: Run) -> list[dict[str, float]]:
+    """Our metrics of each step."""
+    return [
+        {name: value for name, value in step.items() if name.startswith("actor/composer/")}
+        for step in done.metrics
+    ]

@@ -1,0 +1,58 @@
+"""The wheels of older verls, and a process on each: `verl_probe.py` is the program that runs there."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from parity_tests.rigs.paths import ROOT
+
+PLUGIN = "composer_plugins.adapters.verl_plugin.register"
+TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+FOLDERS = "VERL_WHEELS"  # a folder with one wheel unpacked in <version>/ each
+# What a version imports and the environment may lack, nothing of which is called here.
+STUBS = {
+    "transformers": ("AutoModelForVision2Seq",),  # verl 0.6.1; gone with transformers 5
+    "cachetools": ("LRUCache",),  # verl 0.8.0 and later, as the next two
+    "uvicorn": ("Server", "Config"),
+    "fastapi": ("FastAPI",),
+}
+
+
+def folder(version: str) -> Path | None:
+    """Where a wheel lies unpacked; None: nowhere."""
+    root = Path(os.environ.get(FOLDERS) or "none", version)
+    return root if (root / "verl").is_dir() else None
+
+
+def start(code: list[str], wheel: Path | None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Python on the wheel, or on the installed verl, that loads our plugin with `import verl`."""
+    path = [str(wheel)] if wheel else []
+    env = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "PYTHONPATH": os.pathsep.join(path), **env}
+    return subprocess.run(
+        [sys.executable, *code], env=os.environ | env, cwd=ROOT, text=True, capture_output=True
+    )
+
+
+def probe(wheel: Path | None, out: Path) -> dict[str, Any]:
+    """What the program found with this wheel."""
+    done = start(["-m", "parity_tests.rigs.verl_probe", str(out)], wheel)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return torch.load(out, weights_only=False)
+
+
+def stub() -> None:
+    """Put a name where another package's is missing."""
+    for name, members in STUBS.items():
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError:
+            module = sys.modules[name] = ModuleType(name)
+        for member in members:
+            if not hasattr(module, member):
+                setattr(module, member, type(member, (), {}))

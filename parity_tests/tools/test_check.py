@@ -1,0 +1,271 @@
+"""`check_loss` and `composer-plugins check`: what they find in losses that have one fault each."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer_plugins.cli import app
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing import check_loss, parametrize_with_checks
+from composer_plugins.testing.conventions import check_as
+from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, TRAINER, laws_for
+from composer_plugins.testing.laws.traced import TRACED
+from parity_tests.cases import faults
+from parity_tests.cases.faults import FAULTS, Fault
+
+TRACED_NAMES = [law.__name__ for law in TRACED]
+# Here jaxtyping checks annotations, which torch cannot trace; test_laws.py runs those in another process.
+UNTRACED = [name for name in LAWS if name not in TRACED_NAMES]
+HERE = "parity_tests.cases.faults"
+
+
+def failed(loss: Callable[..., Any], kind: str, only: list[str]) -> list[str]:
+    """The laws that a loss breaks."""
+    return [one.check for one in check_loss(loss, kind=kind, only=only).having("failed")]
+
+
+def test_there_are_more_than_25_faults_and_each_has_a_law() -> None:
+    assert len(FAULTS) >= 25 and not {fault.law for fault in FAULTS} - set(LAWS)
+
+
+def test_every_law_has_a_fault() -> None:
+    assert set(LAWS) == {fault.law for fault in FAULTS}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.loss.__name__ for fault in FAULTS])
+def test_a_fault_is_found_and_named(fault: Fault) -> None:
+    only = TRACED_NAMES if fault.law in TRACED_NAMES else UNTRACED
+    assert fault.law in failed(fault.loss, fault.kind, only)
+
+
+def test_a_sound_loss_of_a_third_party_breaks_no_law() -> None:
+    report = check_loss(faults.sound, kind="policy", only=UNTRACED)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("loss", [faults.raft, faults.nsr, faults.awr])
+def test_a_loss_that_learns_from_one_sign_breaks_no_law_and_without_its_minus_it_breaks_one(
+    loss: Callable[..., Any],
+) -> None:
+    report = check_loss(loss, kind="policy", only=UNTRACED)
+    assert report.passed, str(report)
+
+    @wraps(loss)
+    def ascending(*inputs: Any) -> TokenLoss:
+        return TokenLoss(-loss(*inputs).loss, {})
+
+    assert failed(ascending, "policy", UNTRACED) == ["descent_raises_the_tokens_with_positive_advantages"]
+
+
+PUBLISHED = [
+    (faults.kimi, "policy", ["advantages_of_any_size_give_finite_numbers"]),
+    (faults.high_entropy, "policy", ["descent_raises_the_tokens_with_positive_advantages"]),
+    (faults.topr, "policy", ["declared_gradient_is_the_one_that_it_has"]),
+    (faults.rrhf, "preference", ["descent_raises_the_chosen_over_the_rejected"]),
+    (faults.skew_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
+    (faults.sequence_kl, "kl", ["expectation_over_the_policy_is_not_negative"]),
+    (faults.brier, "divergence", ["descent_moves_the_student_to_the_teacher"]),
+]
+
+
+@pytest.mark.parametrize(("loss", "kind", "law"), PUBLISHED, ids=[one[0].__name__ for one in PUBLISHED])
+def test_a_published_loss_of_an_unusual_form_keeps_the_law(
+    loss: Callable[..., Any], kind: str, law: list[str]
+) -> None:
+    report = check_loss(loss, kind=kind, only=law)
+    assert report.passed and report.having("passed"), str(report)
+
+
+def test_a_report_has_the_numbers_the_place_and_the_usual_cause() -> None:
+    (outcome,) = check_loss(
+        faults.multiplies_with_the_mask, only=["masked_tokens_have_no_influence"]
+    ).outcomes
+    assert outcome.status == "failed" and "product with the mask" in outcome.cause
+    assert "with other numbers at masked tokens of 'logprobs', the loss at row 0, token" in outcome.detail
+
+
+def test_a_mask_of_floats_is_named() -> None:
+    (outcome,) = check_loss(faults.takes_a_mask_of_floats, only=["result_has_one_value_per_token"]).outcomes
+    assert "takes a mask of floats only; masks are bool" in outcome.detail
+
+
+def test_what_is_returned_is_looked_at_first() -> None:
+    report = check_loss(faults.returns_a_tensor, only=UNTRACED)
+    assert [one.check for one in report.having("failed")] == ["result_has_one_value_per_token"]
+    assert not report.having("passed")
+
+
+def raises_with_a_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
+    return logprobs.clamp(torch.ones(2), 3)
+
+
+def test_an_error_of_the_loss_comes_with_its_place() -> None:
+    (outcome,) = check_loss(raises_with_a_tensor, only=["result_has_one_value_per_token"]).outcomes
+    line = raises_with_a_tensor.__code__.co_firstlineno + 1
+    assert outcome.detail.endswith(f"(at {os.path.relpath(__file__)}:{line})")
+    assert outcome.cause == "the loss itself raises this error"
+
+
+def test_laws_that_are_not_run_are_one_line() -> None:
+    done = CliRunner().invoke(app, ["check", f"{__name__}:raises_with_a_tensor"])
+    found = [line.strip() for line in done.output.splitlines()]
+    assert found[-2:] == [
+        "not applicable: gradient_is_that_of_the_value and 26 more",
+        "not run: mend result_has_one_value_per_token first",
+    ]
+    done = CliRunner().invoke(app, ["check", f"{__name__}:raises_with_a_tensor", "--verbose"])
+    assert done.output.count("not applicable: ") == 27
+
+
+@pytest.mark.parametrize("framework", ["prime-rl", "skyrl", "tinker", "verl"])
+def test_a_function_of_this_convention_is_refused_with_as(framework: str) -> None:
+    remedy, words = "leave out --as, or adapt the function", f"is logprobs, .* and {framework} calls fn"
+    with pytest.raises(ConfigError, match=words) as error:
+        check_as(raises_with_a_tensor, framework)
+    assert error.value.remedy == remedy
+
+
+def test_an_exception_has_a_reason_and_an_old_one_is_found() -> None:
+    law = "more_padding_changes_nothing"
+
+    def excused(logprobs, old_logprobs, advantages, mask):
+        return faults.divides_by_the_padded_length(logprobs, old_logprobs, advantages, mask)
+
+    def mended(logprobs, old_logprobs, advantages, mask):
+        return faults.sound(logprobs, old_logprobs, advantages, mask)
+
+    for loss, status in ((excused, "not applicable"), (mended, "failed")):
+        loss.exceptions = {law: "its authors divide so"}
+        (outcome,) = check_loss(loss, only=[law]).outcomes
+        assert outcome.status == status
+    assert "law holds without it" in outcome.detail
+    mended.exceptions = {f"{law}(beta=0.1)": "its authors divide so"}
+    (outcome,) = check_loss(mended, only=[law]).outcomes
+    assert outcome.status == "failed" and "law holds without it" in outcome.detail
+    mended.exceptions = {"more_paddin": "its authors divide so"}
+    assert "no law of a policy has that name" in str(check_loss(mended, only=[law]))
+
+
+def test_a_loss_over_the_batch_declares_it() -> None:
+    def loss(logprobs, old_logprobs, advantages, mask):
+        return faults.divides_by_the_tokens_of_the_micro_batch(logprobs, old_logprobs, advantages, mask)
+
+    only = ["micro_batches_and_ranks_leave_the_gradient_alone"]
+    assert not check_loss(loss, only=only).passed
+    loss.over_batch = True
+    assert check_loss(loss, only=only).passed
+
+
+@parametrize_with_checks(["sapo", f"{HERE}:sound", faults.sound], only=["two_calls_give_the_same_result"])
+def test_a_third_party_parametrizes_a_test(loss: Any, check: Any) -> None:
+    check(loss)
+
+
+def test_a_check_of_pytest_fails_and_skips() -> None:
+    only = ["masked_tokens_have_no_influence", "declared_gradient_is_the_one_that_it_has"]
+    cases = parametrize_with_checks([faults.multiplies_with_the_mask], only=only).args[1]
+    checks = {case.id.split("-")[-1]: case.values for case in cases}
+    loss, check = checks[only[0]]
+    with pytest.raises(AssertionError, match="product with the mask"):
+        check(loss)
+    loss, check = checks[only[1]]
+    with pytest.raises(pytest.skip.Exception, match="declares no special gradient"):
+        check(loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "said"),
+    [
+        ("grppo", None, "did you mean 'grpo'"),
+        ("ipo", None, "set kind (--kind) to"),
+        ("cispo@trl", None, "check 'cispo', with all its dialects"),
+        ("grpo", "police", "kind"),
+        (f"{HERE}:nothing", None, "nothing"),
+        (3, None, "pass a function, a name or an import path"),
+        (lambda x: x, "policy", "x"),
+    ],
+)
+def test_a_loss_that_cannot_be_loaded_is_an_error(loss: Any, kind: str | None, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_loss(loss, kind=kind)
+    assert said in str(error.value)
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(app, ["check", *args], catch_exceptions=True)
+
+
+ONE = "--only=two_calls_give_the_same_result"
+
+
+def test_the_exit_status_is_0_if_all_laws_hold_1_if_one_is_broken_and_2_if_there_is_no_loss() -> None:
+    good, bad = f"{HERE}:sound", f"{HERE}:drops_tokens_at_random"
+    assert run(ONE, good).exit_code == 0
+    found = run(ONE, good, bad)
+    assert found.exit_code == 1
+    assert "failed: two_calls_give_the_same_result" in found.output and "usual cause: random" in found.output
+    assert isinstance(run(f"{HERE}:nothing").exception, ConfigError)  # main() makes it status 2
+
+
+def test_json_has_every_outcome() -> None:
+    found = run(ONE, "--json", f"{HERE}:sound", f"{HERE}:drops_tokens_at_random")
+    good, bad = json.loads(found.output)
+    assert good["passed"] and not bad["passed"] and found.exit_code == 1
+    assert bad["checks"][0]["status"] == "failed" and bad["checks"][0]["cause"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("token-mean", "check: no law is for losses of the kind aggregation; composer-plugins check --laws"),
+        ("sapo token-mean", "check: no law is for losses of the kind aggregation"),
+        (
+            "grpo --kind advantage --only more_padding_changes_nothing",
+            "--only: the law more_padding_changes_nothing is for losses of the kinds policy, divergence, kl, "
+            "correction, and not for advantage; ",
+        ),
+        ("sapo gdpo --only torch_fx_traces_it", "--only: none of the laws torch_fx_traces_it is for losses"),
+        ("grpo --kind=", "--kind: no kind is given; known: "),
+        ("grpo --kind policy --only x", "--only: unknown law 'x'"),
+        ("--laws sapo", "--laws: it lists all laws and checks nothing; "),
+        ("--laws --kind policy", "--laws: it lists all laws and checks nothing; "),
+    ],
+)
+def test_what_would_check_nothing_is_an_error(words: str, message: str) -> None:
+    assert str(run(*words.split()).exception).startswith(message)
+
+
+def test_a_law_of_another_kind_is_an_error_of_a_frameworks_function_too() -> None:
+    (law,) = [name for name in LAWS if LAWS[name].kinds == ("advantage",)][:1]
+    assert f"the law {law} is for losses of the kinds advantage, and not for policy" in str(
+        run("nothing:nothing", "--as", "tinker", "--only", law).exception
+    )
+
+
+def test_laws_are_listed_and_none_is_misspelt() -> None:
+    listed = run("--laws").output
+    assert all(
+        name in listed for name in (*LAWS, *laws_for(FUNCTION), *laws_for(TRAINER), *NOT_RUN[FUNCTION])
+    )
+    assert "\nranks_leave_the_gradient_alone (not run)\n  The check runs in one process.\n" in listed
+    assert "every_term_is_divided_as_the_advantages_are --as skyrl --as tinker\n  The same rows" in listed
+    assert "\n  A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.\n" in listed
+    data = json.loads(run("--laws", "--json").stdout)
+    of_a_loss = [(one["name"], tuple(one["kinds"])) for one in data if not one["option"]]
+    assert of_a_loss == [(x.name, x.kinds) for x in LAWS.values()]
+    assert all(one["summary"] for one in data)
+    with_as = [one for one in data if one["option"] == "--as"]
+    run_for_verl = [one["name"] for one in with_as if "verl" in one["frameworks"]]
+    assert run_for_verl == [*laws_for(FUNCTION, "verl")]
+    assert "law" in str(run("--only=two_calls", "sapo").exception)
+
+
+def test_a_name_is_needed() -> None:
+    assert "no loss is named" in str(run().exception)

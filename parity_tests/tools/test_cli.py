@@ -1,0 +1,428 @@
+"""What `list` and `explain` print, and their errors."""
+
+import inspect
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from composer_plugins import cli
+from composer_plugins.cli import app, filters, listing
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels import preference
+from composer_plugins.losses.registry import collect, get_plugin_manager, losses
+from composer_plugins.losses.row import Loss
+from parity_tests.rigs.every import each
+
+RUN = CliRunner(env={"COLUMNS": "200"})
+LOSSES = losses()
+
+
+def output(*words: str, columns: int = 200) -> str:
+    done = RUN.invoke(app, words, catch_exceptions=False, env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def error(*words: str) -> str:
+    raised = RUN.invoke(app, words).exception
+    assert isinstance(raised, ConfigError)
+    return str(raised)
+
+
+# help
+
+
+def help_of(*words: str, columns: int) -> str:
+    done = RUN.invoke(app, [*words, "--help"], terminal_width=columns)  # COLUMNS is overruled by CliRunner
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def joined(text: str) -> str:
+    """A text without blanks: terminals of different widths differ in nothing else."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_the_help_of_every_command_is_whole_at_any_width(columns: int) -> None:
+    program = typer.main.get_command(app)
+    for name, command in program.commands.items():
+        lines = help_of(name, columns=columns).splitlines()
+        texts = [command.help, *(one.help for one in command.params if hasattr(one, "help"))]
+        assert all(joined(text) in joined("".join(lines)) for text in texts), name
+        assert max(map(len, lines)) <= columns and not any(line.endswith("…") for line in lines)
+    shown = joined(help_of(columns=columns))
+    assert all(
+        joined(name + command.help.partition("\n")[0]) in shown for name, command in program.commands.items()
+    )
+    assert "--install-completion" in shown and "…" not in shown
+
+
+def test_a_value_in_the_help_is_not_broken_over_lines() -> None:
+    words = help_of("demo", columns=60).split()
+    assert {"rl+hint,", "rl+hint+replay]", "x>=1]"} <= {*words}
+
+
+# options
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", ""], "SEARCH: an empty word is given; give a word, or none to list all"),
+        (["check", "--laws", "--verbose"], "--laws: it lists all laws and checks nothing; give it alone"),
+        (
+            ["check", "cispo", "--json", "--verbose"],
+            "--verbose: it has no effect with --json, which has every law; remove it",
+        ),
+        (["migrate", "--from", "verl", "--to", "trl", "=1"], "=1: it names no option; write key=value"),
+        (["migrate", "--from", "verl", "--to", "trl", "a.=1"], "a.=1: it names no option; write key=value"),
+        (["migrate", "--from", "verl", "--to", "trl", "~"], "~: it names no option; write key=value"),
+        (
+            ["explain", "composer_plugins.kernels.policy:dapo", "--kind", "preference"],
+            "--kind: it is 'preference', and 'composer_plugins.kernels.policy:dapo' takes 'logprobs' first, "
+            "as a policy loss does; set policy, or leave it out",
+        ),
+    ],
+)
+def test_an_option_without_effect_or_meaning_is_an_error(words: list[str], message: str) -> None:
+    assert error(*words) == message
+
+
+# list
+
+
+def listed(*words: str) -> list[dict[str, Any]]:
+    return json.loads(output("list", "--json", *words))["losses"]
+
+
+def upstreams(rows: list[dict[str, Any]]) -> set[str]:
+    return {d["name"].partition("@")[2] for row in rows for d in row["dialects"]}
+
+
+def test_the_list_names_every_loss_with_its_source_and_its_proof() -> None:
+    text = output("list")
+    for loss in LOSSES:
+        assert f"\n{loss.name} " in text and loss.paper.split()[0] in text
+        assert all(f"  @{dialect.upstream}" in text for dialect in loss.dialects)
+    assert "TODO" not in text
+
+
+@pytest.mark.parametrize("words", [["list"], ["explain", "cispo"], ["explain", "dpo"]])
+def test_a_narrow_terminal_cuts_nothing_off_and_no_line_ends_in_blanks(words: list[str]) -> None:
+    lines = output(*words, columns=80).splitlines()
+    assert len(lines) > 10 and "…" not in "".join(lines)
+    assert [line for line in lines if line != line.rstrip() or len(line) > 80] == []
+
+
+def test_json_has_every_loss_with_every_parameter_and_dialect() -> None:
+    rows = listed()
+    assert [(row["kind"], row["name"]) for row in rows] == [(loss.kind, loss.name) for loss in LOSSES]
+    for row, loss in zip(rows, LOSSES, strict=True):
+        assert list(row["parameters"]) == list(loss.parameters)
+        assert all(row[key] for key in ("summary", "paper", "proof", "kernel", "needs", "distribution"))
+        assert [d["name"] for d in row["dialects"]] == [f"{loss.name}@{d.upstream}" for d in loss.dialects]
+    (dpo,) = [row for row in rows if row["name"] == "dpo"]
+    beta, smoothing = (dpo["parameters"][name] for name in ("beta", "label_smoothing"))
+    assert beta == {"help": beta["help"], "default": 0.1, "low": 0, "low_open": True}
+    assert smoothing["high"] == 0.5 and "e-324" not in output("list", "--json")
+
+
+def test_kind_and_needs_keep_the_losses_of_that_kind_with_that_input() -> None:
+    assert {row["kind"] for row in listed("--kind", "kl")} == {"kl"}
+    names = {row["name"] for row in listed("--needs", "rollout_logprobs", "--kind", "policy")}
+    assert "dppo_tv" in names and "grpo" not in names
+
+
+def test_framework_keeps_the_losses_that_its_adapter_runs_with_every_dialect() -> None:
+    in_trl = {row["name"]: row for row in listed("--framework", "trl", "--kind", "policy")}
+    assert "reinforce" in in_trl and "dppo_topk_tv" not in in_trl
+    everything = listed("--kind", "policy")
+    assert all(row in everything and "trl" in row["frameworks"] for row in in_trl.values())
+    assert {row["kind"] for row in listed("--framework", "trl")} == {"policy", "divergence", "preference"}
+
+
+def test_dialects_of_keeps_the_dialects_of_one_upstream_whichever_framework_runs_them() -> None:
+    of_verl = listed("--dialects-of", "verl")
+    assert "kl" in {row["kind"] for row in of_verl} and all(row["dialects"] for row in of_verl)
+    assert {"verl", "verl<0.7.1"} <= upstreams(of_verl)
+    assert {name.partition("<")[0] for name in upstreams(of_verl)} == {"verl"}
+    assert upstreams(listed("--dialects-of", "verl<0.7.1")) == {"verl<0.7.1"}
+    both = listed("--framework", "trl", "--dialects-of", "verl", "--kind", "policy")
+    assert upstreams(both) == {"verl"} and all("trl" in row["frameworks"] for row in both)
+
+
+def test_a_repeated_filter_keeps_any_of_the_kinds_and_upstreams_and_what_has_all_the_inputs() -> None:
+    def names(*words: str) -> set[tuple[str, str]]:
+        return {(row["kind"], row["name"]) for row in listed(*words)}
+
+    def each(option: str, *values: str) -> list[set[tuple[str, str]]]:
+        return [names(option, value) for value in values]
+
+    kl, corrections = each("--kind", "kl", "correction")
+    assert names("--kind", "kl", "--kind", "correction") == kl | corrections
+    trl, verl = each("--dialects-of", "trl", "verl")
+    assert names("--dialects-of", "trl", "--dialects-of", "verl") == trl | verl
+    one, other = each("--needs", "ref_logprobs", "old_logprobs")
+    assert names("--needs", "ref_logprobs", "--needs", "old_logprobs") == one & other
+    one, other = each("--framework", "trl", "verl")
+    assert names("--framework", "trl", "--framework", "verl") == one & other
+    assert "unknown kind 'x'" in error("list", "--kind", "kl", "--kind", "x")
+
+
+def test_every_example_in_the_help_of_a_filter_is_accepted() -> None:
+    annotations = inspect.signature(cli.list_losses).parameters
+    for name in ("kind", "needs", "framework", "dialects_of"):
+        (option,) = annotations[name].annotation.__metadata__
+        examples = option.help.partition(": ")[2].removesuffix(" ...").split(", ")
+        assert examples and all(listed(f"--{name.replace('_', '-')}", one) for one in examples)
+
+
+def test_a_dialect_that_takes_an_input_which_its_framework_lacks_is_left_out() -> None:
+    found = collect(get_plugin_manager(entry_points=False))
+    (row,) = [loss for loss in found.losses if loss.kind == "policy" and loss.name == "grpo"]
+    taking, plain = (replace(row.dialects[0], upstream=name, optional=()) for name in "ab")
+    dialects = (replace(taking, optional=("values",)), plain)
+    registry = found._replace(losses=(replace(row, optional=("values",), dialects=dialects),))
+    ((_, shown),) = filters.select(registry, filters.filters(registry, frameworks=["trl"]))
+    assert [dialect.upstream for dialect in shown] == ["b"]
+
+
+def test_one_loss_is_counted_in_the_singular() -> None:
+    (row,) = [loss for loss in LOSSES if loss.kind == "policy" and loss.name == "cispo"]
+    assert listing.count([(row, list(row.dialects[:1]))]) == "1 policy loss, 1 dialect"
+    assert listing.count([(row, []), (row, [])]) == "2 policy losses, 0 dialects"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("gspo", {"gspo", "gspo_token", "luspo"}),  # the summary of luspo has it
+        ("2402.03300", {"grpo", "seq-mean-token-mean"}),
+        ("https://arxiv.org/abs/2402.03300", {"grpo", "seq-mean-token-mean"}),
+        ("GEO_MEAN", {"gmpo"}),  # verl's name
+        ("geo-mean", {"gmpo"}),
+        ("reinforce++", {"reinforce_pp", "reinforce_pp_baseline"}),
+        ("low_var_kl", {"k3", "k3_plus"}),
+        ("ipo_threshold", {"dppo_tv", "dppo_topk_tv", "ipo", "ipo_centered", "ref_kl"}),  # a parameter there
+        ("ipo_threshold centered", {"ipo_centered"}),
+        ("ipo_threshold --framework trl", {"dppo_tv", "ipo"}),
+        ("ipo_threshold grpo@trl", set()),
+    ],
+)
+def test_a_search_finds_names_papers_summaries_and_the_names_of_frameworks(
+    words: str, expected: set[str]
+) -> None:
+    assert {row["name"] for row in listed(*words.split())} == expected
+
+
+def test_an_empty_list_says_which_filter_removed_everything() -> None:
+    policies = f"{len(listed('--kind', 'policy'))} losses"
+    assert output("list", "--kind", "policy", "--dialects-of", "sdpo").splitlines() == [
+        "no loss matches",
+        f"  --kind policy alone matches {policies}; without it 2 losses would match",
+        f"  --dialects-of sdpo alone matches 2 losses; without it {policies} would match",
+    ]
+    assert output("list", "dapoo").splitlines()[1] == "  'dapoo' alone matches no loss; did you mean 'dapo'?"
+    assert "it is not a loss of its own: weigh the pairs" in output("list", "wpo")
+    done = RUN.invoke(app, ["list", "--json", "dapoo"])
+    assert json.loads(done.stdout)["losses"] == [] and done.stderr.startswith("no loss matches\n  'dapoo'")
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_a_list_of_any_width_has_every_word(columns: int) -> None:
+    wide, narrow = (output("list", columns=n) for n in (500, columns))
+    assert [x for x in narrow.splitlines() if len(x) > columns or x != x.rstrip()] == []
+    words = {*narrow.split()}
+    missing = {word for word in wide.split() if word not in words}
+    headings = {"name", "what", "is"} if columns < 110 else set()
+    assert all(len(word) > columns // 5 for word in missing - headings), missing
+    assert columns > 60 or not {word for word in missing - headings if word not in "".join(narrow.split())}
+
+
+# explain
+
+
+@each()
+def test_every_loss_can_be_explained(row: Loss) -> None:
+    text = output("explain", row.name, "--kind", row.kind)
+    assert row.paper.split()[0] in text
+    assert all(name in text for name in (*row.needs, *row.parameters))
+    assert all(f"{row.name}@{dialect.upstream}" in text for dialect in row.dialects)
+    example = text.partition("on the worked example")[2].splitlines()
+    assert "nan" not in "".join(example)
+    assert any(line.split()[-1][-1].isdigit() for line in example if line)
+
+
+def numbers(words: list[str]) -> Counter[str]:
+    """The words that are numbers, without the brackets and commas around them."""
+    bare = [word.strip("[](),;:") for word in words]
+    return Counter(word for word in bare if word.replace(".", "").lstrip("-").isdigit())
+
+
+@each()
+@pytest.mark.parametrize("columns", (60, 80, 120))
+def test_a_page_of_any_width_has_every_word_and_number_whole(row: Loss, columns: int) -> None:
+    wide, narrow = (output("explain", row.name, "--kind", row.kind, columns=n) for n in (400, columns))
+    lines, words = narrow.splitlines(), narrow.split()
+    assert [line for line in lines if len(line) > columns or line != line.rstrip()] == []
+    tables = lines[lines.index("on the worked example") + 1 :]
+    assert all(line.startswith("  ") for line in tables if line)  # a row that were too long would go on at 0
+    longer = {word for word in wide.split() if word not in words and set(word) != {"─"}}
+    assert all(len(word) > columns // 3 and word in "".join(words) for word in longer), longer
+    assert not numbers(wide.split()) - numbers(words)
+
+
+def test_json_has_everything_that_the_page_shows() -> None:
+    (row,) = explained("gdpo")
+    shown = json.dumps(row, ensure_ascii=False).replace('\\"', '"')
+    page = output("explain", "gdpo", columns=400)
+    facts, _, example = page.partition("on the worked example")
+    labels = "values (in parentheses: the dialect keeps the default) inputs source runs in from denominator"
+    words = {word.strip("()[];,.@") for word in facts.split()} - {*labels.replace("(", " ").split()}
+    assert {word for word in words if word not in shown} == {"inf", "|"}  # no upper bound, and a list there
+    results = row["example"]["results"]
+    assert [*results] == ["default", *(f"@{one['name'].partition('@')[2]}" for one in row["dialects"])]
+    for value in (x for result in results.values() for x in result["value"]):
+        assert f"{value:.4g}" in example
+    assert row["example"]["inputs"]["group_ids"] == [0, 0, 0, 1, 1, 2]
+
+
+def explained(*words: str) -> list[dict[str, Any]]:
+    found = json.loads(output("explain", "--json", *words))
+    assert found["problems"] == []
+    return found["losses"]
+
+
+def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() -> None:
+    assert [row["kind"] for row in explained("grpo")] == ["policy", "advantage"]
+    (row,) = explained("cispo@trl")
+    assert [one["name"] for one in row["dialects"]] == ["cispo@trl"]
+    assert row["example"]["results"]["@trl"]["gradient"][0] == pytest.approx([-0.2, -0.2, -0.2])
+    assert row["inputs"][0]["shape"] == "[*batch, tokens]"
+
+
+def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
+    for module in ("composer_plugins.plotting", "matplotlib"):
+        pytest.importorskip(module)
+    done = RUN.invoke(
+        app, ["explain", "cispo@trl", "--plot", str(tmp_path / "a.svg")], catch_exceptions=False
+    )
+    assert done.exit_code == 0 and "<svg" in (tmp_path / "a.svg").read_text()
+    assert "cispo  (policy)" in done.stdout and done.stderr == f"wrote {tmp_path / 'a.svg'}\n"
+
+
+def test_an_error_about_the_picture_names_the_option_that_holds_its_path() -> None:
+    for module in ("composer_plugins.plotting", "matplotlib"):
+        pytest.importorskip(module)
+    assert error("explain", "cispo", "--plot", "x.jpg").startswith("--plot: 'x.jpg' has another suffix")
+    assert error("plot", "cispo", "--out", "no/x.png").startswith("--out: the folder 'no' does not exist")
+
+
+def test_every_loss_can_be_explained_as_json() -> None:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    for row in LOSSES:
+        text = output("explain", "--json", row.name, "--kind", row.kind)
+        (data,) = json.loads(text, parse_constant=no_constant)["losses"]
+        assert data["example"]["results"]["default"]
+
+
+def example(*words: str) -> list[str]:
+    return output("explain", *words).partition("on the worked example\n")[2].splitlines()
+
+
+def test_dialects_stand_side_by_side_with_different_numbers() -> None:
+    (row,) = [line.split() for line in example("cispo") if "rollout 0 token 1" in line and "-1.2" in line]
+    assert row[-3:] == ["0.889", "0.96", "0.24"]  # the paper's, verl's, TRL's
+
+
+def test_a_default_that_a_dialect_keeps_is_in_parentheses() -> None:
+    def row(name: str, parameter: str) -> list[str]:
+        _, values = [one for one in output("explain", name).splitlines() if one.startswith(f"  {parameter} ")]
+        return values.split()[1:]
+
+    assert row("gdpo", "ddof")[:3] == ["1", "(1)", "(1)"]
+    assert row("seq-mean-token-sum-norm", "max_length")[:5] == ["required", "width", "width", "512", "512"]
+    assert "values\n  (in parentheses: the dialect keeps the default)\n" in output("explain", "gdpo")
+
+
+def test_the_page_says_which_frameworks_run_a_loss() -> None:
+    for name in ("k1", "token-mean"):
+        assert "runs in  a part of other losses: call the kernel" in output("explain", name)
+    assert "runs in      no adapter yet: call the kernel" in output("explain", "dppo_topk_tv")
+    assert "trl" in output("explain", "reinforce").partition("runs in")[2].splitlines()[0]
+
+
+def test_the_example_shows_its_inputs_and_the_values_of_required_parameters() -> None:
+    token_loss, mask, _, heading, *_ = example("token-mean")
+    assert token_loss.split(maxsplit=1) == ["token_loss", "[[0.4, -0.2, 0.3], [0.5, 0.1, 0]]"]
+    assert mask.split(maxsplit=1) == ["mask", "[[1, 1, 1], [1, 1, 0]]"]
+    assert heading.split()[:2] == ["value", "default"]
+    assert example("gdpo")[0].startswith("  reward_components  [[")
+    assert example("dro")[0].startswith("  with beta=")
+    assert example("dro")[0].endswith("(no default: an example)") and "an example" not in example("cispo")[0]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "list --kind polcy",
+            "--kind: unknown kind 'polcy'; did you mean 'policy'? --kind accepts policy, adv",
+        ),
+        ("list --kind foo", "--kind: unknown kind 'foo'; --kind accepts policy, advantage, divergence, pr"),
+        ("list --needs foo", "--needs: unknown input 'foo'; --needs accepts advantages, baselines, chosen,"),
+        ("list --needs", "--needs: no input is given; --needs accepts advantages, "),
+        (
+            "list --framework foo",
+            "--framework: unknown framework 'foo'; --framework accepts trl, verl, prime-rl",
+        ),
+        ("list --dialects-of foo", "--dialects-of: unknown upstream 'foo'; --dialects-of accepts areal, "),
+        ("list --needs old_logprob", "--needs: unknown input 'old_logprob'; did you mean 'old_logprobs'?"),
+        ("list --framework TRL", "--framework: unknown framework 'TRL'; did you mean 'trl'?"),
+        ("list --framework oat", "--framework: there is no adapter for 'oat' yet (there is one for trl, "),
+        ("list --dialects-of vrel", "--dialects-of: unknown upstream 'vrel'; did you mean 'verl'?"),
+        ("explain cipso", "NAME: unknown loss 'cipso'; did you mean 'cispo'?"),
+        (
+            "explain geo_mean",
+            "NAME: unknown loss 'geo_mean'; composer-plugins list geo_mean shows the losses ",
+        ),
+        (
+            "explain 2507.20673",
+            "NAME: unknown loss '2507.20673'; composer-plugins list 2507.20673 shows the ",
+        ),
+        ("explain @trl", "NAME: no loss is given; known: "),
+        ("explain cispo --kind polcy", "--kind: unknown kind 'polcy'; did you mean 'policy'?"),
+        (
+            "explain cispo --kind advantage",
+            "NAME: 'cispo' is a policy loss, not an advantage; choose another",
+        ),
+        ("explain cispo@nope", "NAME: unknown dialect 'cispo@nope'; known: cispo@trl, cispo@verl ('cispo' "),
+        ("explain grpo@nope", "NAME: unknown dialect 'grpo@nope'; known: policy grpo@verl, grpo@trl, grpo@"),
+        ("explain wpo", "NAME: 'wpo' is not a loss of its own; weigh the pairs of any preference loss with "),
+        ("explain LD-DPO", "NAME: 'LD-DPO' is not a loss of its own; score completions with ld_logprobs of "),
+        ("explain bnpo", "NAME: 'bnpo' is not a loss of its own; use grpo@trl with the denominator token-me"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_known_ones(words: str, message: str) -> None:
+    given = words.split()
+    assert error(*given, *([""] if given[-1] == "--needs" else [])).startswith(message)
+
+
+def test_the_remedies_name_what_exists() -> None:
+    assert all(hasattr(preference, name) for name in ("wpo_weights", "weighted", "ld_logprobs"))
+    assert ", or advantage grpo@" in error("explain", "grpo@nope")
+    assert error("explain", "Dr. GRPO") == "NAME: unknown loss 'Dr. GRPO'; did you mean 'dr_grpo'?"
+    assert output("list", "geo_mean").splitlines()[2].startswith("gmpo ")
+    assert error("list", "--framework", "oat").endswith("composer-plugins list --dialects-of oat")

@@ -1,0 +1,304 @@
+"""`composer-plugins conform`: statuses, exit statuses and formats, on a framework of the test's own."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer_plugins.cli import app
+from composer_plugins.conformance import suites
+from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
+from composer_plugins.conformance.prime_rl_claims.suite import version_of
+from composer_plugins.conformance.running import Suite
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.trl import TRL
+from composer_plugins.testing.assertions import tolerance
+from composer_plugins.testing.draws import Draw, assume
+from parity_tests.rigs import installed
+
+RUN = CliRunner(env={"COLUMNS": "200"})
+ONE = torch.ones(3, dtype=torch.float64)
+
+
+def off_by(error: float) -> Callable[[Draw], Iterable[Compared]]:
+    """A comparison whose value is off by so much, in some cases."""
+
+    def compare(draw: Draw) -> Iterator[Compared]:
+        wrong = draw.choose([0.0, 0.0, error], "error")
+        yield Compared(ONE + wrong, ONE, 3)
+        yield Compared(ONE, ONE, 3, what=GRADIENT)
+
+    return compare
+
+
+def raises(_: Draw) -> Iterator[Compared]:
+    raise AttributeError("upstream renamed it\nand says so at length")
+    yield
+
+
+def odd_cases(draw: Draw) -> Iterator[Compared]:
+    seed = draw.integer(0, 99)
+    assume(seed % 2 == 1)
+    yield Compared(ONE, ONE, 3)
+
+
+def refuses(_: Draw) -> Iterator[Compared]:
+    assume(False)
+    yield
+
+
+def claim(compare: Any, theirs: str = "its grpo", ours: str = "grpo@new") -> Claim:
+    return Claim("policy", ours, theirs, Place("registry", {"name": theirs}), compare, "a note")
+
+
+def suite(*claims: Claim, version: str = "2.0", absent: Iterable[Absent] = ()) -> Suite:
+    return Suite(
+        version, ("1.0", "2.0"), [*claims], lambda place: "gone" not in place.options["name"], lambda: absent
+    )
+
+
+@pytest.fixture
+def conform(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def run(*words: str, columns: int = 200, **found: Any) -> Any:
+        known = {
+            name: Framework(name=name, title=name.upper(), package=name, install=f"pip install {name}")
+            for name in found
+        }
+
+        def suite_of(framework: Framework, _: Path | None) -> Suite | None:
+            if isinstance(found[framework.name], Exception):
+                raise found[framework.name]
+            return found[framework.name]
+
+        monkeypatch.setattr(suites, "compared", lambda: known)
+        monkeypatch.setattr(suites, "suite_of", suite_of)
+        return RUN.invoke(app, ["conform", *words], env={"COLUMNS": str(columns)})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        ({"a": suite(claim(off_by(0.0)))}, 0),
+        ({"a": suite(claim(off_by(0.0))), "b": None}, 0),
+        ({"a": suite(claim(off_by(1e-17)))}, 0),  # rounding
+        ({"a": suite(claim(off_by(0.0)), claim(off_by(1e-9)))}, 1),
+        ({"a": suite(claim(off_by(0.0)), claim(raises))}, 1),
+        ({"a": suite(claim(off_by(0.0)), claim(refuses))}, 1),
+        ({"a": suite(claim(raises), claim(refuses))}, 2),
+        ({"a": suite(claim(off_by(0.0))), "b": suite(claim(off_by(1e-9)))}, 1),
+        ({"a": suite(claim(off_by(0.0))), "b": ConfigError("b", "it cannot be imported", "")}, 1),
+        ({"a": None, "b": None}, 2),
+        ({"a": ConfigError("a", "it cannot be imported", "")}, 2),
+        ({"a": suite(claim(off_by(0.0), "gone"))}, 2),
+        ({"a": suite(absent=[Absent("new_po", "unknown", missing=True)])}, 2),
+    ],
+)
+def test_the_exit_status_is_0_if_all_are_equal_1_if_one_is_not_and_2_if_nothing_ran(
+    found: dict[str, Any], status: int, conform: Callable[..., Any]
+) -> None:
+    assert conform(**found).exit_code == status
+
+
+def test_a_framework_that_is_not_installed_is_a_line_that_says_how_to_install_it(
+    conform: Callable[..., Any],
+) -> None:
+    done = conform(a=suite(claim(off_by(0.0))), b=None)
+    assert done.stderr.splitlines() == ["B is not installed: pip install b"]
+
+
+def test_each_status_is_in_the_table_with_its_reason(conform: Callable[..., Any]) -> None:
+    claims = [
+        claim(off_by(0.0)),
+        claim(off_by(1e-9), "wrong"),
+        claim(raises, "broken"),
+        claim(odd_cases, "odd"),
+    ]
+    absent = [Absent("new_po", "unknown", missing=True), Absent("old_po", "the same again", missing=False)]
+    text = conform(a=suite(*claims, claim(off_by(0.0), "gone"), absent=absent)).output
+    assert text.startswith("A 2.0\n") and "1.0e-09" in text
+    for words in (
+        ("grpo@new", "its grpo", "0", "equal", "a note"),
+        ("wrong", "differs", "seed ", "value off by 1.0e-09, rounding explains 5.3e-15"),
+        ("broken", "could not be run", "seed 0: AttributeError: upstream renamed it and says so at length"),
+        ("odd", "equal"),
+        ("gone", "not in this version"),
+        ("new_po", "not in the catalogue", "unknown"),
+        ("old_po", "not compared", "the same again"),
+    ):
+        assert any(all(word in line for word in words) for line in text.splitlines()), words
+    absences = "1 not in this version, 1 not in the catalogue, 1 not compared"
+    assert f"2 equal, 1 differs, 1 could not be run, {absences}" in text
+
+
+def test_a_version_that_nobody_has_compared_is_run_and_marked_as_new(conform: Callable[..., Any]) -> None:
+    done = conform(a=suite(claim(off_by(0.0)), version="3.0"))
+    assert done.exit_code == 0
+    assert "A 3.0 (new: these comparisons were last run on 1.0, 2.0)" in done.output
+    assert "(new" not in conform(a=suite(claim(off_by(0.0)))).output
+
+
+def test_json_has_every_row_with_its_errors(conform: Callable[..., Any]) -> None:
+    def infinite(_: Draw) -> Iterator[Compared]:
+        yield Compared(ONE * torch.inf, ONE, 3)
+
+    absent = [Absent("new_po", "unknown", missing=True)]
+    done = conform("--json", "--cases", "7", a=suite(claim(off_by(1e-9)), claim(infinite), absent=absent))
+    (found,) = json.loads(done.stdout)
+    assert (found["framework"], found["version"], found["new"]) == ("A", "2.0", False)
+    wrong, infinite_row, new = found["rows"]
+    assert wrong["errors"]["value"]["found"] == pytest.approx(1e-9, rel=1e-6) and wrong["cases"] == 7
+    assert wrong["errors"]["gradient"]["found"] == 0
+    assert infinite_row["errors"]["value"]["found"] == "inf"
+    assert (new["loss"], new["upstream"], new["status"]) == (None, "new_po", "not in the catalogue")
+
+
+def test_markdown_is_a_table_with_the_version(conform: Callable[..., Any]) -> None:
+    lines = conform("--markdown", a=suite(claim(off_by(0.0), "its | grpo"))).stdout.splitlines()
+    assert lines[0] == "A 2.0, 40 random cases for each loss: 1 equal."
+    assert lines[4] == "| policy | grpo@new | its / grpo | 0 | 0 | equal | a note |"
+    assert {line.count("|") for line in lines[2:]} == {8}
+
+
+def test_only_the_losses_and_the_frameworks_that_are_named_are_run(conform: Callable[..., Any]) -> None:
+    claims = [claim(off_by(0.0)), claim(raises, ours="dapo@new")]
+    found = {"a": suite(*claims, absent=[Absent("new_po", "", missing=True)]), "b": suite(claim(raises))}
+    done = conform("a", "--loss", "grpo", "--json", **found)
+    assert done.exit_code == 0
+    assert [row["upstream"] for one in json.loads(done.stdout) for row in one["rows"]] == ["its grpo"]
+    for words, said in ((["c"], "unknown framework 'c'"), (["--loss", "grop"], "unknown loss 'grop'")):
+        assert said in str(conform(*words, **found).exception)
+
+
+def test_a_loss_that_is_compared_nowhere_is_an_error_that_names_what_is(conform: Callable[..., Any]) -> None:
+    claims = [claim(off_by(0.0)), claim(off_by(0.0), ours="dapo@new")]
+    found = {"a": suite(*claims), "b": suite(claim(off_by(0.0), ours="gspo"))}
+    said = "--loss: no loss of A 2.0 or B 2.0 is compared with 'cispo'; there are comparisons of "
+    assert str(conform("--loss", "cispo", **found).exception) == f"{said}dapo, grpo, gspo"
+    said = "--loss: no loss of A 2.0 or B 2.0 is compared with 'grpo@trl'; there are comparisons of "
+    assert str(conform("--loss", "grpo@trl", **found).exception) == f"{said}grpo@new"
+    assert conform("--loss", "gspo", **found).exit_code == 0  # of one of the two frameworks
+
+
+def test_a_source_that_nothing_reads_is_an_error(tmp_path: Path) -> None:
+    def error(*words: str) -> str:
+        return str(RUN.invoke(app, ["conform", *words]).exception)
+
+    assert error("--source", "no/where") == "--source: the folder 'no/where' does not exist; correct it"
+    said = "--source: it is for PRIME-RL, which is not compared here; remove it"
+    assert error("trl", "verl", "--source", str(tmp_path)) == said
+
+
+def test_what_a_framework_prints_is_not_on_stdout(
+    conform: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def prints(_: Draw) -> Iterator[Compared]:
+        print("printed")
+        os.write(1, b"written\n")
+        yield Compared(ONE, ONE, 3)
+
+    done = conform("--json", "--cases", "1", a=suite(claim(prints)))
+    assert json.loads(done.stdout) and "printed" in done.stderr
+    assert capfd.readouterr() == ("", "written\n")
+
+
+def test_a_framework_that_ends_the_program_could_not_be_run(conform: Callable[..., Any]) -> None:
+    def ends(_: Draw) -> Iterator[Compared]:
+        raise SystemExit(0)
+        yield
+
+    done = conform(a=suite(claim(off_by(0.0)), claim(ends)))
+    assert done.exit_code == 1 and "seed 0: SystemExit: 0" in done.stdout
+
+
+@pytest.mark.parametrize("columns", (60, 80, 100, 140))
+def test_a_table_breaks_no_name_where_there_is_room(columns: int, conform: Callable[..., Any]) -> None:
+    name, note = (
+        "server_distillation_trainer full_logits, per token",
+        "a note of more words than fit beside it",
+    )
+    made = Claim("policy", "grpo@new", name, Place("r", {"name": name}), off_by(0.0), note)
+    done = conform(a=suite(made), columns=columns).stdout
+    lines = done.splitlines()
+    assert [line for line in lines if len(line) > columns or line != line.rstrip()] == []
+    (row,) = [line for line in lines if "server" in line]
+    assert ("equal" in row) is (columns > 60)  # else it stands below
+    assert (name in row) is (columns >= 100)
+    beside = [line for line in lines if "a note" in line and "equal" in line]
+    assert bool(beside) is (columns == 140)
+    words = [*name.split(), *note.split()]
+    assert not {*words} - {*done.split()}
+
+
+def test_an_error_is_relative_to_the_largest_term_and_so_is_what_rounding_explains() -> None:
+    found = Compared(ONE + 1e-9, ONE, terms=3, magnitude=100.0).error
+    assert found == pytest.approx((1e-11, tolerance(torch.float64, 3, 1.0)), rel=1e-6)
+    scaled = Compared(ONE + 1e-9, ONE, terms=3, magnitude=100.0, scale=2.0).error
+    assert scaled == pytest.approx((5e-10, tolerance(torch.float64, 3, 50.0)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wrong"),
+    [
+        (torch.nan, torch.nan, False),
+        (torch.inf, torch.inf, False),
+        (torch.nan, 1.0, True),
+        (1.0, torch.nan, True),
+        (torch.inf, -torch.inf, True),
+        (torch.inf, 1.0, True),
+    ],
+)
+def test_nan_is_equal_to_nan_alone(ours: float, theirs: float, wrong: bool) -> None:
+    compared = Compared(ONE * ours, ONE * theirs, 3)
+    assert (compared.error.found > compared.error.allowed) is wrong
+    assert not wrong or pytest.raises(AssertionError, compared.check)
+
+
+def test_another_shape_is_an_error() -> None:
+    found = Compared(ONE, ONE[:2], 3).error
+    assert found.found > found.allowed
+
+
+def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tmp_path: Path) -> None:
+    assert version_of(tmp_path, "v0.8.0") == "without git, with the losses of v0.8.0"
+
+
+def test_a_folder_that_is_no_checkout_of_prime_rl_is_an_error(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["conform", "prime-rl", "--source", str(tmp_path)])
+    assert done.exit_code == 2 and "is not a checkout of PRIME-RL" in done.stderr
+
+
+def test_the_wheel_runs_where_the_checkout_is_not(tmp_path: Path) -> None:
+    """With no framework: a line for each, and status 2. Beside TRL and verl: live/*/test_conform.py."""
+    done = installed.run(installed.unpacked(tmp_path), "conform", "prime-rl")
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    assert done.stderr.startswith("no checkout of PRIME-RL is given: git clone https://")
+
+
+def test_a_framework_that_cannot_be_imported_is_an_error_that_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text("raise RuntimeError('no transformers')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"trl: it cannot be imported \(RuntimeError: no transformers\)"):
+        suites.suite_of(TRL, None)
+
+
+def test_every_framework_says_how_to_install_it() -> None:
+    assert list(suites.compared()) == ["trl", "verl", "prime-rl"]
+    for framework in suites.compared().values():
+        absent = replace(framework, package="not_installed_here" if framework.package else "")
+        assert suites.suite_of(absent, None) is None
+        assert "pip install" in framework.install

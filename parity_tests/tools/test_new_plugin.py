@@ -1,0 +1,142 @@
+"""`composer-plugins new-plugin`: what it makes is installed as a wheel, and its own tests pass."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from composer_plugins.cli import app
+from composer_plugins.cli.new_plugin import taken_by
+from composer_plugins.errors import ConfigError
+from parity_tests.rigs import installed
+
+
+def make(*args: str) -> Any:
+    return CliRunner().invoke(app, ["new-plugin", *args])
+
+
+def run(*command: object, cwd: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([str(one) for one in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_every_name_is_replaced(tmp_path: Path) -> None:
+    assert make("Tiny-Steps", "--folder", str(tmp_path / "new")).exit_code == 0
+    made = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert {"pyproject.toml", "README.md", "kernels.py", "plugin.py", "test_tiny_steps.py"} <= {
+        path.name for path in made
+    }
+    assert not [path for path in made if "my_losses" in path.read_text() or "my-losses" in path.read_text()]
+    project = (tmp_path / "new" / "pyproject.toml").read_text()
+    assert 'name = "Tiny-Steps"' in project and 'tiny_steps = "tiny_steps.plugin"' in project
+
+
+@pytest.mark.parametrize("name", ["1st", "a b", "../x", "-x", "x-", "lösung", "a/b"])
+def test_a_name_that_cannot_be_a_package_is_an_error(name: str, tmp_path: Path) -> None:
+    found = make("--folder", str(tmp_path / "new"), "--", name)
+    assert "is not the name of a distribution" in str(found.exception) and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("class", "class is a keyword of Python"),
+        ("json", "json is a module of Python"),
+        ("test", "test is a module of Python"),
+        ("tests", "tests is a package of tests"),
+        ("Composer-Plugins", "composer_plugins is the name of this package"),
+        ("prime-rl", "prime_rl is the name of a framework"),
+    ],
+)
+def test_a_name_that_is_taken_is_an_error_with_the_reason(name: str, reason: str, tmp_path: Path) -> None:
+    found = make(name, "--folder", str(tmp_path / "new"))
+    assert str(found.exception) == f"name: {reason}; choose another name" and not (tmp_path / "new").exists()
+
+
+def test_the_name_of_a_dependency_is_taken_as_a_distribution_and_as_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    required = ["torch>=2.6", "pyyaml>=6", 'prime.thing; extra == "a"']
+    monkeypatch.setitem(taken_by.__globals__, "requires", lambda name: required)
+    owners = {"yaml": ["PyYAML"], "other": ["other"]}
+    monkeypatch.setitem(taken_by.__globals__, "packages_distributions", lambda: owners)
+    taken = [one for one in ("torch", "pyyaml", "yaml", "prime_thing", "other", "torch_x") if taken_by(one)]
+    assert taken == ["torch", "pyyaml", "yaml", "prime_thing"]
+
+
+def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("kept")
+    assert "exists already" in str(make("my-losses", "--folder", str(tmp_path)).exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "file/new",
+        "file",
+        "none/..",
+        "dangling",
+        "/dev/null/new",
+        *(f"{one}{'a' * 300}" for one in ("", "empty/", "none/")),
+    ],
+)
+def test_what_cannot_be_made_is_an_error_and_leaves_nothing(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    found = make("my-losses", "--folder", where).exception
+    assert isinstance(found, ConfigError) and found.key == "folder" and where in found.problem
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_filled_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = Path.write_text, list[Path]()
+
+    def full(path: Path, text: str) -> int:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    where = tmp_path / "parent" / "new"
+    message = f"folder: {str(where)!r} cannot be written (No space left on device); name another path"
+    assert str(make("my-losses", "--folder", str(where)).exception) == message
+    assert written and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_wheel_of_it_passes_its_own_tests_in_a_new_environment(tmp_path: Path) -> None:
+    """The environment holds our wheel and the new one; torch and pytest come from this environment."""
+    installed.built(tmp_path)
+    made = tmp_path / "tiny-steps"
+    assert make("tiny-steps", "--folder", str(made)).exit_code == 0
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, made, cwd=tmp_path)
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    wheels = sorted(tmp_path.glob("*.whl"))
+    assert len(wheels) == 2
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", *wheels, cwd=tmp_path)
+    (site / "others.pth").write_text(sysconfig.get_paths()["purelib"])
+    where = run(python, "-c", "import composer_plugins; print(composer_plugins.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(site)
+    moved = tmp_path / "tests"
+    (made / "tests").rename(moved)  # beside no source: the wheel's own code is tested
+    out = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", moved, cwd=tmp_path)
+    assert " passed" in out and "failed" not in out
+    listed = run(python, "-m", "composer_plugins", "list", "--kind", "policy", cwd=tmp_path)
+    assert "half_negative" in listed

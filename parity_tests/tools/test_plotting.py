@@ -1,0 +1,485 @@
+"""What `composer-plugins plot` draws of every loss, and its errors."""
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer_plugins import plotting
+from composer_plugins.cli import app
+from composer_plugins.errors import ConfigError
+from composer_plugins.kernels.types import PairLoss, TokenLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import Loss
+from composer_plugins.plotting.bends import bends
+from composer_plugins.plotting.data import Panel, Picture, Series, heights
+from composer_plugins.plotting.terminal import render
+from parity_tests.rigs.every import row_id
+
+LOSSES = losses()
+
+# Lines that are level because the loss is so: the place of the panel, by loss.
+LEVEL = {
+    ("policy", "reinforce"): {2, 3},  # its gradient weight is 1
+    ("policy", "rloo"): {2, 3},
+    ("policy", "gpg"): {2, 3},
+    ("policy", "iw_opd"): {2, 3},  # the weight follows from the rollout policy, which stands still
+    ("preference", "sft"): {1},  # the loss is the negative log-likelihood
+    ("kl", "k1"): {1},  # the estimate is the log ratio
+}
+
+
+def each(found: Sequence[Loss]) -> Any:
+    return pytest.mark.parametrize("loss", found, ids=row_id)
+
+
+@cache
+def drawn(*names: str, kind: str | None = None) -> Picture:
+    return plotting.picture(names, kind=kind)
+
+
+def of(loss: Loss) -> Picture:
+    return drawn(loss.name, kind=loss.kind)
+
+
+def only(panel: Panel) -> Series:
+    (series,) = panel.series
+    return series
+
+
+def is_level(series: Series) -> bool:
+    return max(series.y) - min(series.y) <= 1e-9
+
+
+def error(*words: str) -> str:
+    raised = CliRunner().invoke(app, ["plot", *words]).exception
+    assert isinstance(raised, ConfigError), raised
+    return str(raised)
+
+
+# Every loss
+
+
+@each(LOSSES)
+def test_every_panel_has_finite_data(loss: Loss) -> None:
+    picture = of(loss)
+    assert len(picture.panels) >= (1 if loss.kind == "correction" else 2)
+    for panel in picture.panels:
+        assert panel.series and panel.title and panel.x_label and panel.y_label
+        for series in panel.series:
+            assert len(series.x) == len(series.y) >= (len(panel.categories) or 90)
+            assert all(map(math.isfinite, (*series.x, *series.y, *series.marks)))
+            assert all(a < b for a, b in pairwise(series.x))
+            assert "-0.0" not in map(str, series.marks)
+
+
+@each([loss for loss in LOSSES if loss.kind not in ("advantage", "aggregation")])
+def test_a_line_is_level_only_where_the_loss_is(loss: Loss) -> None:
+    panels = of(loss).panels
+    level = {i for i, panel in enumerate(panels) if any(map(is_level, panel.series))}
+    assert level == LEVEL.get((loss.kind, loss.name), set())
+
+
+@each([loss for loss in LOSSES if loss.kind in ("advantage", "aggregation")])
+def test_bars_differ(loss: Loss) -> None:
+    for label in {series.label for panel in of(loss).panels for series in panel.series}:
+        bars = [y for panel in of(loss).panels for s in panel.series if s.label == label for y in s.y]
+        assert max(bars) - min(bars) > 1e-4 and len(bars) == sum(len(p.categories) for p in of(loss).panels)
+
+
+@each([loss for loss in LOSSES if loss.dialects])
+def test_a_loss_that_is_named_alone_comes_with_every_dialect_once(loss: Loss) -> None:
+    found = [name for series in of(loss).panels[0].series for name in series.label.split(", ")]
+    names = [name if name == loss.name else f"@{name.partition('@')[2]}" for name in found]
+    assert sorted(names) == sorted([loss.name, *(f"@{d.upstream}" for d in loss.dialects)])
+
+
+@each(LOSSES)
+@pytest.mark.parametrize("width", [40, 100])
+def test_every_picture_fits_a_terminal(loss: Loss, width: int) -> None:
+    lines = render(of(loss), width).plain.splitlines()
+    assert len(lines) > 10 and max(map(len, lines)) <= width
+
+
+# The data
+
+
+def test_cispo_of_trl_caps_at_its_epsilon() -> None:
+    """TRL's cap is epsilon_high itself, 0.2, where the paper and verl have 1 + 0.2."""
+    picture = drawn("cispo@trl", "cispo@verl", "grpo")
+    for panel in picture.panels[2:]:
+        trl, verl, grpo = panel.series
+        assert (trl.label, verl.label, grpo.label) == ("cispo@trl", "cispo@verl", "grpo")
+        assert max(trl.y) == pytest.approx(0.2, abs=1e-12) and trl.cap == max(trl.y) and trl.marks == (0.2,)
+        assert verl.marks == (0.8, 1.2) and verl.cap == pytest.approx(1.2)
+        assert grpo.cap is None
+    assert picture.panels[2].series[2].marks == (1.2,) and picture.panels[3].series[2].marks == (0.8,)
+    text = render(picture, 80).plain
+    assert text.count("a stays at 0.2") == 2 and "a  cispo@trl" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "better", "worse"),
+    [
+        ("dapo", "policy", (1.28,), (0.8,)),
+        ("gspo_token@verl", "policy", (1.2,), (0.8,)),
+        ("gspo", "policy", (1.0004,), (0.9997,)),
+        ("grpo@verl", "policy", (1.2,), (0.8, 3.0)),
+        ("dppo_tv", "policy", (1.8,), (0.2,)),  # 0.25 x 1.8 - 0.25 = 0.2
+        ("ipo", "policy", (0.6, 1.4), (0.6, 1.4)),  # its gradient does not vanish outside
+        ("masked_is", "policy", (0.125, 8.0), (0.125, 8.0)),
+        ("vespo", "policy", (), ()),
+        ("hinge", "preference", (10.0,), (10.0,)),
+        ("tis", "correction", (2.0,), (2.0,)),
+        ("icepop", "correction", (0.5, 5.0), (0.5, 5.0)),
+        ("abs", "kl", (0.0,), (0.0,)),
+    ],
+)
+def test_marks_stand_at_the_ends_of_the_clip_range(
+    name: str, kind: str, better: tuple[float, ...], worse: tuple[float, ...]
+) -> None:
+    panels = drawn(name, name, kind=kind).panels
+    assert (panels[-2 if len(panels) > 1 else -1].series[0].marks, panels[-1].series[0].marks) == (
+        better,
+        worse,
+    )
+
+
+DIFFERENTIABLE = [
+    loss
+    for loss in LOSSES
+    if loss.kind in ("policy", "kl")
+    and loss.gradient == "derivative"
+    # Its ratio to the old policy is 1 at every point that is drawn, and carries a gradient there.
+    and loss.name != "k3_corrected"
+]
+
+
+@each(DIFFERENTIABLE)
+def test_the_gradient_is_the_slope_of_the_value(loss: Loss) -> None:
+    """The drawn gradient comes from autograd, this one from the drawn values alone."""
+    panels, half = of(loss).panels, len(of(loss).panels) // 2
+    for i, (above, below) in enumerate(zip(panels[:half], panels[half:], strict=True)):
+        minus_advantage = -1.0 if i == 0 and loss.kind == "policy" and "A = " in below.title else 1.0
+        for value, gradient in zip(above.series, below.series, strict=True):
+            x, y = torch.tensor(value.x).double(), torch.tensor(value.y).double()
+            log_x = x if loss.kind == "kl" else x.log()
+            slope = (y[2:] - y[:-2]) / (log_x[2:] - log_x[:-2])
+            expected = minus_advantage * torch.tensor(gradient.y).double()[1:-1]
+            wrong = (slope - expected).abs() > 0.03 * (1 + expected.abs())
+            assert wrong.sum() <= 4 + 6 * len(gradient.marks), (value.label, x[1:-1][wrong])
+
+
+def test_the_teacher_of_a_divergence_is_where_the_dotted_line_stands() -> None:
+    value, gradient, _, _ = drawn("jsd").panels
+    jsd = value.series[0]
+    assert jsd.x[jsd.y.index(min(jsd.y))] == pytest.approx(value.reference, abs=0.003)
+    assert gradient.series[0].y[0] < 0 < gradient.series[0].y[-1]
+
+
+def test_the_parameter_of_a_divergence_is_marked_at_its_value() -> None:
+    assert [s.marks for s in drawn("jsd", "skewed_forward_kl").panels[2].series] == [(0.5,), (0.1,)]
+    assert drawn("jsd", "tv").panels[2].series[0].label == "jsd"  # tv has none
+
+
+def test_advantages_are_those_of_the_rewards_below_them() -> None:
+    panels = drawn("dr_grpo", "rloo", kind="advantage").panels
+    for panel in panels:
+        rewards = torch.tensor([float(text) for text in panel.categories]).double()
+        centred = rewards - rewards.mean()
+        assert panel.series[0].y == pytest.approx(tuple(centred.tolist()))
+        assert panel.series[1].y == pytest.approx(tuple((centred * 4 / 3).tolist()))
+
+
+def test_weights_of_an_aggregation_mode_sum_to_1() -> None:
+    one, whole = drawn("token-mean", "seq-mean-token-mean").panels
+    assert one.series[0].y == pytest.approx((1 / 6,) * 3) and sum(whole.series[1].y) == pytest.approx(1)
+    assert whole.series[1].y == pytest.approx((1 / 3,) * 3)
+
+
+def test_curves_that_coincide_are_one_line() -> None:
+    assert [s.label for s in drawn("grpo", "ppo", "dapo", kind="policy").panels[2].series] == [
+        "grpo, ppo",
+        "dapo",
+    ]
+
+
+def test_bends_finds_a_jump_between_slopes_and_no_bend_of_a_smooth_curve() -> None:
+    x = torch.linspace(0.0, 4.0, 301, dtype=torch.float64)
+    assert bends(lambda x: torch.where(x < 1.7, x, 3 * x), x).marks == (1.7,)
+    assert bends(lambda x: x.sin(), x) == ((), None)
+    assert bends(lambda x: x.clamp(1.3, 2.5), x) == ((1.3, 2.5), 2.5)
+    assert bends(lambda x: torch.ones_like(x), x) == ((), None)
+
+
+def test_a_line_of_a_much_larger_scale_does_not_flatten_the_others() -> None:
+    picture = drawn("dpo", "ipo", kind="preference")
+    assert picture.panels[0].beyond == ("ipo",) and heights(picture)[0][1] < 6
+    assert "ipo: of a much larger scale, and cut at the edge of some panels." in picture.notes
+    assert drawn("dpo", "hinge").panels[0].beyond == ()
+    assert drawn("ipo", "dpo", kind="preference").panels[0].beyond == ()  # what is named first is never cut
+
+
+def test_notes_say_what_the_example_assumes() -> None:
+    assert "minirl has no default for clip_low, clip_high: drawn with clip_low=0.2, clip_high=0.2." in (
+        drawn("minirl", "grpo", kind="policy").notes
+    )
+    text = " ".join(drawn("gspo", "cispo", "kl_cov").notes)
+    assert "The ratio of gspo is that of the whole response" in text
+    assert "kl_cov: the batch, whose statistics the loss uses" in text
+    assert "Gradient of cispo: of a detached weight" in text
+
+
+# Names and options
+
+
+def test_a_name_of_two_kinds_takes_the_kind_of_the_others() -> None:
+    assert drawn("grpo", "cispo").title == "grpo, cispo: policy losses"
+    assert error("grpo") == "plot: 'grpo' is of several kinds; set --kind advantage or policy"
+    assert drawn("grpo", kind="advantage").panels[0].categories
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["cispo", "dpo"], "'cispo' is a policy loss, 'dpo' is a preference loss: their axes differ"),
+        (["dpo", "kto"], "'dpo' takes pairs, 'kto' takes responses, desirable or not"),
+        (["opd", "cispo", "ref_kl", "ppo"], "plot: opd compares with a teacher, and cispo takes advantages;"),
+        (["cispoo"], "unknown loss 'cispoo'; did you mean 'cispo'?"),
+        (["cispo@trll"], "unknown dialect 'cispo@trll'; did you mean 'cispo@trl'?"),
+        (["cispo", "--kind", "polcy"], "unknown kind 'polcy'; did you mean 'policy'?"),
+        (["cispo", "--dark"], "--dark: it has no effect in the terminal"),
+        (["parity_tests.package.test_plotting:not_a_kernel"], "check parity_tests.package.test_plotting"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(words: list[str], problem: str) -> None:
+    assert problem in error(*words)
+
+
+def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
+    lines = [Series(f"loss {i}", (0.0, 1.0), (0.0, float(i))) for i in range(53)]
+    assert "Z  loss 51" in render(Picture((Panel("", "", "", tuple(lines[:52])),), 1), 80).plain
+    with pytest.raises(ConfigError, match="tells 52 lines apart, and this has 53; name fewer losses"):
+        render(Picture((Panel("", "", "", tuple(lines)),), 1), 80)
+
+
+def not_a_kernel(logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function that fails."""
+    raise ZeroDivisionError("on purpose")
+
+
+def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
+    """A function with a parameter that has no default."""
+    return TokenLoss(-weight * advantages * logprobs, {})
+
+
+def scaled(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, *, scale: float = 1.0) -> Any:
+    """A function of the ratio, which a scale makes as large or as small as a test wants it."""
+    return TokenLoss(-scale * (logprobs - old_logprobs).exp() * advantages, {})
+
+
+def huge(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function whose axes need large numbers."""
+    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e30)
+
+
+def level(chosen: Any, rejected: Any) -> Any:
+    """A function with a large gradient that is constant."""
+    return PairLoss(1e30 * (rejected - chosen), {})
+
+
+def too_large(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function whose axes would overflow."""
+    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e307)
+
+
+def half_nan(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A function that is not defined above a ratio of 1.5."""
+    return TokenLoss(-advantages * (1.5 - (logprobs - old_logprobs).exp()).log(), {})
+
+
+def infinite(chosen: Any, rejected: Any) -> Any:
+    """A function that is infinite everywhere but at a margin of 0."""
+    return PairLoss((rejected - chosen) * float("inf"), {})
+
+
+def large_advantages(rewards: Any, group_ids: Any) -> Any:
+    """Advantages of nine characters: -4.58e+29."""
+    return 1e30 * (rewards - rewards.mean())
+
+
+def no_advantages(rewards: Any, group_ids: Any) -> Any:
+    """Advantages that divide by 0."""
+    return rewards / (0 * rewards)
+
+
+@pytest.mark.parametrize("function", ["huge", "level", "large_advantages"])
+def test_a_loss_of_large_values_is_drawn(function: str) -> None:
+    lines = render(drawn(f"{__name__}:{function}"), 80).plain.splitlines()
+    assert len(lines) > 10 and max(map(len, lines)) <= 80
+    assert not [line for line in lines if "e+14" in line or "inf" in line]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (
+            "half_nan",
+            "'loss of the token' is nan where 'ratio π / π_old' is 1.50551 "
+            "(panel 'A = +1 (better than its group)'), and cannot be drawn at 161 of 400 points; ",
+        ),
+        ("infinite", "'loss of the pair' is inf where 'margin of the chosen response over the rejected"),
+        ("too_large", "'loss of the token' is -2e+305 where 'ratio π / π_old' is 0.02 (panel 'A = +1"),
+        ("no_advantages", "'advantage' is inf where 'reward of each rollout of the prompt' is 1 (panel 'one"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_an_error_that_says_where(function: str, problem: str) -> None:
+    assert f"plot: {__name__}:{function}: {problem}" in error(f"{__name__}:{function}")
+
+
+def with_entropies(logprobs: Any, advantages: Any, mask: Any, entropies: Any) -> Any:
+    """A loss with a bonus for a higher entropy."""
+    return TokenLoss(-advantages * logprobs - entropies, {})
+
+
+def with_group_ids(logprobs: Any, advantages: Any, mask: Any, group_ids: Any) -> Any:
+    """A loss that takes an input which one token does not have."""
+    return TokenLoss(-advantages * logprobs * group_ids, {})
+
+
+def with_scores(chosen: Any, rejected: Any, scores: Any) -> Any:
+    """A loss of pairs and of single responses."""
+    return PairLoss(rejected - chosen - scores, {})
+
+
+def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
+    picture = drawn(f"{__name__}:with_entropies", "reinforce")
+    bonus, reinforce = picture.panels[0].series
+    at_1 = min(range(len(bonus.x)), key=lambda i: abs(bonus.x[i] - 1))
+    shares = (0.25, *(0.75 * one for one in (0.5, 0.3, 0.2)))
+    entropy = -sum(p * math.log(p) for p in shares)
+    assert reinforce.y[at_1] - bonus.y[at_1] == pytest.approx(entropy, abs=0.01)
+    assert any("entropy is that of the token and three others" in note for note in picture.notes)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("with_group_ids", "plot: {} needs group_ids, which the picture of a policy loss does not have; "),
+        (
+            "with_scores",
+            "plot: {} needs chosen and rejected, which the picture of a preference loss does not",
+        ),
+    ],
+)
+def test_an_input_that_the_picture_does_not_have_is_named(function: str, problem: str) -> None:
+    name = f"{__name__}:{function}"
+    assert problem.format(name) in error(name)
+
+
+def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
+    name = f"{__name__}:weighed"
+    weight = drawn(name, "reinforce").panels[2].series[0]
+    assert weight.label == name and set(weight.y) == {0.5}
+    assert any("has no default for weight: drawn with weight=0.5" in note for note in drawn(name).notes)
+
+
+def test_without_an_option_the_picture_is_drawn_in_the_terminal() -> None:
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["plot", "cispo"], catch_exceptions=False)
+    assert done.exit_code == 0 and "a stays at 1.2" in done.output and "⠒" in done.output
+    assert done.output == CliRunner(env={"COLUMNS": "80"}).invoke(app, ["plot", "cispo", "--text"]).output
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "composer_plugins.plotting.drawing", raising=False)
+    monkeypatch.delattr(plotting, "drawing", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = error("cispo", "--out", "cispo.png")
+    assert (
+        message.startswith("plot: it needs matplotlib") and "pip install 'composer-plugins[plot]'" in message
+    )
+    assert not Path("cispo.png").exists()
+    assert plotting.text("cispo").plain
+
+
+# With matplotlib
+
+
+@pytest.fixture
+def matplotlib() -> Any:
+    return pytest.importorskip("matplotlib", reason="needs the extra plot")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["cispo@trl", "cispo@verl", "grpo"], None),
+        (["gspo"], None),
+        (["opd"], None),
+        (["dpo", "ipo"], "preference"),
+        (["kto"], None),
+        (["sft"], None),
+        (["jsd", "tv"], None),
+        (["k3"], None),
+        (["tis", "mis"], None),
+        (["grpo"], "advantage"),
+        (["token-mean", "prompt-mean"], None),
+    ],
+)
+def test_a_figure_shows_the_data(matplotlib: Any, names: list[str], kind: str | None) -> None:
+    picture, figure = drawn(*names, kind=kind), plotting.figure(names, kind=kind)
+    assert len(figure.axes) == len(picture.panels)
+    for axes, panel in zip(figure.axes, picture.panels, strict=True):
+        if panel.categories:
+            heights_drawn = [bar.get_height() for bar in axes.patches]
+            assert heights_drawn == [y for series in panel.series for y in series.y]
+        else:
+            lines = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axes.lines}
+            assert lines >= {(series.x, series.y) for series in panel.series}
+        assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
+            panel.title,
+            panel.x_label,
+            panel.y_label,
+        )
+    legend = [text.get_text() for part in figure.subfigs for one in part.legends for text in one.texts]
+    assert legend == list(dict.fromkeys(s.label for panel in picture.panels for s in panel.series))
+
+
+def test_a_figure_says_where_cispo_of_trl_stays(matplotlib: Any) -> None:
+    figure = plotting.figure(["cispo@trl", "grpo"])
+    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert ["stays at 0.2" in each for each in texts] == [False, False, True, True]
+    assert all("0.2" in each for each in texts)
+
+
+def test_an_svg_is_the_same_every_time(matplotlib: Any, tmp_path: Path) -> None:
+    one, two, dark = (tmp_path / f"{name}.svg" for name in ("one", "two", "dark"))
+    plotting.save(["cispo"], one)
+    plotting.save(["cispo"], two)
+    plotting.save(["cispo"], dark, dark=True)
+    assert one.read_bytes() == two.read_bytes() != dark.read_bytes()
+    assert b"<svg" in one.read_bytes() and b"<dc:date>" not in one.read_bytes()
+
+
+def test_the_suffix_says_the_format(matplotlib: Any, tmp_path: Path) -> None:
+    png = tmp_path / "a.png"
+    assert CliRunner().invoke(app, ["plot", "k3", "--out", str(png)]).output == f"wrote {png}\n"
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "end it in .png or .svg" in error("k3", "--out", str(tmp_path / "a.pdf"))
+    assert "does not exist" in error("k3", "--out", str(tmp_path / "no" / "a.png"))
+    (folder := tmp_path / "folder.png").mkdir()
+    assert error("k3", "--out", str(folder)) == (
+        f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
+    )
+
+
+def test_show_without_a_window_is_an_error(matplotlib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matplotlib.pyplot.get_backend", lambda: "agg")
+    assert error("k3", "--show").startswith("--show: matplotlib has no window here: its backend is agg")

@@ -1,0 +1,125 @@
+"""Stdout and the exit status are the command's own, whatever a loss or a framework prints or raises."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity_tests.rigs.paths import ROOT
+
+NOISE = """
+import logging, os, subprocess, sys
+import torch
+from composer_plugins.kernels.types import TokenLoss
+
+def make_noise():
+    print("printed")
+    os.write(1, b"written to file descriptor 1\\n")
+    subprocess.run([sys.executable, "-c", "print('a subprocess')"])
+
+make_noise()
+log = logging.getLogger("noisy")
+log.addHandler(logging.StreamHandler(sys.stdout))  # as DeepSpeed does when it is imported
+"""
+KERNEL = """
+def noisy(logprobs, old_logprobs, advantages, mask):
+    log.warning("logged")
+    make_noise()
+    return TokenLoss(torch.where(mask, -advantages * (logprobs - old_logprobs).exp(), 0.0), {})
+
+def tinkers(outputs, inputs, config):
+    make_noise()
+    return noisy
+
+def ends(logprobs, old_logprobs, advantages, mask):
+    raise SystemExit(0)
+"""
+LAW = "two_calls_give_the_same_result"
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Path:
+    (tmp_path / "noise.py").write_text(NOISE + KERNEL)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> Any:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "composer_plugins", *words]
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "noise:noisy", "--only", LAW),
+        ("check", "noise:noisy", "--only", LAW, "--as", "torch"),
+        ("explain", "noise:noisy"),
+        ("diff", "noise:noisy", "grpo", "--kind", "policy"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_all_that_is_on_stdout(words: tuple[str, ...], noisy: Path) -> None:
+    done = run(noisy, *words, "--json")
+    assert json.loads(done.stdout), done.stderr
+    assert all(one in done.stderr for one in ("printed", "written to file descriptor 1", "a subprocess"))
+
+
+def test_a_page_has_nothing_that_a_loss_prints(noisy: Path) -> None:
+    for words in (
+        ("check", "noise:noisy", "--only", LAW),
+        ("explain", "noise:noisy"),
+        ("plot", "noise:noisy"),
+    ):
+        done = run(noisy, *words)
+        assert done.returncode == 0 and "noisy" in done.stdout and "printed\n" in done.stderr
+        assert "printed" not in done.stdout and "descriptor" not in done.stdout
+
+
+@pytest.mark.parametrize("command", [("doctor", "--json"), ("migrate", "--from", "prime-rl", "--to", "verl")])
+def test_a_config_names_a_loss_that_prints(command: tuple[str, ...], noisy: Path) -> None:
+    config = (ROOT / "recipes" / "prime_rl" / "cispo.toml").read_text()
+    (noisy / "rl.toml").write_text(config.replace('"cispo"', '"noise:noisy"'))
+    done = run(noisy, *command, "rl.toml")
+    assert "noise:noisy" in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert "printed" in done.stderr and "printed" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("explain", "noise:ends"), 1),
+        (("explain", "noise:ends", "--json"), 1),
+        (("diff", "noise:ends", "grpo", "--kind", "policy"), 1),
+        (("plot", "noise:ends"), 2),
+    ],
+    ids=str,
+)
+def test_a_loss_that_ends_the_program_is_an_error_of_the_loss(
+    words: tuple[str, ...], status: int, noisy: Path
+) -> None:
+    done = run(noisy, *words)
+    assert done.returncode == status and "SystemExit: 0" in done.stderr, done.stderr
+    assert (
+        "fails on the worked example" in done.stderr
+    ) or "ends: a kernel fails on the example" in done.stderr
+    assert "--json" not in words or json.loads(done.stdout)["problems"]
+
+
+def test_a_reader_that_goes_leaves_the_exit_status_alone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head -1` does, but before anything is written
+    for words, status in (
+        (("check", "cispo", "--only", LAW), 0),
+        (("list", "--json"), 0),
+        (("plot", "k1"), 0),
+    ):
+        command = [sys.executable, "-m", "composer_plugins", *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (status, "")
+    os.close(writing)
