@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from parity_tests.adapters.trl_mixin import test_hint, test_replay
 
+from parity_tests.adapters.trl_mixin import test_hint, test_replay
 from parity_tests.rigs import tiny, vllm_server
 
 pytest.importorskip("requests", reason="TRL's client of a vLLM server needs it")
