@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig
+from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig, unknown_option
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.frameworks.contract import NOTHING
@@ -54,6 +54,7 @@ READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use
 READ |= {name for name in LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
 # Options that are no part of LOSS_OPTIONS and change the loss all the same.
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
+BESIDE |= {"remove_unused_columns"}
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
 OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
 NAMES = (OURS | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
@@ -76,7 +77,7 @@ ALL_ROWS = "all completions of the batch"
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
     """What TRL trains with these options of a ComposerGRPOConfig, and what does not hold of them."""
-    options, policy = _config(table)
+    options, policy, found = _config(table)
     mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
@@ -110,7 +111,14 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         },
         remarks=(*_remarks(options), *not_carried(table, TRL.not_carried)),
     )
-    return objective, list(options.findings())
+    return objective, found
+
+
+def not_known(key: str, table: Mapping[str, Any]) -> Finding:
+    """What a doctor says of a key that is not understood; the script's own options are not known here."""
+    error = unknown_option(key, KNOWN, table)
+    problem = f"it is no option of TRL that is known here: {error.problem}"
+    return Finding("warning", key, problem, error.remedy)
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
@@ -157,34 +165,40 @@ def render(table: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(table), sort_keys=False)
 
 
-def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice]:
-    """The options that bear on the loss, checked, and the policy loss, where it is TRL's own too."""
+def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
+    """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
     for name in table:
         if name.startswith(("hint_", "replay_", "policy_")) and name not in OURS:
-            raise unknown(name, name, OURS, noun="option")
+            raise unknown_option(name, OURS, table)
     values = {name: value for name, value in table.items() if name in NAMES}
     for name in BOOLEANS & values.keys():
         check_flag(name, values[name])
     for name, number in NUMBERS.items():
         default = upstream.DEFAULTS.get(name)
         number.check(name, values.get(name, default), default)
-    if values.get("policy", TRL_LOSS) == TRL_LOSS:
-        values |= _own_loss(values)
+    own = _own_loss(values) if values.get("policy", TRL_LOSS) == TRL_LOSS else {}
+    found = list(_made(values).findings())
+    if own:
+        values |= own
         row = choose("policy", values["policy"]).loss
         # TRL's own loss does not read what our loss has no parameter for.
         unread = {name for name, one in LOSS_OPTIONS.items() if one.sets and not one.values(row, 0.0)}
         values = {name: value for name, value in values.items() if name not in unread}
-    # What the batch must satisfy, so that the options alone can be checked.
+    options = _made(values)
+    policy = options.resolved.policy
+    assert policy is not None
+    return options, policy, found
+
+
+def _made(values: Mapping[str, Any]) -> ComposerGRPOConfig:
+    """A config of these options, with a batch such that they alone are checked."""
     size = values.get("num_generations", upstream.DEFAULTS["num_generations"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's own defaults
         warnings.simplefilter("ignore", ComposerWarning)  # `read` returns them
-        options = ComposerGRPOConfig(
+        return ComposerGRPOConfig(
             output_dir="unused", use_cpu=True, bf16=False, per_device_train_batch_size=size, **values
         )
-    policy = options.resolved.policy
-    assert policy is not None
-    return options, policy
 
 
 def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from transformers import Trainer
 from trl import GRPOConfig, TrlParser
 
+from composer_plugins import config
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.hints import (
     EnvironmentHints,
@@ -18,7 +19,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
     RolloutOptions,
     SuccessfulRollouts,
 )
-from composer_plugins.config import ComposerConfig, complaints, unknown_option, unlikely
+from composer_plugins.config import ComposerConfig, complaints, unlikely
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
 from composer_plugins.frameworks.registry import counterpart
@@ -58,7 +59,7 @@ NOT_AVAILABLE |= {
 }
 
 
-def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> ConfigError:
+def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) -> ConfigError:
     """The error for an option that does not exist, beside those that are given."""
     if name in NOT_AVAILABLE:
         return not_available(name, NOT_AVAILABLE[name])
@@ -69,7 +70,7 @@ def _unknown(name: str, known: Iterable[str], given: Mapping[str, Any]) -> Confi
     if given.get("loss_type") == "cispo" and counterpart(TRL, name, clipped) == "epsilon_high":
         remedy = f"set epsilon_high to 1 + {name}, because TRL's cispo caps the ratio at epsilon_high itself"
         return ConfigError(name, f"unknown option {name!r}", remedy)
-    return unknown_option(name, known, given.get("policy"), TRL)
+    return config.unknown_option(name, known, given.get("policy"), TRL)
 
 
 def option(default: Any, help: str) -> Any:
@@ -205,7 +206,7 @@ class ComposerGRPOConfig(GRPOConfig):
         accepted = inspect.getfullargspec(cls.__init__)
         known = {*accepted.args, *accepted.kwonlyargs}
         if accepted.varkw is None and (unknown_names := [name for name in kwargs if name not in known]):
-            raise _unknown(unknown_names[0], known, kwargs)
+            raise unknown_option(unknown_names[0], known, kwargs)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -489,6 +490,6 @@ class ComposerParser(TrlParser):
             if word.startswith("--"):
                 name = word.removeprefix("--").split("=")[0]
                 known = {one.name for options in self.dataclass_types for one in fields(options)}
-                raise _unknown(name, known, given)
+                raise unknown_option(name, known, given)
         if words:
             raise ConfigError("arguments", f"{' '.join(words)!r} belongs to no option", "remove it")

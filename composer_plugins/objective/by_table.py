@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from composer_plugins.config import at, unlikely
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option
 from composer_plugins.losses.choosing import Choice, choose
@@ -47,6 +47,13 @@ class ByTable:
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
         """The keys that are not understood."""
         return not_understood(table, self.KNOWN)
+
+    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
+        """What the doctor says of a key that is not understood."""
+        nearest = near(key, self.KNOWN)
+        remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
+        problem = f"it is no option of {self.framework.title} that is known here"
+        return Finding("warning", key, problem, remedy)
 
     def _objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss, which the config names, and with its other options."""

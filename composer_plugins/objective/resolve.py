@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from composer_plugins.diagnosis import Examination
-from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near
+from composer_plugins.errors import ConfigError, in_a_line, near
 from composer_plugins.findings import Finding, Findings, error_of
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
@@ -40,6 +40,9 @@ class Surface(Protocol):
 
     def unread(self, table: Mapping[str, Any], version: str | None = None) -> Iterable[str]:
         """The keys of a config that are not understood."""
+
+    def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
+        """What a doctor says of a key that is not understood, where the framework has no doctor."""
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework can run it."""
@@ -108,17 +111,20 @@ def surface(name: str) -> Surface:
     return adapter
 
 
-def resolve(framework: str, table: Mapping[str, Any], version: str | None = None) -> Resolved:
+def resolve(
+    framework: str, table: Mapping[str, Any], version: str | None = None, *, option: str = "--from"
+) -> Resolved:
     """What `framework` trains with a config that was read from its file.
 
-    Raises ConfigError where it is no config of this framework, or the framework is not installed.
+    Raises ConfigError where it is no config of this framework, at the `option` that names the framework, or
+    where the framework is not installed.
     """
-    check_schema(frameworks()[framework], table)
+    check_schema(frameworks()[framework], table, option)
     adapter = surface(framework)
     top = {one.partition(".")[0] for one in adapter.KNOWN}
     if table and not any(near(str(key).partition(".")[0], top) for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
-        raise ConfigError("--from", problem, "name the framework that the config is for")
+        raise ConfigError(option, problem, "name the framework that the config is for")
     wrong_types = ArithmeticError, AttributeError, KeyError, TypeError, ValueError
     objective, found, unread = None, Findings(), tuple[str, ...]()
     try:
@@ -134,16 +140,13 @@ def resolve(framework: str, table: Mapping[str, Any], version: str | None = None
 
 def examine(framework: str, table: Mapping[str, Any], version: str | None = None) -> Examination:
     """What a doctor says of a config, without a look at the environment that will train."""
-    found, title = resolve(framework, table, version), frameworks()[framework].title
-    for key in found.unread:
-        nearest = near(key, surface(framework).KNOWN)
-        remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
-        problem = f"it is no option of {title} that is known here"
-        found.findings.append(Finding("warning", key, problem, remedy))
-    return Examination(f"the options of {found.release}", tuple(found.findings))
+    found, adapter = resolve(framework, table, version, option="--framework"), surface(framework)
+    reported = {one.key for one in found.findings}
+    unread = (adapter.not_known(key, table) for key in found.unread if key not in reported)
+    return Examination(f"the options of {found.release}", (*found.findings, *unread))
 
 
-def check_schema(framework: Framework, table: Mapping[str, Any]) -> None:
+def check_schema(framework: Framework, table: Mapping[str, Any], option: str) -> None:
     """Raise ConfigError for a config of another framework's schema."""
     if any(key in table for key in framework.marks):
         return
@@ -153,8 +156,8 @@ def check_schema(framework: Framework, table: Mapping[str, Any]) -> None:
             problem = f"the config is one of {owner.title}: {', '.join(found)} {verb} at its top"
             remedy = f"write the loss with {framework.name}'s options"
             if owner.name in readable():
-                remedy = f"set --from {owner.name}"
-            raise ConfigError("--from", problem, remedy)
+                remedy = f"set {option} {owner.name}"
+            raise ConfigError(option, problem, remedy)
 
 
 def migrate(objective: Objective, target: str, version: str | None = None) -> Migrated:

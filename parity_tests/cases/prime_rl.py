@@ -25,7 +25,6 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import Target
-from docs.generator.mistakes_page import Row, Stage, findings_in_words, replaced, said
 from parity_tests.adapters.prime_rl_plugin.test_contract import sample
 from parity_tests.adapters.prime_rl_plugin.test_doctor import (
     ECHO,
@@ -39,11 +38,10 @@ from parity_tests.adapters.prime_rl_plugin.test_doctor import (
     edited,
     facts,
 )
+from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
 from parity_tests.rigs import prime_rl_doubles as double
 from parity_tests.rigs.prime_rl_nodes import Branch, Trace, answer, prompt
 
-NAME = "prime-rl"
-TITLE = "PRIME-RL imports the function that `import_path` names, and calls it once per sequence."
 CALLED, IMPORTED = "the first call of the loss", "setting up the loss, after the model is loaded"
 STAMPED = "in the environment, where it stamps"
 LATER = f"after {prime_rl_loss.PATIENCE} sequences"

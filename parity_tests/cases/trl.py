@@ -10,14 +10,13 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
-from docs.generator.mistakes_page import Row, Stage, replaced, said
+from composer_plugins.errors import ComposerError
+from composer_plugins.objective.resolve import examine
 from docs.generator.trl_composition import Bypassing, mixed
 from parity_tests.adapters.trl_mixin.test_bad_input import GOOD
+from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.rigs import tiny
 
-NAME = "trl"
-TITLE = "The config is made by `ComposerGRPOConfig(...)` or by `ComposerParser`."
-NO_DOCTOR = "there is none"
 CONFIG, TRAINER, STEP = "making the config", "making the trainer", "the first step"
 BOTH = {"hint_weight": 1.0, "replay_weight": 1.0}
 
@@ -219,7 +218,16 @@ def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
     change = case.change or ", ".join(f"{key}={value!r}" for key, value in case.options.items())
     change = change.replace("1" * tiny.MAX_LENGTH, "111...")
-    return replaced(Row(case.name, change, NO_DOCTOR, *said(_stages(case))), {SCRATCH.name: "DIR"})
+    told = "" if case.make is not None or case.rows is not None else _told(case.options)
+    return replaced(Row(case.name, change, told, *said(_stages(case))), {SCRATCH.name: "DIR"})
+
+
+def _told(options: dict[str, Any]) -> str:
+    """What the doctor says of these options."""
+    try:
+        return findings_in_words(examine("trl", options).findings)
+    except ComposerError as error:
+        return in_words(error)
 
 
 def _stages(case: Case) -> Iterator[Stage]:

@@ -29,14 +29,9 @@ from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.recipes.verl.on_a_cpu import tiny
 from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
-from docs.generator.mistakes_page import Row, Stage, findings_in_words, replaced, said
 from parity_tests.adapters.verl_plugin.without_verl.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
+from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
 
-NAME = "verl"
-TITLE = (
-    "`composer_sync` checks the config and the data before it starts a worker. verl's own trainers call an "
-    "advantage or a loss for the first time after a rollout, and show it its own options only."
-)
 CHECKED, FOUND = "main_ppo, before Ray starts", "looking up the trainer"
 MADE, READ = "making the trainer, before a worker starts", "reading the data, before a worker starts"
 ADVANTAGES, UPDATE = (
