@@ -32,7 +32,7 @@ def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> 
     inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
     expected = {f"composer_plugins/{name}" for name in inside}
     assert expected, f"{folder}/ has no source file"
-    assert not expected - wheel_names, "list the folder in both setuptools tables of pyproject.toml"
+    assert not expected - wheel_names, "add the folder to `packages` in pyproject.toml"
 
 
 def test_wheel_carries_the_licence_and_the_typing_marker(wheel_names: set[str]) -> None:
