@@ -26,5 +26,6 @@ def test_a_loss_has_a_formula_of_its_own_parameters_and_inputs(loss: Loss) -> No
 
 def test_the_file_of_formulas_has_no_row_of_a_loss_that_is_gone() -> None:
     table = tomllib.loads((ROOT / "composer_plugins/losses/bundled/formulas.toml").read_text())
-    rows = {(loss.kind, loss.name) for family in bundled.FAMILIES for loss in family.LOSSES}
+    listed = (loss for family in bundled.FAMILIES for loss in family.LOSSES)
+    rows = {(loss.kind, loss.name) for loss in listed if not loss.tex}  # others have it in their row
     assert {(kind, name) for kind, names in table.items() for name in names if name != "shared"} == rows

@@ -19,7 +19,7 @@ def register_losses(register: Callable[[Loss], None]) -> None:
     """Register every bundled loss."""
     formulas = tomllib.loads(Path(__file__).with_name("formulas.toml").read_text())
     for loss in chain.from_iterable(family.LOSSES for family in FAMILIES):
-        register(replace(loss, tex=_formula(formulas[loss.kind], loss.name)))
+        register(loss if loss.tex else replace(loss, tex=_formula(formulas[loss.kind], loss.name)))
 
 
 def _formula(formulas: dict[str, Any], name: str) -> str:
