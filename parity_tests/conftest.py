@@ -16,8 +16,10 @@ from hypothesis import settings
 from parity_tests.rigs import golden
 from parity_tests.rigs.paths import TESTS
 
-# Hypothesis draws this many examples for each test by default, and with --all.
-EXAMPLES, ALL_EXAMPLES = 25, 60
+# How many examples Hypothesis draws for each test: in the first tier, by default, and with --all.
+FIRST_EXAMPLES, EXAMPLES, ALL_EXAMPLES = 5, 25, 60
+# What the first tier leaves out: what needs a framework or another environment.
+NOT_FIRST = ("adapters/trl_mixin", "adapters/verl_plugin/test_*", "live/trl", "live/verl", "recipes", "site")
 
 # The tensors here are tiny: a second thread costs more than it saves, and changes the order of sums.
 torch.set_num_threads(1)
@@ -57,6 +59,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run tests marked slow, and draw more examples")
 
 
+def is_first_tier(config: pytest.Config) -> bool:
+    """Whether pytest was called without folders, files or --all, as a contributor does after each change."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("--all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is not of the first tier, without importing it."""
+    patterns = NOT_FIRST if is_first_tier(config) else ()
+    return True if any(collection_path.match(f"parity_tests/{one}") for one in patterns) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the golden directory, which a test module reads when it is imported, and Hypothesis' profile.
 
@@ -66,18 +79,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if (where := config.getoption("--golden-dir")) is not None:
         golden.use(where)
     examples = ALL_EXAMPLES if config.getoption("--all") else EXAMPLES
+    examples = FIRST_EXAMPLES if is_first_tier(config) else examples
     same = {"derandomize": True, "print_blob": True} if os.environ.get("CI") else {}
     settings.register_profile("composer", deadline=None, max_examples=examples, **same)
     settings.load_profile("composer")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked slow, unless there is `--all`, `-m slow` or the id of a test."""
-    if config.getoption("--all") or "slow" in config.option.markexpr or any("::" in x for x in config.args):
+    """Deselect the tests marked slow, and in the first tier those marked thorough.
+
+    Not with `--all`, with the name of the mark in -m, or with the id of a test.
+    """
+    if config.getoption("--all") or any("::" in x for x in config.args):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    marks = ("slow", "thorough") if is_first_tier(config) else ("slow",)
+    marks = tuple(mark for mark in marks if mark not in config.option.markexpr)
+    left_out = {item for item in items if any(map(item.get_closest_marker, marks))}
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
