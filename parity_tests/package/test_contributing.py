@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING.md, applied to a copy of the repository: it is green and changes what it says."""
+"""The example of CONTRIBUTING.md, applied to a copy of the repository, is green and changes what it says."""
 
 import hashlib
 import re
