@@ -7,8 +7,7 @@ from importlib.metadata import version
 
 from composer_plugins.conformance.claims import Absent, Claim, Place
 from composer_plugins.conformance.running import Suite
-
-KNOWN = ("0.9.1",)  # `nox -s verl` runs the claims on the last
+from composer_plugins.frameworks.verl import VERL
 
 SQUARED = "no kernel: it wants the sum of the squared probabilities of the vocabulary at each token"
 BY_KL = "no kernel: a row or token is left out by an estimate of the KL, not by its weight"
@@ -55,4 +54,4 @@ def suite() -> Suite:
                     reason = NO_KERNEL.get((registry, name), UNKNOWN)
                     yield Absent(name, reason.removeprefix("no kernel: "), missing=True)
 
-    return Suite(version("verl"), KNOWN, claims, is_there, absent)
+    return Suite(version("verl"), (VERL.release,), claims, is_there, absent)
