@@ -18,7 +18,7 @@ from composer_plugins.testing.conventions import check_as
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, TRAINER, laws_for
 from composer_plugins.testing.laws.traced import TRACED
 from parity_tests.cases import faults
-from parity_tests.cases.faults import FAULTS, Fault
+from parity_tests.cases.faults import FAULTS, WITH, Fault
 
 TRACED_NAMES = [law.__name__ for law in TRACED]
 # Here jaxtyping checks annotations, which torch cannot trace; test_laws.py runs those in another process.
@@ -39,7 +39,7 @@ def test_every_law_has_a_fault() -> None:
     assert set(LAWS) == {fault.law for fault in FAULTS}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.loss.__name__ for fault in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.law}-{fault.name}" for fault in FAULTS])
 def test_a_fault_is_found_and_named(fault: Fault) -> None:
     only = TRACED_NAMES if fault.law in TRACED_NAMES else UNTRACED
     assert fault.law in failed(fault.loss, fault.kind, only)
@@ -85,19 +85,19 @@ def test_a_published_loss_of_an_unusual_form_keeps_the_law(
 
 def test_a_report_has_the_numbers_the_place_and_the_usual_cause() -> None:
     (outcome,) = check_loss(
-        faults.multiplies_with_the_mask, only=["masked_tokens_have_no_influence"]
+        WITH["multiplies_with_the_mask"], only=["masked_tokens_have_no_influence"]
     ).outcomes
     assert outcome.status == "failed" and "product with the mask" in outcome.cause
     assert "with other numbers at masked tokens of 'logprobs', the loss at row 0, token" in outcome.detail
 
 
 def test_a_mask_of_floats_is_named() -> None:
-    (outcome,) = check_loss(faults.takes_a_mask_of_floats, only=["result_has_one_value_per_token"]).outcomes
+    (outcome,) = check_loss(WITH["takes_a_mask_of_floats"], only=["result_has_one_value_per_token"]).outcomes
     assert "takes a mask of floats only; masks are bool" in outcome.detail
 
 
 def test_what_is_returned_is_looked_at_first() -> None:
-    report = check_loss(faults.returns_a_tensor, only=UNTRACED)
+    report = check_loss(WITH["returns_a_tensor"], only=UNTRACED)
     assert [one.check for one in report.having("failed")] == ["result_has_one_value_per_token"]
     assert not report.having("passed")
 
@@ -136,7 +136,7 @@ def test_an_exception_has_a_reason_and_an_old_one_is_found() -> None:
     law = "more_padding_changes_nothing"
 
     def excused(logprobs, old_logprobs, advantages, mask):
-        return faults.divides_by_the_padded_length(logprobs, old_logprobs, advantages, mask)
+        return WITH["divides_by_the_padded_length"](logprobs, old_logprobs, advantages, mask)
 
     def mended(logprobs, old_logprobs, advantages, mask):
         return faults.sound(logprobs, old_logprobs, advantages, mask)
@@ -155,7 +155,7 @@ def test_an_exception_has_a_reason_and_an_old_one_is_found() -> None:
 
 def test_a_loss_over_the_batch_declares_it() -> None:
     def loss(logprobs, old_logprobs, advantages, mask):
-        return faults.divides_by_the_tokens_of_the_micro_batch(logprobs, old_logprobs, advantages, mask)
+        return WITH["divides_by_the_tokens_of_the_micro_batch"](logprobs, old_logprobs, advantages, mask)
 
     only = ["micro_batches_and_ranks_leave_the_gradient_alone"]
     assert not check_loss(loss, only=only).passed
@@ -170,7 +170,7 @@ def test_a_third_party_parametrizes_a_test(loss: Any, check: Any) -> None:
 
 def test_a_check_of_pytest_fails_and_skips() -> None:
     only = ["masked_tokens_have_no_influence", "declared_gradient_is_the_one_that_it_has"]
-    cases = parametrize_with_checks([faults.multiplies_with_the_mask], only=only).args[1]
+    cases = parametrize_with_checks([WITH["multiplies_with_the_mask"]], only=only).args[1]
     checks = {case.id.split("-")[-1]: case.values for case in cases}
     loss, check = checks[only[0]]
     with pytest.raises(AssertionError, match="product with the mask"):
