@@ -19,6 +19,7 @@ from composer_plugins.losses.row import Loss
 from composer_plugins.plotting.bends import bends
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
 from composer_plugins.plotting.terminal import render
+from parity_tests.cases.faults import BOTH, named, not_masked, of_groups
 from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.every import row_id
 
@@ -245,54 +246,24 @@ def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
         render(Picture((Panel("", "", "", tuple(lines)),), 1), 80)
 
 
-def not_a_kernel(logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function that fails."""
-    raise ZeroDivisionError("on purpose")
+# Functions of a user, by their import path. For the letters see cases/faults.py.
+
+not_a_kernel = not_masked(lambda p, q, a, m: 1 / 0)
+huge = not_masked(lambda p, q, a, m: -1e30 * (p - q).exp() * a)
+too_large = not_masked(lambda p, q, a, m: -1e307 * (p - q).exp() * a)
+half_nan = not_masked(lambda p, q, a, m: -a * (1.5 - (p - q).exp()).log())  # NaN above a ratio of 1.5
+level = named(BOTH, lambda c, r: PairLoss(1e30 * (r - c), {}))
+infinite = named(BOTH, lambda c, r: PairLoss((r - c) * math.inf, {}))
+large_advantages = of_groups(lambda r, ids: 1e30 * (r - r.mean()))  # nine characters: -4.58e+29
+no_advantages = of_groups(lambda r, ids: r / (0 * r))
+with_entropies = named("logprobs advantages mask entropies", lambda p, a, m, e: TokenLoss(-a * p - e, {}))
+with_group_ids = named("logprobs advantages mask group_ids", lambda p, a, m, ids: TokenLoss(-a * p * ids, {}))
+with_scores = named("chosen rejected scores", lambda c, r, scores: PairLoss(r - c - scores, {}))
 
 
 def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
     """A function with a parameter that has no default."""
     return TokenLoss(-weight * advantages * logprobs, {})
-
-
-def scaled(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, *, scale: float = 1.0) -> Any:
-    """A function of the ratio, which a scale makes as large or as small as a test wants it."""
-    return TokenLoss(-scale * (logprobs - old_logprobs).exp() * advantages, {})
-
-
-def huge(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function whose axes need large numbers."""
-    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e30)
-
-
-def level(chosen: Any, rejected: Any) -> Any:
-    """A function with a large gradient that is constant."""
-    return PairLoss(1e30 * (rejected - chosen), {})
-
-
-def too_large(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function whose axes would overflow."""
-    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e307)
-
-
-def half_nan(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function that is not defined above a ratio of 1.5."""
-    return TokenLoss(-advantages * (1.5 - (logprobs - old_logprobs).exp()).log(), {})
-
-
-def infinite(chosen: Any, rejected: Any) -> Any:
-    """A function that is infinite everywhere but at a margin of 0."""
-    return PairLoss((rejected - chosen) * float("inf"), {})
-
-
-def large_advantages(rewards: Any, group_ids: Any) -> Any:
-    """Advantages of nine characters: -4.58e+29."""
-    return 1e30 * (rewards - rewards.mean())
-
-
-def no_advantages(rewards: Any, group_ids: Any) -> Any:
-    """Advantages that divide by 0."""
-    return rewards / (0 * rewards)
 
 
 @pytest.mark.parametrize("function", ["huge", "level", "large_advantages"])
@@ -307,7 +278,7 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
     [
         (
             "not_a_kernel",
-            "a kernel fails on the example: ZeroDivisionError: on purpose; run composer-",
+            "a kernel fails on the example: ZeroDivisionError: division by zero; run ",
         ),
         (
             "half_nan",
@@ -321,21 +292,6 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
 )
 def test_a_loss_that_fails_or_is_not_finite_is_an_error_that_says_where(function: str, problem: str) -> None:
     assert f"plot: {__name__}:{function}: {problem}" in error("plot", f"{__name__}:{function}")
-
-
-def with_entropies(logprobs: Any, advantages: Any, mask: Any, entropies: Any) -> Any:
-    """A loss with a bonus for a higher entropy."""
-    return TokenLoss(-advantages * logprobs - entropies, {})
-
-
-def with_group_ids(logprobs: Any, advantages: Any, mask: Any, group_ids: Any) -> Any:
-    """A loss that takes an input which one token does not have."""
-    return TokenLoss(-advantages * logprobs * group_ids, {})
-
-
-def with_scores(chosen: Any, rejected: Any, scores: Any) -> Any:
-    """A loss of pairs and of single responses."""
-    return PairLoss(rejected - chosen - scores, {})
 
 
 def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
