@@ -501,8 +501,7 @@ def test_a_gradient_that_is_declared_the_derivative_must_be_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reduction", "total"),
-    [("token_mean", 1.0), ("sequence_mean", 1.0), ("seq_mean_token_sum_norm", 5 / 20)],
+    ("reduction", "total"), [("token_mean", 1.0), ("sequence_mean", 1.0), ("seq_mean_token_sum_norm", 5 / 20)]
 )
 def test_the_advantages_of_skyrl_hold_the_denominator(reduction: str, total: float) -> None:
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])

@@ -276,10 +276,7 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (
-            "not_a_kernel",
-            "a kernel fails on the example: ZeroDivisionError: division by zero; run ",
-        ),
+        ("not_a_kernel", "a kernel fails on the example: ZeroDivisionError: division by zero; run "),
         (
             "half_nan",
             "'loss of the token' is nan where 'ratio π / π_old' is 1.50551 "
