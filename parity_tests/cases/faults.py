@@ -157,9 +157,9 @@ def of_pairs(inputs: str, margin: Callable[..., Tensor]) -> Loss:
     return named(inputs, lambda *given: PairLoss(-F.logsigmoid(margin(*given)), {}))
 
 
-def declares(**attributes: Any) -> Loss:
-    """The sound loss with attributes that are not true of it."""
-    loss = wrong_inputs(lambda *given: given)
+def declares(policy: Loss, **attributes: Any) -> Loss:
+    """A copy of a policy loss, with attributes."""
+    loss = named(POLICY_INPUTS, policy)
     vars(loss).update(attributes)
     return loss
 
@@ -242,8 +242,8 @@ POLICY: dict[str, dict[str, Loss]] = {
     "gradient_is_that_of_the_value": {
         "detaches_the_ratio_and_does_not_say_so": wrong_formula(
             lambda p, q, a, m: -a * ratio_of(p, q, m).detach() * torch.where(m, p, 0.0))},
-    "declared_gradient_is_the_one_that_it_has": {"declares_a_score_and_is_none": declares(gradient="score")},
-    "declared_statistic_of_the_batch_is_one": {"declares_a_statistic_in_vain": declares(over_batch=True)},
+    "declared_gradient_is_the_one_that_it_has": {"declares_a_score": declares(sound, gradient="score")},
+    "declared_statistic_of_the_batch_is_one": {"declares_a_statistic": declares(sound, over_batch=True)},
     "micro_batches_and_ranks_leave_the_gradient_alone": {
         "subtracts_the_mean_of_the_micro_batch": wrong_inputs(
             lambda p, q, a, m: (p, q, a - mean_of_unmasked(a, m), m)),
