@@ -66,25 +66,19 @@ def test_another_frameworks_name_of_a_parameter_of_the_hint_and_the_replay_is_an
     assert error.remedy == "set gamma_beta_ratio to simpo_gamma / beta"
 
 
+MISPLACED = "clip_high: it is a parameter of policy 'grpo'; set clip_high in policy_params"
+OTHER_NAME = "clip_ratio_low: it is a parameter of policy 'gspo'; set clip_low in policy_params, its name "
+CONVERTED = "epsilon_high: it is a parameter of policy 'cispo'; set clip_high in policy_params to epsilon_hi"
+MISSPELT = "unknown option 'polcy_weight'; did you mean 'policy_"
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (
-            {"clip_high": 0.28},
-            "clip_high: it is a parameter of policy 'grpo'; set clip_high in policy_params",
-        ),
-        (
-            {"policy": "gspo@trl", "clip_ratio_low": 0.1},
-            "clip_ratio_low: it is a parameter of policy 'gspo'; set clip_low in policy_params, its name ",
-        ),
-        (
-            {"policy": "cispo", "epsilon_high": 5.0},
-            "epsilon_high: it is a parameter of policy 'cispo'; set clip_high in policy_params to epsilon_hi",
-        ),
-        (
-            {"policy": "reinforce", "polcy_weight": 1.0},
-            "unknown option 'polcy_weight'; did you mean 'policy_",
-        ),
+        ({"clip_high": 0.28}, MISPLACED),
+        ({"policy": "gspo@trl", "clip_ratio_low": 0.1}, OTHER_NAME),
+        ({"policy": "cispo", "epsilon_high": 5.0}, CONVERTED),
+        ({"policy": "reinforce", "polcy_weight": 1.0}, MISSPELT),
         ({"policy": "gorp", "clip_high": 0.28}, "clip_high: unknown option 'clip_high'; known: "),
         ({"policy": 3, "clip_high": 0.28}, "policy: it is 3; set a valid string"),
     ],
@@ -104,6 +98,9 @@ def test_the_other_names_of_a_loss_have_one_meaning_each(loss: Loss) -> None:
     assert what_to_set(loss, "") == what_to_set(loss, "- 1") == what_to_set(loss, "1") == ""
 
 
+NAMED = Conversion(values={True: "group", False: "none"})
+
+
 @pytest.mark.parametrize(
     ("conversion", "theirs", "ours", "formula"),
     [
@@ -111,12 +108,7 @@ def test_the_other_names_of_a_loss_have_one_meaning_each(loss: Loss) -> None:
         (MINUS_ONE, 1.2, 0.2, "x - 1"),
         (MINUS_ONE, 0.28, -0.72, "x - 1"),
         (ONE_MINUS, 0.8, 0.2, "1 - x"),
-        (
-            Conversion(values={True: "group", False: "none"}),
-            False,
-            "none",
-            "'group' (for x=True) or 'none' (for x=False)",
-        ),
+        (NAMED, False, "none", "'group' (for x=True) or 'none' (for x=False)"),
         (Conversion(2.0, 1.0), 3.0, 7.0, "2 * x + 1"),
     ],
 )

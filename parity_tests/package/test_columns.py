@@ -48,30 +48,22 @@ def test_a_hint_that_is_a_number_is_an_error() -> None:
 
 def test_the_notes_of_pairs_leave_out_those_with_a_weight_of_0() -> None:
     row = {"chosen": ["a", "b", "c"], "rejected": ["a", "b", [{"role": "assistant", "content": "<end>d"}]]}
-    assert pair_notes(pairs_of(row), ASKED, ["<end>"]) == [
-        "pair",
-        "equal",
-        "pair",
-        "equal",
-        "pair",
-        "token '<end>'",
-    ]
-    assert pair_notes(pairs_of(row | {"n_teachers_agreeing": [1, 0, 0]}), ASKED, ["<end>"]) == [
-        "pair",
-        "equal",
-    ]
-    assert pair_notes(pairs_of({"chosen": None}), ASKED, ["<end>"]) == []
+    equal = ["pair", "equal"]
+    for other, notes in (
+        (row, [*equal, *equal, "pair", "token '<end>'"]),
+        (row | {"n_teachers_agreeing": [1, 0, 0]}, equal),
+        ({"chosen": None}, []),
+    ):
+        assert pair_notes(pairs_of(other), ASKED, ["<end>"]) == notes
 
 
 def test_a_tool_call_is_the_text_of_a_side_without_content() -> None:
     def call(path: str) -> list[dict[str, Any]]:
         return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": path}}]}]
 
-    assert pair_notes(pairs_of({"chosen": call("a"), "rejected": call("b")}), ASKED, []) == ["pair"]
-    assert pair_notes(pairs_of({"chosen": call("a"), "rejected": call("a")}), ASKED, []) == ["pair", "equal"]
-    assert pair_notes(pairs_of({"chosen": call("<end>"), "rejected": call("b")}), ASKED, ["<end>"])[1:] == [
-        "token '<end>'"
-    ]
+    for chosen, rejected, notes in (("a", "b", []), ("a", "a", ["equal"]), ("<end>", "b", ["token '<end>'"])):
+        pairs = pairs_of({"chosen": call(chosen), "rejected": call(rejected)})
+        assert pair_notes(pairs, ASKED, ["<end>"]) == ["pair", *notes]
     with pytest.raises(DataError, match="rejected: it is empty"):
         pairs_of({"chosen": call("a"), "rejected": [{"role": "assistant", "content": "", **NO_CALLS}]})
 
@@ -93,9 +85,8 @@ def test_a_pair_repeats_its_prompt_where_both_sides_begin_with_it(
     assert pair_notes(pairs_of(row), prompt, []) == notes
     sides = {name: [{"role": "assistant", "content": text}] for name, text in row.items()}
     assert pair_notes(pairs_of(sides), prompt, []) == notes
-    assert pair_notes(pairs_of(row), [{"role": "system", "content": "Add."}], []) == [
-        "pair"
-    ]  # nothing was asked
+    nothing_asked = [{"role": "system", "content": "Add."}]
+    assert pair_notes(pairs_of(row), nothing_asked, []) == ["pair"]
 
 
 def test_messages_for_a_template_have_no_key_that_is_none() -> None:
@@ -119,9 +110,8 @@ def test_text_beside_a_tool_call_is_kept_and_counts() -> None:
 @pytest.mark.parametrize("arguments", ["[1, 2]", "5", '"x"', ["x"], "{", "[" * 100_000])
 def test_arguments_that_are_no_object_are_an_error(arguments: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(
-        DataError, match="tool_calls: the arguments of f are .*; write an object, or its JSON"
-    ):
+    said = "tool_calls: the arguments of f are .*; write an object, or its JSON"
+    with pytest.raises(DataError, match=said):
         template_messages([{"role": "assistant", "tool_calls": [call]}])
 
 

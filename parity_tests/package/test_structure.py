@@ -63,7 +63,7 @@ def private_names(folder: str) -> Iterator[tuple[str, int, str, bool]]:
     """File, line and private name of each attribute, getattr and import, and whether it is on super()."""
     for file, node in nodes(ast.expr, folder):
         name = node.attr if isinstance(node, ast.Attribute) else ""
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
             name = str(getattr(node.args[1], "value", ""))
         if name.startswith("_") and not name.startswith("__"):
             yield file, node.lineno, name, ast.unparse(node).startswith("super().")

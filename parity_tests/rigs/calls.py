@@ -1,12 +1,19 @@
 """How often a call runs each function of this package: counted by Python's profile hook."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-OURS = ("/composer_plugins/", "/kernels/", "/adapters/")
+import composer_plugins
+from parity_tests.rigs.paths import ROOT
+
+# As Python finds them, and by the links of the package.
+FOLDERS = (Path(composer_plugins.__file__).parent, ROOT / "kernels", ROOT / "adapters")
+OURS = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 
 
 def qualified(frame: FrameType) -> str:
@@ -22,8 +29,7 @@ def calls(function: Callable[[], Any], name: Callable[[FrameType], str] = qualif
     found: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        is_ours = any(part in path for part in OURS) and "parity_tests" not in path
+        is_ours = frame.f_code.co_filename.startswith(OURS)
         if event == "call" and is_ours and (one := name(frame)):
             found[one] += 1
 

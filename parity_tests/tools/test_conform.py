@@ -189,15 +189,6 @@ def test_a_loss_that_is_compared_nowhere_is_an_error_that_names_what_is(conform:
     assert conform("--loss", "gspo", **found).exit_code == 0  # of one of the two frameworks
 
 
-def test_a_source_that_nothing_reads_is_an_error(tmp_path: Path) -> None:
-    def error(*words: str) -> str:
-        return str(RUN.invoke(app, ["conform", *words]).exception)
-
-    assert error("--source", "no/where") == "--source: the folder 'no/where' does not exist; correct it"
-    said = "--source: it is for PRIME-RL, which is not compared here; remove it"
-    assert error("trl", "verl", "--source", str(tmp_path)) == said
-
-
 def test_what_a_framework_prints_is_not_on_stdout(
     conform: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

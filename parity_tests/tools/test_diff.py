@@ -4,22 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
-from composer_plugins.errors import ConfigError
-
-RUN = CliRunner()
-
-
-def output(*words: str, columns: int = 80) -> str:
-    done = RUN.invoke(app, ["diff", *words], catch_exceptions=False, env={"COLUMNS": str(columns)})
-    assert done.exit_code == 0, done.output
-    return done.stdout
+from parity_tests.rigs.commands import output
 
 
 def compared(*words: str) -> list[dict[str, Any]]:
-    return json.loads(output(*words, "--json"))  # type: ignore[no-any-return]
+    return json.loads(output("diff", *words, "--json"))
 
 
 def test_two_dialects_differ_in_their_parameters_and_numbers() -> None:
@@ -39,18 +29,18 @@ def test_only_the_numbers_that_differ_are_listed() -> None:
     assert [*one["differences"]] == ["clip_high", "denominator"]
     assert one["differences"]["denominator"] == {"dapo": "token-mean", "grpo@trl": "seq-mean-token-mean"}
     assert [(row["of"], row["at"]) for row in one["numbers"]] == [("loss", "rollout 0 token 2")]
-    lines = output("dapo", "grpo@trl").splitlines()
+    lines = output("diff", "dapo", "grpo@trl").splitlines()
     assert lines[-1].split() == ["rollout", "0", "token", "2", "-1.28", "-1.2"]
 
 
 def test_equal_numbers_of_different_denominators_are_said_to_be_equal() -> None:
-    assert output("grpo@oat", "grpo@areal").rstrip().endswith("on the worked example are equal.")
+    assert output("diff", "grpo@oat", "grpo@areal").rstrip().endswith("on the worked example are equal.")
 
 
 def test_a_parameter_that_one_lacks_is_not_none() -> None:
     (one,) = compared("cispo", "dapo")
     assert one["differences"]["dual_clip"] == {"dapo": None}
-    row = next(line for line in output("cispo", "dapo").splitlines() if "dual_clip" in line)
+    row = next(line for line in output("diff", "cispo", "dapo").splitlines() if "dual_clip" in line)
     assert row.split() == ["dual_clip", "not", "there", "None"]
     assert one["differences"]["gradient"]["dapo"] == "the derivative of the value"
 
@@ -65,13 +55,13 @@ def test_inputs_that_differ_are_listed() -> None:
 def test_it_says_so_where_nothing_differs(pair: tuple[str, ...]) -> None:
     (one,) = compared(*pair)
     assert one["differences"] == {} and one["numbers"] == []
-    assert "Nothing differs: they take the same" in output(*pair)
+    assert "Nothing differs: they take the same" in output("diff", *pair, columns=80)
 
 
 def test_an_example_value_of_a_required_parameter_is_named() -> None:
     (one,) = compared("seq-mean-token-sum-norm", "seq-mean-token-sum-norm@verl")
     assert one["examples"] == {"seq-mean-token-sum-norm": {"max_length": 4}}
-    page = " ".join(output("seq-mean-token-sum-norm", "seq-mean-token-sum-norm@verl").split())
+    page = " ".join(output("diff", "seq-mean-token-sum-norm", "seq-mean-token-sum-norm@verl").split())
     assert "The numbers of seq-mean-token-sum-norm are with max_length=4: it has no default" in page
 
 
@@ -79,28 +69,3 @@ def test_names_of_two_kinds_are_compared_in_each() -> None:
     assert [one["kind"] for one in compared("grpo", "dr_grpo")] == ["policy", "advantage"]
     assert [one["kind"] for one in compared("grpo", "ppo")] == ["policy"]
     assert [one["kind"] for one in compared("grpo", "rloo", "--kind", "advantage")] == ["advantage"]
-
-
-@pytest.mark.parametrize("columns", (60, 80, 120))
-def test_nothing_is_cut_and_no_line_is_too_long(columns: int) -> None:
-    for pair in (("grpo", "ipo"), ("seq-mean-token-sum-norm@verl<0.7.1", "token-mean"), ("dpo", "kto")):
-        wide, narrow = output(*pair, columns=400), output(*pair, columns=columns)
-        assert all(len(line) <= columns and line == line.rstrip() for line in narrow.splitlines())
-        assert {*wide.split()} <= {*narrow.split()}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("cispo", "dpo"),
-            "SECOND: 'dpo' is a preference loss, and 'cispo' is a policy loss; name two of one kind",
-        ),
-        (("grpo", "dpo"), "SECOND: 'dpo' is a preference loss, and 'grpo' is a policy loss and an advantage"),
-        (("cipso", "dpo"), "FIRST: unknown loss 'cipso'; did you mean 'cispo'?"),
-        (("dpo", "dpoo"), "SECOND: unknown loss 'dpoo'; did you mean 'dpo'?"),
-    ],
-)
-def test_two_kinds_and_unknown_names_are_errors(words: tuple[str, str], message: str) -> None:
-    raised = RUN.invoke(app, ["diff", *words]).exception
-    assert isinstance(raised, ConfigError) and str(raised).startswith(message)

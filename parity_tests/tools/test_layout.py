@@ -1,11 +1,15 @@
 """Lines that fit a terminal: where a text breaks, and what stands below what."""
 
+from collections import Counter
 from collections.abc import Iterable
 from io import StringIO
 
+import pytest
 from rich.console import Console, RenderableType
 
 from composer_plugins.cli.layout import Column, entries, prose, records, show, tables, wrapped
+from composer_plugins.losses.registry import losses
+from parity_tests.rigs.commands import output
 
 
 def printed(parts: Iterable[RenderableType], width: int) -> list[str]:
@@ -102,3 +106,37 @@ def test_paragraphs_are_filled_anew_and_formulas_and_lists_are_kept() -> None:
         "- three",
         "Source: a paper, and more.",
     ]
+
+
+def numbers(words: list[str]) -> Counter[str]:
+    """The words that are numbers, without the brackets and commas around them."""
+    bare = [word.strip("[](),;:") for word in words]
+    return Counter(word for word in bare if word.replace(".", "").lstrip("-").isdigit())
+
+
+DIFFERENT = [("grpo", "ipo"), ("seq-mean-token-sum-norm@verl<0.7.1", "token-mean"), ("dpo", "kto")]
+PAGES = {
+    "list": ["list"],
+    **{f"explain-{loss.kind}-{loss.name}": ["explain", loss.name, "--kind", loss.kind] for loss in losses()},
+    **{f"diff-{one}-{other}": ["diff", one, other] for one, other in DIFFERENT},
+}
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120))
+@pytest.mark.parametrize("words", PAGES.values(), ids=PAGES)
+def test_a_page_of_any_width_has_every_word_and_every_number_whole(words: list[str], columns: int) -> None:
+    wide, narrow = output(*words, columns=500).split(), output(*words, columns=columns)
+    lines, shown = narrow.splitlines(), narrow.split()
+    assert len(lines) > 5 and "…" not in narrow
+    assert [line for line in lines if len(line) > columns or line != line.rstrip()] == []
+    if words[0] == "explain":
+        tables = lines[lines.index("on the worked example") + 1 :]
+        assert all(line.startswith("  ") for line in tables if line)  # a row that is too long goes on at 0
+    if words[0] == "list" and columns < 110:
+        wide = [word for word in wide if word not in {"name", "what", "is"}]  # headings of a wide table
+    assert not numbers(wide) - numbers(shown)
+    broken = {word for word in wide if word not in shown and set(word) != {"─"}}
+    longest = columns // {"list": 5, "explain": 3, "diff": 1}[words[0]]
+    in_columns = words[0] == "list" and columns > 60  # the parts of a word stand in several rows
+    text = "".join(shown)
+    assert all(len(word) > longest and (in_columns or word in text) for word in broken), broken

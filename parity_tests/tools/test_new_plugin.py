@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
 from composer_plugins.cli.new_plugin import taken_by
 from composer_plugins.errors import ConfigError
 from parity_tests.rigs import installed
+from parity_tests.rigs.commands import invoke
 
 
 def make(*args: str) -> Any:
-    return CliRunner().invoke(app, ["new-plugin", *args])
+    return invoke("new-plugin", *args)
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -80,14 +79,8 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    [
-        "file/new",
-        "file",
-        "none/..",
-        "dangling",
-        "/dev/null/new",
-        *(f"{one}{'a' * 300}" for one in ("", "empty/", "none/")),
-    ],
+    ["file/new", "file", "none/..", "dangling", "/dev/null/new"]
+    + [f"{one}{'a' * 300}" for one in ("", "empty/", "none/")],
 )
 def test_what_cannot_be_made_is_an_error_and_leaves_nothing(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from composer_plugins import plotting
-from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels.types import PairLoss, TokenLoss
 from composer_plugins.losses.registry import losses
@@ -21,6 +19,8 @@ from composer_plugins.losses.row import Loss
 from composer_plugins.plotting.bends import bends
 from composer_plugins.plotting.data import Panel, Picture, Series, heights
 from composer_plugins.plotting.terminal import render
+from parity_tests.cases.faults import BOTH, named, not_masked, of_groups
+from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.every import row_id
 
 LOSSES = losses()
@@ -56,12 +56,6 @@ def only(panel: Panel) -> Series:
 
 def is_level(series: Series) -> bool:
     return max(series.y) - min(series.y) <= 1e-9
-
-
-def error(*words: str) -> str:
-    raised = CliRunner().invoke(app, ["plot", *words]).exception
-    assert isinstance(raised, ConfigError), raised
-    return str(raised)
 
 
 # Every loss
@@ -242,25 +236,7 @@ def test_notes_say_what_the_example_assumes() -> None:
 
 def test_a_name_of_two_kinds_takes_the_kind_of_the_others() -> None:
     assert drawn("grpo", "cispo").title == "grpo, cispo: policy losses"
-    assert error("grpo") == "plot: 'grpo' is of several kinds; set --kind advantage or policy"
     assert drawn("grpo", kind="advantage").panels[0].categories
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["cispo", "dpo"], "'cispo' is a policy loss, 'dpo' is a preference loss: their axes differ"),
-        (["dpo", "kto"], "'dpo' takes pairs, 'kto' takes responses, desirable or not"),
-        (["opd", "cispo", "ref_kl", "ppo"], "plot: opd compares with a teacher, and cispo takes advantages;"),
-        (["cispoo"], "unknown loss 'cispoo'; did you mean 'cispo'?"),
-        (["cispo@trll"], "unknown dialect 'cispo@trll'; did you mean 'cispo@trl'?"),
-        (["cispo", "--kind", "polcy"], "unknown kind 'polcy'; did you mean 'policy'?"),
-        (["cispo", "--dark"], "--dark: it has no effect in the terminal"),
-        (["parity_tests.package.test_plotting:not_a_kernel"], "check parity_tests.package.test_plotting"),
-    ],
-)
-def test_what_cannot_be_drawn_is_an_error(words: list[str], problem: str) -> None:
-    assert problem in error(*words)
 
 
 def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
@@ -270,54 +246,24 @@ def test_a_picture_in_text_has_no_more_lines_than_letters() -> None:
         render(Picture((Panel("", "", "", tuple(lines)),), 1), 80)
 
 
-def not_a_kernel(logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function that fails."""
-    raise ZeroDivisionError("on purpose")
+# Functions of a user, by their import path. For the letters see cases/faults.py.
+
+not_a_kernel = not_masked(lambda p, q, a, m: 1 / 0)
+huge = not_masked(lambda p, q, a, m: -1e30 * (p - q).exp() * a)
+too_large = not_masked(lambda p, q, a, m: -1e307 * (p - q).exp() * a)
+half_nan = not_masked(lambda p, q, a, m: -a * (1.5 - (p - q).exp()).log())  # NaN above a ratio of 1.5
+level = named(BOTH, lambda c, r: PairLoss(1e30 * (r - c), {}))
+infinite = named(BOTH, lambda c, r: PairLoss((r - c) * math.inf, {}))
+large_advantages = of_groups(lambda r, ids: 1e30 * (r - r.mean()))  # nine characters: -4.58e+29
+no_advantages = of_groups(lambda r, ids: r / (0 * r))
+with_entropies = named("logprobs advantages mask entropies", lambda p, a, m, e: TokenLoss(-a * p - e, {}))
+with_group_ids = named("logprobs advantages mask group_ids", lambda p, a, m, ids: TokenLoss(-a * p * ids, {}))
+with_scores = named("chosen rejected scores", lambda c, r, scores: PairLoss(r - c - scores, {}))
 
 
 def weighed(logprobs: Any, advantages: Any, mask: Any, *, weight: float) -> Any:
     """A function with a parameter that has no default."""
     return TokenLoss(-weight * advantages * logprobs, {})
-
-
-def scaled(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, *, scale: float = 1.0) -> Any:
-    """A function of the ratio, which a scale makes as large or as small as a test wants it."""
-    return TokenLoss(-scale * (logprobs - old_logprobs).exp() * advantages, {})
-
-
-def huge(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function whose axes need large numbers."""
-    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e30)
-
-
-def level(chosen: Any, rejected: Any) -> Any:
-    """A function with a large gradient that is constant."""
-    return PairLoss(1e30 * (rejected - chosen), {})
-
-
-def too_large(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function whose axes would overflow."""
-    return scaled(logprobs, old_logprobs, advantages, mask, scale=1e307)
-
-
-def half_nan(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any) -> Any:
-    """A function that is not defined above a ratio of 1.5."""
-    return TokenLoss(-advantages * (1.5 - (logprobs - old_logprobs).exp()).log(), {})
-
-
-def infinite(chosen: Any, rejected: Any) -> Any:
-    """A function that is infinite everywhere but at a margin of 0."""
-    return PairLoss((rejected - chosen) * float("inf"), {})
-
-
-def large_advantages(rewards: Any, group_ids: Any) -> Any:
-    """Advantages of nine characters: -4.58e+29."""
-    return 1e30 * (rewards - rewards.mean())
-
-
-def no_advantages(rewards: Any, group_ids: Any) -> Any:
-    """Advantages that divide by 0."""
-    return rewards / (0 * rewards)
 
 
 @pytest.mark.parametrize("function", ["huge", "level", "large_advantages"])
@@ -330,6 +276,7 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
+        ("not_a_kernel", "a kernel fails on the example: ZeroDivisionError: division by zero; run "),
         (
             "half_nan",
             "'loss of the token' is nan where 'ratio π / π_old' is 1.50551 "
@@ -340,23 +287,8 @@ def test_a_loss_of_large_values_is_drawn(function: str) -> None:
         ("no_advantages", "'advantage' is inf where 'reward of each rollout of the prompt' is 1 (panel 'one"),
     ],
 )
-def test_a_loss_that_is_not_finite_is_an_error_that_says_where(function: str, problem: str) -> None:
-    assert f"plot: {__name__}:{function}: {problem}" in error(f"{__name__}:{function}")
-
-
-def with_entropies(logprobs: Any, advantages: Any, mask: Any, entropies: Any) -> Any:
-    """A loss with a bonus for a higher entropy."""
-    return TokenLoss(-advantages * logprobs - entropies, {})
-
-
-def with_group_ids(logprobs: Any, advantages: Any, mask: Any, group_ids: Any) -> Any:
-    """A loss that takes an input which one token does not have."""
-    return TokenLoss(-advantages * logprobs * group_ids, {})
-
-
-def with_scores(chosen: Any, rejected: Any, scores: Any) -> Any:
-    """A loss of pairs and of single responses."""
-    return PairLoss(rejected - chosen - scores, {})
+def test_a_loss_that_fails_or_is_not_finite_is_an_error_that_says_where(function: str, problem: str) -> None:
+    assert f"plot: {__name__}:{function}: {problem}" in error("plot", f"{__name__}:{function}")
 
 
 def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
@@ -381,7 +313,7 @@ def test_a_loss_of_entropies_is_drawn_with_those_of_the_example() -> None:
 )
 def test_an_input_that_the_picture_does_not_have_is_named(function: str, problem: str) -> None:
     name = f"{__name__}:{function}"
-    assert problem.format(name) in error(name)
+    assert problem.format(name) in error("plot", name)
 
 
 def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
@@ -392,16 +324,16 @@ def test_a_function_of_a_user_is_drawn_over_a_loss_of_the_catalogue() -> None:
 
 
 def test_without_an_option_the_picture_is_drawn_in_the_terminal() -> None:
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["plot", "cispo"], catch_exceptions=False)
+    done = invoke("plot", "cispo", columns=80)
     assert done.exit_code == 0 and "a stays at 1.2" in done.output and "⠒" in done.output
-    assert done.output == CliRunner(env={"COLUMNS": "80"}).invoke(app, ["plot", "cispo", "--text"]).output
+    assert done.output == output("plot", "cispo", "--text", columns=80)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "composer_plugins.plotting.drawing", raising=False)
     monkeypatch.delattr(plotting, "drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    message = error("cispo", "--out", "cispo.png")
+    message = error("plot", "cispo", "--out", "cispo.png")
     assert (
         message.startswith("plot: it needs matplotlib") and "pip install 'composer-plugins[plot]'" in message
     )
@@ -470,16 +402,18 @@ def test_an_svg_is_the_same_every_time(matplotlib: Any, tmp_path: Path) -> None:
 
 def test_the_suffix_says_the_format(matplotlib: Any, tmp_path: Path) -> None:
     png = tmp_path / "a.png"
-    assert CliRunner().invoke(app, ["plot", "k3", "--out", str(png)]).output == f"wrote {png}\n"
+    assert output("plot", "k3", "--out", str(png)) == f"wrote {png}\n"
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "end it in .png or .svg" in error("k3", "--out", str(tmp_path / "a.pdf"))
-    assert "does not exist" in error("k3", "--out", str(tmp_path / "no" / "a.png"))
+    assert "end it in .png or .svg" in error("plot", "k3", "--out", str(tmp_path / "a.pdf"))
+    assert "does not exist" in error("plot", "k3", "--out", str(tmp_path / "no" / "a.png"))
     (folder := tmp_path / "folder.png").mkdir()
-    assert error("k3", "--out", str(folder)) == (
+    assert error("plot", "k3", "--out", str(folder)) == (
         f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
     )
 
 
 def test_show_without_a_window_is_an_error(matplotlib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("matplotlib.pyplot.get_backend", lambda: "agg")
-    assert error("k3", "--show").startswith("--show: matplotlib has no window here: its backend is agg")
+    assert error("plot", "k3", "--show").startswith(
+        "--show: matplotlib has no window here: its backend is agg"
+    )
