@@ -194,7 +194,7 @@ def trl_versions(session: nox.Session) -> None:
         session.run(python, "-m", "pytest", *tests, report, *once, *args, env=env)
     if write:
         reports = [f"{folder / one}.xml" for one in known]
-        session.run(python, "-m", "docs.generator.trl_versions", *reports)
+        session.run(python, "-m", "docs.generator.trl_support", *reports)
 
 
 @nox.session

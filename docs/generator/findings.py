@@ -1,12 +1,7 @@
-"""docs/findings.md: what `check --as` finds on the losses of verl, TRL and PRIME-RL themselves.
-
-`python -m docs.generator.findings verl` writes the section of a framework that is installed: verl, trl,
-or prime-rl (with PRIME_RL_SOURCE, a checkout). A test of each adapter compares the page with a new run.
-"""
+"""docs/findings.md: what `check --as` finds on the losses of verl, TRL and PRIME-RL themselves."""
 
 import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.testing.conventions import check_as, find_convention
 from composer_plugins.testing.report import Report
-from docs.generator.tables import ROOT
-from parity_tests.rigs.prime_rl_doubles import Pack
+from docs.generator.markdown import table
 
-PAGE = ROOT / "docs/findings.md"
 MASKED, CUT = (
     "masked_nan_and_infinities_have_no_influence",
     "micro_batches_and_ranks_leave_the_gradient_alone",
@@ -301,16 +295,15 @@ def trainer_lines() -> list[str]:
         "where masked, more padding, a gradient at every unmasked token, advantages of the other sign, and "
         "each option of the loss moved.",
         "",
-        "| `loss_type` | checks that hold | that do not |",
-        "|---|---|---|",
     ]
+    rows = []
     for loss_type in LOSS_TYPES:
         report = check_trainer(
             lambda loss_type=loss_type, **given: tiny_trainer(**{"loss_type": loss_type, **given})
         )
         broken = ", ".join(f"`{one.check}`" for one in report.having("failed")) or "none"
-        lines.append(f"| {loss_type} | {len(report.having('passed'))} | {broken} |")
-    return lines
+        rows.append((loss_type, len(report.having("passed")), broken))
+    return [*lines, table(("`loss_type`", "checks that hold", "that do not"), rows)]
 
 
 def prime_rl_lines() -> list[str]:
@@ -382,45 +375,26 @@ def section(framework: str) -> str:
     missing, stale = unexplained(upstream, reports)
     assert not missing, f"found, and not in the table: {sorted(missing)}"
     assert not stale, f"in the table, and not found: {sorted(stale)}"
-    lines = [f"## {upstream.title()}", "", "| loss | what was found | numbers | line |", "|---|---|---|---|"]
-    for finding in upstream.findings:
-        first = reports[finding.losses[0]]
-        places = ", ".join(line.found() for line in finding.lines)
-        lines.append(
-            f"| {', '.join(finding.losses)} | {finding.sentence} | {numbers(first, finding.law)} | {places} |"
+    rows = [
+        (
+            ", ".join(finding.losses),
+            finding.sentence,
+            numbers(reports[finding.losses[0]], finding.law),
+            ", ".join(line.found() for line in finding.lines),
         )
-    lines += ["", "| loss | laws that hold | that do not | not applicable |", "|---|---|---|---|"]
-    for loss, report in reports.items():
-        if len(report.outcomes) > 1:
-            counts = [len(report.having(status)) for status in ("passed", "failed", "not applicable")]  # type: ignore[arg-type]
-            lines.append(f"| {loss} | {' | '.join(map(str, counts))} |")
-    return "\n".join([*lines, *more])
+        for finding in upstream.findings
+    ]
+    counts = [
+        (loss, *(len(report.having(status)) for status in ("passed", "failed", "not applicable")))  # type: ignore[arg-type]
+        for loss, report in reports.items()
+        if len(report.outcomes) > 1
+    ]
+    found = table(("loss", "what was found", "numbers", "line"), rows)
+    laws = table(("loss", "laws that hold", "that do not", "not applicable"), counts)
+    return "\n".join([f"## {upstream.title()}", "", found, laws.rstrip(), *more])
 
 
 def numbers(report: Report, law: str) -> str:
     """The first line of what a law found, without the name of the loss."""
     (outcome,) = [one for one in report.having("failed") if one.check == law]
-    line = outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]
-    return line.replace("|", "\\|")
-
-
-def markers(framework: str) -> tuple[str, str]:
-    """The lines around a section."""
-    return (
-        f"<!-- {framework}: python -m docs.generator.findings {framework} -->",
-        f"<!-- end {framework} -->",
-    )
-
-
-def page(framework: str) -> str:
-    """docs/findings.md with the section of a framework as it is today."""
-    text = PAGE.read_text()
-    start, end = markers(framework)
-    before, found, rest = text.partition(start)
-    assert found, f"the page has no line {start}"
-    return f"{before}{start}\n{section(framework)}\n{end}{rest.split(end)[1]}"
-
-
-if __name__ == "__main__":
-    for one in sys.argv[1:]:
-        PAGE.write_text(page(one))
+    return outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]

@@ -1,19 +1,18 @@
 """docs/mistakes.md: mistakes that users make, what the doctor says of each, what the trainer says, and when.
 
-`python -m docs.generator.mistakes_page` writes the tables from what the tests have recorded
-(`parity_tests/cases/said`): ten mistakes of each framework, and all of them in a part that unfolds.
+Its tables are made of what the tests have recorded in `parity_tests/cases/said`.
 """
 
 import json
 import re
 
-from docs.generator.tables import ROOT, filled
+from docs.generator.markdown import table
+from docs.generator.written import ROOT
 
-PAGE = ROOT / "docs" / "mistakes.md"
 SAID = ROOT / "parity_tests" / "cases" / "said"
 # An underscore at the edge of a word: Markdown would set the word in italics.
 EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-HEAD = ["| mistake | written as | the doctor | the trainer | when |", "|---|---|---|---|---|"]
+HEAD = ("mistake", "written as", "the doctor", "the trainer", "when")
 FEATURED = {
     "trl": (
         "a misspelt option",
@@ -54,33 +53,25 @@ FEATURED = {
 }
 
 
-def table(framework: str, names: tuple[str, ...] = ()) -> str:
-    """The mistakes of a framework with these names, or all of them."""
-    rows = json.loads((SAID / f"{framework}.json").read_text())
-    by_name = {row["name"]: row for row in rows}
-    return "\n".join([*HEAD, *(line(**by_name[name]) for name in names or by_name)])
-
-
-def line(name: str, change: str, doctor: str, trainer: str, when: str, why: str) -> str:
-    """A mistake as a row in Markdown."""
-    second = "the same" if trainer == doctor else trainer or why
-    said = (EMPHASIS.sub(r"\\_", cell) for cell in (doctor or "nothing", second))
-    cells = name, f"`{change}`", *said, when or "never"
-    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+def ten_of(framework: str) -> str:
+    """The featured mistakes of a framework."""
+    by_name = {row["name"]: row for row in _recorded(framework)}
+    return table(HEAD, [_cells(**by_name[name]) for name in FEATURED[framework]])
 
 
 def all_of(framework: str) -> str:
     """Every mistake of a framework, in a part of the page that unfolds."""
-    number = len(json.loads((SAID / f"{framework}.json").read_text()))
-    summary = f"<summary>All {number} mistakes that a test makes</summary>"
-    return f'<details markdown="1">{summary}\n\n{table(framework)}\n\n</details>'
+    rows = [_cells(**row) for row in _recorded(framework)]
+    summary = f"<summary>All {len(rows)} mistakes that a test makes</summary>"
+    return f'<details markdown="1">{summary}\n\n{table(HEAD, rows)}\n</details>'
 
 
-def page() -> str:
-    """The text of the page, with its tables made anew."""
-    tables = {f"ten of {name}": lambda name=name: table(name, FEATURED[name]) for name in FEATURED}
-    return filled(PAGE, tables | {f"all of {name}": lambda name=name: all_of(name) for name in FEATURED})
+def _recorded(framework: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((SAID / f"{framework}.json").read_text())
+    return found
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page())
+def _cells(name: str, change: str, doctor: str, trainer: str, when: str, why: str) -> tuple[str, ...]:
+    second = "the same" if trainer == doctor else trainer or why
+    said = (EMPHASIS.sub(r"\\_", cell) for cell in (doctor or "nothing", second))
+    return name, f"`{change}`", *said, when or "never"
