@@ -84,16 +84,14 @@ OF_VERL = (
         CUT,
         ("geo_mean",),
         "The loss is the mean over the rows of the micro-batch. verl adds up the micro-batches, so the "
-        "gradient "
-        "grows with their number. `loss_agg_mode` and the counts of the whole batch are not read.",
+        "gradient grows with their number. `loss_agg_mode` and the counts of the whole batch are not read.",
         (Line(CORE, f"{PREFIX}geo_mean", "torch.mean(pg_losses)"),),
     ),
     Finding(
         CUT,
         ("clip_cov", "kl_cov"),
-        "Tokens are chosen by their covariance, which is taken from the means of the micro-batch. "
-        "Another cut "
-        "chooses other tokens.",
+        "Tokens are chosen by their covariance, which is taken from the means of the micro-batch. Another "
+        "cut chooses other tokens.",
         (
             Line(CORE, f"{PREFIX}clip_cov", "verl_F.masked_mean(advantages"),
             Line(CORE, f"{PREFIX}kl_cov", "all_valid_adv.mean()"),
@@ -116,8 +114,7 @@ OF_VERL = (
         FAR,
         ("clip_cov", "kl_cov", "geo_mean"),
         "The log ratio is not clamped before exp, as it is in `vanilla`. In float32 a token whose old "
-        "policy is "
-        "90 nats lower gives infinity or NaN (`geo_mean`: 10,000 nats).",
+        "policy is 90 nats lower gives infinity or NaN (`geo_mean`: 10,000 nats).",
         (
             Line(CORE, f"{PREFIX}clip_cov", UNCLAMPED),
             Line(CORE, f"{PREFIX}kl_cov", UNCLAMPED),
@@ -127,8 +124,8 @@ OF_VERL = (
     Finding(
         MASKED,
         ("gspo", "geo_mean"),
-        "The log ratios are multiplied with the mask. NaN or an infinity at a masked token makes the "
-        "loss NaN.",
+        "The log ratios are multiplied with the mask. NaN or an infinity at a masked token makes the loss "
+        "NaN.",
         (
             Line(CORE, f"{PREFIX}gspo", "negative_approx_kl * response_mask"),
             Line(CORE, f"{PREFIX}geo_mean", "negative_approx_kl_min * response_mask"),
@@ -138,9 +135,8 @@ OF_VERL = (
         MASKED,
         ("sapo",),
         "The three modes `seq-mean-*` multiply the loss with the mask, and this loss always uses one of "
-        "them. "
-        "NaN or an infinity at a masked token makes the loss NaN. The same happens to every loss that uses "
-        "one of these modes.",
+        "them. NaN or an infinity at a masked token makes the loss NaN. The same happens to every loss that "
+        "uses one of these modes.",
         (
             Line(CORE, "agg_loss", "torch.sum(loss_mat * loss_mask, dim=-1)  # token-sum"),
             Line(CORE, "agg_loss", "torch.sum(loss_mat * loss_mask, dim=-1) / "),
@@ -156,9 +152,8 @@ OF_VERL = (
     Finding(
         NO_GRADIENT,
         ("vanilla", "gspo", "sapo", "bypass_mode"),
-        "torch.clamp has the gradient 0 at NaN. NaN in `old_log_prob` gives a loss of NaN, and a "
-        "gradient of 0 "
-        "at that token. (`bypass_mode` calls `vanilla`.)",
+        "torch.clamp has the gradient 0 at NaN. NaN in `old_log_prob` gives a loss of NaN, and a gradient "
+        "of 0 at that token. (`bypass_mode` calls `vanilla`.)",
         (
             Line(CORE, f"{PREFIX}vanilla", CLAMPED),
             Line(CORE, f"{PREFIX}gspo", "torch.clamp(log_seq_importance_ratio"),
@@ -190,8 +185,7 @@ OF_VERL = (
         CUT,
         ("vanilla, seq-mean-token-sum-norm, loss_scale_factor null",),
         "With `loss_scale_factor` null, which is the default, `seq-mean-token-sum-norm` divides by the "
-        "width of "
-        "the micro-batch's padding. With a number, the gradient does not depend on the cut.",
+        "width of the micro-batch's padding. With a number, the gradient does not depend on the cut.",
         (Line(CORE, "agg_loss", "horizon = loss_mask.shape[-1]"),),
     ),
 )
@@ -209,8 +203,7 @@ OF_TRL = (
         FAR,
         ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"),
         "The log ratio is not clamped before exp. In float32 a token whose old policy is 90 nats lower, "
-        "with a "
-        "negative advantage, gives an infinite loss (`sapo`: a gradient of NaN).",
+        "with a negative advantage, gives an infinite loss (`sapo`: a gradient of NaN).",
         (Line(GRPO, COMPUTE, "coef_1 = torch.exp(log_importance_weights)"),),
     ),
     Finding(
@@ -252,8 +245,7 @@ OF_PRIME_RL = (
         FAR,
         ("default", "ipo"),
         "The log ratio is not clamped before exp, and its result is multiplied with the trust region's "
-        "mask. In "
-        "float32 a token whose rollout policy is 90 nats lower gives NaN.",
+        "mask. In float32 a token whose rollout policy is 90 nats lower gives NaN.",
         (
             Line(
                 LOSS,
@@ -289,11 +281,9 @@ def trainer_lines() -> list[str]:
     lines = [
         "",
         "`composer-plugins check --trainer module:make_trainer` on TRL's own GRPOTrainer with a random "
-        "Qwen3 of one "
-        "layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation batch, other "
-        "tokens "
-        "where masked, more padding, a gradient at every unmasked token, advantages of the other sign, and "
-        "each option of the loss moved.",
+        "Qwen3 of one layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation "
+        "batch, other tokens where masked, more padding, a gradient at every unmasked token, advantages of "
+        "the other sign, and each option of the loss moved.",
         "",
     ]
     rows = []
