@@ -13,6 +13,7 @@ SAID = ROOT / "parity_tests" / "cases" / "said"
 # An underscore at the edge of a word: Markdown would set the word in italics.
 EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 HEAD = ("mistake", "written as", "the doctor", "the trainer", "when")
+TITLES = {"trl": "TRL", "verl": "verl", "prime_rl": "PRIME-RL"}
 FEATURED = {
     "trl": (
         "a misspelt option",
@@ -60,10 +61,14 @@ def ten_of(framework: str) -> str:
 
 
 def all_of(framework: str) -> str:
-    """Every mistake of a framework, in a part of the page that unfolds."""
+    """Every mistake of a framework, in a part of the page that unfolds.
+
+    The search of the site leads to the heading in it, and the theme then unfolds it.
+    """
     rows = [_cells(**row) for row in _recorded(framework)]
     summary = f"<summary>All {len(rows)} mistakes that a test makes</summary>"
-    return f'<details markdown="1">{summary}\n\n{table(HEAD, rows)}\n</details>'
+    heading = f"### All mistakes: {TITLES[framework]}"
+    return f'<details markdown="1">{summary}\n\n{heading}\n\n{table(HEAD, rows)}\n</details>'
 
 
 def _recorded(framework: str) -> list[dict[str, str]]:
