@@ -61,7 +61,8 @@ bench: .nox/.venv/installed
 pages: $(INSTALLS)
 	@for name in kernels trl verl; do \
 	    echo "$$name:"; \
-	    VERL_WHEELS=.nox/verl/wheels .nox/$$name/bin/python -W ignore -m docs.generator || exit 1; \
+	    VERL_WHEELS=.nox/verl/wheels .nox/$$name/bin/python -m docs.generator 2> .nox/pages.log \
+	        || { cat .nox/pages.log >&2; exit 1; }; \
 	done
 	@.nox/kernels/bin/python -m docs.generator --rest
 
