@@ -8,7 +8,7 @@ GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes $(GROUPS) $(RECIPES) test-docs lint bench docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes $(GROUPS) $(RECIPES) test-docs lint bench pages docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -56,6 +56,15 @@ lint: .nox/.venv/installed
 
 bench: .nox/.venv/installed
 	@$(NOX) -s bench
+
+# What programs write into the pages of docs/: each environment writes the tables that it can make.
+pages: $(INSTALLS)
+	@for name in kernels trl verl; do \
+	    echo "$$name:"; \
+	    VERL_WHEELS=.nox/verl/wheels .nox/$$name/bin/python -m docs.generator 2> .nox/pages.log \
+	        || { cat .nox/pages.log >&2; exit 1; }; \
+	done
+	@.nox/kernels/bin/python -m docs.generator --rest
 
 # The site, in site/: open site/index.html. Its tests need Chromium (apt-get install chromium).
 docs: .nox/.venv/installed

@@ -137,6 +137,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Run mypy: strict for the package and the kernels, less so where a framework's types are used."""
     install(session, "mypy", "types-PyYAML", "hypothesis", "-e", ".")
+    session.run("python", "-c", "from composer_plugins.flat_kernels import write_stub; write_stub()")
     session.run("python", "-m", "mypy", *session.posargs)
 
 
@@ -194,7 +195,7 @@ def trl_versions(session: nox.Session) -> None:
         session.run(python, "-m", "pytest", *tests, report, *once, *args, env=env)
     if write:
         reports = [f"{folder / one}.xml" for one in known]
-        session.run(python, "-m", "docs.generator.trl_versions", *reports)
+        session.run(python, "-m", "docs.generator.trl_support", *reports)
 
 
 @nox.session

@@ -2,12 +2,13 @@
 
 The folder `kernels/` has no `__init__.py`, because a package of that name would hide Hugging Face's. So
 `composer_plugins/__init__.py` gives the module these two functions. `kernels/__init__.pyi`, which Python
-does not read, has the names for editors and type checkers.
+does not read and which `setup.py` makes, has the names for editors and type checkers.
 """
 
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 KERNELS = "composer_plugins.kernels"
@@ -59,8 +60,7 @@ def names() -> list[str]:
 
 def stub() -> str:
     """The text of `kernels/__init__.pyi`."""
-    command = "from composer_plugins.flat_kernels import stub; print(stub(), end='')"
-    lines = [f'# python -c "{command}" > kernels/__init__.pyi', "# ruff: noqa: I001", ""]
+    lines = ["# composer_plugins/flat_kernels.py writes this file.", ""]
     for name, path in sorted(paths().items(), key=lambda pair: (pair[1].partition(":")[0], pair[0])):
         module, _, function = path.partition(":")
         alias = f" as {name}" if name != function else ""
@@ -68,3 +68,8 @@ def stub() -> str:
     listed = "".join(f"    {name!r},\n" for name in sorted(paths())).replace("'", '"')
     lines += ["", f"__all__ = [\n{listed}]"]
     return "\n".join([*lines, ""])
+
+
+def write_stub() -> None:
+    """Write `kernels/__init__.pyi`."""
+    (Path(__file__).parent / "kernels" / "__init__.pyi").write_text(stub())

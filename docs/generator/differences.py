@@ -2,14 +2,14 @@
 
 import re
 from functools import cache
-from pathlib import Path
 
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import Loss
 from docs.generator.markdown import table
+from docs.generator.written import ROOT
 
 FILE = "parity_tests/divergences.md"
-TEXT = (Path(__file__).resolve().parents[2] / FILE).read_text()
+TEXT = (ROOT / FILE).read_text()
 
 
 def section(loss: Loss, up: str) -> str:

@@ -1,12 +1,7 @@
-"""docs/findings.md: what `check --as` finds on the losses of verl, TRL and PRIME-RL themselves.
-
-`python -m docs.generator.findings verl` writes the section of a framework that is installed: verl, trl,
-or prime-rl (with PRIME_RL_SOURCE, a checkout). A test of each adapter compares the page with a new run.
-"""
+"""docs/findings.md: what `check --as` finds on the losses of verl, TRL and PRIME-RL themselves."""
 
 import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.testing.conventions import check_as, find_convention
 from composer_plugins.testing.report import Report
-from docs.generator.tables import ROOT
-from parity_tests.rigs.prime_rl_doubles import Pack
+from docs.generator.markdown import table
 
-PAGE = ROOT / "docs/findings.md"
 MASKED, CUT = (
     "masked_nan_and_infinities_have_no_influence",
     "micro_batches_and_ranks_leave_the_gradient_alone",
@@ -90,16 +84,14 @@ OF_VERL = (
         CUT,
         ("geo_mean",),
         "The loss is the mean over the rows of the micro-batch. verl adds up the micro-batches, so the "
-        "gradient "
-        "grows with their number. `loss_agg_mode` and the counts of the whole batch are not read.",
+        "gradient grows with their number. `loss_agg_mode` and the counts of the whole batch are not read.",
         (Line(CORE, f"{PREFIX}geo_mean", "torch.mean(pg_losses)"),),
     ),
     Finding(
         CUT,
         ("clip_cov", "kl_cov"),
-        "Tokens are chosen by their covariance, which is taken from the means of the micro-batch. "
-        "Another cut "
-        "chooses other tokens.",
+        "Tokens are chosen by their covariance, which is taken from the means of the micro-batch. Another "
+        "cut chooses other tokens.",
         (
             Line(CORE, f"{PREFIX}clip_cov", "verl_F.masked_mean(advantages"),
             Line(CORE, f"{PREFIX}kl_cov", "all_valid_adv.mean()"),
@@ -122,8 +114,7 @@ OF_VERL = (
         FAR,
         ("clip_cov", "kl_cov", "geo_mean"),
         "The log ratio is not clamped before exp, as it is in `vanilla`. In float32 a token whose old "
-        "policy is "
-        "90 nats lower gives infinity or NaN (`geo_mean`: 10,000 nats).",
+        "policy is 90 nats lower gives infinity or NaN (`geo_mean`: 10,000 nats).",
         (
             Line(CORE, f"{PREFIX}clip_cov", UNCLAMPED),
             Line(CORE, f"{PREFIX}kl_cov", UNCLAMPED),
@@ -133,8 +124,8 @@ OF_VERL = (
     Finding(
         MASKED,
         ("gspo", "geo_mean"),
-        "The log ratios are multiplied with the mask. NaN or an infinity at a masked token makes the "
-        "loss NaN.",
+        "The log ratios are multiplied with the mask. NaN or an infinity at a masked token makes the loss "
+        "NaN.",
         (
             Line(CORE, f"{PREFIX}gspo", "negative_approx_kl * response_mask"),
             Line(CORE, f"{PREFIX}geo_mean", "negative_approx_kl_min * response_mask"),
@@ -144,9 +135,8 @@ OF_VERL = (
         MASKED,
         ("sapo",),
         "The three modes `seq-mean-*` multiply the loss with the mask, and this loss always uses one of "
-        "them. "
-        "NaN or an infinity at a masked token makes the loss NaN. The same happens to every loss that uses "
-        "one of these modes.",
+        "them. NaN or an infinity at a masked token makes the loss NaN. The same happens to every loss that "
+        "uses one of these modes.",
         (
             Line(CORE, "agg_loss", "torch.sum(loss_mat * loss_mask, dim=-1)  # token-sum"),
             Line(CORE, "agg_loss", "torch.sum(loss_mat * loss_mask, dim=-1) / "),
@@ -162,9 +152,8 @@ OF_VERL = (
     Finding(
         NO_GRADIENT,
         ("vanilla", "gspo", "sapo", "bypass_mode"),
-        "torch.clamp has the gradient 0 at NaN. NaN in `old_log_prob` gives a loss of NaN, and a "
-        "gradient of 0 "
-        "at that token. (`bypass_mode` calls `vanilla`.)",
+        "torch.clamp has the gradient 0 at NaN. NaN in `old_log_prob` gives a loss of NaN, and a gradient "
+        "of 0 at that token. (`bypass_mode` calls `vanilla`.)",
         (
             Line(CORE, f"{PREFIX}vanilla", CLAMPED),
             Line(CORE, f"{PREFIX}gspo", "torch.clamp(log_seq_importance_ratio"),
@@ -196,8 +185,7 @@ OF_VERL = (
         CUT,
         ("vanilla, seq-mean-token-sum-norm, loss_scale_factor null",),
         "With `loss_scale_factor` null, which is the default, `seq-mean-token-sum-norm` divides by the "
-        "width of "
-        "the micro-batch's padding. With a number, the gradient does not depend on the cut.",
+        "width of the micro-batch's padding. With a number, the gradient does not depend on the cut.",
         (Line(CORE, "agg_loss", "horizon = loss_mask.shape[-1]"),),
     ),
 )
@@ -215,8 +203,7 @@ OF_TRL = (
         FAR,
         ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"),
         "The log ratio is not clamped before exp. In float32 a token whose old policy is 90 nats lower, "
-        "with a "
-        "negative advantage, gives an infinite loss (`sapo`: a gradient of NaN).",
+        "with a negative advantage, gives an infinite loss (`sapo`: a gradient of NaN).",
         (Line(GRPO, COMPUTE, "coef_1 = torch.exp(log_importance_weights)"),),
     ),
     Finding(
@@ -258,8 +245,7 @@ OF_PRIME_RL = (
         FAR,
         ("default", "ipo"),
         "The log ratio is not clamped before exp, and its result is multiplied with the trust region's "
-        "mask. In "
-        "float32 a token whose rollout policy is 90 nats lower gives NaN.",
+        "mask. In float32 a token whose rollout policy is 90 nats lower gives NaN.",
         (
             Line(
                 LOSS,
@@ -295,22 +281,19 @@ def trainer_lines() -> list[str]:
     lines = [
         "",
         "`composer-plugins check --trainer module:make_trainer` on TRL's own GRPOTrainer with a random "
-        "Qwen3 of one "
-        "layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation batch, other "
-        "tokens "
-        "where masked, more padding, a gradient at every unmasked token, advantages of the other sign, and "
-        "each option of the loss moved.",
+        "Qwen3 of one layer: the same rows as 1, 2 and 4 micro-batches and as 2 steps of one generation "
+        "batch, other tokens where masked, more padding, a gradient at every unmasked token, advantages of "
+        "the other sign, and each option of the loss moved.",
         "",
-        "| `loss_type` | checks that hold | that do not |",
-        "|---|---|---|",
     ]
+    rows = []
     for loss_type in LOSS_TYPES:
         report = check_trainer(
             lambda loss_type=loss_type, **given: tiny_trainer(**{"loss_type": loss_type, **given})
         )
         broken = ", ".join(f"`{one.check}`" for one in report.having("failed")) or "none"
-        lines.append(f"| {loss_type} | {len(report.having('passed'))} | {broken} |")
-    return lines
+        rows.append((loss_type, len(report.having("passed")), broken))
+    return [*lines, table(("`loss_type`", "checks that hold", "that do not"), rows)]
 
 
 def prime_rl_lines() -> list[str]:
@@ -382,45 +365,26 @@ def section(framework: str) -> str:
     missing, stale = unexplained(upstream, reports)
     assert not missing, f"found, and not in the table: {sorted(missing)}"
     assert not stale, f"in the table, and not found: {sorted(stale)}"
-    lines = [f"## {upstream.title()}", "", "| loss | what was found | numbers | line |", "|---|---|---|---|"]
-    for finding in upstream.findings:
-        first = reports[finding.losses[0]]
-        places = ", ".join(line.found() for line in finding.lines)
-        lines.append(
-            f"| {', '.join(finding.losses)} | {finding.sentence} | {numbers(first, finding.law)} | {places} |"
+    rows = [
+        (
+            ", ".join(finding.losses),
+            finding.sentence,
+            numbers(reports[finding.losses[0]], finding.law),
+            ", ".join(line.found() for line in finding.lines),
         )
-    lines += ["", "| loss | laws that hold | that do not | not applicable |", "|---|---|---|---|"]
-    for loss, report in reports.items():
-        if len(report.outcomes) > 1:
-            counts = [len(report.having(status)) for status in ("passed", "failed", "not applicable")]  # type: ignore[arg-type]
-            lines.append(f"| {loss} | {' | '.join(map(str, counts))} |")
-    return "\n".join([*lines, *more])
+        for finding in upstream.findings
+    ]
+    counts = [
+        (loss, *(len(report.having(status)) for status in ("passed", "failed", "not applicable")))  # type: ignore[arg-type]
+        for loss, report in reports.items()
+        if len(report.outcomes) > 1
+    ]
+    found = table(("loss", "what was found", "numbers", "line"), rows)
+    laws = table(("loss", "laws that hold", "that do not", "not applicable"), counts)
+    return "\n".join([f"## {upstream.title()}", "", found, laws.rstrip(), *more])
 
 
 def numbers(report: Report, law: str) -> str:
     """The first line of what a law found, without the name of the loss."""
     (outcome,) = [one for one in report.having("failed") if one.check == law]
-    line = outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]
-    return line.replace("|", "\\|")
-
-
-def markers(framework: str) -> tuple[str, str]:
-    """The lines around a section."""
-    return (
-        f"<!-- {framework}: python -m docs.generator.findings {framework} -->",
-        f"<!-- end {framework} -->",
-    )
-
-
-def page(framework: str) -> str:
-    """docs/findings.md with the section of a framework as it is today."""
-    text = PAGE.read_text()
-    start, end = markers(framework)
-    before, found, rest = text.partition(start)
-    assert found, f"the page has no line {start}"
-    return f"{before}{start}\n{section(framework)}\n{end}{rest.split(end)[1]}"
-
-
-if __name__ == "__main__":
-    for one in sys.argv[1:]:
-        PAGE.write_text(page(one))
+    return outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]

@@ -1,12 +1,11 @@
 """The hook of mkdocs.yml: gather the pages of the site, and make those of the catalogue."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from docs.generator import laws, losses, names, pages, plots
+from docs.generator.written import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 TEXT = re.compile(r">[^<]+<")  # between two tags
 LONG = re.compile(r"[^\s<>]{15,}")

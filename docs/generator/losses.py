@@ -5,14 +5,14 @@ from pathlib import Path
 
 from composer_plugins.cli.explaining import AVERAGES
 from composer_plugins.frameworks.registry import called, running
+from composer_plugins.frameworks.trl import LOSS_OPTIONS
 from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import GRADIENTS, KINDS, Dialect, Loss
 from docs.generator import differences, examples, formulas, plots, usage
 from docs.generator.markdown import paper, plain, proof, table
+from docs.generator.written import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-TRL_OPTIONS = ROOT / "docs/trl_options.md"
 UP = "../../"  # from a page of a loss to the repository
 INTRODUCTION = """# The losses
 
@@ -132,9 +132,8 @@ def names_of_trl(loss: Loss) -> str:
     text = "Set a parameter by the name in the first column. The last column is for reading other code."
     if loss.kind != "policy" or "TRL" not in runs_in(loss):
         return text
-    rows = [line.strip("| ").split(" | ") for line in TRL_OPTIONS.read_text().splitlines()]
-    names = [r[0] for r in rows if len(r) == 3 and f"`{loss.name}`" in r[1] and r[2].startswith("sets ")]
-    taken = ", ".join(dict.fromkeys(names)) or "none"
+    names = [name for name, option in LOSS_OPTIONS.items() for one in option.sets if loss.name in one.losses]
+    taken = ", ".join(f"`{name}`" for name in dict.fromkeys(names)) or "none"
     link = f"[Options of TRL]({UP}docs/trl_options.md#options-of-trl)"
     return f"{text} Options of TRL that set a parameter of this loss: {taken} ({link})."
 

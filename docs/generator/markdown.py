@@ -3,10 +3,10 @@
 import html
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
+
+from docs.generator.written import ROOT
 
 ESCAPES = {ord(mark): f"\\{mark}" for mark in "*_[]"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def cell(text: object) -> str:

@@ -1,15 +1,12 @@
-"""The tables of docs/memory.md: memory of a GPU by channel, from the formulas that stand on that page.
-
-`python -m docs.generator.memory` writes them into the page.
-"""
+"""The tables of docs/memory.md: memory of a GPU by channel, from the formulas that stand on that page."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from composer_plugins.kernels.linear.tiles import GPU_TILE
-from docs.generator.tables import ROOT, filled
-from docs.generator.trl_options import table
+from docs.generator.markdown import table
+from docs.generator.written import ROOT
 
 PAGE, MEASURED = ROOT / "docs" / "memory.md", ROOT / "docs" / "trl.md"
 GIB = 2**30
@@ -216,8 +213,12 @@ def measured(row: str) -> float:
     return float(found[1])
 
 
-def sizes(model: Model) -> str:
-    """GiB on one GPU by channel, for each engine: everything trained / LoRA."""
+def sizes() -> str:
+    """GiB on one GPU by channel, for each model and engine: everything trained / LoRA."""
+    return "\n".join(map(_sizes, MODELS))
+
+
+def _sizes(model: Model) -> str:
     heads = [f"{one.name}, {one.gpus} GPUs" if one.is_sharded else one.name for one in ENGINES]
     body = []
     for name, amount in LINES.items():
@@ -228,7 +229,7 @@ def sizes(model: Model) -> str:
         body.append((name, *cells))
     most = [" / ".join(str(most_rows(model, engine, lora)) for lora in (False, True)) for engine in ENGINES]
     body.append(("the largest B whose three channels fit into 80 GiB", *most))
-    return table((f"{model.name}: GiB", *heads), *body)
+    return table((f"{model.name}: GiB", *heads), body)
 
 
 def configs() -> str:
@@ -252,7 +253,7 @@ def configs() -> str:
         )
         for one in MODELS
     ]
-    return table(head, *body)
+    return table(head, body)
 
 
 def engines() -> str:
@@ -262,24 +263,8 @@ def engines() -> str:
     for one in {engine.name: engine for engine in ENGINES}.values():
         numbers = (one.weight, one.gradient, ADAM + one.master, one.stream, one.swapped)
         body.append((one.name, *map(str, numbers)))
-    return table(head, *body)
+    return table(head, body)
 
 
 def _number(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 10 or amount == 0 else f"{amount:.1f}"
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "configs": configs,
-    "engines": engines,
-    "sizes": lambda: "\n\n".join(map(sizes, MODELS)),
-}
-
-
-def page() -> str:
-    """The text of docs/memory.md with its tables made anew."""
-    return filled(PAGE, TABLES)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -1,8 +1,6 @@
 """One drawn batch through each framework's real loss path, with the configs that `migrate` reads and writes.
 
-    python -m docs.generator.migrated [--json]
-
-prints the table of docs/migrate.md. It needs verl and, on PYTHONPATH, TRL: `nox -s verl` makes both.
+It prints the table of docs/migrate.md, or with --json the rows too. It needs verl and, on PYTHONPATH, TRL.
 PRIME-RL's own losses are compared by adapters/prime_rl_plugin/test_live.py, which needs a checkout of it.
 """
 
@@ -11,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +21,13 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from composer_plugins.adapters import prime_rl_plugin
+from composer_plugins.adapters.prime_rl_plugin.convention import PRIME_RL
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
-from composer_plugins.conformance.prime_rl_claims.packs import packed
+from composer_plugins.calling_convention import Counts
 from composer_plugins.conformance.trl_claims import upstream
 from composer_plugins.conformance.trl_claims.grpo_options import Options
 from composer_plugins.frameworks.registry import running
@@ -38,8 +38,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss
 from composer_plugins.objective.objective import NORM, Objective, of_choice
 from composer_plugins.objective.resolve import migrate, resolve, surface
-from parity_tests.rigs.prime_rl_doubles import GENERATIONS, scale
-from parity_tests.rigs.prime_rl_doubles import compute_loss as called_by_prime_rl
+from docs.generator.markdown import table as as_table
 
 LENGTHS = (7, 3, 5, 1, 6, 4)  # tokens of each completion
 WIDTH = max(LENGTHS)
@@ -169,26 +168,13 @@ def gradient_of_verl(table: Mapping[str, Any], batch: Batch) -> Tensor:
 
 
 def gradient_of_prime_rl(table: Mapping[str, Any], batch: Batch) -> Tensor:
-    """The gradient that the double of PRIME-RL's `compute_loss` gives with this file."""
+    """The gradient that this file gives, with the function called as PRIME-RL calls it."""
     loss = dict(table["trainer"]["loss"])
+    function = partial(getattr(prime_rl_plugin, loss["import_path"].rpartition(".")[2]), **loss["kwargs"])
     logprobs = batch.logprobs.clone().requires_grad_()
-    samples = [
-        {
-            "trainer_logprobs": logprobs[i, :n],
-            "inference_logprobs": batch.rollout[i, :n],
-            "advantages": batch.advantages[i, :n],
-            "loss_mask": batch.mask[i, :n],
-        }
-        for i, n in enumerate(LENGTHS)
-    ]
-    pack = packed(samples)
-    function = getattr(prime_rl_plugin, loss["import_path"].rpartition(".")[2])
-
-    def with_options(inputs: Any) -> Any:
-        return function(inputs, **loss["kwargs"])
-
-    generation = GENERATIONS["v0.8.0"]
-    value, _ = called_by_prime_rl(generation, pack, with_options, scale(generation, [pack]))
+    streams = (logprobs, batch.rollout, batch.advantages, batch.mask)
+    counts = Counts(sum(LENGTHS), len(LENGTHS), parts=1, ranks=1, width=WIDTH)
+    value = PRIME_RL.call(function, dict(zip(PRIME_RL.needs, streams, strict=True)), counts, {}).loss
     return torch.autograd.grad(value, logprobs)[0]
 
 
@@ -320,22 +306,18 @@ def rows() -> Iterator[Row]:
 PAIRS = [(source, target) for source in FRAMEWORKS for target in FRAMEWORKS if source != target]
 
 
-def table(found: list[Row]) -> Iterator[str]:
-    """The rows as Markdown: a line for each loss, a column for each pair of frameworks."""
+def shown(found: list[Row]) -> str:
+    """The rows as a table: a line for each loss, a column for each pair of frameworks."""
     by_case: dict[str, dict[tuple[str, str], str]] = {}
     for one in found:
         gap = "" if one.gradient is None else f"{one.gradient:.1e}"
         names = dict.fromkeys(difference.partition(":")[0] for difference in one.differences)
         by_case.setdefault(one.case, {})[one.source, one.target] = "; ".join(filter(None, (gap, *names)))
-    yield f"| loss | {' | '.join(f'{source} to {target}' for source, target in PAIRS)} |"
-    yield "|---" * (len(PAIRS) + 1) + "|"
-    for case, cells in by_case.items():
-        yield f"| {case} | {' | '.join(cells.get(pair, '') for pair in PAIRS)} |"
+    head = ("loss", *(f"{source} to {target}" for source, target in PAIRS))
+    return as_table(head, ((case, *(cells.get(p, "") for p in PAIRS)) for case, cells in by_case.items()))
 
 
 if __name__ == "__main__":
     every = list(rows())
-    if "--json" in sys.argv:
-        print(json.dumps({"rows": [one._asdict() for one in every], "table": list(table(every))}))
-    else:
-        print("\n".join(table(every)))
+    found = {"rows": [one._asdict() for one in every], "table": shown(every)}
+    print(json.dumps(found) if "--json" in sys.argv else found["table"])

@@ -14,8 +14,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 
 from docs.generator import formulas
+from docs.generator.written import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # `README.md` of the repository is not a page: `docs/generator/home.md` is the first page of the site.
 PAGES = (
     "docs/*.md",

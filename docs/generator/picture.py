@@ -1,16 +1,14 @@
-"""The picture of docs/denominators.md: `python -m docs.generator.picture` writes docs/denominators.svg.
+"""The picture of docs/denominators.md.
 
 The weights are gradients of `aggregate`, so the picture shows what the code does.
 """
 
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
-FILE = Path(__file__).resolve().parents[1] / "denominators.svg"
 LENGTHS, LONGEST = (2, 6), 8
 MODES: tuple[Mode, ...] = (
     "token-mean",
@@ -65,7 +63,3 @@ def _cell(x: int, y: int, weight: Fraction) -> str:
     ink = "#ffffff" if share > 0.6 else "#1a1c23"
     middle = x + (CELL - 4) // 2
     return f'{fill}<text x="{middle}" y="{y + 17}" text-anchor="middle" fill="{ink}">{weight}</text>'
-
-
-if __name__ == "__main__":
-    FILE.write_text(draw())

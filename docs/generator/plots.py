@@ -7,8 +7,9 @@ from pathlib import Path
 from composer_plugins.losses.registry import registry
 from composer_plugins.losses.row import Loss
 from composer_plugins.plotting import drawing, picture
+from docs.generator.written import ROOT
 
-KEPT = Path(__file__).resolve().parents[2] / "build" / "plots"
+KEPT = ROOT / "build" / "plots"
 CODE = Path(drawing.__file__).read_bytes()
 SCHEMES = {"light": False, "dark": True}
 

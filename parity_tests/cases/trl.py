@@ -12,9 +12,9 @@ from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.errors import ComposerError
 from composer_plugins.objective.resolve import examine
-from docs.generator.trl_composition import Bypassing, mixed
 from parity_tests.adapters.trl_mixin.test_bad_input import GOOD
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
+from parity_tests.cases.trl_trainers import Bypassing, mixed
 from parity_tests.rigs import tiny
 
 CONFIG, TRAINER, STEP = "making the config", "making the trainer", "the first step"

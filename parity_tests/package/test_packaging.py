@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_plugins import flat_kernels
 from parity_tests.rigs.installed import built
 from parity_tests.rigs.paths import ROOT
 
@@ -15,9 +16,15 @@ FOLDERS = ("kernels", "adapters", "recipes")
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Paths inside a wheel built from this checkout by way of its sdist, as a release is."""
-    return set(zipfile.ZipFile(built(tmp_path_factory.mktemp("dist"))).namelist())
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built from this checkout by way of its sdist, as a release is."""
+    return zipfile.ZipFile(built(tmp_path_factory.mktemp("dist")))
+
+
+@pytest.fixture
+def wheel_names(wheel: zipfile.ZipFile) -> set[str]:
+    """Paths inside the wheel."""
+    return set(wheel.namelist())
 
 
 def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
@@ -27,7 +34,7 @@ def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
 
 @pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
 def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> None:
-    suffixes = {".py", ".pyi", ".toml", ".yaml", ".md"}
+    suffixes = {".py", ".toml", ".yaml", ".md"}
     sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
     expected = {f"composer_plugins/{name}" for name in inside}
@@ -38,6 +45,10 @@ def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> 
 def test_wheel_carries_the_licence_and_the_typing_marker(wheel_names: set[str]) -> None:
     assert "composer_plugins/py.typed" in wheel_names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
+
+
+def test_the_build_writes_the_names_of_all_kernels_for_type_checkers(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read("composer_plugins/kernels/__init__.pyi").decode() == flat_kernels.stub()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

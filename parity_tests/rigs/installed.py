@@ -28,7 +28,7 @@ def built(folder: Path) -> Path:
 
     From a copy: setuptools writes into the folder that it builds, and other tests build at the same time.
     """
-    skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+    skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.pyi")
     source = shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=skipped)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
     build = subprocess.run(command, cwd=folder, capture_output=True, text=True)

@@ -20,7 +20,6 @@ from composer_plugins.frameworks.contract import NamedLoss, Option, parameters_o
 from composer_plugins.frameworks.prime_rl import GENERATIONS, HEAD, LOSSES, PRIME_RL, TESTED
 from composer_plugins.frameworks.registry import called
 from composer_plugins.testing.assertions import assert_parity
-from docs.generator import prime_rl_options
 from parity_tests.rigs.prime_rl_formulas import Sequence, ipo_newest
 
 natives = pytest.mark.parametrize(
@@ -296,11 +295,6 @@ def test_score_centering_is_refused_where_prime_rl_passes_no_mask() -> None:
     (found,) = findings(parsed, TESTED)
     assert found.severity == "error" and found.key == "trainer.loss.kwargs.policy"
     assert not [*findings(parsed, HEAD)]
-
-
-def test_the_docs_have_the_table() -> None:
-    page = prime_rl_options.PAGE.read_text()
-    assert prime_rl_options.written(page) == page
 
 
 def test_an_integer_beyond_all_floats_is_a_wrong_value_and_no_crash() -> None:

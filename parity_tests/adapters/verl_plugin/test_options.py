@@ -34,9 +34,9 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import MODES, OPTIONS, ULYSSES
 from composer_plugins.testing.assertions import assert_parity
-from docs.generator.verl_options import PAGE, fields, page, read
 from parity_tests.rigs.verl_drawn import largest_term
 from parity_tests.rigs.verl_facts import assert_rows_equal, global_batches, policy_batches, rollouts
+from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_wheels import folder
 
 INSTALLED = Path(next(iter(find_spec("verl").submodule_search_locations)))  # type: ignore[union-attr, arg-type]
@@ -101,10 +101,6 @@ def test_a_config_of_verls_defaults_gives_no_option() -> None:
     assert given_options("policy", actor()) == {} == given_options("advantage", OmegaConf.create({}))
     set_to_null = actor(clip_ratio_low=None, clip_ratio_high=0.3, clip_ratio=0.1)
     assert given_options("policy", set_to_null) == {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3}
-
-
-def test_the_page_has_the_table_of_today() -> None:
-    assert PAGE.read_text() == page(), "run python -m docs.generator.verl_options"
 
 
 def composer(config: ActorConfig, **node: Any) -> ActorConfig:

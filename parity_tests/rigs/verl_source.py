@@ -1,18 +1,9 @@
-"""The options that verl's own losses and advantages read, found in its source; and docs/verl.md's table.
-
-`python -m docs.generator.verl_options` writes the table into docs/verl.md. It does not need verl.
-"""
+"""The options that verl's own losses and advantages read, found in its source."""
 
 import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-
-from composer_plugins.frameworks.contract import Option
-from composer_plugins.frameworks.verl import OPTIONS, VERL
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import of_kind
-from docs.generator.tables import ROOT
 
 # Where verl's losses and advantages read its config: a file, and its functions; (): all of them.
 SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -36,8 +27,6 @@ PLACES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 CORRECTION = "policy_loss.rollout_correction"
 HOLDERS = ("config", "algorithm", "actor", "kl_ctrl", "pf_ppo", "policy_loss")  # what an option is read from
-OPEN, CLOSE = "<!-- options of verl: python -m docs.generator.verl_options -->", "<!-- end -->"
-PAGE = ROOT / "docs/verl.md"
 
 
 @cache
@@ -90,50 +79,3 @@ def _names(file: Path, functions: tuple[str, ...]) -> Iterator[str]:
                         continue
                 if any(word in ast.unparse(holder) for word in HOLDERS):
                     yield name
-
-
-def table() -> str:
-    """Return the options that act through a loss of ours as a Markdown table."""
-    lines = ["| option of verl: its default | what it sets |", "|---|---|"]
-    rows: dict[tuple[str, str], list[str]] = {}  # options of one meaning share a row
-    for option in (one for one in OPTIONS if not one.effect):
-        key = f"`{VERL.key(option).removeprefix('actor_rollout_ref.')}`"
-        rows.setdefault((meaning(option), "" if option.sets else option.kind), []).append(
-            f"{key}: {_shown(option.default)}"
-        )
-    lines += [f"| {', '.join(keys)} | {text} |" for (text, _), keys in rows.items()]
-    return "\n".join(lines)
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
-
-
-def meaning(option: Option) -> str:
-    """Return in words what one option does with our losses."""
-    if option.without_effect:
-        return f"warning: {option.without_effect}; {option.instead}"
-    parts, values = [], dict[object, object]()
-    running = [one for one in of_kind(losses(), option.kind).values() if VERL.runs(one)]
-    for one in option.sets:
-        if named := [loss.name for loss in running if one.is_of(loss)]:
-            parts.append(f"{', '.join(f'`{name}`' for name in one.parameters)} of {', '.join(named)}")
-            values |= one.conversion.values
-    if not parts:
-        return f"error: {option.instead}"
-    text = "; ".join(parts)
-    if values:
-        text += " (" + ", ".join(f"{_shown(a)} is {b!r}" for a, b in values.items()) + ")"
-    if option.fulfilled_by:
-        text += f". Already so in {', '.join(option.fulfilled_by)}"
-    return f"{text}. Null: the value of `{option.fallback}`" if option.fallback else text
-
-
-def page() -> str:
-    """Return docs/verl.md with the table of today."""
-    before, _, rest = PAGE.read_text().partition(OPEN)
-    return f"{before}{OPEN}\n{table()}\n{CLOSE}{rest.partition(CLOSE)[2]}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -1,11 +1,6 @@
-"""Which trainer classes work with which channels: a table of docs/trl_support.md, and its tests' cases.
-
-`python -m docs.generator.trl_composition` writes the table into that page. "works" stands for a
-gradient that test_composition.py compares; a reason is the text of the error.
-"""
+"""Trainer classes behind the mixin, and the channels that do not work with each (docs/trl_support.md)."""
 
 import importlib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +13,6 @@ from trl.experimental.gmpo import GMPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerLossMixin
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.trl import NOT_GRPO
-from docs.generator.tables import ROOT, filled
-from docs.generator.trl_options import table
 from parity_tests.rigs import tiny
 
 CHANNELS: dict[str, dict[str, Any]] = {
@@ -151,40 +143,3 @@ def refusal(row: Row, channel: str) -> ConfigError:
     error = error_of(row.trainer, CHANNELS[channel])
     assert error is not None
     return error
-
-
-def matrix() -> str:
-    """The table: works, or refused because."""
-    body = []
-    for row in ROWS:
-        cells = [
-            f"refused: {refusal(row, channel).problem}" if channel in row.refused else "works"
-            for channel in CHANNELS
-        ]
-        body.append((row.title, *cells))
-    return table(("trainer", *CHANNELS), *body)
-
-
-def refusals() -> Iterator[tuple[str, str, str]]:
-    """The other trainers of TRL that are refused for one reason, the reason and the remedy."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for name in sorted(other_trainers()):
-        by_reason.setdefault(NOT_GRPO[name], []).append(f"`{name}`")
-    for (reason, remedy), names in by_reason.items():
-        yield ", ".join(names), reason, remedy
-
-
-PAGE = ROOT / "docs" / "trl_support.md"
-TABLES = {
-    "composition": matrix,
-    "other trainers": lambda: table(("trainers of TRL", "why no channel works", "what to do"), *refusals()),
-}
-
-
-def page() -> str:
-    """The text of docs/trl_support.md with its tables made anew."""
-    return filled(PAGE, TABLES)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

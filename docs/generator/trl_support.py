@@ -1,20 +1,16 @@
-"""A table of docs/trl_support.md: what the tests found on each version of TRL.
+"""The tables of docs/trl_support.md: versions of TRL, its trainer classes, and the channels.
 
-`nox -s trl_versions -- --write` runs them and writes the table.
-
-Its arguments are reports of pytest, <version>.xml. A row is made of a report alone.
+`nox -s trl_versions -- --write` writes the table of versions. "works" in the table of trainers stands for a
+gradient that a test compares, and a reason is the text of the error.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from docs.generator.tables import ROOT, filled
-from docs.generator.trl_options import table
-
-PAGE = ROOT / "docs" / "trl_support.md"
-NAME = "versions"  # of the table
+from composer_plugins.frameworks.trl import NOT_GRPO
+from docs.generator.markdown import table
+from docs.generator.written import part
 
 # What a column claims, and the tests that prove it, by the beginning of their names.
 CLAIMS = {
@@ -30,7 +26,7 @@ CLAIMS = {
 }
 
 
-def row(report: Path) -> tuple[str, ...]:
+def _row(report: Path) -> tuple[str, ...]:
     """The version and, for each claim, "yes", and the reason for what was skipped."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [
@@ -50,16 +46,33 @@ def _cell(cases: list[ElementTree.Element], names: tuple[str, ...]) -> str:
     return "; ".join(["yes", *(f"not tested: {reason}" for reason in reasons)])
 
 
-def versions_table(reports: list[Path]) -> str:
-    """The table of the page."""
-    return table(("TRL", *CLAIMS), *map(row, reports))
+def versions(*reports: str) -> str:
+    """What the tests found on each version of TRL. A report of pytest is called <version>.xml."""
+    return table(("TRL", *CLAIMS), [_row(Path(one)) for one in reports])
 
 
-def versions() -> list[str]:
-    """The versions in the table of the page."""
-    rows = PAGE.read_text().partition(f"<!-- table: {NAME} -->")[2].partition("<!-- end")[0].splitlines()[3:]
-    return [one.split("|")[1].strip() for one in rows]
+def composition() -> str:
+    """Which trainer classes work with which channels."""
+    from parity_tests.cases.trl_trainers import CHANNELS, ROWS, refusal
+
+    body = []
+    for row in ROWS:
+        cells = [
+            f"refused: {refusal(row, channel).problem}" if channel in row.refused else "works"
+            for channel in CHANNELS
+        ]
+        body.append((row.title, *cells))
+    return table(("trainer", *CHANNELS), body)
+
+
+def other_trainers() -> str:
+    """The other trainers of TRL, by the reason for which they are refused, with the remedy."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for name, reason in sorted(NOT_GRPO.items()):
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    body = [(", ".join(names), *reason) for reason, names in by_reason.items()]
+    return table(("trainers of TRL", "why no channel works", "what to do"), body)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE, {NAME: partial(versions_table, list(map(Path, sys.argv[1:])))}))
+    part("docs/trl_support.md", "versions")._replace(given=tuple(sys.argv[1:])).write()

@@ -1,0 +1,119 @@
+"""What a program writes into the pages: each part, the function that makes it, and what the function needs.
+
+`make pages` writes all of them, and `python -m docs.generator` those that this environment can make.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+END = "<!-- end of table -->"
+# A cell that is an error after rounding: it differs between machines.
+ROUNDED = re.compile(r"(?<=\| )(?:0|\d\.\de[-+]\d\d)(?=[ ;])")
+
+TRL, VERL, BOTH = "TRL", "verl", "verl, and TRL in a folder of VERL_WHEELS"
+CHECKOUT = "a checkout of PRIME-RL: PRIME_RL_SOURCE=DIR .nox/prime_rl/bin/python -m docs.generator"
+VERSIONS = "every version of TRL: nox -s trl_versions -- --write"
+IS_HERE: dict[str, Callable[[], bool]] = {
+    "": lambda: True,
+    TRL: lambda: find_spec("trl") is not None,
+    VERL: lambda: find_spec("verl") is not None,
+    BOTH: lambda: find_spec("verl") is not None and wheel_of_trl().is_dir(),
+    CHECKOUT: lambda: bool(os.environ.get("PRIME_RL_SOURCE")),
+    VERSIONS: lambda: False,
+}
+NOT_BY_MAKE = (CHECKOUT, VERSIONS)  # what no environment of `make pages` has
+
+
+class Part(NamedTuple):
+    """A table of a page, between two marks that name it, or a whole file."""
+
+    page: str
+    table: str  # "": the whole file
+    make: str  # "module:function" of this folder, called with `given`
+    given: tuple[str, ...] = ()
+    needs: str = ""
+    is_rounded: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.page}, {self.table}" if self.table else self.page
+
+    def made(self) -> str:
+        """What belongs on the page."""
+        module, _, function = self.make.partition(":")
+        text: str = getattr(import_module(f"docs.generator.{module}"), function)(*self.given)
+        return text.rstrip() + "\n"
+
+    def check(self, made: str = "") -> None:
+        """Raise AssertionError unless the page has what is made now."""
+        page = (ROOT / self.page).read_text()
+        assert self._same(page, self._filled(page, made)), f"{self} is out of date: run `make pages`"
+
+    def write(self) -> bool:
+        """Write the part, and return whether anything but the last digits of an error has changed."""
+        page = (ROOT / self.page).read_text()
+        filled = self._filled(page)
+        if changed := not self._same(page, filled):
+            (ROOT / self.page).write_text(filled)
+        return changed
+
+    def _filled(self, page: str, made: str = "") -> str:
+        made = made or self.made()
+        if not self.table:
+            return made
+        start = f"<!-- table: {self.table} -->\n"
+        before, found, rest = page.partition(start)
+        _, end, after = rest.partition(END)
+        assert found and end, f"{self.page} has no lines {start.strip()} and {END}"
+        return f"{before}{start}{made}{END}{after}"
+
+    def _same(self, page: str, filled: str) -> bool:
+        texts = (ROUNDED.sub("N", text) if self.is_rounded else text for text in (page, filled))
+        return len({*texts}) == 1
+
+
+in_memory = partial(Part, "docs/memory.md")
+in_trl_options = partial(Part, "docs/trl_options.md")
+in_trl_support = partial(Part, "docs/trl_support.md")
+FRAMEWORKS = (("trl", TRL), ("verl", VERL), ("prime-rl", CHECKOUT))
+
+PARTS = (
+    Part("docs/denominators.svg", "", "picture:draw"),
+    *(in_memory(name, f"memory:{name}") for name in ("configs", "engines", "sizes")),
+    *(
+        Part("docs/mistakes.md", f"{number} of {name}", f"mistakes:{number}_of", (name,))
+        for name in ("trl", "verl", "prime_rl")
+        for number in ("ten", "all")
+    ),
+    Part("docs/prime_rl.md", "options", "options:of_prime_rl"),
+    Part("docs/verl.md", "options", "options:of_verl"),
+    in_trl_options("options", "options:ours_in_trl", needs=TRL),
+    in_trl_options("options of TRL", "options:of_trl"),
+    *(
+        in_trl_options(f"{kind} {what}", f"options:{what}_of", (kind,))
+        for kind in ("policy", "divergence", "preference")
+        for what in ("losses", "parameters")
+    ),
+    in_trl_support("versions", "trl_support:versions", needs=VERSIONS),
+    in_trl_support("composition", "trl_support:composition", needs=TRL),
+    in_trl_support("other trainers", "trl_support:other_trainers"),
+    *(Part("docs/findings.md", name, "findings:section", (name,), needs) for name, needs in FRAMEWORKS),
+    *(Part("docs/parity.md", name, "printed:conform", (name,), needs, True) for name, needs in FRAMEWORKS),
+    Part("docs/migrate.md", "same gradient", "printed:migrated", (), BOTH, True),
+)
+
+
+def part(page: str, table: str) -> Part:
+    """The part of that page and name."""
+    return next(one for one in PARTS if (one.page, one.table) == (page, table))
+
+
+def wheel_of_trl() -> Path:
+    """The folder with TRL that the session verl of nox makes, for a process that has both frameworks."""
+    return Path(os.environ.get("VERL_WHEELS") or "none", "trl").resolve()
