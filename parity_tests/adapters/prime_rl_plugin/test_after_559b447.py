@@ -15,7 +15,6 @@ from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.adapters.prime_rl_plugin.test_contract import sample, trained
 from parity_tests.rigs import prime_rl_doubles
 from parity_tests.rigs.prime_rl_doubles import (
     AFTER_559B447,
@@ -24,7 +23,9 @@ from parity_tests.rigs.prime_rl_doubles import (
     WithWeights,
     compute_loss,
     per_prompt,
+    sample,
     scale,
+    trained,
 )
 
 NEWER = "ignore:prime-rl. it is newer than the newest"

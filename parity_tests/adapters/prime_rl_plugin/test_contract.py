@@ -18,13 +18,19 @@ from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
 from composer_plugins.conformance.prime_rl_claims.packs import Pack, packed
 from composer_plugins.kernels.divergences import sampled_token
-from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
 from parity_tests.rigs import prime_rl_doubles, prime_rl_users
-from parity_tests.rigs.prime_rl_doubles import GENERATIONS, Generation, compute_loss, scale
+from parity_tests.rigs.prime_rl_doubles import (
+    GENERATIONS,
+    Generation,
+    Sample,
+    compute_loss,
+    sample,
+    scale,
+    trained,
+)
 
-Sample = dict[str, Tensor]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*published with the reduction", "ignore:.*clip_high=0.5 bounds the ratio of a sequence"
 )
@@ -39,35 +45,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "import path": prime_rl_users.USERS,
 }
 configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
-
-
-def sample(seed: int, length: int, *, reference: bool = False, weights: bool = False) -> Sample:
-    """One sequence, its prompt masked out, in float64."""
-    g = torch.Generator().manual_seed(seed)
-
-    def logprobs() -> Tensor:
-        return -0.05 - 3 * torch.rand(length, generator=g, dtype=torch.float64)
-
-    policy = logprobs()
-    drawn = {
-        "trainer_logprobs": policy,
-        "inference_logprobs": (policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)).clamp(
-            max=0
-        ),
-        "advantages": torch.randn(1, generator=g, dtype=torch.float64).expand(length),
-        "loss_mask": torch.arange(length) >= length // 3,
-    }
-    if reference:
-        drawn["reference"] = logprobs()
-    if weights:
-        drawn["weights"] = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[
-            torch.randint(0, 4, (length,), generator=g)
-        ]
-    return drawn
-
-
-def trained(samples: list[Sample]) -> list[Sample]:
-    return [s | {"trainer_logprobs": s["trainer_logprobs"].clone().requires_grad_()} for s in samples]
 
 
 def step(
@@ -286,32 +263,17 @@ def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None
     assert 0 < out.metrics["composer/policy/capped_frac"] < 1
 
 
-def unmasked(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> TokenLoss:
-    """A loss that forgets the mask."""
-    return TokenLoss(-advantages * (logprobs - rollout_logprobs).exp(), {})
-
-
 def test_a_users_loss_trains_no_masked_token() -> None:
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
     inputs.trainer_logprobs.requires_grad_()
-    out = loss_fn(inputs, policy=f"{__name__}:unmasked")
+    out = loss_fn(inputs, policy=f"{prime_rl_users.__name__}:unmasked")
     (slope,) = torch.autograd.grad(out.loss, inputs.trainer_logprobs)
     assert slope[inputs.loss_mask].all() and not slope[~inputs.loss_mask].any()
 
 
-def reports_a_clip(logprobs: Tensor, advantages: Tensor, mask: Tensor, *, low: float = 0.25) -> TokenLoss:
-    """A loss with one of the two metrics of a clip, and as a number."""
-    return TokenLoss(
-        torch.where(mask, -advantages * logprobs, 0.0),
-        {"clip_frac_low": Metric(torch.full_like(logprobs, low).detach(), mask)},
-    )
-
-
 def test_a_users_metric_with_the_name_of_one_of_ours_is_logged_as_it_is() -> None:
     inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
-    logged = loss_fn(inputs, policy=f"{__name__}:reports_a_clip").metrics
+    logged = loss_fn(inputs, policy=f"{prime_rl_users.__name__}:reports_a_clip").metrics
     assert logged["composer/policy/clip_frac_low"] == 0.25 and "is_masked" not in logged
 
 
