@@ -4,7 +4,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
 from composer_plugins.conformance.prime_rl_claims import claims
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
@@ -56,22 +55,7 @@ def test_a_loss_by_import_path_runs_through_its_compute_loss(upstream: Upstream)
     assert "composer/policy/capped_frac" in metrics
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "said"),
-    [
-        ({"polcy": "dppo_tv"}, "unknown option 'polcy'; did you mean 'policy'"),
-        (
-            {"policy": f"{__name__}:unfed"},
-            "needs entropies, which prime-rl does not provide .inputs here: adv",
-        ),
-    ],
-)
-def test_an_error_of_ours_comes_through_at_the_first_call(
-    upstream: Upstream, kwargs: dict[str, str], said: str
-) -> None:
-    table = {"type": "custom", "import_path": OURS, "kwargs": kwargs}
-    with pytest.raises(ValueError, match=said):
+def test_an_error_of_ours_comes_through_at_the_first_call(upstream: Upstream) -> None:
+    table = {"type": "custom", "import_path": OURS, "kwargs": {"polcy": "dppo_tv"}}
+    with pytest.raises(ValueError, match="unknown option 'polcy'; did you mean 'policy'"):
         upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
-
-
-def unfed(logprobs: Tensor, entropies: Tensor, mask: Tensor) -> None: ...
