@@ -9,10 +9,12 @@ import pytest
 
 from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
+from composer_plugins.conformance.prime_rl_claims.upstream import Upstream, load
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
 from parity_tests.cases.prime_rl import facts
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.prime_rl_checkout import checkout
 
 
 @pytest.fixture
@@ -30,6 +32,12 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
             return list(prime_rl_doctor.examine([file], Target(python or "python", version)).findings)
 
     return found
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Upstream:
+    """PRIME-RL's own loss, from the checkout."""
+    return load(checkout())
 
 
 @pytest.fixture

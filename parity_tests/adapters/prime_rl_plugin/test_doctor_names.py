@@ -16,11 +16,11 @@ from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, misspelt
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from parity_tests.cases.prime_rl import LOSS, PLAIN, SOUND, facts
+from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 
 Find = Callable[..., list[Finding]]
 
@@ -171,17 +171,6 @@ def test_a_location_is_written_as_in_the_file() -> None:
 
 
 # --- a checkout ------------------------------------------------------------------------------------------
-
-with_checkout = pytest.mark.skipif(
-    prime_rl_live.source() is None,
-    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
-)
-
-
-def checkout() -> Path:
-    found = prime_rl_live.source()
-    assert found is not None
-    return found
 
 
 def classes() -> dict[str, dict[str, ast.AnnAssign]]:

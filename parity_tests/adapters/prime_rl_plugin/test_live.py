@@ -6,24 +6,14 @@ import torch
 from hypothesis import given, settings
 
 from composer_plugins.conformance.prime_rl_claims import claims
-from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.claims import OURS, drawn
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
+from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.claims import check
+from parity_tests.rigs.prime_rl_checkout import with_checkout
 from parity_tests.rigs.prime_rl_users import USERS, users_loss
 
-pytestmark = pytest.mark.skipif(
-    prime_rl_live.source() is None,
-    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
-)
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Upstream:
-    checkout = prime_rl_live.source()
-    assert checkout is not None
-    return prime_rl_live.load(checkout)
+pytestmark = with_checkout
 
 
 @pytest.mark.filterwarnings("ignore:.*multiplies the advantages with the hint")
