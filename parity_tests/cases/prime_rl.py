@@ -206,6 +206,14 @@ def filtered(name: str, options: str, why: str = "") -> Case:
     return edit(name, edits, why, "0.8.0", change=f"filter.kwargs.{lines}".replace("\n", "; "))
 
 
+def stamping(name: str, found: str, change: str, edits: str = "", version: str = "") -> Case:
+    """A file that asks for other stamps than those whose names are found in the environment's code."""
+    code = {"nothing": list[str](), "no code": None}.get(found, found.split())
+    why, called_with = ("unseen", "references") if "ref_kl" in found else ("", "no reference")
+    given = {"change": change, "called_with": called_with, "plugins": {"my-env": code}}
+    return edit(name, edits, why, version, **given)
+
+
 ADVANTAGE = 'hint_weight = 0.1; hint_estimator = "advantage"'
 ICEPOP = 'policy = "reinforce"; rollout_correction = "icepop"'
 
@@ -450,6 +458,17 @@ no kinds | store = "pairs.store"; kinds = [] | ended
 """
 
 
+# Names that are found in the environment's code; how a reader sees it; the edits, and the version.
+STAMPED_WITH = """
+nothing stamps a hint | nothing | no stamp_reference in the environment | replay_weight = 1 =>
+nothing stamps a pair | stamp_reference | no stamp_replay_pair in the environment | hint_weight = 0.1 =>
+nothing stamps either | nothing | no stamp in the environment
+an environment that is not installed | no code | no my-env in the interpreter
+an environment that stamps ref_kl too | ref_kl stamp_reference stamp_replay_pair | ref_kl in the environment
+an algorithm that stamps nothing | nothing | no stamp in the environment | + @FILTERS; enforce = false | 0.8.0
+an echo without a filter | nothing | type = "echo" | "grpo" => "echo" & + @FILTERS; enforce = false | 0.8.0
+"""
+
 # Where the interpreter's answers or what reaches the loss are not the usual ones.
 OTHERS = (
     plain(
@@ -476,31 +495,6 @@ OTHERS = (
         called_with="elsewhere",
     ),
     edit(
-        "nothing stamps a hint",
-        "replay_weight = 1 =>",
-        plugins=NO_STAMPS,
-        change="no stamp_reference in the environment",
-    ),
-    edit(
-        "nothing stamps a pair",
-        "hint_weight = 0.1 =>",
-        plugins=HINTS,
-        change="no stamp_replay_pair in the environment",
-    ),
-    edit("nothing stamps either", plugins=NO_STAMPS, change="no stamp in the environment"),
-    edit(
-        "an environment that is not installed",
-        plugins={"my-env": None},
-        change="no my-env in the interpreter",
-    ),
-    edit(
-        "an environment that stamps PRIME-RL's ref_kl too",
-        why="unseen",
-        plugins={"my-env": [*STAMPS, "ref_kl"]},
-        change="ref_kl in the environment",
-        called_with="references",
-    ),
-    edit(
         "an environment stamps pairs, and no weight trains them",
         "replay_weight => # replay_weight",
         called_with="references",
@@ -513,8 +507,6 @@ OTHERS = (
         "0.8.0",
         called_with="references",
     ),
-    edit("an algorithm that stamps nothing", f"+ {LOGGED}", "", "0.8.0", plugins=NO_STAMPS),
-    edit("an echo without a filter", f'"grpo" => "echo" & + {LOGGED}', "", "0.8.0", plugins=NO_STAMPS),
     edit("groups of one beside a hint", "size = 8 => size = 1", "unseen", called_with="references"),
 )
 
@@ -581,9 +573,16 @@ ENVIRONMENTS = (
     stamped("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
     stamped("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
 )
-TABLES = ((FILES, plain), (WITH_BOTH, edit), (OWN, own), (WHOLE, whole), (FILTER, filtered))
+TABLES = (
+    (OPTIONS, kwargs),
+    (FILES, plain),
+    (WITH_BOTH, edit),
+    (OWN, own),
+    (WHOLE, whole),
+    (FILTER, filtered),
+    (STAMPED_WITH, stamping),
+)
 CASES: tuple[Case, ...] = (
-    *(kwargs(*cells) for cells in rows(OPTIONS)),
     *(make(*cells) for table, make in TABLES for cells in rows(table)),
     *OTHERS,
     *ENVIRONMENTS,

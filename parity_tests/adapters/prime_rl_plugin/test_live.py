@@ -9,6 +9,7 @@ from composer_plugins.conformance.prime_rl_claims import claims
 from composer_plugins.conformance.prime_rl_claims.claims import OURS, drawn
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 from composer_plugins.testing.assertions import assert_parity
+from docs.generator import findings
 from parity_tests.rigs.claims import check
 from parity_tests.rigs.prime_rl_checkout import with_checkout
 from parity_tests.rigs.prime_rl_users import USERS, users_loss
@@ -49,3 +50,7 @@ def test_an_error_of_ours_comes_through_at_the_first_call(upstream: Upstream) ->
     table = {"type": "custom", "import_path": OURS, "kwargs": {"polcy": "dppo_tv"}}
     with pytest.raises(ValueError, match="unknown option 'polcy'; did you mean 'policy'"):
         upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
+
+
+def test_docs_findings_have_what_a_new_run_finds() -> None:
+    assert findings.page("prime-rl") == findings.PAGE.read_text()
