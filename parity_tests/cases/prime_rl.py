@@ -4,12 +4,14 @@ The doctor reads the file with a double of an interpreter in which all is instal
 too: it imports the function that the file names, and calls it with the LossInputs of that version.
 """
 
+import math
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
@@ -19,27 +21,17 @@ from unittest.mock import patch
 import torch
 
 from composer_plugins.adapters import prime_rl_plugin
-from composer_plugins.adapters.prime_rl_plugin import doctor
+from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
 from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import Target
-from parity_tests.adapters.prime_rl_plugin.test_contract import sample
-from parity_tests.adapters.prime_rl_plugin.test_doctor import (
-    ECHO,
-    FILTERS,
-    FUNCTION,
-    HINT,
-    OFF,
-    POLICY,
-    REPLAY,
-    SIZE,
-    edited,
-    facts,
-)
-from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks import prime_rl
+from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.rigs import prime_rl_doubles as double
+from parity_tests.rigs.prime_rl_doubles import sample
 from parity_tests.rigs.prime_rl_nodes import Branch, Trace, answer, prompt
 
 CALLED, IMPORTED = "the first call of the loss", "setting up the loss, after the model is loaded"
@@ -47,6 +39,89 @@ STAMPED = "in the environment, where it stamps"
 LATER = f"after {prime_rl_loss.PATIENCE} sequences"
 SCRATCH = tempfile.TemporaryDirectory()
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
+NEWEST = "559b447"  # the newest that was tested
+
+# --- A file without mistakes, its lines, and the answers of an interpreter ---------------------------------
+
+SOUND = f"""
+[model]
+name = "Qwen/Qwen3-0.6B"
+
+[orchestrator]
+group_size = 8
+
+[orchestrator.algo]
+type = "grpo"
+
+[orchestrator.train]
+filter_zero_advantages = false
+
+[[orchestrator.train.source]]
+name = "mine"
+env.taskset.id = "my-env"
+
+[trainer.loss]
+type = "custom"
+import_path = "{MODULE}.loss_fn"
+
+[trainer.loss.kwargs]
+policy = "dppo_tv@prime-rl"
+hint_weight = 0.1
+replay_weight = 1
+"""
+FUNCTION = f'import_path = "{MODULE}.loss_fn"'
+LOSS = f'type = "custom"\n{FUNCTION}\n'
+STAMPS = ["stamp_reference", "stamp_replay_pair"]
+POLICY = 'policy = "dppo_tv@prime-rl"'
+HINT, REPLAY = "hint_weight = 0.1", "replay_weight = 1"
+SOURCE = '[[orchestrator.train.source]]\nname = "mine"\nenv.taskset.id = "my-env"\n'
+GRPO = 'type = "grpo"'
+OFF = "filter_zero_advantages = false"
+STORE = 'store = "pairs.store"'
+ECHO = f'type = "echo"\nfilter.import_path = "{MODULE}.stored_stamps.echo_filter"\nfilter.kwargs.{STORE}\n'
+MY_ECHO = '"echo"\nfilter.import_path = "my.stamps"'
+FILTERS = '[[orchestrator.post_batch_filters]]\ntype = "zero_advantage"\n'
+LOGGED = f"{FILTERS}enforce = false"
+ABSENT = [None] * len(prime_rl.FEATURES)  # no source was found
+
+
+def facts(**others: Any) -> dict[str, Any]:
+    """What an interpreter without PRIME-RL answers, where everything can be imported."""
+    return {
+        "prime_rl": [None, ABSENT],
+        "only_in": "",
+        "package": "",
+        "loss": None,
+        "filters": {},
+        "rejected": None,
+        "plugins": {"my-env": STAMPS},
+    } | others
+
+
+def edited(edits: str, sound: str = SOUND) -> str:
+    """A sound file after edits "OLD => NEW & OLD => NEW", or "+ MORE"; "; " stands for a new line."""
+    text = sound
+    for one in filter(None, edits.replace("; ", "\n").split(" & ")):
+        old, _, new = one.partition(" =>")
+        assert old in text or old.startswith("+ "), old
+        text = f"{text}\n{old[2:]}\n" if old.startswith("+ ") else text.replace(old, new.strip(" "))
+    return text
+
+
+PLAIN = edited(f"{HINT}\n{REPLAY}\n =>")
+
+
+def examined(text: str, version: str | None, answers: Mapping[str, Any]) -> Any:
+    """What the doctor finds in a folder that has the file, a store, and a file that is not a store."""
+    file = Path(SCRATCH.name) / "rl.toml"
+    file.write_text(text)
+    file.with_name("not.store").write_text("nothing of the kind")
+    StoreWriter(file.with_name("pairs.store")).close()
+    with chdir(SCRATCH.name), patch.object(doctor, "ask", lambda *_: facts(**answers)):
+        return doctor.examine([file], Target("python", version))
+
+
+# --- Kinds of cases ----------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -54,10 +129,9 @@ class Case(NamedTuple):
 
     name: str
     change: str
-    edits: tuple[tuple[str, str], ...] = ()
-    more: str = ""
-    version: str = "559b447"
-    answers: tuple[tuple[str, Any], ...] = ()  # what the interpreter answers, where not all is well
+    text: str = ""
+    version: str = NEWEST
+    answers: Mapping[str, Any] = {}  # what the interpreter answers, where not all is well
     stamps: Callable[[], Any] | None = None
     # What reaches the loss: sequences without references, or with them; "": it is not called with these
     # samples; "advantages by token"; "elsewhere": it runs in an interpreter that does not have the package.
@@ -65,284 +139,476 @@ class Case(NamedTuple):
     why: str = ""  # why the trainer says nothing
 
 
-REJECTED = "nothing: PRIME-RL rejects the file when it reads it"
+# Why the trainer says nothing, by the word in a table. With the first six it does not call our loss.
+WHY = {
+    "rejected": "nothing: PRIME-RL rejects the file when it reads it",
+    "dropped": "nothing: these samples never reach it",
+    "theirs": "nothing: PRIME-RL trains these samples without calling the loss",
+    "own": "nothing: PRIME-RL trains with its own loss",
+    "ended": "nothing: the orchestrator ends with an error at the first rollout",
+    "elsewhere": "nothing: this is not a file that it reads, or not a version that it has",
+    "unseen": "nothing: it does not see what the orchestrator does",
+    "divisor": "nothing: it does not see what PRIME-RL divides by",
+}
+NOT_CALLED = list(WHY)[:6]
+NO_STAMPS, HINTS = {"my-env": list[str]()}, {"my-env": ["stamp_reference"]}
 
 
-def node(count: int = 3) -> Any:
-    return answer([1, 2, 3, 4, 5][: count + 2], [-0.5] * count)
+def at(version: str) -> str:
+    """The version of PRIME-RL as a comment on the change."""
+    return "" if version == NEWEST else f"  # PRIME-RL {version}"
 
 
 def kwargs(name: str, change: str) -> Case:
-    """A mistake in one line of [trainer.loss.kwargs], in place of all others there."""
-    edits = ((HINT, ""), (REPLAY, ""), (POLICY, change.replace("; ", "\n")))
-    return Case(name, change, edits, answers=(("plugins", {"my-env": ["stamp_reference"]}),))
+    """A mistake in [trainer.loss.kwargs], in place of all lines there."""
+    return Case(name, change, PLAIN.replace(POLICY, change.replace("; ", "\n")), answers={"plugins": HINTS})
 
 
-CASES: tuple[Case, ...] = (
-    kwargs("a misspelt option", "hint_wieght = 0.1"),
-    kwargs("a misspelt loss", 'policy = "cipso"'),
-    kwargs("a misspelt dialect", 'policy = "gspo@tlr"'),
-    kwargs("a misspelt parameter", 'policy = "dppo_tv"; policy_params = { tv_hihg = 0.3 }'),
-    kwargs("a parameter of the loss beside it", 'policy = "dppo_tv"; tv_high = 0.3'),
-    kwargs("PRIME-RL's name of a parameter", "dppo_mask_high = 0.3"),
-    kwargs("an option of PRIME-RL's default beside another loss", 'policy = "cispo"; kl_tau = 0.001'),
-    kwargs(
-        "verl's name of a parameter",
-        'policy = "grpo"; old_policy = "rollout"; policy_params = { clip_ratio_c = 3.0 }',
-    ),
-    kwargs(
-        "a clip of 28 for 28 percent",
-        'policy = "dapo"; old_policy = "rollout"; policy_params = { clip_high = 28 }',
-    ),
-    kwargs(
-        "PPO's clip beside a ratio of the sequence",
-        'policy = "gspo_token@verl"; old_policy = "rollout"; policy_params = { clip_high = 0.28 }',
-    ),
-    kwargs("PRIME-RL's bound of 10 for no mask, misplaced", "policy_params = { dppo_mask_high = 10.0 }"),
-    kwargs("a percentage", 'policy = "grpo"; old_policy = "rollout"; policy_params = { clip_low = 20 }'),
-    kwargs("a number as a string", 'hint_weight = "0.1"'),
-    kwargs("a negative weight", "hint_weight = -0.1"),
-    kwargs("all weights 0", "policy_weight = 0"),
-    kwargs("a preference loss as the policy", 'policy = "dpo"'),
-    kwargs("a dotted path", 'policy = "my_package.losses.my_loss"'),
-    kwargs("a loss that does not import", 'policy = "my_package.losses:my_loss"'),
-    kwargs("a loss over the whole batch", 'policy = "clip_cov"'),
-    kwargs("a loss that needs the top k", 'policy = "dppo_topk_tv"'),
-    kwargs("PPO without an old policy", 'policy = "grpo@trl"'),
-    kwargs("an old policy beside a loss that has none", 'old_policy = "rollout"'),
-    kwargs("a ratio that is always 1", 'policy = "cispo"; old_policy = "current"'),
-    kwargs("a correction counted twice", 'rollout_correction = "tis"'),
-    kwargs("an advantage, as in verl", 'advantage = "rloo"'),
-    kwargs("a teacher, as in TRL", 'hint_weight = 0.1; hint_teacher = "ema"'),
-    kwargs("a divergence over the vocabulary", 'hint_weight = 0.1; hint_divergence = "jsd"'),
-    kwargs("a top k, as in verl", "hint_weight = 0.1; hint_top_k = 100"),
-    kwargs("a preference loss for the pairs, as in TRL", 'replay_weight = 1.0; replay_loss = "simpo"'),
-    kwargs("beta at the loss, and not at the stamp", "replay_weight = 1.0; replay_params = { beta = 0.3 }"),
-    kwargs("an option of the hint without its weight", 'hint_estimator = "k3"'),
-    kwargs(
-        "a hint in the advantages of a loss per sequence",
-        'policy = "gspo"; old_policy = "rollout"; hint_weight = 0.1; hint_estimator = "advantage"',
-    ),
-    kwargs(
-        "adv_tau beside a hint in the advantages, which it scales too",
-        'policy_params = { adv_tau = 0.5 }; hint_weight = 0.1; hint_estimator = "advantage"',
-    ),
-    kwargs("a policy that trains nothing", "policy_params = { adv_tau = 0, kl_tau = 0 }"),
-    kwargs("an option of icepop beside the default policy", "ratio_low = 0.2"),
-    Case(
+def edit(
+    name: str,
+    edits: str = "",
+    why: str = "",
+    version: str = "",
+    *,
+    change: str = "",
+    called_with: str | None = None,
+    sound: str = SOUND,
+    **answers: Any,
+) -> Case:
+    """A mistake in a sound file. It is shown as its new lines, or as those that are gone if none is new."""
+    text, version = edited(edits, sound), version or NEWEST
+    before, after = sound.splitlines(), text.splitlines()
+    new_lines = [line for line in after if line and line not in before]
+    shown = change or "; ".join(new_lines or [f"# {line}" for line in before if line not in after])
+    called = ("" if why in NOT_CALLED else "no reference") if called_with is None else called_with
+    return Case(name, shown + at(version), text, version, answers, called_with=called, why=WHY.get(why, why))
+
+
+def plain(name: str, *given: Any, **named: Any) -> Case:
+    """A mistake in the sound file without its hint and its pairs."""
+    return edit(name, *given, sound=PLAIN, **{"plugins": NO_STAMPS} | named)
+
+
+def whole(name: str, text: str, why: str = "rejected", version: str = "") -> Case:
+    """A file that is nothing but its mistake."""
+    return edit(name, f"+ {text}", why, version, sound="")
+
+
+def own(name: str, options: str, why: str = "own", version: str = "") -> Case:
+    """A loss of PRIME-RL's own with these options."""
+    return whole(name, f"[trainer.loss]; {options}", why or "own", version)
+
+
+def filtered(name: str, options: str, why: str = "") -> Case:
+    """A mistake in an option of our echo filter."""
+    lines = options.replace("; ", "\nfilter.kwargs.")
+    edits = f"{GRPO} => {ECHO.replace(STORE, lines)} & + {LOGGED}"
+    return edit(name, edits, why, "0.8.0", change=f"filter.kwargs.{lines}".replace("\n", "; "))
+
+
+def stamping(name: str, found: str, change: str, edits: str = "", version: str = "") -> Case:
+    """A file that asks for other stamps than those whose names are found in the environment's code."""
+    code = {"nothing": list[str](), "no code": None}.get(found, found.split())
+    why, called_with = ("unseen", "references") if "ref_kl" in found else ("", "no reference")
+    given = {"change": change, "called_with": called_with, "plugins": {"my-env": code}}
+    return edit(name, edits, why, version, **given)
+
+
+ADVANTAGE = 'hint_weight = 0.1; hint_estimator = "advantage"'
+ICEPOP = 'policy = "reinforce"; rollout_correction = "icepop"'
+
+
+def rows(table: str) -> Iterator[list[str]]:
+    """The lines of a table, cut at " | ", with the texts that several of them have."""
+    texts = {"@LOSS": LOSS, "@FILTERS": FILTERS, "@MINE": MY_ECHO, "@ECHO": ECHO}
+    texts |= {"@ROLLOUT": 'old_policy = "rollout"', "@ICEPOP": ICEPOP, "@ADVANTAGE": ADVANTAGE}
+    for name, text in texts.items():
+        table = table.replace(name, text.strip().replace("\n", "; "))
+    for line in table.strip().splitlines():
+        yield [" ".join(cell.split()) for cell in re.split(r" \|(?= )", line)]
+
+
+# --- The cases ---------------------------------------------------------------------------------------------
+
+# Lines of [trainer.loss.kwargs].
+OPTIONS = """
+a misspelt option | hint_wieght = 0.1
+a misspelt loss | policy = "cipso"
+a misspelt dialect | policy = "gspo@tlr"
+a misspelt parameter | policy = "dppo_tv"; policy_params = { tv_hihg = 0.3 }
+a parameter of the loss beside it | policy = "dppo_tv"; tv_high = 0.3
+PRIME-RL's name of a parameter | dppo_mask_high = 0.3
+an option of PRIME-RL's default beside another loss | policy = "cispo"; kl_tau = 0.001
+verl's name of a parameter | policy = "grpo"; @ROLLOUT; policy_params = { clip_ratio_c = 3.0 }
+a clip of 28 for 28 percent | policy = "dapo"; @ROLLOUT; policy_params = { clip_high = 28 }
+PPO's clip beside a ratio of the sequence | policy = "gspo_token@verl"; @ROLLOUT; \
+    policy_params = { clip_high = 0.28 }
+PRIME-RL's bound of 10 for no mask, misplaced | policy_params = { dppo_mask_high = 10.0 }
+a percentage | policy = "grpo"; @ROLLOUT; policy_params = { clip_low = 20 }
+a number as a string | hint_weight = "0.1"
+a negative weight | hint_weight = -0.1
+all weights 0 | policy_weight = 0
+a preference loss as the policy | policy = "dpo"
+a dotted path | policy = "my_package.losses.my_loss"
+a loss that does not import | policy = "my_package.losses:my_loss"
+a loss over the whole batch | policy = "clip_cov"
+a loss that needs the top k | policy = "dppo_topk_tv"
+PPO without an old policy | policy = "grpo@trl"
+an old policy beside a loss that has none | old_policy = "rollout"
+a ratio that is always 1 | policy = "cispo"; old_policy = "current"
+a correction counted twice | rollout_correction = "tis"
+an advantage, as in verl | advantage = "rloo"
+a teacher, as in TRL | hint_weight = 0.1; hint_teacher = "ema"
+a divergence over the vocabulary | hint_weight = 0.1; hint_divergence = "jsd"
+a top k, as in verl | hint_weight = 0.1; hint_top_k = 100
+a preference loss for the pairs, as in TRL | replay_weight = 1.0; replay_loss = "simpo"
+beta at the loss, and not at the stamp | replay_weight = 1.0; replay_params = { beta = 0.3 }
+an option of the hint without its weight | hint_estimator = "k3"
+a hint in the advantages of a loss per sequence | policy = "gspo"; @ROLLOUT; @ADVANTAGE
+adv_tau beside a hint in the advantages, which it scales too | policy_params = { adv_tau = 0.5 }; @ADVANTAGE
+a policy that trains nothing | policy_params = { adv_tau = 0, kl_tau = 0 }
+an option of icepop beside the default policy | ratio_low = 0.2
+a loss that is reduced in another way | policy = "gspo"; @ROLLOUT
+score centering in an old version | policy = "ipo_centered"
+a policy that is misspelt by a letter | policy = "dpo_tv"
+a dialect of another framework's name | policy = "dppo_tv@prime"
+a parameter as a string | policy_params = { tv_high = "0.1" }
+parameters that are no table | policy_params = 3
+a weight that is true | hint_weight = true
+a weight that is NaN | hint_weight = nan
+PPO of the paper without an old policy | policy = "grpo"
+an unknown old policy | policy = "grpo"; old_policy = "old"
+a correction beside a ratio to the rollout | policy = "grpo"; @ROLLOUT; rollout_correction = "tis"
+a misspelt correction | policy = "reinforce"; rollout_correction = "tsi"
+a correction without its bound | policy = "reinforce"; rollout_correction = "mis"
+a correction over the whole batch | @ICEPOP; rollout_correction_params = { normalise = true }
+bounds in the wrong order | @ICEPOP; rollout_correction_params = { low = 6.0 }
+parameters of no correction | rollout_correction_params = { cap = 2.0 }
+an unknown estimator | hint_weight = 1.0; hint_estimator = "k4"
+two estimators | hint_weight = 1.0; hint_estimator = "k2"; hint_params = { estimator = "k3" }
+parameters of the hint without its weight | hint_params = {}
+parameters of a divergence for a hint in the advantages | @ADVANTAGE; hint_params = { ratio_cap = 2.0 }
+a hint in the advantages, times 0 | @ADVANTAGE; policy_params = { adv_tau = 0.0 }
+a hint in the advantages of a loss that reads none | @ADVANTAGE; policy = "opd"
+a hint in the advantages of no policy | @ADVANTAGE; policy_weight = 0.0
+a user's loss that needs logits | policy = "parity_tests.rigs.prime_rl_users:unfed"
+a hint in the advantages of gspo@trl | @ADVANTAGE; policy = "gspo@trl"; @ROLLOUT
+a hint in the advantages of gmpo | @ADVANTAGE; policy = "gmpo"; @ROLLOUT
+a hint in the advantages of luspo | @ADVANTAGE; policy = "luspo"; @ROLLOUT
+four mistakes | policy = "cipso"; kl_tau = 0.1; hint_top_k = 4; hint_estimator = "k9"
+mistakes of two channels | policy = "grpoo"; hint_params = { x = 1 }; hint_weight = 1.0; replay_loss = "dpo"
+two inputs that would have no effect | policy = "dppo_tv"; @ROLLOUT; rollout_correction = "tis"
+an unknown option beside inputs without effect | policy = "dppo_tv"; @ROLLOUT; hint_top_k = 3
+PRIME-RL's kl_tau | kl_tau = 0.1
+PRIME-RL's dppo_mask_low | dppo_mask_low = 0.1
+PRIME-RL's dppo_mask_low among the parameters | policy_params = { dppo_mask_low = 0.3 }
+PRIME-RL's bound of 10 for no mask | dppo_mask_high = 10.0
+PRIME-RL's kl_tau beside cispo | policy = "cispo"; kl_tau = 0.1
+PRIME-RL's weight of the teacher | policy = "ipo"; teacher_tau = 0.5
+PRIME-RL's cap of ipo | max_importance_ratio = 5.0
+PRIME-RL's cap of ipo and ppo beside another loss | policy = "gspo"; @ROLLOUT; max_importance_ratio = 5.0
+PRIME-RL's bound as a string | ratio_low = "0.8"
+PRIME-RL's bound of ppo out of range | policy = "ppo"; @ROLLOUT; ratio_low = 1.5
+"""
+
+# Edits of the file without hint and pairs; why the trainer says nothing; the version.
+FILES = """
+no import path | import_path => # import_path | rejected
+a kernel as the import path | adapters.prime_rl_plugin.loss_fn => kernels.policy.grpo
+a stamp as the import path | plugin.loss_fn => plugin.stamps.stamp_reference
+a parameter of another policy | loss_fn => cispo & policy = "dppo_tv@prime-rl" => policy_params.tv_low = 0.1
+options that are no table | [trainer.loss.kwargs]; policy => kwargs = 3; [trainer.x]; policy | rejected
+an option beside the type | type = "custom" => type = "custom"; policy_weight = 2.0 | rejected
+a misspelt option beside the type | type = "custom" => type = "custom"; hint_wieght = 0.5 | rejected
+kl_tau beside the type | type = "custom" => type = "custom"; kl_tau = 0.5 | rejected
+PRIME-RL's mask beside the type | type = "custom" => type = "custom"; dppo_mask_high = 10.0 | rejected
+a misspelt import_path | import_path => import_pth | rejected
+no type of the loss | type = "custom" => # no type | rejected
+another type beside the import path | "custom" => "default" | rejected
+options below the trainer | + [trainer.kwargs]; hint_weight = 0.1 | rejected
+options at the top | + [kwargs]; hint_weight = 0.1 | rejected
+a second loss at the top | + [loss]; type = "custom" | rejected
+score centering without the sampler's mask | dppo_tv@prime-rl => ipo_centered | | 0.9.0
+a reference as the policy on v0.6 | dppo_tv@prime-rl => ref_kl | | 0.6.0
+a loss of ours on v0.5 | [trainer.loss] => # divided by a rank's tokens; [trainer.loss] | divisor | 0.5.0
+a loss of ours on v0.4 | [trainer.loss] => # divided by micro-batches; [trainer.loss] | divisor | v0.4.0
+a custom loss on v0.3 | [trainer.loss] => # not there yet; [trainer.loss] | elsewhere | 0.3.0
+a version that is a word | [trainer.loss] => # --version newest; [trainer.loss] | elsewhere | newest
+a misspelt table of options | loss.kwargs => loss.kwarg | nothing: PRIME-RL 0.5 does not pass it on; \
+    later versions reject it | 0.5.0
+a misspelt table of options of 0.8 | loss.kwargs => loss.kwarg | rejected
+a misspelt trainer | [trainer. => [trianer. | rejected
+an old name of the group's size | group_size => rollouts_per_examples | rejected
+a misspelt algorithm | orchestrator.algo => orchestrator.alog | rejected
+a misspelt type of the algorithm | type = "grpo" => typ = "opd" | rejected
+a misspelt list of sources | train.source => train.sources | rejected
+a misspelt filter | filter_zero_adv => filter_zero_add | rejected
+a misspelt orchestrator | [orchestrator => [orchestator | rejected
+supervised samples | "grpo" => "sft" | theirs
+a mode of 0.6 with its own loss | size = 8 => size = 8; training_mode = "opd" & \
+    [orchestrator.algo]; type = "grpo" => | theirs | 0.6.0
+a list of modes | group_size => training_mode = ['opd']; group_size | rejected | 0.6.0
+echo with an alpha of one role | "grpo" => "echo"; roles.user.alpha = 0.1 | unseen
+echo with two roles | "grpo" => "echo"; roles = { user = { alpha = 0.3 }, tool = {} } | unseen
+echo as it is by default | "grpo" => "echo" | unseen
+echo with a user's filter | "grpo" => "echo"; filter.import_path = "my.drop" | unseen
+groups of one completion | = 8 => = 1 & filter_zero_advantages = false => | dropped
+a misspelt size of the group | group_size => group_sise & filter_zero_advantages = false => | rejected
+groups without a size | group_size => # group_size & filter_zero_advantages = false => | dropped
+groups without a size in 0.8.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.8.0
+groups without a size in 0.6.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.6.0
+groups without a size in 0.5.0 | group_size => # group_size & filter_zero => # filter_zero | dropped | 0.5.0
+groups of one that are not filtered | group_size = 8 => group_size = 1 | unseen
+groups of one in 0.5 | group_size = 8 => rollouts_per_example = 1 | unseen | 0.5.0
+groups of one by an advantage of 0.6 | group_size = 8 => advantage.type = 'default' & \
+    [orchestrator.algo]; type = "grpo" => | unseen | 0.6.0
+groups of one for max_rl | "grpo" => "max_rl" & group_size => # group_size | dropped | 0.7.0
+groups of one in a source | name = "mine" => name = "mine"; group_size = 1 | unseen
+"""
+
+# The same of the file with both.
+WITH_BOTH = """
+a colon in the import path | prime_rl_plugin.loss_fn => prime_rl_plugin:loss_fn
+no module in the import path | composer_plugins.adapters.prime_rl_plugin.loss_fn => loss_fn
+a policy beside a function that has one | prime_rl_plugin.loss_fn => prime_rl_plugin.cispo
+a pair on v0.6 | hint_weight = 0.1; replay_weight = 1 => replay_weight = 2.5 | | 0.6.0
+a hint on v0.6 | hint_weight = 0.1; replay_weight = 1 => hint_weight = 0.25 | | 0.6.0
+a hint on v0.5 without a teacher | hint_weight = 0.1; replay_weight = 1 => hint_weight = 0.25 | | 0.5.0
+a pair on the newest, whose divisor cancels it | hint_weight = 0.1; replay_weight = 1 => \
+    replay_weight = 2.5 | | HEAD
+a misspelt table | [trainer.loss => [trainer.los | rejected
+a loss at the top of a file for `rl` | [trainer.loss => [loss | rejected
+equal rewards are dropped, and with them the hint | advantages = false => advantages = true | dropped
+the filter of equal rewards by default | hint_weight = 0.1 => & filter_zero => # filter_zero | dropped
+equal rewards in 0.9 | replay_weight => # replay_weight & filter_zero => # filter_zero | dropped | 0.9.0
+a gate of the curriculum | env.taskset => curriculum.gates.x.type = "advantage_range"; env.taskset | dropped
+an old filter by difficulty | replay_weight = 1 => [orchestrator.buffer]; \
+    online_difficulty_filtering = true; [teacher_inference] | dropped | 0.5.0
+an algorithm with a loss of its own | "grpo" => "opsd" & replay_weight = 1 => | theirs
+a source with a loss of its own | + [[orchestrator.train.source]]; name = "other"; algo.type = "opd" | theirs
+a filter, and nothing said of enforce | "grpo" => @MINE & + @FILTERS | dropped | 0.8.0
+a filter enforced in 0.7 | "grpo" => @MINE & + @FILTERS; enforce = true | dropped | 0.7.0
+the filters as they are by default | "grpo" => @MINE | dropped | 0.8.0
+a filter of the batch, in a later release | filter_zero => # filter_zero & + @FILTERS | dropped
+the echo filter, and the zero-advantage filter left on | type = "grpo" => @ECHO & + @FILTERS; enforce = true \
+    | dropped | 0.8.0
+"""
+
+# Options of [trainer.loss] with a loss of PRIME-RL's own.
+OWN = """
+a type that PRIME-RL does not have | type = "gspo" | rejected
+a type that is a table | type = { a = 1 } | rejected
+its default | type = "default"
+its default of 0.5 | type = "default" | | 0.5.0
+its default of 0.4 | type = "default" | | 0.4.0
+its default of 0.4 by token | ratio_type = "token" | | 0.4.0
+a mask of 10 | type = "default"; dppo_mask_high = 10.0; kl_tau = 0.0 | | 0.6.0
+its default where it is gone | type = "default"; dppo_mask_high = 0.3 | rejected | 0.9.0
+its default without the type | kl_tau = 0.0 | | 0.8.0
+its new default without the type | eps = 0.2 | | 0.9.0
+a misspelt option of its default | type = "default"; dppo_mask_hihg = 0.3 | rejected | 0.8.0
+an option of an older default | type = "default"; ipo_mask_low = 0.3 | rejected | 0.8.0
+a string as a bound | type = "default"; dppo_mask_high = "0.3"; kl_tau = 0.1 | rejected | 0.8.0
+a string as the teacher's weight | type = "default"; teacher_tau = "0.3"; kl_tau = true | rejected | 0.5.0
+a number as score centering | type = "ipo"; score_centering = 1 | rejected | 0.9.0
+its ppo | type = "ppo"; ratio_high = 1.3; max_importance_ratio = 10.0 | | 0.9.0
+its ppo with a bound above 1 | type = "ppo"; ratio_low = 1.5 | | 0.9.0
+a misspelt threshold of its ipo | type = "ipo"; ipo_treshold = 0.2 | rejected | 0.8.0
+its score centering | type = "ipo"; score_centering = true | | 0.9.0
+a type of a later release | type = "cispo" | rejected | 0.8.0
+supervised training | type = "sft" | | 0.5.0
+supervised training in 0.6 | type = "sft" | rejected | 0.6.0
+supervised training in 0.8 | type = "sft" | rejected | 0.8.0
+supervised training in the newest | type = "sft" | rejected | HEAD
+"""
+
+# All that is in the file.
+WHOLE = """
+no loss | [trainer.optim]; lr = 1e-6 | own
+a file of another program | [project]; name = 'x' | elsewhere
+a trainer that is no table | trainer = 3
+a loss that is no table | [trainer]; loss = 3
+a list of orchestrators | [trainer.loss]; [[orchestrator]]
+a misspelt option of a trainer's own file | [loss]; @LOSS; [loss.kwargs]; polcy = 'cispo'
+a hint in a trainer's own file | [loss]; @LOSS; [loss.kwargs]; hint_weight = 0.1 | unseen
+a loss below [trainer] in a trainer's own file | [optim]; lr = 1e-6; [trainer.loss]; @LOSS
+a loss at the top beside a deployment | [deployment]; num_train_gpus = 1; [loss]; @LOSS
+a loss at the top beside slurm | [slurm]; [loss]; @LOSS
+a loss at the top beside inference | [inference]; [loss]; @LOSS
+a loss at the top beside the orchestrator | [orchestrator]; group_size = 8; [loss]; @LOSS
+a misspelt orchestrator and loss | [orchestator]; group_size = 8; [los]; @LOSS
+an orchestrator's own file | group_size = 8; [sampling]; temperature = 0.8; [[env]] | elsewhere
+echo in an orchestrator's own file | group_size = 2; algo.type = "echo" | unseen
+the file of a server | [model]; name = 'x'; [server]; port = 1; [parallel]; tp = 2 | elsewhere
+the file of supervised training | [data]; type = 'sft'; name = 'd'; [model]; name = 'x' | elsewhere
+a mode of 0.6 with its own loss, and no loss | [orchestrator]; training_mode = "opd" | theirs | 0.6.0
+"""
+
+# Options of our echo filter.
+FILTER = """
+a misspelt option of the echo filter | sotre = "pairs.store" | ended
+a store that is not there | store = "pair.store" | ended
+no store | kinds = ["reference", "replay"] | ended
+a number as the store | store = 3 | ended
+a file that is not a store | store = "not.store" | ended
+a string of kinds | store = "pairs.store"; kinds = "replay" | ended
+kinds without the hint that is trained | store = "pairs.store"; kinds = ["replay"]
+an unknown kind | store = "pairs.store"; kinds = ["hint"] | ended
+no kinds | store = "pairs.store"; kinds = [] | ended
+"""
+
+
+# Names that are found in the environment's code; how a reader sees it; the edits, and the version.
+STAMPED_WITH = """
+nothing stamps a hint | nothing | no stamp_reference in the environment | replay_weight = 1 =>
+nothing stamps a pair | stamp_reference | no stamp_replay_pair in the environment | hint_weight = 0.1 =>
+nothing stamps either | nothing | no stamp in the environment
+an environment that is not installed | no code | no my-env in the interpreter
+an environment that stamps ref_kl too | ref_kl stamp_reference stamp_replay_pair | ref_kl in the environment
+an algorithm that stamps nothing | nothing | no stamp in the environment | + @FILTERS; enforce = false | 0.8.0
+an echo without a filter | nothing | type = "echo" | "grpo" => "echo" & + @FILTERS; enforce = false | 0.8.0
+"""
+
+# Where the interpreter's answers or what reaches the loss are not the usual ones.
+OTHERS = (
+    plain(
         "advantages by token beside a loss per sequence",
-        'policy = "gspo"',
-        ((HINT, ""), (REPLAY, ""), (POLICY, 'policy = "gspo"\nold_policy = "rollout"')),
-        answers=(("plugins", {"my-env": []}),),
+        f'{POLICY} => policy = "gspo"; old_policy = "rollout"',
+        change='policy = "gspo"',
         called_with="advantages by token",
     ),
-    kwargs("a loss that is reduced in another way", 'policy = "gspo"; old_policy = "rollout"'),
-    kwargs("score centering in an old version", 'policy = "ipo_centered"'),
-    Case(
-        "a colon in the import path",
-        f'import_path = "{MODULE}:loss_fn"',
-        (("prime_rl_plugin.loss_fn", "prime_rl_plugin:loss_fn"),),
-    ),
-    Case("no module in the import path", 'import_path = "loss_fn"', ((FUNCTION, 'import_path = "loss_fn"'),)),
-    Case(
+    edit(
         "a misspelt function",
-        f'import_path = "{MODULE}.loss_fun"',
-        (("prime_rl_plugin.loss_fn", "prime_rl_plugin.loss_fun"),),
-        answers=(("loss", ["attribute", ["loss_fn", "dppo"]]),),
+        "plugin.loss_fn => plugin.loss_fun",
+        loss=["attribute", ["loss_fn", "dppo"]],
     ),
-    Case(
-        "a policy beside a function that has one",
-        f'import_path = "{MODULE}.cispo"; policy = "dppo_tv@prime-rl"',
-        (("prime_rl_plugin.loss_fn", "prime_rl_plugin.cispo"),),
-    ),
-    Case(
+    edit(
         "the package is not installed where the trainer runs",
-        "doctor rl.toml --python /trainer/bin/python",
-        answers=(("package", "ModuleNotFoundError: No module named 'composer_plugins'"),),
+        change="doctor rl.toml --python /trainer/bin/python",
+        package="ModuleNotFoundError: No module named 'composer_plugins'",
         called_with="elsewhere",
     ),
-    Case(
+    edit(
         "the package is importable from the clone's root only",
-        "cd composer-plugins && doctor rl.toml --python /trainer/bin/python",
-        answers=(("only_in", "/home/me/composer-plugins"),),
+        change="cd composer-plugins && doctor rl.toml --python /trainer/bin/python",
+        only_in="/home/me/composer-plugins",
         called_with="elsewhere",
     ),
-    Case("a pair on v0.6", "replay_weight = 1  # PRIME-RL 0.6.0", ((HINT, ""),), version="0.6.0"),
-    Case("a hint on v0.6", "hint_weight = 0.1  # PRIME-RL 0.6.0", ((REPLAY, ""),), version="0.6.0"),
-    Case(
-        "a pair on the newest, whose divisor cancels it",
-        "replay_weight = 1  # PRIME-RL of September 2026",
-        ((HINT, ""),),
-        version="HEAD",
-    ),
-    Case(
-        "equal rewards are dropped, and with them the hint",
-        OFF.replace("false", "true"),
-        ((OFF, OFF.replace("false", "true")),),
-        called_with="",
-        why="nothing: these samples never reach it",
-    ),
-    Case(
-        "nothing stamps a hint",
-        "no stamp_reference in the environment",
-        ((REPLAY, ""),),
-        answers=(("plugins", {"my-env": []}),),
-    ),
-    Case(
+    edit(
         "an environment stamps pairs, and no weight trains them",
-        "# replay_weight = 1",
-        ((REPLAY, ""),),
+        "replay_weight => # replay_weight",
         called_with="references",
         why="nothing: the metric composer/replay/token_frac shows the tokens that train nothing",
     ),
-    Case(
-        "an algorithm with a loss of its own",
-        'orchestrator.algo.type = "opsd"',
-        (('"grpo"', '"opsd"'), (REPLAY, "")),
-        called_with="",
-        why="nothing: PRIME-RL trains these samples without calling the loss",
+    edit(
+        "the echo filter stamps pairs, and no weight trains them",
+        f'type = "grpo" => {ECHO} & hint_weight = 0.1\nreplay_weight = 1 => & + {LOGGED}',
+        "unseen",
+        "0.8.0",
+        called_with="references",
     ),
-    Case(
-        "the echo filter, and the zero-advantage filter left on",
-        "enforce = true  # PRIME-RL 0.8.0",
-        (('"grpo"', ECHO),),
-        more=f"{FILTERS}enforce = true",
-        version="0.8.0",
-        called_with="",
-        why="nothing: these samples never reach it",
-    ),
-    Case(
-        "groups of one completion",
-        "[orchestrator]; group_size = 1",
-        ((SIZE, "group_size = 1"), (HINT, ""), (REPLAY, ""), (OFF, "")),
-        called_with="",
-        why="nothing: these samples never reach it",
-        answers=(("plugins", {"my-env": []}),),
-    ),
-    Case(
-        "a misspelt size of the group",
-        "[orchestrator]; group_sise = 8",
-        ((SIZE, "group_sise = 8"), (HINT, ""), (REPLAY, ""), (OFF, "")),
-        called_with="",
-        why=REJECTED,
-        answers=(("plugins", {"my-env": []}),),
-    ),
-    Case(
-        "a misspelt table",
-        "[trainer.los]",
-        (("[trainer.loss]", "[trainer.los]"), ("[trainer.loss.kwargs]", "[trainer.los.kwargs]")),
-        why=REJECTED,
-    ),
-    Case(
-        "a misspelt table of options",
-        "[trainer.loss.kwarg]  # PRIME-RL 0.5.0",
-        (("[trainer.loss.kwargs]", "[trainer.loss.kwarg]"),),
-        version="0.5.0",
-        why="nothing: PRIME-RL 0.5 does not pass it on; later versions reject it",
-    ),
-    Case(
-        "a loss at the top of a file for `rl`",
-        "[loss]",
-        (("[trainer.loss]", "[loss]"), ("[trainer.loss.kwargs]", "[loss.kwargs]")),
-        why=REJECTED,
-    ),
-    Case(
-        "a misspelt option of the echo filter",
-        "filter.kwargs.sotre  # PRIME-RL 0.8.0",
-        (('"grpo"', ECHO.replace("kwargs.store", "kwargs.sotre")),),
-        more=f"{FILTERS}enforce = false",
-        version="0.8.0",
-        called_with="",
-        why="nothing: the orchestrator ends with a TypeError at the first rollout",
-    ),
-    Case(
-        "a store that is not there",
-        'filter.kwargs.store = "pair.store"  # PRIME-RL 0.8.0',
-        (('"grpo"', ECHO.replace("pairs.store", "pair.store")),),
-        more=f"{FILTERS}enforce = false",
-        version="0.8.0",
-        called_with="",
-        why="nothing: the orchestrator ends with this error at the first rollout",
-    ),
-    Case(
-        "log-probabilities of another length",
-        "stamp_reference(node, scores[:-1])",
-        stamps=lambda: stamp_reference(node(), [-0.5, -0.5]),
-    ),
-    Case(
-        "probabilities in place of log-probabilities",
-        "stamp_reference(node, probabilities)",
-        stamps=lambda: stamp_reference(node(), [0.9, 0.5, 0.3]),
-    ),
-    Case(
-        "a log-probability that is NaN",
-        "stamp_reference(node, scores)",
-        stamps=lambda: stamp_reference(node(), [float("nan"), -0.5, -0.5]),
-    ),
-    Case(
-        "a teacher that answered 0 everywhere",
-        "stamp_reference(node, [0.0] * n)",
-        stamps=lambda: stamp_reference(node(), [0.0] * 3),
-    ),
-    Case(
-        "a stamp on the prompt",
-        "stamp_reference(prompt, scores)",
-        stamps=lambda: stamp_reference(prompt(1, 2), [-0.5, -0.5]),
-    ),
-    Case(
-        "a pair without references",
-        "stamp_replay_pair(chosen, rejected)",
-        stamps=lambda: stamp_replay_pair([node()], [node()]),
-    ),
-    Case(
-        "a pair with a negative beta",
-        "stamp_replay_pair(chosen, rejected, beta=-0.1)",
-        stamps=lambda: _pair(beta=-0.1),
-    ),
-    Case("chosen equals rejected", "stamp_replay_pair(completion, completion)", stamps=lambda: _pair()),
-    Case("half of a branch stamped", "stamp_reference(first_turn, scores)", stamps=lambda: _half()),
-    Case("a store with one value too few", "writer.put(token_ids, logprobs[1:])", stamps=lambda: _store()),
+    edit("groups of one beside a hint", "size = 8 => size = 1", "unseen", called_with="references"),
 )
 
-
-def _pair(**given: Any) -> None:
-    nodes = [node(), node()]
-    for one in nodes:
-        stamp_reference(one, [-0.5] * 3)
-    stamp_replay_pair(nodes[:1], nodes[1:], **given)
+# --- An environment's code ---------------------------------------------------------------------------------
 
 
-def _half() -> None:
+def stamped(name: str, change: str, stamps: Callable[[], Any]) -> Case:
+    """A mistake in an environment's code."""
+    return Case(name, change, stamps=stamps)
+
+
+def node() -> Any:
+    """A node of three sampled tokens."""
+    return answer([1, 2, 3, 4, 5], [-0.5] * 3)
+
+
+def hint(*values: float, to: Any = None) -> Callable[[], Any]:
+    """A stamp of these values."""
+    return lambda: stamp_reference(node() if to is None else to, list(values))
+
+
+def pair(**given: Any) -> Callable[[], Any]:
+    """A pair of two equal completions with references."""
+
+    def stamp() -> None:
+        nodes = [node(), node()]
+        for one in nodes:
+            stamp_reference(one, [-0.5] * 3)
+        stamp_replay_pair(nodes[:1], nodes[1:], **given)
+
+    return stamp
+
+
+def half_of_a_branch() -> None:
+    """The first of two turns has a reference."""
     nodes = [node(), node()]
     stamp_reference(nodes[0], [-0.5] * 3)
     check_trace(Trace([Branch([prompt(1), nodes[0], prompt(2), nodes[1]])]))
 
 
-def _store() -> None:
+def too_few_values() -> None:
+    """Two values for three tokens."""
     with StoreWriter(Path(SCRATCH.name) / "pairs.store") as writer:
         writer.put([1, 2, 3], [-0.5, -0.5], "reference")
+
+
+ENVIRONMENTS = (
+    stamped("log-probabilities of another length", "stamp_reference(node, scores[:-1])", hint(-0.5, -0.5)),
+    stamped(
+        "probabilities in place of log-probabilities",
+        "stamp_reference(node, probabilities)",
+        hint(0.9, 0.5, 0.3),
+    ),
+    stamped("a log-probability that is NaN", "stamp_reference(node, scores)", hint(math.nan, -0.5, -0.5)),
+    stamped("a teacher that answered 0 everywhere", "stamp_reference(node, [0.0] * n)", hint(0.0, 0.0, 0.0)),
+    stamped("a stamp on the prompt", "stamp_reference(prompt, scores)", hint(-0.5, -0.5, to=prompt(1, 2))),
+    stamped(
+        "a pair without references",
+        "stamp_replay_pair(chosen, rejected)",
+        lambda: stamp_replay_pair([node()], [node()]),
+    ),
+    stamped("a pair with a negative beta", "stamp_replay_pair(chosen, rejected, beta=-0.1)", pair(beta=-0.1)),
+    stamped("chosen equals rejected", "stamp_replay_pair(completion, completion)", pair()),
+    stamped("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
+    stamped("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
+)
+TABLES = (
+    (OPTIONS, kwargs),
+    (FILES, plain),
+    (WITH_BOTH, edit),
+    (OWN, own),
+    (WHOLE, whole),
+    (FILTER, filtered),
+    (STAMPED_WITH, stamping),
+)
+CASES: tuple[Case, ...] = (
+    *(make(*cells) for table, make in TABLES for cells in rows(table)),
+    *OTHERS,
+    *ENVIRONMENTS,
+)
 
 
 def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
     if case.stamps is not None:
         return Row(case.name, case.change, "", *said([(STAMPED, case.stamps)]))
-    text = edited(*case.edits, more=case.more)
-    file = Path(SCRATCH.name) / "rl.toml"
-    file.write_text(text)
-    StoreWriter(Path(SCRATCH.name) / "pairs.store").close()
-    with chdir(SCRATCH.name), patch.object(doctor, "ask", lambda *_: facts(**dict(case.answers))):
-        found = doctor.examine([file], Target("python", case.version)).findings
-    newer = [one for one in found if one.key == "prime-rl"]  # which is said of every file
-    told = findings_in_words(one for one in found if one not in newer)
-    made = Row(case.name, case.change, told, *said(_stages(tomllib.loads(text), case)), case.why)
+    try:
+        found = examined(case.text, case.version, case.answers).findings
+        # What is said of every file for a version that is newer than tested is left out.
+        told = findings_in_words(one for one in found if one.key != "prime-rl")
+    except ConfigError as error:
+        told = in_words(error)
+    made = Row(case.name, case.change, told, *said(_stages(case)), case.why)
     return replaced(made, {sys.executable: "python", SCRATCH.name: "DIR"})
 
 
-def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
+def _stages(case: Case) -> Iterator[Stage]:
     """What PRIME-RL does with the loss of this file."""
-    loss, found = doctor.table(config, "trainer", "loss"), dict[str, Any]()
-    if not loss:  # PRIME-RL trains with its own
+    if case.why in (WHY["rejected"], WHY["elsewhere"]):
+        return
+    loss, found = doctor.table(tomllib.loads(case.text), "trainer", "loss"), dict[str, Any]()
+    if loss.get("type") != "custom":  # PRIME-RL trains with its own
         return
 
     def set_up() -> None:
@@ -356,8 +622,8 @@ def _stages(config: dict[str, Any], case: Case) -> Iterator[Stage]:
     yield IMPORTED, set_up
     if not case.called_with:
         return
-    version = {"559b447": "0.8.0"}.get(case.version, case.version)
-    generation = double.AFTER_559B447 if version == "HEAD" else double.GENERATIONS[f"v{version}"]
+    version = {NEWEST: "0.8.0"}.get(case.version, case.version)
+    generation = double.of_release(upstream.generation_of(version).since)
     samples = [sample(0, 4, reference=case.called_with == "references")]
     inputs = double.inputs_of(generation, packed(samples), 0)
     if case.called_with == "advantages by token":

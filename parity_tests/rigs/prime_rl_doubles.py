@@ -15,6 +15,7 @@ from composer_plugins.conformance.prime_rl_claims.packs import Pack
 
 Loss = Callable[[Any], Any]
 Tensors = Sequence[Tensor]
+Sample = dict[str, Tensor]
 
 
 @dataclass
@@ -77,6 +78,42 @@ GENERATIONS = {
     "v0.8.0": Generation("v0.8.0", WithWeights, "tokens", weighs=True),
 }
 AFTER_559B447 = Generation("after 559b447", WithMaskLogprobs, "weights", weighs=True)
+
+
+def of_release(since: str) -> Generation:
+    """The double of the generation that begins with this release."""
+    names = {"0.4": "v0.4.0", "0.5": "v0.5.0", "0.6": "v0.6.0", "0.7": "v0.8.0", "0.8.1.dev52": "v0.8.0"}
+    return GENERATIONS[names[since]] if since in names else AFTER_559B447
+
+
+def sample(seed: int, length: int, *, reference: bool = False, weights: bool = False) -> Sample:
+    """One sequence, its prompt masked out, in float64."""
+    g = torch.Generator().manual_seed(seed)
+
+    def logprobs() -> Tensor:
+        return -0.05 - 3 * torch.rand(length, generator=g, dtype=torch.float64)
+
+    policy = logprobs()
+    drawn = {
+        "trainer_logprobs": policy,
+        "inference_logprobs": (policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)).clamp(
+            max=0
+        ),
+        "advantages": torch.randn(1, generator=g, dtype=torch.float64).expand(length),
+        "loss_mask": torch.arange(length) >= length // 3,
+    }
+    if reference:
+        drawn["reference"] = logprobs()
+    if weights:
+        drawn["weights"] = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[
+            torch.randint(0, 4, (length,), generator=g)
+        ]
+    return drawn
+
+
+def trained(samples: list[Sample]) -> list[Sample]:
+    """Samples whose log-probabilities are leaves."""
+    return [s | {"trainer_logprobs": s["trainer_logprobs"].clone().requires_grad_()} for s in samples]
 
 
 def compute_loss(

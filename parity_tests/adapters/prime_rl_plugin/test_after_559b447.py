@@ -15,7 +15,6 @@ from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.adapters.prime_rl_plugin.test_contract import sample, trained
 from parity_tests.rigs import prime_rl_doubles
 from parity_tests.rigs.prime_rl_doubles import (
     AFTER_559B447,
@@ -24,7 +23,9 @@ from parity_tests.rigs.prime_rl_doubles import (
     WithWeights,
     compute_loss,
     per_prompt,
+    sample,
     scale,
+    trained,
 )
 
 NEWER = "ignore:prime-rl. it is newer than the newest"
@@ -114,13 +115,16 @@ def test_the_contract_is_told_without_its_new_fields_and_the_first_call_warns(
     assert loss_fn(given, replay_weight=1.0).loss.isfinite()
 
 
-@pytest.mark.parametrize(("name", "since"), [("setup_loss_fns", "0.6"), ("setup_loss_fn", "0.5")])
-def test_0_5_and_0_6_are_told_by_their_module_and_not_by_their_metadata(
-    module: ModuleType, name: str, since: str
+@pytest.mark.parametrize(
+    ("names", "since"),
+    [("setup_loss_fns", "0.6"), ("setup_loss_fn", "0.5"), ("setup_loss_fn LossConfigType", "0.4")],
+)
+def test_0_4_to_0_6_are_told_by_their_module_and_not_by_their_metadata(
+    module: ModuleType, names: str, since: str
 ) -> None:
-    vars(module).update({"default_loss_fn": loss_fn, name: loss_fn})
+    vars(module).update(dict.fromkeys(["default_loss_fn", *names.split()], loss_fn))
     inputs = type("LossInputs", (prime_rl_doubles.WithTeacher,), {"__module__": module.__name__})
     tensor = torch.zeros(2)
     given = inputs(tensor, tensor, None, tensor, tensor.bool())
-    for release in ("0.4.0", "0.6.0", None):
+    for release in ("0.1.0", "0.4.0", "0.6.0", None):
         assert upstream.generation_of_inputs(given, release).since == since

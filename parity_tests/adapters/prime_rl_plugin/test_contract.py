@@ -16,15 +16,21 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, metrics
 from composer_plugins.adapters.prime_rl_plugin.surface import PRESETS
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS
-from composer_plugins.conformance.prime_rl_claims.packs import Pack, packed
+from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.kernels.divergences import sampled_token
-from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import seeds
 from parity_tests.rigs import prime_rl_doubles, prime_rl_users
-from parity_tests.rigs.prime_rl_doubles import GENERATIONS, Generation, compute_loss, scale
+from parity_tests.rigs.prime_rl_doubles import (
+    GENERATIONS,
+    Generation,
+    Sample,
+    compute_loss,
+    sample,
+    scale,
+    trained,
+)
 
-Sample = dict[str, Tensor]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*published with the reduction", "ignore:.*clip_high=0.5 bounds the ratio of a sequence"
 )
@@ -39,35 +45,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "import path": prime_rl_users.USERS,
 }
 configs = pytest.mark.parametrize("kwargs", CONFIGS.values(), ids=CONFIGS)
-
-
-def sample(seed: int, length: int, *, reference: bool = False, weights: bool = False) -> Sample:
-    """One sequence, its prompt masked out, in float64."""
-    g = torch.Generator().manual_seed(seed)
-
-    def logprobs() -> Tensor:
-        return -0.05 - 3 * torch.rand(length, generator=g, dtype=torch.float64)
-
-    policy = logprobs()
-    drawn = {
-        "trainer_logprobs": policy,
-        "inference_logprobs": (policy + 0.3 * torch.randn(length, generator=g, dtype=torch.float64)).clamp(
-            max=0
-        ),
-        "advantages": torch.randn(1, generator=g, dtype=torch.float64).expand(length),
-        "loss_mask": torch.arange(length) >= length // 3,
-    }
-    if reference:
-        drawn["reference"] = logprobs()
-    if weights:
-        drawn["weights"] = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)[
-            torch.randint(0, 4, (length,), generator=g)
-        ]
-    return drawn
-
-
-def trained(samples: list[Sample]) -> list[Sample]:
-    return [s | {"trainer_logprobs": s["trainer_logprobs"].clone().requires_grad_()} for s in samples]
 
 
 def step(
@@ -156,7 +133,7 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
             given["weights"] = torch.full((6,), weights, dtype=torch.float64)
         given["loss_mask"] &= unmasked
         pack = packed(trained([given]))
-        out = loss_fn(inputs_of(generation, pack), **kwargs)
+        out = loss_fn(prime_rl_doubles.inputs_of(generation, pack, 0), **kwargs)
         assert all(
             v.dim() == 0 and v.dtype is torch.float32 and not v.requires_grad for v in out.metrics.values()
         )
@@ -165,8 +142,9 @@ def test_every_call_has_the_same_metrics_in_the_same_order(
     assert len(keys) == 1
 
 
-def inputs_of(generation: Generation, pack: Pack) -> Any:
-    return prime_rl_doubles.inputs_of(generation, pack, 0)
+def inputs_of(one: Sample) -> Any:
+    """What v0.8.0 calls the loss with for this sequence."""
+    return prime_rl_doubles.inputs_of(GENERATIONS["v0.8.0"], packed([one]), 0)
 
 
 @generations
@@ -226,7 +204,7 @@ def test_loss_weights_multiply_policy_and_hint() -> None:
 def test_a_reference_at_masked_tokens_alone_is_none() -> None:
     given = sample(0, 6, reference=True)
     given["reference"] = torch.where(given["loss_mask"], 0.0, given["reference"])
-    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))), hint_weight=1.0)
+    out = loss_fn(inputs_of(*trained([given])), hint_weight=1.0)
     assert out.metrics["composer/hint/token_frac"] == out.metrics["composer/hint/kl"] == 0
     assert out.metrics["composer/hint/loss"] == 0
 
@@ -234,7 +212,7 @@ def test_a_reference_at_masked_tokens_alone_is_none() -> None:
 def test_the_largest_ratio_is_the_largest_and_not_the_farthest() -> None:
     given = sample(0, 6)
     given["inference_logprobs"] = given["trainer_logprobs"] - torch.tensor([9, 9, 0.1, -3, -2, 0])
-    out = loss_fn(inputs_of(GENERATIONS["v0.8.0"], packed(trained([given]))))
+    out = loss_fn(inputs_of(*trained([given])))
     assert float(out.metrics["composer/ratio_max"]) == pytest.approx(math.exp(0.1))
     log_ratio = (given["trainer_logprobs"] - given["inference_logprobs"])[given["loss_mask"]]
     assert float(out.metrics["composer/ratio"]) == pytest.approx(float(log_ratio.exp().mean()))
@@ -245,7 +223,7 @@ def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
     given["reference"] = torch.ones(6, dtype=torch.float64)
     given["weights"] = torch.tensor([torch.nan, 1.0, 0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
     leaf = trained([given])[0]
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed([leaf]))
+    inputs = inputs_of(leaf)
     out = loss_fn(inputs, replay_weight=2.0)
     mask = inputs.loss_mask
     wanted = -(given["weights"] * leaf["trainer_logprobs"])[mask]
@@ -258,7 +236,7 @@ def test_a_replayed_token_is_its_coefficient_alone_and_logged_with_it() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_named_function_is_loss_fn_with_its_choice_made(name: str) -> None:
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
+    inputs = inputs_of(*trained([sample(4, 8)]))
     out = getattr(prime_rl_plugin, name)(inputs)
     assert torch.equal(out.loss, loss_fn(inputs, **PRESETS[name].options).loss)
     assert out.loss.isfinite() and out.loss.requires_grad
@@ -269,7 +247,7 @@ def test_a_bound_above_1_is_no_bound_as_in_prime_rls_own_tests() -> None:
     given = sample(0, 40)
     given["advantages"] = torch.ones(40, dtype=torch.float64)
     given["inference_logprobs"] = given["trainer_logprobs"] - 3  # every probability has grown
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([given])))
+    inputs = inputs_of(*trained([given]))
     bounded = prime_rl_plugin.dppo(inputs, policy_params={"tv_high": 0.01})
     unbounded = prime_rl_plugin.dppo(inputs, policy_params={"tv_high": 10.0})
     assert bounded.metrics["is_masked"] > 0 and unbounded.metrics["is_masked"] == 0
@@ -278,7 +256,7 @@ def test_a_bound_above_1_is_no_bound_as_in_prime_rls_own_tests() -> None:
 
 
 def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None:
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
+    inputs = inputs_of(*trained([sample(6, 30)]))
     out = loss_fn(inputs, **CONFIGS["import path"])
     weight = (inputs.trainer_logprobs.detach() - inputs.inference_logprobs).exp().clamp(max=1.5)
     expected = -(weight * inputs.advantages * inputs.trainer_logprobs)[inputs.loss_mask].sum()
@@ -286,32 +264,17 @@ def test_a_loss_by_import_path_is_that_function_on_the_unmasked_tokens() -> None
     assert 0 < out.metrics["composer/policy/capped_frac"] < 1
 
 
-def unmasked(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> TokenLoss:
-    """A loss that forgets the mask."""
-    return TokenLoss(-advantages * (logprobs - rollout_logprobs).exp(), {})
-
-
 def test_a_users_loss_trains_no_masked_token() -> None:
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
+    inputs = inputs_of(*trained([sample(6, 30)]))
     inputs.trainer_logprobs.requires_grad_()
-    out = loss_fn(inputs, policy=f"{__name__}:unmasked")
+    out = loss_fn(inputs, policy=f"{prime_rl_users.__name__}:unmasked")
     (slope,) = torch.autograd.grad(out.loss, inputs.trainer_logprobs)
     assert slope[inputs.loss_mask].all() and not slope[~inputs.loss_mask].any()
 
 
-def reports_a_clip(logprobs: Tensor, advantages: Tensor, mask: Tensor, *, low: float = 0.25) -> TokenLoss:
-    """A loss with one of the two metrics of a clip, and as a number."""
-    return TokenLoss(
-        torch.where(mask, -advantages * logprobs, 0.0),
-        {"clip_frac_low": Metric(torch.full_like(logprobs, low).detach(), mask)},
-    )
-
-
 def test_a_users_metric_with_the_name_of_one_of_ours_is_logged_as_it_is() -> None:
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(6, 30)])))
-    logged = loss_fn(inputs, policy=f"{__name__}:reports_a_clip").metrics
+    inputs = inputs_of(*trained([sample(6, 30)]))
+    logged = loss_fn(inputs, policy=f"{prime_rl_users.__name__}:reports_a_clip").metrics
     assert logged["composer/policy/clip_frac_low"] == 0.25 and "is_masked" not in logged
 
 
@@ -320,7 +283,7 @@ def test_a_config_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     real = prime_rl_plugin.parse
     monkeypatch.setattr(prime_rl_plugin, "parse", lambda *given: calls.append(given) or real(*given))
     monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    inputs = inputs_of(GENERATIONS["v0.8.0"], packed(trained([sample(4, 8)])))
+    inputs = inputs_of(*trained([sample(4, 8)]))
     for _ in range(3):
         loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.1})
     loss_fn(inputs, policy="dppo_tv", policy_params={"tv_low": 0.2})
@@ -339,11 +302,10 @@ def test_no_call_waits_for_the_device(kwargs: dict[str, Any], monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(FakeTensor, "is_cuda", True, raising=False)
-    generation = GENERATIONS["v0.8.0"]
-    loss_fn(inputs_of(generation, packed(trained([sample(0, 6, reference=True, weights=True)]))), **kwargs)
+    loss_fn(inputs_of(*trained([sample(0, 6, reference=True, weights=True)])), **kwargs)
     metrics._layout.cache_clear()  # tensors of the device
     with FakeTensorMode() as mode:
         given = {name: mode.from_tensor(x) for name, x in sample(0, 6, reference=True, weights=True).items()}
-        out = loss_fn(inputs_of(generation, packed([given])), **kwargs)
+        out = loss_fn(inputs_of(given), **kwargs)
     assert out.loss.shape == ()
     metrics._layout.cache_clear()

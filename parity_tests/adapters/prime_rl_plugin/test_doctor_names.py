@@ -16,98 +16,17 @@ from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, misspelt
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
 from composer_plugins.diagnosis import Target
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
-from parity_tests.adapters.prime_rl_plugin import test_doctor
-from parity_tests.adapters.prime_rl_plugin.test_doctor import (
-    FUNCTION,
-    HINT,
-    REPLAY,
-    SOUND,
-    Find,
-    edited,
-    facts,
-)
+from parity_tests.cases.prime_rl import LOSS, PLAIN, SOUND, facts
+from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 
-find, modules = test_doctor.find, test_doctor.modules  # fixtures
-LOSS = f'type = "custom"\n{FUNCTION}\n'
-PLAIN = edited((HINT, ""), (REPLAY, ""))
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "meant"),
-    [
-        (SOUND.replace("[trainer.loss", "[trainer.los"), "trainer.los", "loss"),
-        (SOUND.replace("[trainer.", "[trianer."), "trianer", "trainer"),
-        (SOUND.replace("orchestrator", "orchestator"), "orchestator", "orchestrator"),
-        (f"[orchestator]\ngroup_size = 8\n[los]\n{LOSS}", "los", "loss"),
-        (SOUND.replace("group_size", "group_sise"), "orchestrator.group_sise", "group_size"),
-        (SOUND.replace("group_size", "rollouts_per_examples"), "orchestrator.rollouts_per_examples", ""),
-        (SOUND.replace("orchestrator.algo", "orchestrator.alog"), "orchestrator.alog", "algo"),
-        (SOUND.replace('type = "grpo"', 'typ = "opd"'), "orchestrator.algo.typ", "type"),
-        (SOUND.replace("train.source", "train.sources"), "orchestrator.train.sources", "source"),
-        (
-            SOUND.replace("filter_zero_adv", "filter_zero_add"),
-            "orchestrator.train.filter_zero_addantages",
-            "",
-        ),
-        (f"max_step = 100\n{SOUND}", "max_step", "max_steps"),
-    ],
-    ids=lambda one: one.partition("\n")[0][:20],
-)
-def test_a_name_that_is_like_one_that_decides_the_loss_is_warned_of(
-    find: Find,
-    text: str,
-    key: str,
-    meant: str,
-) -> None:
-    (found,) = [one for one in find(text) if one.key == key]
-    assert found.severity == "warning" and "not known to have" in found.problem
-    assert found.remedy.startswith(f"did you mean '{meant}")
+Find = Callable[..., list[Finding]]
 
 
 def test_a_name_is_not_misspelt_where_the_right_one_is_there(find: Find) -> None:
     assert find(f"max_step = 100\nmax_steps = 100\n{SOUND}") == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "meant"),
-    [
-        ("[trainer.loss.kwargs]", "[trainer.loss.kwarg]", "kwargs"),
-        ("import_path =", "import_pth =", "import_path"),
-    ],
-)
-def test_a_misspelt_name_in_the_table_of_the_loss_is_an_error(
-    find: Find,
-    old: str,
-    new: str,
-    meant: str,
-) -> None:
-    wrong = new.strip("[] =").rpartition(".")[2]
-    (found,) = [one for one in find(PLAIN.replace(old, new)) if one.key == f"trainer.loss.{wrong}"]
-    assert (found.severity, found.remedy) == ("error", f"did you mean '{meant}'?")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"[deployment]\nnum_train_gpus = 1\n[loss]\n{LOSS}",
-        f"[slurm]\n[loss]\n{LOSS}",
-        f"[inference]\n[loss]\n{LOSS}",
-        f"[orchestrator]\ngroup_size = 8\n[loss]\n{LOSS}",
-    ],
-)
-def test_a_loss_at_the_top_of_a_file_for_rl_is_an_error(find: Find, text: str) -> None:
-    found = {one.key: one for one in find(text)}
-    assert found["loss"].severity == "error" and "rename it to [trainer.loss]" in found["loss"].remedy
-
-
-def test_a_loss_below_trainer_in_a_trainers_own_config_is_an_error(find: Find) -> None:
-    (found,) = find(f"[model]\nname = 'x'\n[optim]\nlr = 1e-6\n[trainer.loss]\n{LOSS}")
-    assert (found.severity, found.key) == ("error", "optim")
-    assert "reads [trainer.optim]" in found.problem and "only a trainer's own config" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -252,17 +171,6 @@ def test_a_location_is_written_as_in_the_file() -> None:
 
 
 # --- a checkout ------------------------------------------------------------------------------------------
-
-with_checkout = pytest.mark.skipif(
-    prime_rl_live.source() is None,
-    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
-)
-
-
-def checkout() -> Path:
-    found = prime_rl_live.source()
-    assert found is not None
-    return found
 
 
 def classes() -> dict[str, dict[str, ast.AnnAssign]]:

@@ -139,62 +139,6 @@ def test_each_step_after_559b447_has_its_own_losses() -> None:
     }
 
 
-def test_kl_tau_and_the_masks_of_dppo_are_named_where_they_are_now() -> None:
-    for kwargs, words in (
-        ({"kl_tau": 0.1}, "policy_params = { kl_tau = 0.1 }"),
-        ({"dppo_mask_high": 0.3}, "policy_params = { tv_high = 0.3 }"),
-        ({"policy_params": {"dppo_mask_low": 0.3}}, "policy_params = { tv_low = 0.3 }"),
-        ({"dppo_mask_high": 10.0}, "{ tv_high = 10.0 } in [trainer.loss.kwargs]: a value of 1 or more masks"),
-        ({"policy": "cispo", "kl_tau": 0.1}, "policy 'cispo' has none like it; remove it, or set policy"),
-        (
-            {"policy": "ipo", "teacher_tau": 0.5},
-            'set hint_weight = 0.5 and hint_estimator = "advantage" in [trainer.loss.kwargs], and divide '
-            "hint_weight by adv_tau, if you set that",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            parse(kwargs)
-
-
-MASKED = 'policy = "masked_is" and policy_params = { token_low = 0.2 }'
-CISPO = 'policy = "cispo" and old_policy = "rollout" and policy_params'
-PPO, HERE = CISPO.replace("cispo", "ppo"), "in [trainer.loss.kwargs]"
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "remedy"),
-    [
-        ({"max_importance_ratio": 5.0}, f"set policy_params = {{ ratio_cap = 5.0 }} {HERE}"),
-        (
-            {"policy": "gspo", "max_importance_ratio": 5.0},
-            f"remove it, or set {PPO} = {{ weight_cap = 5.0 }} {HERE} for 'ppo', "
-            "or policy = \"ipo@prime-rl\" and policy_params = { ratio_cap = 5.0 } for 'ipo'",
-        ),
-        (
-            {"ratio_low": 0.2},  # icepop's default
-            f"remove it, or set {MASKED} {HERE} for 'icepop', or {CISPO} = {{ clip_low = 0.8 }} for 'cispo', "
-            f"or {PPO} = {{ clip_low = 0.8 }} for 'ppo'",
-        ),
-        (
-            {"ratio_low": "0.8"},
-            f"remove it, or set {CISPO} = {{ clip_low = 1.0 }} {HERE}, as PRIME-RL's default is 0.0: '0.8' "
-            "is of another type",
-        ),
-        (
-            {"policy": "ppo", "old_policy": "rollout", "ratio_low": 1.5},
-            f"set policy_params = {{ clip_low = 0.2 }} {HERE}, as PRIME-RL's default is 0.8: clip_low would "
-            "be -0.5, and its range here is [0, ",
-        ),
-    ],
-)
-def test_an_option_with_several_meanings_gets_those_that_fit_the_policy_and_the_value(
-    kwargs: dict[str, Any], remedy: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse(kwargs)
-    assert error.value.remedy.startswith(remedy)
-
-
 def test_the_teachers_weight_of_0_4_and_0_5_is_a_hint_in_the_advantage() -> None:
     for own in LOSSES[:2]:
         kwargs, differences = own_losses.kwargs_of(own, {"teacher_tau": 0.5, "adv_tau": 2.0})

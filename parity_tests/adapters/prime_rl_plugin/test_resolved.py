@@ -10,16 +10,13 @@ from composer_plugins.adapters.prime_rl_plugin import loss_fn
 from composer_plugins.conformance.prime_rl_claims.packs import drawn_inputs, packed
 from parity_tests.rigs.calls import calls, qualified
 from parity_tests.rigs.prime_rl_doubles import GENERATIONS, inputs_of
+from parity_tests.rigs.prime_rl_users import USERS
 
-USERS_LOSS = "parity_tests.rigs.prime_rl_users:users_loss"
 KWARGS: dict[str, dict[str, Any]] = {
     "the default": {},
     "parameters": {"policy": "cispo", "old_policy": "rollout", "policy_params": {"clip_high": 4.0}},
     "a dialect": {"policy": "ipo@prime-rl", "policy_params": {"tv_low": 0.3, "kl_tau": 0.0}},
-    "an import path": {
-        "policy": "parity_tests.rigs.prime_rl_users:users_loss",
-        "policy_params": {"cap": 1.5},
-    },
+    "an import path": USERS,
     "a correction": {"policy": "reinforce", "rollout_correction": "tis"},
     "a hint": {"hint_weight": 0.1, "hint_estimator": "k3"},
     "all channels": {"policy": "dppo_kl", "hint_weight": 0.1, "replay_weight": 1.0},

@@ -14,15 +14,12 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.claims import OURS
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE, Upstream
+from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
+from parity_tests.rigs.prime_rl_checkout import with_checkout
 from parity_tests.rigs.prime_rl_cpu.device import OnCpu
 
 FILE = "tests/unit/train/rl/test_loss.py"
 SETUPS = ("setup_rl_loss_fn", "setup_loss_fns", "setup_loss_fn")
-without_checkout = pytest.mark.skipif(
-    prime_rl_live.source() is None,
-    reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
-)
 # Tests that pass too, but in which the default loss computes nothing: their names begin like this.
 WITHOUT = {
     "test_entropy_": "it tests the entropy, which is no loss",
@@ -43,25 +40,18 @@ def names() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Upstream:
-    checkout = prime_rl_live.source()
-    assert checkout is not None
-    return prime_rl_live.load(checkout)
-
-
-@pytest.fixture(scope="module")
 def theirs(upstream: Upstream) -> ModuleType:
     sys.path.insert(0, str(prime_rl_live.source()))
     with patch.object(pytest, "mark"):  # it marks its tests "gpu", which pytest does not know here
         return import_module(FILE.removesuffix(".py").replace("/", "."))
 
 
-@without_checkout
+@with_checkout
 def test_the_checkout_has_tests_of_its_loss() -> None:
     assert any(not name.startswith(tuple(WITHOUT)) for name in names())
 
 
-@without_checkout
+@with_checkout
 @pytest.mark.filterwarnings("ignore:.*newer than the newest that was tested")
 @pytest.mark.parametrize("name", names() or ["none"])
 def test_its_own_test_passes_with_our_loss(

@@ -13,12 +13,12 @@ import pytest
 
 from composer_plugins.adapters.prime_rl_plugin import own_losses
 from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generation_of
-from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
 from composer_plugins.conformance.prime_rl_claims.claims import OURS, given, tables
-from composer_plugins.conformance.prime_rl_claims.upstream import SOURCE
+from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from parity_tests.rigs import prime_rl_cpu
+from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 from parity_tests.rigs.prime_rl_cpu.compare import Run, distance, largest, read
 
 STEPS = 3
@@ -26,10 +26,7 @@ DPPO = OURS.replace("loss_fn", "dppo")
 Trained = Callable[..., Run]
 
 pytestmark = [
-    pytest.mark.skipif(
-        prime_rl_live.source() is None,
-        reason=f"no checkout of PRIME-RL: nox -s prime_rl -- --source DIR (or {SOURCE}=DIR)",
-    ),
+    with_checkout,
     pytest.mark.skipif(
         bool(prime_rl_cpu.missing()), reason=f"the trainer needs more: {prime_rl_cpu.missing()}"
     ),
@@ -43,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     @cache
     def once(loss: str, options: str, *flags: str) -> Run:
         out = tmp_path_factory.mktemp("run")
-        given = ["--source", str(prime_rl_live.source()), "--steps", str(STEPS), "--out", str(out), *flags]
+        given = ["--source", str(checkout()), "--steps", str(STEPS), "--out", str(out), *flags]
         command = [
             sys.executable,
             "-m",
@@ -79,10 +76,7 @@ def configured(own: NamedLoss, options: dict[str, Any]) -> Configured:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Configured]:
-    checkout = prime_rl_live.source()
-    assert checkout is not None
-    upstream = prime_rl_live.load(checkout)
+def found(upstream: Upstream) -> list[Configured]:
     if upstream.version == "v0.4.0":
         pytest.skip("the trainer of v0.4 is configured in another way and was not made to run here")
     here = [one for one in PRIME_RL.losses if own_losses.is_in(one, upstream.generation)]
@@ -145,10 +139,10 @@ def test_without_bfloat16_only_float32s_rounding_is_between_them(
     assert distance(theirs.before, theirs.after) > 1e-3
 
 
-def test_a_hint_reaches_the_real_trainers_step(trained: Trained, found: list[Configured]) -> None:
-    checkout = prime_rl_live.source()
-    assert checkout is not None
-    version = prime_rl_live.load(checkout).version
+def test_a_hint_reaches_the_real_trainers_step(
+    trained: Trained, found: list[Configured], upstream: Upstream
+) -> None:
+    version = upstream.version
     if not generation_of(version.removeprefix("v")).hint:
         pytest.skip(f"PRIME-RL {version} has no teacher beside RL")
     hinted = trained(OURS, **found[0].ours, hint_weight=0.5)
