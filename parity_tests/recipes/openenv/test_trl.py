@@ -8,30 +8,23 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 
-pytest.importorskip("openenv", reason="needs the extra openenv")
-pytest.importorskip("trl", reason="needs the extra openenv")
-
-from datasets import Dataset  # noqa: E402
-
-from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer  # noqa: E402
-from composer_plugins.errors import DataError  # noqa: E402
-from composer_plugins.recipes.openenv import policy, train  # noqa: E402
-from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
-from composer_plugins.recipes.openenv.server import serving  # noqa: E402
-from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks  # noqa: E402
-from composer_plugins.recipes.openenv.trl_tools import (  # noqa: E402
+from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
+from composer_plugins.errors import DataError
+from composer_plugins.recipes.openenv import policy, train
+from composer_plugins.recipes.openenv.sandbox import Sandbox
+from composer_plugins.recipes.openenv.server import serving
+from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks
+from composer_plugins.recipes.openenv.trl_tools import (
     FINISHED,
     DeletedFunctionTools,
     DeletedFunctionToolsWithTests,
     environments,
 )
 
-pytestmark = [
-    pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed"),
-    pytest.mark.filterwarnings("ignore:You are using 'environment_factory'"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
 TASKS = make_tasks(0)
 
