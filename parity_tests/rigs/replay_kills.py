@@ -28,7 +28,7 @@ from typing import Any
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import replay
 from composer_plugins.recipes.trace_replay.states import State
-from parity_tests.rigs.replayed import a_state, a_teacher, echo, replayed
+from parity_tests.rigs.replayed import a_state, a_teacher, echo, replayed, usd_of
 from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 CONCURRENCY, SAMPLES, TEACHERS = 4, 2, "ab"
@@ -69,8 +69,8 @@ def live(path: Path, base_url: str, states: list[State], max_usd: float) -> None
     os._exit(0)
 
 
-def snapshot(path: Path) -> dict[str, tuple[str, str, float]]:
-    """The journal as a kill has left it, read from a copy: by key its row, status and USD."""
+def snapshot(path: Path) -> dict[str, tuple[str, float]]:
+    """The journal as a kill has left it, read from a copy: by key its status and USD."""
     with tempfile.TemporaryDirectory() as folder:
         for file in path.parent.glob(f"{path.name}*"):
             shutil.copy(file, folder)
@@ -78,8 +78,9 @@ def snapshot(path: Path) -> dict[str, tuple[str, str, float]]:
             if not copy.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 return {}  # killed before the file was made
             rows = copy.execute("SELECT idempotency_key, status, usd + earlier_usd FROM answers").fetchall()
-    assert len({key for key, *_ in rows}) == len(rows), "two rows have the same key"
-    return {key: (key, status, usd) for key, status, usd in rows}
+    found = {key: (status, usd) for key, status, usd in rows}
+    assert len(found) == len(rows), "two rows have the same key"
+    return found
 
 
 def main(path: Path, kills: int, max_usd: float) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def main(path: Path, kills: int, max_usd: float) -> dict[str, Any]:
     assert warm.answered == threading.active_count() == 1
     pipe.send("counts")
     warm_keys = pipe.recv()[0].keys()
-    killed, before, journal = 0, dict[str, int](), dict[str, tuple[str, str, float]]()
+    killed, before, journal = 0, dict[str, int](), dict[str, tuple[str, float]]()
     while True:
         states = states_of(len(before))
         if not (child := os.fork()):
@@ -119,14 +120,14 @@ def main(path: Path, kills: int, max_usd: float) -> dict[str, Any]:
         # A row is committed before its request is sent.
         assert asked.keys() <= journal.keys(), "the server has a request that is not in the journal"
         # An answer is committed as it arrives: only those in flight may be lost.
-        lost = [key for key in billed if journal[key][1] != "answered"]
+        lost = [key for key in billed if journal[key][0] != "answered"]
         assert len(lost) <= CONCURRENCY, f"{len(lost)} answers are not in the journal"
         # An answer in the journal is not asked for again.
         again = [key for key, count in before.items() if asked[key] != count]
         assert not again, f"{len(again)} answers were asked for again"
-        before = {key: asked[key] for key, (_, status, _) in journal.items() if status == "answered"}
-        spent = sum(usd for *_, usd in journal.values())
-        usd = sum(u["prompt_tokens"] * 1e-6 + u["completion_tokens"] * 4e-6 for u in billed.values())
+        before = {key: asked[key] for key, (status, _) in journal.items() if status == "answered"}
+        spent = sum(usd for _, usd in journal.values())
+        usd = sum(map(usd_of, billed.values()))
         assert usd - 1e-9 <= spent <= max_usd + 1e-9, f"billed {usd}, counted {spent}, budget {max_usd}"
         if status == 0 and (not is_killed or journal == earlier):  # no budget for one more
             break

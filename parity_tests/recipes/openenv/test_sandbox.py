@@ -27,6 +27,7 @@ def function(body: str) -> str:
     return "import os, socket, sys, time\ndef gauge(a, b):\n" + "\n".join(f"    {line}" for line in lines)
 
 
+MIB = "f.write(bytes(2**20))"
 HOSTILE = {
     "endless loop": ("while True: pass", "used more than 1 seconds of CPU time"),
     "sleep": ("time.sleep(1000)", "was ended after 2 seconds"),
@@ -46,11 +47,11 @@ HOSTILE = {
     ),
     "10 GB of memory": ("x = bytearray(10 * 2**30)", "MemoryError"),
     "a file of 1 GB": (
-        "with open('/tmp/x', 'wb') as f:\n    for _ in range(1024): f.write(bytes(2**20))",
+        f"with open('/tmp/x', 'wb') as f:\n    for _ in range(1024): {MIB}",
         "OSError.*File too large",
     ),
     "many files": (
-        "for i in range(1024):\n    with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20))",
+        f"for i in range(1024):\n    with open(f'/tmp/{{i}}', 'wb') as f: {MIB}",
         "OSError.*No space left",
     ),
     "a file elsewhere": ("open('/x', 'w')", "OSError.*Read-only file system"),
@@ -86,10 +87,7 @@ HOSTILE = {
         "raise ValueError('a\\ud800b\\x00\\x1b[1m \\u202e \\x7fc')",
         r"ValueError: a\\ud800b \[1m c$",
     ),
-    "an error that cannot be printed": (
-        "class E(Exception):\n    def __str__(self): raise E\nraise E",
-        "but E$",
-    ),
+    "an unprintable error": ("class E(Exception):\n    def __str__(self): raise E\nraise E", "but E$"),
     "a value that is no number": ("return object()", "TypeError.*not JSON serializable"),
     "an equal value": ("class A(int):\n    def __eq__(self, other): return True\nreturn A(3)", "but it is 3"),
 }

@@ -165,20 +165,19 @@ def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_carry_nothing(
         inputs = batch_of(trainer, turns)
         assert [env.get_reward() for env in trainer.environments] == [0.5, 1.0, 0.0, 0.0]
     tokens, tool_mask, hint_mask = (inputs[name] for name in ("completion_ids", "tool_mask", "hint_mask"))
-    tokenizer = trainer._tokenizer
+    tokenizer, own = trainer._tokenizer, (tool_mask * inputs["completion_mask"]).bool()
     for row, said in enumerate(turns):
-        own = tokenizer.decode(tokens[row][tool_mask[row].bool() & inputs["completion_mask"][row].bool()])
-        assert own == "".join(text + policy.END for text in said)
+        assert tokenizer.decode(tokens[row][own[row]]) == "".join(text + policy.END for text in said)
         hinted = tokenizer.decode(tokens[row][hint_mask[row].bool()])
         assert hinted == (said[0] + policy.END if row in (0, 2) else "")
     # The teacher's prompt ends with the failing test, the student's has none.
-    teacher = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["hint_prompt_ids"]]
-    student = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["prompt_ids"]]
-    assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
-    assert teacher[1] == student[1] and teacher[0].startswith(
-        student[0].split(policy.END + "\n<|im_start|>a")[0]
+    teacher, student = (
+        [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs[name]]
+        for name in ("hint_prompt_ids", "prompt_ids")
     )
-    own = (tool_mask * inputs["completion_mask"]).bool()
+    assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
+    assert teacher[1] == student[1]
+    assert teacher[0].startswith(student[0].split(policy.END + "\n<|im_start|>a")[0])
     hint = token_gradients(trainer, inputs, hint_weight=1.0, policy_weight=0.0)
     assert torch.equal(hint > 0, hint_mask.bool())
     gradients = token_gradients(trainer, inputs, hint_weight=0.0, policy_weight=1.0)
@@ -219,9 +218,8 @@ def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url:
     model = policy.make_model(tokenizer)
     policy.warm_up(model, tokenizer, 0)
     run = train.Run("RL + hint")
-    train.train(
-        url, model, tokenizer, train.trainer_config(4.0, 2, 0, str(tmp_path)), run, Console(quiet=True)
-    )
+    config = train.trainer_config(4.0, 2, 0, str(tmp_path))
+    train.train(url, model, tokenizer, config, run, Console(quiet=True))
     assert run.first(train.CALLS) > 1.5 and 0.4 < run.first("reward") < 0.8
     assert 0.6 < run.first(train.HINTED) < 1.0
     assert not psutil.Process().children(recursive=True)[1:]  # the server alone

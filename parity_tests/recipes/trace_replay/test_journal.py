@@ -22,9 +22,8 @@ def test_answers_scores_and_failures_are_read_as_written(tmp_path: Path) -> None
             journal.mark(("s", "t", sample), 0.5)
             journal.answer(("s", "t", sample), usd=0.25, message=MESSAGE, finish_reason="stop")
         journal.mark(("s", "u", SCORE), 1.0)
-        journal.answer(
-            ("s", "u", SCORE), usd=0.0, logprobs={"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
-        )
+        score = {"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
+        journal.answer(("s", "u", SCORE), usd=0.0, logprobs=score)
         journal.mark(("s", "u", 0), 1.0)
         journal.fail(("s", "u", 0), usd=0.125, error="why", was_answered=True)
         journal.mark(("s", "u", 1), 2.0)
@@ -58,12 +57,14 @@ def test_a_key_is_sent_again_until_the_endpoint_has_answered_it(tmp_path: Path) 
         keys.append(journal.mark(("s", "t", 0), 0.0))
         journal.fail(("s", "t", 0), usd=0.0, error="cut off", was_answered=True)
         keys.append(journal.mark(("s", "t", 0), 0.0))
-        keys += [
-            journal.mark(("s", "t", 1), 0.0),
-            journal.mark(("s", "u", 0), 0.0),
-            journal.mark(("r", "t", 0), 0.0),
-        ]
+        keys += [journal.mark(other, 0.0) for other in (("s", "t", 1), ("s", "u", 0), ("r", "t", 0))]
     assert [keys.index(key) for key in keys] == [0, 0, 0, 3, 4, 5, 6]
+
+
+def run(program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of its own process on this journal."""
+    command = [sys.executable, "-c", program, path]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 KILLED = """
@@ -75,11 +76,15 @@ journal.answer(("s", "t", 0), usd=0.5, message={"role": "assistant", "content": 
 print(journal.mark(("s", "t", 1), 2.0), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+SECOND = """
+import sys
+from composer_plugins.recipes.trace_replay.journal import Journal
+Journal(sys.argv[1])
+"""
 
 
 def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, tmp_path / "j"]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    killed = run(KILLED, tmp_path / "j")
     assert killed.returncode == -9, killed.stderr
     with Journal(tmp_path / "j") as journal:
         assert [answer.message["content"] for answer in journal.answers()] == ["paid"]
@@ -87,26 +92,16 @@ def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
         assert journal.mark(("s", "t", 1), 2.0) == killed.stdout.strip()
 
 
-SECOND = """
-import sys
-from composer_plugins.errors import ConfigError
-from composer_plugins.recipes.trace_replay.journal import Journal
-try:
-    Journal(sys.argv[1])
-except ConfigError as error:
-    print(error)
-"""
-
-
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_second_process_is_an_error(tmp_path: Path, is_new: bool) -> None:
     if not is_new:
         Journal(tmp_path / "j").close()
     with Journal(tmp_path / "j"):
-        command = [sys.executable, "-c", SECOND, tmp_path / "j"]
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    expected = f"{tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
-    assert second.stdout == expected, second.stderr
+        second = run(SECOND, tmp_path / "j")
+    expected = (
+        f"ConfigError: {tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
+    )
+    assert second.stderr.endswith(expected), second.stderr
     Journal(tmp_path / "j").close()
 
 
@@ -133,9 +128,8 @@ def test_a_journal_of_another_version(tmp_path: Path) -> None:
     Journal(tmp_path / "j").close()
     with closing(sqlite3.connect(tmp_path / "j")) as journal:
         journal.execute("PRAGMA user_version = 7")
-    assert refusal(tmp_path / "j", DataError).startswith(
-        "the journal has format 7, and this version reads 1; "
-    )
+    said = "the journal has format 7, and this version reads 1; "
+    assert refusal(tmp_path / "j", DataError).startswith(said)
 
 
 def test_a_damaged_journal(tmp_path: Path) -> None:
