@@ -16,9 +16,10 @@ from composer_plugins.recipes.diloco.object_store import ObjectStore
 from composer_plugins.recipes.diloco.outer import OuterOptimizer, pseudo_gradient, weights_hash
 from composer_plugins.recipes.diloco.rounds import Commit, Rounds
 from parity_tests.recipes.diloco.tiny import (
-    SYNC_EVERY,
+    SETTINGS,
     Learner,
     commits_of,
+    joined,
     make_rounds,
     read_lines,
     reference,
@@ -26,7 +27,6 @@ from parity_tests.recipes.diloco.tiny import (
     weights_of,
 )
 
-SETTINGS = {"sync_every": SYNC_EVERY}
 REPLICAS, ROUNDS = 3, 6
 
 
@@ -43,19 +43,6 @@ def run_threads(url: str, log: Path, replicas: Sequence[dict[str, Any]], rounds:
             for number, options in enumerate(replicas)
         ]
         return [run.result() for run in runs]
-
-
-def joined(
-    url: str | Path, replica: int = 0, replicas: int = 1, *, others: bool = True, **options: Any
-) -> Rounds:
-    """A replica that has joined, and whether all others have."""
-    store = ObjectStore(str(url))
-    for other in range(replicas if others else 0):
-        if other != replica:
-            store.create(f"replicas/{other}-x.json", b"{}")
-    rounds = make_rounds(store, replica, replicas, **options)
-    rounds.join(weights_of(), SETTINGS)
-    return rounds
 
 
 def train(rounds: Rounds) -> Any:

@@ -29,6 +29,7 @@ from composer_plugins.recipes.diloco.outer import (
 from composer_plugins.recipes.diloco.rounds import Commit, Rounds
 
 SYNC_EVERY = 3
+SETTINGS = {"sync_every": SYNC_EVERY}
 ROWS_PER_BATCH = 8
 LEARNING_RATE = 0.01
 SECONDS = 240  # the limit of whatever waits for a process
@@ -107,6 +108,25 @@ def make_rounds(store: ObjectStore, replica: int, replicas: int = 3, **options: 
     return Rounds(store, replica=replica, replicas=replicas, **options)
 
 
+def joined(
+    url: str | Path,
+    replica: int = 0,
+    replicas: int = 1,
+    *,
+    owner: str = "",
+    others: bool = True,
+    **options: Any,
+) -> Rounds:
+    """A replica that has joined; `others`: as if all others had joined before."""
+    store = ObjectStore(str(url), owner=owner)
+    for other in range(replicas if others else 0):
+        if other != replica:
+            store.create(f"replicas/{other}-x.json", b"{}")
+    rounds = make_rounds(store, replica, replicas, **options)
+    rounds.join(weights_of(), SETTINGS)
+    return rounds
+
+
 def run_replica(
     url: str,
     replica: int,
@@ -121,11 +141,10 @@ def run_replica(
 ) -> list[Commit]:
     """Train until so many rounds are committed. Each round that begins is a line in `log`."""
     torch.set_num_threads(1)
-    store = ObjectStore(url, owner=str(replica))
+    ObjectStore(url, owner=str(replica))
     if dies:
         die_at(*dies)
-    exchange = make_rounds(store, replica, replicas, timeout=timeout)
-    exchange.join(weights_of(), {"sync_every": SYNC_EVERY})
+    exchange = joined(url, replica, replicas, owner=str(replica), others=False, timeout=timeout)
     learner, commits = Learner(), []
     while exchange.round < rounds:
         if log:
