@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from parity_tests.recipes.diloco.tiny import (
-    SECONDS,
-    commits_of,
-    ended,
-    processes,
-    read_lines,
-    reference,
-    wait_until,
-)
+from parity_tests.recipes.diloco.tiny import commits_of, read_lines, reference, run_replica, wait_until
+from parity_tests.rigs.forked import SECONDS, ended, processes
 
 REPLICAS = 3
 MOMENTS = [
@@ -45,7 +38,7 @@ def assert_equals_the_reference(url: str, log: Path, rounds: int) -> list[tuple[
 def test_a_replica_is_killed_and_starts_again(moment: str, prefix: str, tmp_path: Path) -> None:
     """Replica 0 kills itself in its first round that it gets to the moment."""
     url, log, rounds = str(tmp_path / "store"), tmp_path / "log", 4
-    with processes() as start:
+    with processes(run_replica) as start:
         options = {"log": str(log)}
         others = [start(url, replica, REPLICAS, rounds, **options) for replica in (1, 2)]
         first = start(url, 0, REPLICAS, rounds, dies=(moment, prefix), **options)
@@ -64,7 +57,7 @@ def test_kills_at_random_moments(timeout: float, tmp_path: Path) -> None:
     """With the long timeout a round waits for whoever was killed, with the short one it does not."""
     url, log, rounds, kills = str(tmp_path / "store"), tmp_path / "log", 30, 25
     draw, attempts = random.Random(int(timeout)), [0] * REPLICAS
-    with processes() as start:
+    with processes(run_replica) as start:
 
         def begin(replica: int) -> Any:
             options = {"log": str(log), "timeout": timeout, "pause": 0.01, "attempt": attempts[replica]}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from torchft.coordination import LighthouseServer
 
-from parity_tests.recipes.diloco.tiny import SYNC_EVERY, ended, processes, read_lines, reference, wait_until
+from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference, wait_until
 from parity_tests.recipes.diloco.tiny_trainer import MICRO_BATCHES, run_trainer
+from parity_tests.rigs.forked import ended, processes
 
 ROUNDS = 5
 MAX_STEPS = SYNC_EVERY * ROUNDS
@@ -48,36 +49,32 @@ def train_two(
     log: Path, own: Any = ({}, {}), replicas: int = 2, min_replicas: int = 1, **options: Any
 ) -> None:
     """Train replicas 0 and 1 to their end, each with its own options too."""
-    with lighthouse(min_replicas) as address, processes() as start:
+    with lighthouse(min_replicas) as address, processes(run_trainer) as start:
         given = (address, 0, replicas, MAX_STEPS, str(log)), (address, 1, replicas, MAX_STEPS, str(log))
-        both = [start(*given[i], target=run_trainer, **options, **own[i]) for i in (0, 1)]
+        both = [start(*given[i], **options, **own[i]) for i in (0, 1)]
         assert [ended(process) for process in both] == [0, 0]
 
 
-def test_two_processes_equal_one_at_every_round(tmp_path: Path) -> None:
-    """With gradient accumulation: sync_every counts optimizer steps."""
-    train_two(tmp_path / "log")
-    rounds = [(i + 1, ("0", "1"), one) for i, one in enumerate(expected([[(0, 0), (1, 0)]] * ROUNDS))]
-    for replica in (0, 1):
-        assert reported(tmp_path / "log", replica) == rounds
-
-
 def test_a_killed_replica_leaves_the_other_training_and_may_come_back(tmp_path: Path) -> None:
-    """Replica 1 is killed in round 3. Started again it takes the weights of a later round, and trains on."""
+    """Every round equals the training in one process. sync_every counts steps, not micro-batches.
+
+    Replica 1 is killed in round 3. Started again it takes the weights of a later round, and trains on.
+    """
     log, rounds = tmp_path / "log", 12
-    with lighthouse() as address, processes() as start:
+    with lighthouse() as address, processes(run_trainer) as start:
         common = (2, SYNC_EVERY * rounds, str(log))
         again = str(tmp_path / "replica 1 begins again")
         waits = (5 * SYNC_EVERY, again)  # otherwise the survivor may have ended before
-        survivor = start(address, 0, *common, waits=waits, pause=0.2, target=run_trainer)
-        first = start(address, 1, *common, dies_at=2 * SYNC_EVERY + 1, target=run_trainer)
+        survivor = start(address, 0, *common, waits=waits, pause=0.2)
+        first = start(address, 1, *common, dies_at=2 * SYNC_EVERY + 1)
         assert ended(first) == -signal.SIGKILL
         before = len(reported(log, 1))
         wait_until(lambda: len(reported(log, 0)) >= 4)
-        second = start(address, 1, *common, begins=again, target=run_trainer)
+        second = start(address, 1, *common, begins=again)
         assert [ended(survivor), ended(second)] == [0, 0]
-    assert before == 2
-    of_survivor, of_second = reported(log, 0), reported(log, 1)[before:]
+    of_survivor, of_first, of_second = reported(log, 0), reported(log, 1)[:2], reported(log, 1)[2:]
+    assert before == 2 and of_first == of_survivor[:2]
+    assert [number for number, _, _ in of_survivor] == list(range(1, rounds + 1))
     participants = [who for _, who, _ in of_survivor]
     alone = participants.count(("0",))
     assert participants == [("0", "1")] * 2 + [("0",)] * alone + [("0", "1")] * (rounds - 2 - alone)
@@ -107,14 +104,14 @@ def test_a_wrong_number_of_replicas_is_an_error_after_the_timeout(tmp_path: Path
 
 def test_no_lighthouse_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with processes() as start:
+    with processes(run_trainer) as start:
         address = "http://127.0.0.1:1"  # nothing listens there
-        assert ended(start(address, 0, 2, 6, str(log), timeout=3.0, target=run_trainer)) == 0
+        assert ended(start(address, 0, 2, 6, str(log), timeout=3.0)) == 0
     assert errors(log)[0].startswith("lighthouse: http://127.0.0.1:1 does not answer")
 
 
 def test_an_exception_in_the_training_ends_the_process(tmp_path: Path) -> None:
     """The threads of torchft's manager do not keep it alive."""
     log = tmp_path / "log"
-    with lighthouse() as address, processes() as start:
-        assert ended(start(address, 0, 1, MAX_STEPS, str(log), raises=True, target=run_trainer)) == 1
+    with lighthouse() as address, processes(run_trainer) as start:
+        assert ended(start(address, 0, 1, MAX_STEPS, str(log), raises=True)) == 1

@@ -1,13 +1,10 @@
 """A tiny training for the tests of DiLoCo: the replicas as processes, and the same in one process."""
 
-import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,12 @@ from composer_plugins.recipes.diloco.outer import (
     weights_hash,
 )
 from composer_plugins.recipes.diloco.rounds import Commit, Rounds
+from parity_tests.rigs.forked import PRELOAD, SECONDS
 
 SYNC_EVERY = 3
 SETTINGS = {"sync_every": SYNC_EVERY}
 ROWS_PER_BATCH = 8
 LEARNING_RATE = 0.01
-SECONDS = 240  # the limit of whatever waits for a process
 
 
 class Regression(nn.Module):
@@ -189,39 +186,9 @@ def die_at(moment: str, prefix: str) -> None:
     ObjectStore.put_new = watched_put  # type: ignore[method-assign]
 
 
-FORKSERVER = multiprocessing.get_context("forkserver")
-# What takes seconds to import. An optimizer imports torch._dynamo.
-FORKSERVER.set_forkserver_preload(
-    ["torch._dynamo", "composer_plugins.recipes.diloco.rounds", "transformers.trainer", "torchft"]
-)
+# An optimizer imports torch._dynamo.
+PRELOAD += ["torch._dynamo", "composer_plugins.recipes.diloco.rounds", "transformers.trainer", "torchft"]
 os.environ.setdefault("RUST_LOG", "error")  # torchft's lighthouse logs every quorum
-
-
-@contextmanager
-def processes() -> Iterator[Callable[..., Any]]:
-    """Give a function that starts `run_replica` in a process; kill all that are left at the end."""
-    started = []
-
-    def start(*arguments: Any, target: Callable[..., Any] = run_replica, **options: Any) -> Any:
-        process = FORKSERVER.Process(target=target, args=arguments, kwargs=options, daemon=True)
-        process.start()
-        started.append(process)
-        return process
-
-    try:
-        yield start
-    finally:
-        for process in started:
-            with contextlib.suppress(ValueError):
-                process.kill()
-                process.join(SECONDS)
-
-
-def ended(process: Any) -> int:
-    """Wait for the end of a process; return its exit code."""
-    process.join(SECONDS)
-    assert process.exitcode is not None, "a replica did not end"
-    return int(process.exitcode)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -1,6 +1,10 @@
 """The tests of recipes/openenv need a sandbox, which a container may not permit, and the extra."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
+
+import psutil
+import pytest
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.openenv.sandbox import Sandbox
@@ -15,6 +19,16 @@ try:
 except ConfigError as error:
     REASON = f"recipes/openenv: not collected, because {error}"
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of a server with sessions for every test."""
+    from composer_plugins.recipes.openenv.server import serving
+
+    with serving(Sandbox(), 32) as address:  # a batch of the training
+        yield address
+    assert not psutil.Process().children(recursive=True)
 
 
 def pytest_terminal_summary(terminalreporter: object) -> None:

@@ -13,22 +13,13 @@ import psutil
 import pytest
 from openenv import GenericEnvClient
 
-from composer_plugins.recipes.openenv.sandbox import Sandbox
-from composer_plugins.recipes.openenv.server import READY, serving
+from composer_plugins.recipes.openenv.server import READY
 from composer_plugins.recipes.openenv.tasks import make_tasks
 
-SESSIONS = 8
 COMMAND = [sys.executable, "-m", "composer_plugins.recipes.openenv"]
 WRONG = "def {0.function}(a, b):\n    return -99"
 TASKS = make_tasks(0)
 TASK = TASKS[0]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(Sandbox(), SESSIONS) as address:
-        yield address
-    assert not psutil.Process().children(recursive=True)
 
 
 @pytest.fixture
@@ -87,9 +78,9 @@ def test_episodes_at_the_same_time_do_not_mix(url: str) -> None:
             wrong = own.step({"source": WRONG.format(TASKS[number])})
             return own.step({"source": TASKS[number].solution}).reward, wrong.observation["error"]
 
-    with ThreadPoolExecutor(SESSIONS - 1) as pool:
-        results = list(pool.map(episode, range(SESSIONS - 1)))
-    assert [reward for reward, _ in results] == [0.5] * (SESSIONS - 1)
+    with ThreadPoolExecutor(7) as pool:
+        results = list(pool.map(episode, range(7)))
+    assert [reward for reward, _ in results] == [0.5] * 7
     for task, (_, error) in zip(TASKS, results, strict=False):
         assert error.startswith(f"{task.call(task.cases[0])} should be {task.cases[0].expected},")
 
@@ -101,16 +92,6 @@ def test_the_server_lives_after_hostile_code(client: Any) -> None:
         assert result.observation["passed"] == 0 and len(result.observation["error"]) < 300
     client.reset(seed=0, task=0)
     assert client.step({"source": TASK.solution}).reward == 1.0
-
-
-@pytest.mark.slow
-def test_the_servers_environment_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_KEY_OF_A_TEST", "abracadabra")
-    reading = f"import os\ndef {TASK.function}(a, b):\n    return str(dict(os.environ))"
-    with serving(Sandbox(), 1) as address, GenericEnvClient(base_url=address).sync() as own:
-        own.reset(seed=0, task=0)
-        error = own.step({"source": reading}).observation["error"]
-    assert "but it is" in error and "abracadabra" not in error
 
 
 def test_the_server_ends_with_the_process_that_started_it() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import tomllib
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +16,6 @@ from verifiers.v1.trace import AgentInfo, Trace, TraceTask  # noqa: E402
 from verifiers.v1.types import AssistantMessage, UserMessage  # noqa: E402
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # noqa: E402
 
-from composer_plugins.recipes.openenv.sandbox import Sandbox  # noqa: E402
-from composer_plugins.recipes.openenv.server import serving  # noqa: E402
 from composer_plugins.recipes.openenv.tasks import make_tasks  # noqa: E402
 from parity_tests.rigs.paths import ROOT  # noqa: E402
 
@@ -27,12 +24,6 @@ TABLE = tomllib.loads((FOLDER / "prime_rl.toml").read_text())["orchestrator"]["t
 TASK = make_tasks(0)[3]
 WRONG = f"def {TASK.function}(a, b):\n    return -99"
 HINT_TOKENS = [7, 7, 7]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(Sandbox(), 4) as address:
-        yield address
 
 
 @pytest.fixture

@@ -67,15 +67,19 @@ def expected(node: User | Response, before: tuple[str, ...] = ()) -> Iterator[tu
         yield from expected(child, before + said)
 
 
+def user_line(content: Any, **rest: Any) -> Line:
+    return {"type": "user", "message": {"role": "user", "content": content}, **rest}
+
+
 class Writer:
     """Writes conversations as lines, with everything between them that the format has."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
-        self.choose, self.lines, self.number = choose, list[Line](), 0
+        self.choose, self.lines, self.number, self.is_side_chain = choose, list[Line](), 0, False
 
     def add(self, parent: str | None, **rest: Any) -> str:
         self.number += 1
-        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": False, **rest}
+        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": self.is_side_chain, **rest}
         self.lines.append(line)
         return f"u{self.number}"
 
@@ -85,9 +89,10 @@ class Writer:
             {"type": "system", "subtype": "turn_duration"},
             {"type": "attachment", "attachment": {"type": "todo"}},
             {"type": "progress"},
+            user_line("a note of the display", isVisibleInTranscriptOnly=True),
         ]
-        choice = self.choose(6)
-        return self.add(parent, **between[choice]) if choice < 3 else parent
+        choice = self.choose(7)
+        return self.add(parent, **between[choice]) if choice < 4 else parent
 
     def block(self, parent: str, response: str, block: dict[str, Any]) -> str:
         return self.add(
@@ -97,7 +102,7 @@ class Writer:
     def write(self, node: User | Response, parent: str | None) -> None:
         if isinstance(node, User):
             content: Any = node.text if self.choose(2) else [{"type": "text", "text": node.text}]
-            last = self.add(parent, type="user", message={"role": "user", "content": content})
+            last = self.add(parent, **user_line(content, isMeta=bool(self.choose(2))))
         else:
             assert parent is not None
             last = self.response(node, parent)
@@ -121,7 +126,7 @@ class Writer:
             own.reverse()  # results arrive in any order
         for line, call, result in own:
             content = [{"type": "tool_result", "tool_use_id": call, "content": result}]
-            last = self.add(line, type="user", message={"role": "user", "content": content})
+            last = self.add(line, **user_line(content))
         return last
 
 
@@ -137,10 +142,14 @@ def shown(message: dict[str, Any]) -> str:
 def test_every_action_has_the_messages_that_came_before_it(
     tmp_path_factory: pytest.TempPathFactory, roots: list[User], random: Any
 ) -> None:
-    """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots."""
+    """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots.
+
+    A root may be a side chain: a conversation of its own. A hidden line is a message, as a reminder is.
+    """
     writer = Writer(lambda n: random.randrange(n))
     writer.lines.append({"type": "summary", "summary": "s", "leafUuid": "x"})
     for root in roots:
+        writer.is_side_chain = bool(random.randrange(2))
         writer.write(root, None)
     found, tally = read_log(tmp_path_factory.mktemp("log") / "s.jsonl", writer.lines)
     made = Counter((tuple(map(shown, acted.messages)), shown(acted.observed)) for acted in found)
@@ -152,8 +161,7 @@ def test_every_action_has_the_messages_that_came_before_it(
 
 
 def user(uuid: str, parent: str | None, content: Any, **rest: Any) -> Line:
-    message = {"role": "user", "content": content}
-    return {"type": "user", "uuid": uuid, "parentUuid": parent, "message": message, **rest}
+    return {"uuid": uuid, "parentUuid": parent, **user_line(content, **rest)}
 
 
 def reply(uuid: str, parent: str | None, *blocks: Any, name: str = "", **rest: Any) -> Line:
@@ -178,20 +186,6 @@ def contents(acted: Acted) -> list[str]:
 
 
 A, B = user("1", None, "a"), reply("2", "1", text("b"))
-
-
-def test_a_side_chain_is_a_conversation_of_its_own(tmp_path: Path) -> None:
-    lines = [
-        user("1", None, "do it"),
-        reply("2", "1", use("c")),
-        user("s1", None, "search", isSidechain=True),
-        reply("s2", "s1", text("found")),
-        user("3", "2", [result("c", "found")]),
-        reply("4", "3", text("done")),
-    ]
-    found, _ = read_log(tmp_path / "s.jsonl", lines)
-    assert [contents(acted) for acted in found] == [["do it"], ["search"], ["do it", "", "found"]]
-    assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:6"]
 
 
 def test_the_last_line_may_be_torn_and_no_other(tmp_path: Path) -> None:
@@ -235,16 +229,7 @@ def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path:
             ["first", "one", "kept"],
             ["summary", "kept", "two", "go on"],
         ]
-
-
-def test_hidden_lines_are_messages_and_notes_of_the_display_are_not(tmp_path: Path) -> None:
-    lines = [
-        A,
-        user("2", "1", "reminder", isMeta=True),
-        user("3", "2", "note", isVisibleInTranscriptOnly=True),
-        reply("4", "3", text("b")),
-    ]
-    assert [contents(acted) for acted in read_log(tmp_path / "s.jsonl", lines)[0]] == [["a", "reminder"]]
+        assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:8"]
 
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}

@@ -111,6 +111,9 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
     assert len(server.requests) == 33
     written = {"run.json", "states.jsonl", "answers.sqlite", "pairs.parquet", "report.md", "README.md"}
     assert {path.name for path in folder.iterdir()} == written
+    ran_with = json.loads((folder / "run.json").read_text())
+    assert (ran_with["states"], ran_with["states_without_tools"], ran_with["redact"]) == (11, 0, "secrets")
+    assert ran_with["lines"]["torn last line of a file that is being written"] == 1
     states, report, card = ((folder / n).read_text() for n in ("states.jsonl", "report.md", "README.md"))
     hidden = [*demo.PLANTED, str(folder.parent)]
     assert not any(text in states + report + card for text in hidden)
@@ -133,12 +136,6 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_secrets_stay_if_nothing_is_redacted(run: Run, tmp_path: Path) -> None:
-    assert run(STATES.replace("secrets", "nothing")).code == 0
-    text = (tmp_path / "run/states.jsonl").read_text()
-    assert all(secret in text for secret in demo.PLANTED)
-
-
 BOTH = "--out run --redact nothing"
 CANNOT_START = [
     (
@@ -154,11 +151,6 @@ CANNOT_START = [
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
     (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
     (
-        f"states foreign.jsonl {BOTH}",
-        "foreign.jsonl:1: the line is of no known format, its fields are msg, ts; give logs of one of these "
-        "formats: claude-code, openai, verifiers",
-    ),
-    (
         f"states silent.jsonl {BOTH}",
         "LOGS: no action of a model is in 1 file(s); give logs in which a model acted",
     ),
@@ -173,8 +165,7 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     Path("empty").mkdir()
     Path("full").mkdir()
     silent = SESSION.read_text().splitlines()[2] + "\n"
-    files = {"foreign.jsonl": '{"ts": 1, "msg": "started"}\n', "silent.jsonl": silent}
-    for name, text in {"file": "", "full/states.jsonl": "", **files}.items():
+    for name, text in {"file": "", "full/states.jsonl": "", "silent.jsonl": silent}.items():
         Path(name).write_text(text)
     write_teachers("http://127.0.0.1:9/v1")
     before = {*Path().rglob("*")}
@@ -194,8 +185,6 @@ NO_JOURNAL = [
 ]
 WITH_A_JOURNAL = [
     ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
-    ("pairs run --judge nowhere:f", "--judge: 'nowhere:f' cannot be imp"),
-    ("pairs run --ignore Bash.x", "--ignore: unknown argument of a tool"),
     (
         f"states {SESSION} --out run --redact secrets",
         "--out: run has the states of a run with other tools; name another folder",
@@ -213,12 +202,8 @@ def test_a_command_that_does_not_go_with_the_run_is_an_error(
     if has_journal:
         ask(folder, "ada")
         answer(folder, "0" * 16, "ada", {"content": "x"})
-    refused = error(run(line))
-    assert refused.startswith(message)
+    assert error(run(line)).startswith(message)
     assert (folder / "answers.sqlite").exists() == has_journal
-    if "--judge" in line:
-        folders = "run this command in the folder that holds the module, or put that folder into PYTHONPATH"
-        assert refused.endswith(folders)
 
 
 def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) -> None:
@@ -233,9 +218,12 @@ def test_a_folder_that_holds_something_else_is_an_error(run: Run, folder: Path) 
 
 
 def test_what_a_run_wrote_is_no_log_of_the_next(run: Run, tmp_path: Path) -> None:
+    """And secrets stay, if nothing is redacted."""
     (tmp_path / "s.jsonl").write_bytes(SESSION.read_bytes())
     for _ in range(2):
         assert run("states . --out run --redact nothing").out.startswith("11 states")
+    text = (tmp_path / "run/states.jsonl").read_text()
+    assert all(secret in text for secret in demo.PLANTED)
 
 
 def test_no_pair_is_reported_and_is_status_1(run: Run, folder: Path) -> None:
@@ -265,12 +253,6 @@ def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
         for teacher in ("ada", "bob"):
             answer(folder, state.id, teacher, {"role": "assistant", "content": teacher})
     assert run("pairs run --judge my_judge:same").out.startswith("9 pairs")  # two traces have text
-
-
-def test_what_happened_to_the_logs_is_in_the_folder(run: Run, folder: Path) -> None:
-    ran = json.loads((folder / "run.json").read_text())
-    assert (ran["states"], ran["states_without_tools"], ran["redact"]) == (11, 0, "secrets")
-    assert ran["lines"]["torn last line of a file that is being written"] == 1
 
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:

@@ -61,21 +61,6 @@ def test_a_key_is_sent_again_until_the_endpoint_has_answered_it(tmp_path: Path) 
     assert [keys.index(key) for key in keys] == [0, 0, 0, 3, 4, 5, 6]
 
 
-def run(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program of its own process on this journal."""
-    command = [sys.executable, "-c", program, path]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-
-KILLED = """
-import os, signal, sys
-from composer_plugins.recipes.trace_replay.journal import Journal
-journal = Journal(sys.argv[1])
-journal.mark(("s", "t", 0), 1.0)
-journal.answer(("s", "t", 0), usd=0.5, message={"role": "assistant", "content": "paid"})
-print(journal.mark(("s", "t", 1), 2.0), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 SECOND = """
 import sys
 from composer_plugins.recipes.trace_replay.journal import Journal
@@ -83,21 +68,13 @@ Journal(sys.argv[1])
 """
 
 
-def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
-    killed = run(KILLED, tmp_path / "j")
-    assert killed.returncode == -9, killed.stderr
-    with Journal(tmp_path / "j") as journal:
-        assert [answer.message["content"] for answer in journal.answers()] == ["paid"]
-        assert (journal.interrupted, journal.spent()) == (1, 2.5)
-        assert journal.mark(("s", "t", 1), 2.0) == killed.stdout.strip()
-
-
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_second_process_is_an_error(tmp_path: Path, is_new: bool) -> None:
     if not is_new:
         Journal(tmp_path / "j").close()
     with Journal(tmp_path / "j"):
-        second = run(SECOND, tmp_path / "j")
+        command = [sys.executable, "-c", SECOND, tmp_path / "j"]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     expected = (
         f"ConfigError: {tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
     )
