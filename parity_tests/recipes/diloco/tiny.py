@@ -138,7 +138,6 @@ def run_replica(
 ) -> list[Commit]:
     """Train until so many rounds are committed. Each round that begins is a line in `log`."""
     torch.set_num_threads(1)
-    ObjectStore(url, owner=str(replica))
     if dies:
         die_at(*dies)
     exchange = joined(url, replica, replicas, owner=str(replica), others=False, timeout=timeout)

@@ -60,17 +60,10 @@ def test_an_endpoint_without_them_stops_the_replay(tmp_path: Path) -> None:
             replayed(tmp_path / "j", STATES, [teacher], concurrency=1)
 
 
-BEFORE = {"prompt_token_ids": [5, 6]}
 SECOND, THIRD = {"6": {"logprob": -1}}, {"7": {"logprob": -2}}
 WHOLE = {"prompt_token_ids": [5, 6, 7], "prompt_logprobs": [None, SECOND, THIRD]}
 OTHER_PROMPT = "chat template: it renders prompt \\+ completion differently"
 NO_LOGPROB = "prompt_logprobs has no log-probability"
-
-
-def test_vllms_shape() -> None:
-    teacher = a_teacher("http://unused/v1")
-    expected = {"token_ids": [5, 6, 7], "logprobs": [0.0, -1.0, -2.0], "start": 2}
-    assert logprobs.read_score(BEFORE, WHOLE, teacher) == expected
 
 
 @pytest.mark.parametrize(
