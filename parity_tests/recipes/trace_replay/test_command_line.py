@@ -149,6 +149,7 @@ CANNOT_START = [
     (f"states {SESSION} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
+    (f"states file {BOTH}", "file:1: the line is not JSON"),
     (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
     (
         f"states silent.jsonl {BOTH}",
@@ -165,7 +166,7 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     Path("empty").mkdir()
     Path("full").mkdir()
     silent = SESSION.read_text().splitlines()[2] + "\n"
-    for name, text in {"file": "", "full/states.jsonl": "", "silent.jsonl": silent}.items():
+    for name, text in {"file": "text", "full/states.jsonl": "", "silent.jsonl": silent}.items():
         Path(name).write_text(text)
     write_teachers("http://127.0.0.1:9/v1")
     before = {*Path().rglob("*")}
@@ -185,6 +186,8 @@ NO_JOURNAL = [
 ]
 WITH_A_JOURNAL = [
     ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
+    ("pairs run --judge nowhere:f", "--judge: 'nowhere:f' cannot be imp"),
+    ("pairs run --ignore Bash.x", "--ignore: unknown argument of a tool"),
     (
         f"states {SESSION} --out run --redact secrets",
         "--out: run has the states of a run with other tools; name another folder",

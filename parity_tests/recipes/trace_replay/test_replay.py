@@ -131,7 +131,8 @@ def test_a_teacher_that_cannot_answer_stops_the_replay(
 ) -> None:
     """With one sentence, at once if its key or model is wrong. What has arrived stays."""
     server = start(faults={name: repeat(fault)})
-    teachers = [a_teacher(server.base_url, name, max_retries=0, timeout=0.3) for name in "ab"]
+    options = {"max_retries": 0, "timeout": 0.3 if fault == "hang" else 10.0}
+    teachers = [a_teacher(server.base_url, name, **options) for name in "ab"]
     with pytest.raises(ConfigError) as stopped:
         replayed(path, [a_state(i) for i in range(50)], teachers, concurrency=4)
     assert str(stopped.value).startswith(message.format(server.base_url)) and "; " in str(stopped.value)
