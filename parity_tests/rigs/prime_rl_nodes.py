@@ -13,28 +13,21 @@ from parity_tests.rigs.prime_rl_doubles import WithWeights
 
 
 @dataclass
-class MessageNode:
-    """Of verifiers since 4bcb48e55."""
-
-    token_ids: list[int]
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # one per True of the mask
-    sampled: bool = False
-    reference_logprobs: list[float] | None = None
-    loss_weights: dict[str, list[float]] | None = None
-
-
-@dataclass
 class OldMessageNode:
     """Of the verifiers that PRIME-RL 0.8.0 pins."""
 
     token_ids: list[int]
     mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # one per True of the mask
     sampled: bool = False
 
 
-Node = MessageNode | OldMessageNode
+@dataclass
+class MessageNode(OldMessageNode):
+    """Of verifiers since 4bcb48e55."""
+
+    reference_logprobs: list[float] | None = None
+    loss_weights: dict[str, list[float]] | None = None
 
 
 @dataclass
@@ -96,17 +89,12 @@ def samples(trace: Trace) -> list[TrainingSample]:
         mask = [m and id(node) not in seen for node in branch.nodes for m in node.mask]
         if any(mask):
             weights = [w for node in branch.nodes for w in _weights(node, id(node) in seen)]
-            made.append(
-                TrainingSample(
-                    branch.token_ids,
-                    mask,
-                    _spread(branch, lambda node: node.logprobs),
-                    _spread(branch, lambda node: node.reference_logprobs)
-                    if any(node.reference_logprobs is not None for node in branch.nodes)
-                    else None,
-                    weights if any(weights) else None,  # a stream of zeros is none
-                )
-            )
+            has_reference = any(node.reference_logprobs is not None for node in branch.nodes)
+            logprobs = _spread(branch, lambda node: node.logprobs)
+            reference = _spread(branch, lambda node: node.reference_logprobs) if has_reference else None
+            # A stream of zeros is none.
+            given = reference, weights if any(weights) else None
+            made.append(TrainingSample(branch.token_ids, mask, logprobs, *given))
         seen |= {id(node) for node in branch.nodes if node.sampled}
     return made
 

@@ -1,4 +1,4 @@
-"""States, teachers and runs for the tests of recipes/trace_replay."""
+"""Logs, states, teachers and runs for the tests of recipes/trace_replay."""
 
 import asyncio
 import json
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_plugins.recipes.trace_replay import asking
+from composer_plugins.recipes.trace_replay.formats import log_files, read_logs
+from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
 from composer_plugins.recipes.trace_replay.journal import Journal
 from composer_plugins.recipes.trace_replay.replay import Summary, replay
 from composer_plugins.recipes.trace_replay.states import State, state_id
@@ -34,6 +37,19 @@ def a_teacher(base_url: str, name: str = "a", **changes: Any) -> Teacher:
     return Teacher.model_validate(entry | changes)
 
 
+FREE = {"usd_per_million_input": 0, "usd_per_million_output": 0}
+
+
+def most_usd(teacher: Teacher) -> float:
+    """The most that the answer of a teacher to one of these states can cost."""
+    return asking.most_usd(teacher, asking.chat_body(a_state(0), teacher))
+
+
+def usd_of(usage: dict[str, int]) -> float:
+    """What a teacher bills for these tokens."""
+    return usage["prompt_tokens"] * 1e-6 + usage["completion_tokens"] * 4e-6
+
+
 def echo(body: dict[str, Any]) -> dict[str, Any]:
     """The answer of a scripted teacher: a call that names the model and the task."""
     return a_call(f"{body['model']}: {body['messages'][0]['content']}")
@@ -54,3 +70,11 @@ def replayed(
     with Journal(path) as journal:
         on_progress = (seen if seen is not None else []).append
         return asyncio.run(replay(states, teachers, journal, **options, on_progress=on_progress))
+
+
+def read_log(path: Path, rows: Sequence[Any] | str, name: str | None = None) -> tuple[list[Acted], Tally]:
+    """Write a log of these rows, or of this text, and read it as the format `name`, or as the one it has."""
+    text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    tally = Tally()
+    return list(read_logs(log_files([path]), name, None, tally)), tally

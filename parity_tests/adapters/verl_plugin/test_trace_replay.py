@@ -1,7 +1,7 @@
 """The pairs of recipes/trace_replay in verl's replay channel, in the real `main_ppo`.
 
 From the recorded session of its demo, through three scripted teachers over HTTP, to a parquet file with tool
-calls and tools. `recipes/trace_replay/test_end_to_end.py` does the same in TRL.
+calls and tools. `recipes/trace_replay/test_command_line.py` does the same in TRL.
 """
 
 import json

@@ -18,27 +18,25 @@ from composer_plugins.recipes.diloco import __main__ as command
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "said"),
     [
-        (["--steps", "25"], "--steps: 25 is not a multiple of --sync-every 10"),
-        (["--store", "x", "--lighthouse", "y"], "--lighthouse: --store is set too; set one of them"),
-        (["--lighthouse", "y"], "--lighthouse: --replica is not set"),
-        (["--replica", "0"], "--replica: neither --lighthouse nor --store is set"),
-        (["--replica", "2", "--store", "x"], "--replica: it is 2; number the 2 replicas from 0"),
-        (["--host", "here"], "--host: it is for a replica with --lighthouse"),
-        (["--timeout", "nan"], "--timeout: it is nan; set seconds above 0"),
-        (["--timeout", "-1"], "--timeout: it is -1; set seconds above 0"),
+        ("--store x --lighthouse y", "--lighthouse: --store is set too; set one of them"),
+        ("--lighthouse y", "--lighthouse: --replica is not set"),
+        ("--replica 0", "--replica: neither --lighthouse nor --store is set"),
+        ("--replica 2 --store x", "--replica: it is 2; number the 2 replicas from 0"),
+        ("--host here", "--host: it is for a replica with --lighthouse"),
+        ("--timeout nan", "--timeout: it is nan; set seconds above 0"),
+        ("--timeout -1", "--timeout: it is -1; set seconds above 0"),
+        ("--store full", "--store: full has a run already; name a new one"),
     ],
 )
-def test_a_wrong_option_is_an_error(arguments: list[str], said: str) -> None:
-    result = CliRunner().invoke(command.app, arguments)
-    assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
-
-
-def test_a_store_that_has_a_run_is_an_error_of_the_demo(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    result = CliRunner().invoke(command.app, ["--store", str(tmp_path)])
-    said = f"--store: {tmp_path} has a run already; name a new one"
+def test_a_wrong_option_is_an_error(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/run.json").write_text("{}")
+    result = CliRunner().invoke(command.app, line.split())
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(said)
 
 
@@ -72,40 +70,28 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
     assert run.stderr == f"error: {said}\n"
 
 
-def report(replica: int, number: int, weights: str) -> dict[str, Any]:
-    return {
-        "replica": replica,
-        "number": number,
-        "participants": ["0", "1"],
-        "weights": weights * 64,
-        "reward": 0.5,
-    }
-
-
-def result(replica: int) -> dict[str, Any]:
-    return {"replica": replica, "rewards": [0.1, 0.5], "greedy": 0.4, "bytes_of_weights": 1_000_000}
-
-
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([report(0, 1, "a"), report(1, 1, "a"), report(1, 2, "b"), report(0, 2, "b")], ""),
-        (
-            [report(0, 1, "a"), report(1, 1, "a"), report(1, 2, "b"), report(0, 2, "c")],
-            "differ after round 2",
-        ),
-        ([report(0, 1, "a"), report(1, 1, "a"), report(0, 2, "b")], "1 of 2 rounds were reported by all"),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "b")], ""),
+        ([(0, 1, "a"), (1, 1, "a"), (1, 2, "b"), (0, 2, "c")], "differ after round 2"),
+        ([(0, 1, "a"), (1, 1, "a"), (0, 2, "b")], "1 of 2 rounds were reported by all"),
     ],
 )
 def test_the_demo_fails_unless_all_weights_were_equal_after_every_round(
-    events: list[dict[str, Any]],
+    events: list[tuple[int, int, str]],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An event has the replica, the number of the round, and the hash of the weights after it."""
+    common = {"participants": ["0", "1"], "reward": 0.5}
+    rounds = [{"replica": i, "number": number, "weights": one * 64, **common} for i, number, one in events]
+    result = {"rewards": [0.1, 0.5], "greedy": 0.4, "bytes_of_weights": 1_000_000}
+
     @contextmanager
     def started(options: command.Replica) -> Iterator[Any]:
-        yield iter([*events, result(0), result(1)])
+        yield iter([*rounds, {"replica": 0, **result}, {"replica": 1, **result}])
 
     monkeypatch.setattr(command, "started", started)
     assert command.run_demo(command.Replica(0, 2, 20, 10, 0, 60.0, store="x")) == (not said)

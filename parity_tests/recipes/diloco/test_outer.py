@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.diloco.outer import (
@@ -15,7 +14,7 @@ from composer_plugins.recipes.diloco.outer import (
     trained_weights,
     weights_hash,
 )
-from parity_tests.recipes.diloco.tiny import make_model
+from parity_tests.recipes.diloco.tiny import Regression, weights_of
 
 
 def random_like(weights: Tensors, seed: int) -> Tensors:
@@ -25,7 +24,7 @@ def random_like(weights: Tensors, seed: int) -> Tensors:
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (1.0, 0.5), (0.3, 0.99)])
 def test_the_step_is_that_of_sgd_with_nesterov_momentum(lr: float, momentum: float) -> None:
-    model = make_model()
+    model = Regression()
     sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, nesterov=True)
     state = initial_state(trained_weights(model))
     for seed in range(5):
@@ -48,7 +47,7 @@ def test_the_first_step_by_hand() -> None:
 
 
 def test_the_step_changes_none_of_its_arguments() -> None:
-    state = initial_state(trained_weights(make_model()))
+    state = initial_state(weights_of())
     gradient = random_like(state.weights, 0)
     before = [weights_hash(tensors) for tensors in (*state, gradient)]
     outer_step(state, mean([gradient, gradient]), OuterOptimizer())
@@ -70,10 +69,9 @@ def test_the_hash_depends_on_names_shapes_dtypes_and_bits() -> None:
 
 
 def test_only_the_weights_that_are_trained_are_exchanged() -> None:
-    model = make_model()
-    assert isinstance(model, nn.Sequential)
-    model[0].requires_grad_(False)
-    assert set(trained_weights(model)) == {"2.weight", "2.bias"}
+    model = Regression()
+    model.inner[0].requires_grad_(False)
+    assert set(trained_weights(model)) == {"inner.2.weight", "inner.2.bias"}
 
 
 @pytest.mark.parametrize(

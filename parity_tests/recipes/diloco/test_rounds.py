@@ -1,7 +1,6 @@
 """Rounds over an object store: what counts is decided once, and every replica takes the same step."""
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,25 +13,20 @@ from safetensors.torch import save
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.recipes.diloco.object_store import ObjectStore
-from composer_plugins.recipes.diloco.outer import (
-    OuterOptimizer,
-    pseudo_gradient,
-    trained_weights,
-    weights_hash,
-)
+from composer_plugins.recipes.diloco.outer import OuterOptimizer, pseudo_gradient, weights_hash
 from composer_plugins.recipes.diloco.rounds import Commit, Rounds
 from parity_tests.recipes.diloco.tiny import (
-    SYNC_EVERY,
+    SETTINGS,
     Learner,
     commits_of,
-    make_model,
+    joined,
     make_rounds,
     read_lines,
     reference,
     run_replica,
+    weights_of,
 )
 
-SETTINGS = {"sync_every": SYNC_EVERY}
 REPLICAS, ROUNDS = 3, 6
 
 
@@ -51,14 +45,8 @@ def run_threads(url: str, log: Path, replicas: Sequence[dict[str, Any]], rounds:
         return [run.result() for run in runs]
 
 
-def joined(url: str, replica: int = 0, replicas: int = 1, **options: Any) -> Rounds:
-    rounds = make_rounds(ObjectStore(url), replica, replicas, **options)
-    rounds.join(trained_weights(make_model()), SETTINGS)
-    return rounds
-
-
 def train(rounds: Rounds) -> Any:
-    return Learner().train(rounds.state.weights, rounds.replica, rounds.round)
+    return Learner().train(rounds.state.weights, rounds.replica)
 
 
 def test_every_round_equals_the_reference(url: str, tmp_path: Path) -> None:
@@ -81,23 +69,18 @@ def test_a_replica_that_is_too_slow_does_not_count_and_goes_on(tmp_path: Path) -
 
 def test_the_round_is_what_was_committed_first(tmp_path: Path) -> None:
     """Replica 0 has seen both pseudo-gradients when replica 1 commits without it."""
-    url = str(tmp_path)
-    zero = make_rounds(ObjectStore(url), 0, 2)
-    ObjectStore(url).create("replicas/1-x.json", b"{}")
-    zero.join(trained_weights(make_model()), SETTINGS)
-    one = joined(url, 1, 2)
+    zero, one = (joined(tmp_path, number, 2) for number in (0, 1))
     for rounds in (zero, one):
         rounds.store.create(rounds.delta_name(rounds.replica), save(train(rounds)))
     found = {replica: one.read_delta(replica) or pytest.fail("it is not there") for replica in (0, 1)}
     assert one.propose({1: found[1]}).participants == (1,)
     assert zero.propose(found).participants == (1,)  # it proposed (0, 1)
     assert [commit.participants for commit in zero.conclude()] == [(1,)]
-    assert weights_hash(zero.state.weights) == commits_of(url)[0].weights
+    assert weights_hash(zero.state.weights) == commits_of(str(tmp_path))[0].weights
 
 
 def test_a_round_needs_a_quorum(tmp_path: Path) -> None:
-    ObjectStore(str(tmp_path)).create("replicas/1-x.json", b"{}")
-    rounds = joined(str(tmp_path), 0, 2, quorum=2, timeout=0.1)
+    rounds = joined(tmp_path, 0, 2, quorum=2, timeout=0.1)
     said = "replicas: 1 finished round 1 within 0.1 seconds, and 2 are needed; missing: 1; start the missing"
     with pytest.raises(DataError, match=said):
         rounds.synchronise(train(rounds))
@@ -106,19 +89,16 @@ def test_a_round_needs_a_quorum(tmp_path: Path) -> None:
 
 def test_training_starts_when_all_have_joined(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"replicas: 1 of 3 joined within 0\.1 seconds; start the others"):
-        joined(str(tmp_path), 0, 3, timeout=0.1)
+        joined(tmp_path, 0, 3, others=False, timeout=0.1)
     # The record of a replica that gave up would count as joined, and the others would begin without it.
     assert ObjectStore(str(tmp_path)).names("replicas") == []
 
 
 def test_a_torn_delta_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    url = str(tmp_path)
-    ObjectStore(url).create("replicas/1-x.json", b"{}")
-    whole = save(trained_weights(make_model()))
-    for number, data in enumerate(
-        (whole[: len(whole) // 2], b"", b"\x80\x04pickle", save({"w": torch.ones(1)}))
-    ):
-        rounds = joined(url, 0, 2, timeout=0.1)
+    whole = save(weights_of())
+    torn = [whole[: len(whole) // 2], b"", b"\x80\x04pickle", save({"w": torch.ones(1)})]
+    for number, data in enumerate(torn):
+        rounds = joined(tmp_path, 0, 2, timeout=0.1)
         assert rounds.round == number
         name = f"deltas/{number:06d}-1.safetensors"
         Path(tmp_path, name).write_bytes(data)
@@ -128,7 +108,7 @@ def test_a_torn_delta_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFi
         rejected, alone = caplog.messages
         assert name in rejected
         assert alone.startswith(f"round {number + 1} was committed without replica 1, whose training did not")
-    rounds = joined(url, 0, 2, timeout=0.1)
+    rounds = joined(tmp_path, 0, 2, timeout=0.1)
     rounds.quorum = 2
     Path(tmp_path, "deltas/000004-1.safetensors").write_bytes(whole[:-1])
     said = r"missing: 1 \(deltas/000004-1.safetensors is cut off or not a safetensors file\)"
@@ -151,13 +131,11 @@ def test_without_the_newest_state_the_commits_after_the_older_are_repeated(tmp_p
     commits, _ = run_threads(str(tmp_path), tmp_path / "log", [{}] * 2)
     newest = tmp_path / "states/000005.safetensors"
     newest.write_bytes(newest.read_bytes()[:-10])
-    said = (
-        "states/000005.safetensors in .* is cut off or changed; delete it: the state before it is then used"
-    )
-    with pytest.raises(DataError, match=said):
-        joined(str(tmp_path), 0, 2)
+    said = "is cut off or changed; delete it: the state before it is then used"
+    with pytest.raises(DataError, match=f"states/000005.safetensors in .* {said}"):
+        joined(tmp_path, 0, 2)
     newest.unlink()
-    again = joined(str(tmp_path), 0, 2)
+    again = joined(tmp_path, 0, 2)
     assert again.round == ROUNDS and weights_hash(again.state.weights) == commits[-1].weights
 
 
@@ -166,14 +144,11 @@ def test_a_replica_whose_round_was_deleted_takes_the_newest_state(
     has_published: bool, tmp_path: Path
 ) -> None:
     """It slept, before or after it published, while the others trained on."""
-    url = str(tmp_path)
-    for absent in (0, 1):
-        ObjectStore(url).create(f"replicas/{absent}-x.json", b"{}")
-    sleeper = joined(url, 2, 3)
+    sleeper = joined(tmp_path, 2, 3)
     local = train(sleeper)
     if has_published:
         sleeper.store.create(sleeper.delta_name(2), save(pseudo_gradient(sleeper.state.weights, local)))
-    other = joined(url, 0, 3, timeout=0.0)
+    other = joined(tmp_path, 0, 3, timeout=0.0)
     for _ in range(5):
         other.synchronise(train(other))
     before = sleeper.store.names("commits")
@@ -195,34 +170,30 @@ def test_a_replica_whose_round_was_deleted_takes_the_newest_state(
     ],
 )
 def test_a_store_of_another_run_is_an_error(change: dict[str, Any], key: str, tmp_path: Path) -> None:
-    joined(str(tmp_path))
+    joined(tmp_path)
     options = {name: change[name] for name in ("outer",) if name in change}
     other = make_rounds(ObjectStore(str(tmp_path)), 0, change.get("replicas", 1), **options)
     with pytest.raises(ConfigError, match=f"store: .* belongs to another run: {key}"):
-        other.join(trained_weights(make_model(change.get("seed", 0))), change.get("settings", SETTINGS))
+        other.join(weights_of(change.get("seed", 0)), change.get("settings", SETTINGS))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"name": "something else"}'])
-def test_a_foreign_store_is_an_error(content: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ConfigError, match="run.json in .* is not of this recipe; name an empty store"):
-        joined(str(tmp_path))
-
-
-def test_a_foreign_commit_is_an_error(tmp_path: Path) -> None:
-    joined(str(tmp_path))
-    for content in ("", "[]", json.dumps({"round": 0})):
+def test_an_object_of_something_else_is_an_error(tmp_path: Path) -> None:
+    joined(tmp_path)
+    for content in ("", "[]", '{"round": 0}'):
         (tmp_path / "commits/000000.json").write_text(content)
         with pytest.raises(DataError, match="commits/000000.json: it is not a commit of this recipe"):
-            joined(str(tmp_path))
+            joined(tmp_path)
+    for content in ("", "{", "[]", '{"name": "something else"}'):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(ConfigError, match="run.json in .* is not of this recipe; name an empty store"):
+            joined(tmp_path)
 
 
 def test_two_processes_with_one_number_are_an_error(tmp_path: Path) -> None:
-    ObjectStore(str(tmp_path)).create("replicas/1-x.json", b"{}")
-    first, second = (joined(str(tmp_path), 0, 2, timeout=0.0) for _ in range(2))
+    first, second = (joined(tmp_path, 0, 2, timeout=0.0) for _ in range(2))
     local = train(first)
     first.synchronise(local)
-    local["0.bias"] = local["0.bias"] + 1
+    local["inner.0.bias"] = local["inner.0.bias"] + 1
     with pytest.raises(DataError, match="another process publishes as replica 0; give every replica"):
         second.synchronise(local)
 
@@ -235,13 +206,13 @@ def test_a_store_that_overwrites_is_an_error(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(ObjectStore, "put_new", overwrite)
     with pytest.raises(ConfigError, match="creates an object that exists, so two replicas could commit"):
-        joined(str(tmp_path))
+        joined(tmp_path)
 
 
 def test_weights_that_are_not_finite_are_not_published(tmp_path: Path) -> None:
-    rounds = joined(str(tmp_path))
+    rounds = joined(tmp_path)
     local = train(rounds)
-    local["0.weight"][1, 2] = torch.nan
+    local["inner.0.weight"][1, 2] = torch.nan
     with pytest.raises(DataError, match="this replica's weights are not finite after round 1"):
         rounds.synchronise(local)
     assert rounds.store.names("deltas") == []
@@ -249,11 +220,11 @@ def test_weights_that_are_not_finite_are_not_published(tmp_path: Path) -> None:
 
 def test_another_result_than_the_commits_is_an_error(tmp_path: Path) -> None:
     """As it would be on a machine that rounds differently."""
-    rounds = joined(str(tmp_path))
+    rounds = joined(tmp_path)
     rounds.store.create(rounds.delta_name(0), save(train(rounds)))
     name, gradient = rounds.read_delta(0) or pytest.fail("it is not there")
     state = rounds.next_state([gradient])
-    state.weights["0.bias"][0] += 1e-7
+    state.weights["inner.0.bias"][0] += 1e-7
     hashes = {"weights": weights_hash(state.weights), "momentum": weights_hash(state.momentum)}
     commit = Commit(round=0, deltas={0: name}, **hashes)
     rounds.store.create("commits/000000.json", commit.model_dump_json().encode())
@@ -276,13 +247,10 @@ def test_the_options_are_checked(options: dict[str, Any], said: str, tmp_path: P
 
 
 def test_a_replica_that_published_and_stopped_does_not_train_the_round_again(tmp_path: Path) -> None:
-    url = str(tmp_path)
-    ObjectStore(url).create("replicas/1-x.json", b"{}")
-    stopped = joined(url, 0, 2, timeout=0.0)
-    data = save(train(stopped))
-    stopped.store.create(stopped.delta_name(0), data)
-    again = joined(url, 0, 2, timeout=0.0)
-    assert again.round == 1 and commits_of(url)[0].participants == (0,)
+    stopped = joined(tmp_path, 0, 2, timeout=0.0)
+    stopped.store.create(stopped.delta_name(0), save(train(stopped)))
+    again = joined(tmp_path, 0, 2, timeout=0.0)
+    assert again.round == 1 and commits_of(str(tmp_path))[0].participants == (0,)
 
 
 def test_a_replica_that_is_gone_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +258,7 @@ def test_a_replica_that_is_gone_is_waited_for_once(tmp_path: Path, monkeypatch: 
     clock = itertools.count()
     monkeypatch.setattr("composer_plugins.recipes.diloco.rounds.time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr("composer_plugins.recipes.diloco.rounds.time.sleep", lambda seconds: None)
-    url = str(tmp_path)
-    ObjectStore(url).create("replicas/1-x.json", b"{}")
-    rounds = joined(url, 0, 2, timeout=50.0)
+    rounds = joined(tmp_path, 0, 2, timeout=50.0)
 
     def looks(end: Callable[[], Any]) -> int:
         before = next(clock)
@@ -301,5 +267,5 @@ def test_a_replica_that_is_gone_is_waited_for_once(tmp_path: Path, monkeypatch: 
 
     assert looks(lambda: rounds.synchronise(train(rounds))) > 50
     assert looks(lambda: rounds.synchronise(train(rounds))) < 10
-    ObjectStore(url).create("replicas/1-y.json", b"{}")
+    rounds.store.create("replicas/1-y.json", b"{}")
     assert looks(lambda: rounds.synchronise(train(rounds))) > 50

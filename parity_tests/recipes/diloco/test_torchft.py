@@ -1,10 +1,8 @@
 """torchft's DiLoCo around a Trainer: real processes and a lighthouse, compared with one process."""
 
-import json
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,11 @@ from typing import Any
 import pytest
 from torchft.coordination import LighthouseServer
 
-from composer_plugins.recipes.diloco.outer import (
-    OuterOptimizer,
-    initial_state,
-    mean,
-    outer_step,
-    pseudo_gradient,
-    trained_weights,
-    weights_hash,
-)
-from parity_tests.recipes.diloco.tiny import SECONDS, processes, read_lines
-from parity_tests.recipes.diloco.tiny_trainer import Regression, TrainerLearner, run_trainer
+from parity_tests.recipes.diloco.tiny import SYNC_EVERY, read_lines, reference, wait_until
+from parity_tests.recipes.diloco.tiny_trainer import MICRO_BATCHES, run_trainer
+from parity_tests.rigs.forked import ended, processes
 
-SYNC_EVERY, ROUNDS = 3, 5
+ROUNDS = 5
 MAX_STEPS = SYNC_EVERY * ROUNDS
 
 
@@ -39,19 +29,10 @@ def lighthouse(min_replicas: int = 1) -> Iterator[str]:
         server.shutdown()
 
 
-def reference(rounds: list[list[tuple[int, int]]]) -> list[str]:
+def expected(rounds: list[list[tuple[int, int]]]) -> list[str]:
     """The hashes after each round, in one process without torchft. A round has (replica, attempt)s."""
-    state, hashes = initial_state(trained_weights(Regression())), []
-    learners: dict[tuple[int, int], TrainerLearner] = {}
-    for participants in rounds:
-        gradients = []
-        for attempt in sorted(participants):
-            learner = learners.setdefault(attempt, TrainerLearner())
-            local = learner.train(state.weights, attempt[0], SYNC_EVERY)
-            gradients.append(pseudo_gradient(state.weights, local))
-        state = outer_step(state, mean(gradients), OuterOptimizer())
-        hashes.append(weights_hash(state.weights))
-    return hashes
+    trained = [(*who, number) for number, participants in enumerate(rounds) for who in participants]
+    return reference([[replica for replica, _ in one] for one in rounds], trained, MICRO_BATCHES)
 
 
 def reported(log: Path, replica: int) -> list[tuple[int, tuple[str, ...], str]]:
@@ -64,68 +45,48 @@ def errors(log: Path) -> dict[int, str]:
     return {line["replica"]: line["error"] for line in read_lines(log) if "error" in line}
 
 
-def ended(process: Any) -> int:
-    process.join(SECONDS)
-    assert process.exitcode is not None, "a replica did not end"
-    return int(process.exitcode)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-
-
-def test_two_processes_equal_one_at_every_round(tmp_path: Path) -> None:
-    """With gradient accumulation: sync_every counts optimizer steps."""
-    log = tmp_path / "log"
-    with lighthouse() as address, processes() as start:
-        both = [
-            start(address, replica, 2, MAX_STEPS, SYNC_EVERY, str(log), target=run_trainer)
-            for replica in (0, 1)
-        ]
+def train_two(
+    log: Path, own: Any = ({}, {}), replicas: int = 2, min_replicas: int = 1, **options: Any
+) -> None:
+    """Train replicas 0 and 1 to their end, each with its own options too."""
+    with lighthouse(min_replicas) as address, processes(run_trainer) as start:
+        given = (address, 0, replicas, MAX_STEPS, str(log)), (address, 1, replicas, MAX_STEPS, str(log))
+        both = [start(*given[i], **options, **own[i]) for i in (0, 1)]
         assert [ended(process) for process in both] == [0, 0]
-    expected = reference([[(0, 0), (1, 0)]] * ROUNDS)
-    for replica in (0, 1):
-        assert reported(log, replica) == [(i + 1, ("0", "1"), one) for i, one in enumerate(expected)]
 
 
 def test_a_killed_replica_leaves_the_other_training_and_may_come_back(tmp_path: Path) -> None:
-    """Replica 1 is killed in round 3. Started again it takes the weights of a later round, and trains on."""
+    """Every round equals the training in one process. sync_every counts steps, not micro-batches.
+
+    Replica 1 is killed in round 3. Started again it takes the weights of a later round, and trains on.
+    """
     log, rounds = tmp_path / "log", 12
-    with lighthouse() as address, processes() as start:
-        common = (2, SYNC_EVERY * rounds, SYNC_EVERY, str(log))
+    with lighthouse() as address, processes(run_trainer) as start:
+        common = (2, SYNC_EVERY * rounds, str(log))
         again = str(tmp_path / "replica 1 begins again")
         waits = (5 * SYNC_EVERY, again)  # otherwise the survivor may have ended before
-        survivor = start(address, 0, *common, waits=waits, pause=0.2, target=run_trainer)
-        first = start(address, 1, *common, dies_at=2 * SYNC_EVERY + 1, target=run_trainer)
+        survivor = start(address, 0, *common, waits=waits, pause=0.2)
+        first = start(address, 1, *common, dies_at=2 * SYNC_EVERY + 1)
         assert ended(first) == -signal.SIGKILL
         before = len(reported(log, 1))
         wait_until(lambda: len(reported(log, 0)) >= 4)
-        second = start(address, 1, *common, begins=again, target=run_trainer)
+        second = start(address, 1, *common, begins=again)
         assert [ended(survivor), ended(second)] == [0, 0]
-    assert before == 2
-    of_survivor, of_second = reported(log, 0), reported(log, 1)[before:]
+    of_survivor, of_first, of_second = reported(log, 0), reported(log, 1)[:2], reported(log, 1)[2:]
+    assert before == 2 and of_first == of_survivor[:2]
+    assert [number for number, _, _ in of_survivor] == list(range(1, rounds + 1))
     participants = [who for _, who, _ in of_survivor]
     alone = participants.count(("0",))
     assert participants == [("0", "1")] * 2 + [("0",)] * alone + [("0", "1")] * (rounds - 2 - alone)
     # The first round that the second process reports is the last that the survivor trained alone.
     assert of_second == of_survivor[1 + alone :] and 2 <= alone < rounds - 2
-    expected = reference(
-        [[(0, 0), (1, 0)]] * 2 + [[(0, 0)]] * alone + [[(0, 0), (1, 1)]] * (rounds - 2 - alone)
-    )
-    assert [weights for _, _, weights in of_survivor] == expected
+    trained = [[(0, 0), (1, 0)]] * 2 + [[(0, 0)]] * alone + [[(0, 0), (1, 1)]] * (rounds - 2 - alone)
+    assert [weights for _, _, weights in of_survivor] == expected(trained)
 
 
 def test_unequal_initial_weights_end_both(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with lighthouse() as address, processes() as start:
-        common = (2, MAX_STEPS, SYNC_EVERY, str(log))
-        both = [
-            start(address, replica, *common, weights_seed=replica, target=run_trainer) for replica in (0, 1)
-        ]
-        assert [ended(process) for process in both] == [0, 0]
+    train_two(log, [{"weights_seed": replica} for replica in (0, 1)])
     said = "weights: weights of replica . differs from that of replica .; start every replica with the same "
     assert set(errors(log)) == {0, 1} and not [line for line in read_lines(log) if "number" in line]
     assert all(re.match(said, error) for error in errors(log).values())
@@ -136,27 +97,21 @@ def test_a_wrong_number_of_replicas_is_an_error_after_the_timeout(tmp_path: Path
     """The lighthouse asks for 3 and 2 come; then the replicas ask for 3 and 2 come."""
     for min_replicas, replicas in ((3, 2), (1, 3)):
         log = tmp_path / f"log-{min_replicas}"
-        with lighthouse(min_replicas) as address, processes() as start:
-            common = (replicas, MAX_STEPS, SYNC_EVERY, str(log))
-            both = [start(address, replica, *common, timeout=5.0, target=run_trainer) for replica in (0, 1)]
-            assert [ended(process) for process in both] == [0, 0]
-        assert set(errors(log)) == {0, 1}, json.dumps(errors(log))
-        assert all(
-            "within 5 seconds" in error and "--min_replicas" in error for error in errors(log).values()
-        )
+        train_two(log, replicas=replicas, min_replicas=min_replicas, timeout=5.0)
+        assert set(errors(log)) == {0, 1}, errors(log)
+        assert all("within 5 seconds" in one and "--min_replicas" in one for one in errors(log).values())
 
 
 def test_no_lighthouse_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with processes() as start:
+    with processes(run_trainer) as start:
         address = "http://127.0.0.1:1"  # nothing listens there
-        assert ended(start(address, 0, 2, 6, 3, str(log), timeout=3.0, target=run_trainer)) == 0
+        assert ended(start(address, 0, 2, 6, str(log), timeout=3.0)) == 0
     assert errors(log)[0].startswith("lighthouse: http://127.0.0.1:1 does not answer")
 
 
 def test_an_exception_in_the_training_ends_the_process(tmp_path: Path) -> None:
     """The threads of torchft's manager do not keep it alive."""
     log = tmp_path / "log"
-    with lighthouse() as address, processes() as start:
-        options = {"raises": True, "target": run_trainer}
-        assert ended(start(address, 0, 1, MAX_STEPS, SYNC_EVERY, str(log), **options)) == 1
+    with lighthouse() as address, processes(run_trainer) as start:
+        assert ended(start(address, 0, 1, MAX_STEPS, str(log), raises=True)) == 1

@@ -1,4 +1,4 @@
-"""A replica with transformers' Trainer and torchft, for the tests; and the same training without them."""
+"""A replica with transformers' Trainer and torchft, for the tests."""
 
 import os
 import signal
@@ -8,53 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from composer_plugins.errors import ComposerError
-from composer_plugins.recipes.diloco.outer import Tensors, load_weights, trained_weights
-from parity_tests.recipes.diloco.tiny import batch, make_model, write_line
+from parity_tests.recipes.diloco.tiny import (
+    LEARNING_RATE,
+    ROWS_PER_BATCH,
+    SYNC_EVERY,
+    Regression,
+    batch,
+    write_line,
+)
 
-ROWS_PER_BATCH = 8
 MICRO_BATCHES = 2
-LEARNING_RATE = 0.01
-
-
-class Regression(nn.Module):
-    """The tiny model, with a loss as transformers wants it."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.inner = make_model(seed)
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": (self.inner(x) - y).square().mean()}
 
 
 class InOrder(Trainer):
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-
-class TrainerLearner:
-    """What the Trainer does between two synchronisations, without it: two micro-batches for each step."""
-
-    def __init__(self) -> None:
-        self.model = Regression()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-        self.next = 0
-
-    def train(self, weights: Tensors, replica: int, sync_every: int) -> Tensors:
-        load_weights(self.model, weights)
-        for _ in range(sync_every):
-            self.optimizer.zero_grad()
-            for _ in range(MICRO_BATCHES):
-                x, y = batch(replica, 0, self.next)
-                (self.model(x, y)["loss"] / MICRO_BATCHES).backward()
-                self.next += 1
-            self.optimizer.step()
-        return trained_weights(self.model)
 
 
 class AtStep(TrainerCallback):
@@ -80,7 +52,6 @@ def run_trainer(
     replica: int,
     replicas: int,
     max_steps: int,
-    sync_every: int,
     log: str,
     *,
     weights_seed: int = 0,
@@ -98,7 +69,7 @@ def run_trainer(
     rows = [
         {"x": x, "y": y}
         for number in range(max_steps * MICRO_BATCHES)
-        for x, y in zip(*batch(replica, 0, number), strict=True)
+        for x, y in zip(*batch(replica, number), strict=True)
     ]
 
     def on_round(round_: Any) -> None:
@@ -113,27 +84,25 @@ def run_trainer(
                 lighthouse=lighthouse,
                 replica=str(replica),
                 replicas=replicas,
-                sync_every=sync_every,
+                sync_every=SYNC_EVERY,
                 host="127.0.0.1",
                 timeout=timeout,
                 on_round=on_round,
             ) as diloco,
         ):
+            quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no"}
+            plain = {"lr_scheduler_type": "constant", "optim": "adamw_torch", "max_grad_norm": 0.0}
             arguments = TrainingArguments(
                 output_dir=folder,
                 max_steps=max_steps,
                 per_device_train_batch_size=ROWS_PER_BATCH,
                 gradient_accumulation_steps=MICRO_BATCHES,
                 learning_rate=LEARNING_RATE,
-                lr_scheduler_type="constant",
-                optim="adamw_torch",
-                max_grad_norm=0.0,
                 use_cpu=True,
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="no",
                 disable_tqdm=True,
                 remove_unused_columns=False,
+                **quiet,
+                **plain,
             )
             model = Regression(weights_seed)
             callbacks = [AtStep(dies_at, waits, pause, begins), diloco]

@@ -17,9 +17,9 @@ TIMEOUT = 540.0
 STEPS = 3
 
 
-def output(launcher: list[str], script: str, *arguments: str, folder: Path) -> str:
-    """What a script prints when this launcher runs it on two ranks."""
-    command = [sys.executable, "-m", *launcher, str(ROOT / "recipes" / script), *arguments]
+def output(launcher: list[str], *arguments: str, folder: Path) -> str:
+    """What this launcher prints: of a script that it runs on two ranks, or of its demo."""
+    command = [sys.executable, "-m", *launcher, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -34,7 +34,7 @@ def test_the_trl_recipe_has_the_losses_and_the_weights_of_torchrun(tmp_path: Pat
         options |= {"logging_steps": 1, "per_device_train_batch_size": 8}
         options |= {"save_strategy": "steps", "save_steps": STEPS, "use_cpu": True}
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        printed = output(launcher, "trl/train.py", *arguments, folder=tmp_path)
+        printed = output(launcher, f"{ROOT}/recipes/trl/train.py", *arguments, folder=tmp_path)
         assert printed.count("the model is in") == 1  # on one rank of the two
         state = json.loads((out / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
         losses = [[log["loss"], log["composer/hint/loss"], log["grad_norm"]] for log in state["log_history"]]
@@ -44,22 +44,18 @@ def test_the_trl_recipe_has_the_losses_and_the_weights_of_torchrun(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_script_like_prime_rl_has_the_losses_and_the_weights_of_torchrun(tmp_path: Path) -> None:
-    script = "monarch/prime_rl_like.py"
-    printed = [
-        output(launcher, script, "--steps", str(STEPS), folder=tmp_path) for launcher in (TORCHRUN, MONARCH)
-    ]
+    line = f"{ROOT}/recipes/monarch/prime_rl_like.py", "--steps", str(STEPS)
+    printed = [output(launcher, *line, folder=tmp_path) for launcher in (TORCHRUN, MONARCH)]
     assert printed[0] == printed[1] and len(printed[0].split()) == 1 + STEPS + 2
 
 
 @pytest.mark.slow
 def test_the_demo_shows_equal_losses_and_weights_on_both_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", *MONARCH]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1] in ("0", "1")]
+    printed = output(MONARCH, folder=tmp_path)
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1] in ("0", "1")]
     assert [row[0] for row in rows] == ["0", "1", "0", "1"]
     assert len({row[1] for row in rows}) == 4  # processes
     for first, second in (rows[:2], rows[2:]):
         assert first[2:] == second[2:] and len(first) == 2 + 4 + 1
-    assert done.stdout.endswith("On every rank the losses and the weights are equal.\n")
+    assert printed.endswith("On every rank the losses and the weights are equal.\n")
     assert not list(tmp_path.iterdir())

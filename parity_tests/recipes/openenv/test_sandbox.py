@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -12,15 +12,13 @@ import pytest
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.openenv import sandbox as module
-from composer_plugins.recipes.openenv.sandbox import Limits, Sandbox, bubblewrap
+from composer_plugins.recipes.openenv.sandbox import Limits, Sandbox
 from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, make_task
 from composer_plugins.recipes.openenv.verifier import LONGEST_PROBLEM, verify
 from parity_tests.rigs.paths import ROOT
 
 TASK: Task = make_task("stock", {"blend": "a + b"}, "gauge", "a - b")
 SANDBOX = Sandbox(limits=Limits(cpu_seconds=1, seconds=30))
-
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed")
 
 
 def function(body: str) -> str:
@@ -29,6 +27,7 @@ def function(body: str) -> str:
     return "import os, socket, sys, time\ndef gauge(a, b):\n" + "\n".join(f"    {line}" for line in lines)
 
 
+MIB = "f.write(bytes(2**20))"
 HOSTILE = {
     "endless loop": ("while True: pass", "used more than 1 seconds of CPU time"),
     "sleep": ("time.sleep(1000)", "was ended after 2 seconds"),
@@ -48,11 +47,11 @@ HOSTILE = {
     ),
     "10 GB of memory": ("x = bytearray(10 * 2**30)", "MemoryError"),
     "a file of 1 GB": (
-        "with open('/tmp/x', 'wb') as f:\n    for _ in range(1024): f.write(bytes(2**20))",
+        f"with open('/tmp/x', 'wb') as f:\n    for _ in range(1024): {MIB}",
         "OSError.*File too large",
     ),
     "many files": (
-        "for i in range(1024):\n    with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20))",
+        f"for i in range(1024):\n    with open(f'/tmp/{{i}}', 'wb') as f: {MIB}",
         "OSError.*No space left",
     ),
     "a file elsewhere": ("open('/x', 'w')", "OSError.*Read-only file system"),
@@ -88,10 +87,7 @@ HOSTILE = {
         "raise ValueError('a\\ud800b\\x00\\x1b[1m \\u202e \\x7fc')",
         r"ValueError: a\\ud800b \[1m c$",
     ),
-    "an error that cannot be printed": (
-        "class E(Exception):\n    def __str__(self): raise E\nraise E",
-        "but E$",
-    ),
+    "an unprintable error": ("class E(Exception):\n    def __str__(self): raise E\nraise E", "but E$"),
     "a value that is no number": ("return object()", "TypeError.*not JSON serializable"),
     "an equal value": ("class A(int):\n    def __eq__(self, other): return True\nreturn A(3)", "but it is 3"),
 }
@@ -141,20 +137,22 @@ def test_the_network_of_the_machine_is_not_there() -> None:
             listener.accept()
 
 
-def test_a_function_that_is_right_passes_and_one_that_is_not_says_what_is_wrong() -> None:
-    assert verify(TASK, TASK.solution, SANDBOX).error == ""
-    verdict = verify(TASK, "def gauge(a, b):\n    return a + b", SANDBOX)
-    assert (verdict.passed, verdict.error) == (0, "gauge(7, 2) should be 5, but it is 9")
-    verdict = verify(TASK, "def gauge(a, b):\n    return max(a - b, 6)", SANDBOX)
-    assert (verdict.passed, verdict.error) == (2, "gauge(7, 2) should be 5, but it is 6")
-    verdict = verify(TASK, "def gauge(a, b)\n    return a - b", SANDBOX)
-    assert verdict.error.startswith("gauge(7, 2) should be 5, but SyntaxError")
-    assert verify(TASK, "x = 1", SANDBOX).error.endswith("but gauge is not defined")
+VERDICTS = [
+    (TASK.solution, 3, None),
+    ("import math\ndef gauge(a, b):\n    return math.trunc(blend(a, b) - 2 * b)", 3, None),
+    ("def gauge(a, b):\n    return a + b", 0, "it is 9"),
+    ("def gauge(a, b):\n    return max(a - b, 6)", 2, "it is 6"),
+    ("def gauge(a, b)\n    return a - b", 0, "SyntaxError.*"),
+    ("x = 1", 0, "gauge is not defined"),
+]
 
 
-def test_a_right_function_may_use_the_rest_of_the_module_and_the_standard_library() -> None:
-    source = "import math\ndef gauge(a, b):\n    return math.trunc(blend(a, b) - 2 * b)"
-    assert verify(TASK, source, SANDBOX).passed == 3
+@pytest.mark.parametrize(("source", "passed", "wrong"), VERDICTS)
+def test_a_verdict_says_what_is_wrong(source: str, passed: int, wrong: str | None) -> None:
+    """A function may use the rest of the module, such as blend, and the standard library."""
+    verdict = verify(TASK, source, SANDBOX)
+    assert verdict.passed == passed
+    assert re.fullmatch(rf"gauge\(7, 2\) should be 5, but {wrong}" if wrong else "", verdict.error)
 
 
 def test_the_server_refuses_to_start_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,25 +161,31 @@ def test_the_server_refuses_to_start_without_bubblewrap(monkeypatch: pytest.Monk
         Sandbox().check()
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("echo bwrap: No permissions to create new namespace >&2; exit 1", "No permissions to create"),
-        (
-            'while [ "$1" != -- ]; do shift; done; shift; while [ "$1" != -- ]; do shift; done; shift; '
-            'while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
-            "network interfaces|does not run",
-        ),
-    ],
-    ids=["not permitted", "does nothing"],
-)
+SKIPPED = 'while [ "$1" != -- ]; do shift; done; shift; '  # the options of a program that starts another
+NO_ISOLATION = [
+    ("echo bwrap: No permissions to create new namespace >&2; exit 1", "No permissions to create"),
+    (SKIPPED * 3 + 'exec "$@"', "network interfaces|does not run"),
+]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a shell script in the place of bwrap."""
+
+    def replace(script: str) -> None:
+        path = tmp_path / "bwrap"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(module, "bubblewrap", lambda: str(path))
+
+    return replace
+
+
+@pytest.mark.parametrize(("script", "message"), NO_ISOLATION, ids=["not permitted", "does nothing"])
 def test_the_server_refuses_to_start_where_bubblewrap_does_not_isolate(
-    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, message: str, fake: Callable[[str], None]
 ) -> None:
-    fake = tmp_path / "bwrap"
-    fake.write_text(f"#!/bin/sh\n{script}\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(module, "bubblewrap", lambda: str(fake))
+    fake(script)
     with pytest.raises(ConfigError, match=message) as error:
         Sandbox().check()
     assert "\n" not in str(error.value)
@@ -199,14 +203,9 @@ def test_without_isolation_the_limits_remain(monkeypatch: pytest.MonkeyPatch) ->
         assert re.search(pattern, verify(TASK, function(body), free).error)
 
 
-def test_a_sandbox_that_does_not_start_is_not_what_the_tests_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sandbox_that_does_not_start_is_not_what_the_tests_say(fake: Callable[[str], None]) -> None:
     """As bwrap says when the machine has no room for another process. The server does not remember it."""
-    fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho bwrap: Resource temporarily unavailable >&2; exit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(module, "bubblewrap", lambda: str(fake))
+    fake("echo bwrap: Resource temporarily unavailable >&2; exit 1")
     verdict = verify(TASK, TASK.solution, SANDBOX)
     assert verdict.unsure and verdict.error.endswith("but the sandbox did not start")
 

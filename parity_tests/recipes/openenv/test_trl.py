@@ -3,35 +3,29 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 
-pytest.importorskip("openenv", reason="needs the extra openenv")
-pytest.importorskip("trl", reason="needs the extra openenv")
-
-from datasets import Dataset  # noqa: E402
-
-from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer  # noqa: E402
-from composer_plugins.errors import DataError  # noqa: E402
-from composer_plugins.recipes.openenv import policy, train  # noqa: E402
-from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
-from composer_plugins.recipes.openenv.server import serving  # noqa: E402
-from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks  # noqa: E402
-from composer_plugins.recipes.openenv.trl_tools import (  # noqa: E402
+from composer_plugins.adapters.trl_mixin import ComposerGRPOTrainer
+from composer_plugins.errors import DataError
+from composer_plugins.recipes.openenv import policy, train
+from composer_plugins.recipes.openenv.sandbox import Sandbox
+from composer_plugins.recipes.openenv.server import serving
+from composer_plugins.recipes.openenv.tasks import EXPRESSIONS, Task, function_source, make_tasks
+from composer_plugins.recipes.openenv.trl_tools import (
     FINISHED,
     DeletedFunctionTools,
     DeletedFunctionToolsWithTests,
     environments,
 )
 
-pytestmark = [
-    pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed"),
-    pytest.mark.filterwarnings("ignore:You are using 'environment_factory'"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
 TASKS = make_tasks(0)
 
@@ -40,14 +34,6 @@ def wrong(task: Task) -> str:
     """A function that fails the first test."""
     others = [one for one in EXPRESSIONS if function_source(task.function, one) != task.solution]
     return function_source(task.function, others[0])
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    torch.set_num_threads(1)
-    with serving(Sandbox(), train.BATCH) as address:
-        yield address
-    assert not psutil.Process().children(recursive=True)
 
 
 @pytest.fixture
@@ -107,36 +93,15 @@ def test_a_server_that_was_started_again_ends_the_training(url: str) -> None:
             tools.get_reward()
 
 
-class Scripted:
-    """A policy whose completions are given: row i of a batch says its turns one after the other."""
-
-    def __init__(self, trainer: Any, turns: list[list[str]]) -> None:
-        self.trainer, self.turns, self.said = trainer, turns, [0] * len(turns)
-
-    def __call__(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        tokenizer, ids = self.trainer._tokenizer, []
-        for row in self.rows(prompt_ids):
-            text = self.turns[row][min(self.said[row], len(self.turns[row]) - 1)]
-            self.said[row] += 1
-            ids.append(tokenizer(text + policy.END, add_special_tokens=False)["input_ids"])
-        return ids, None
-
-    def rows(self, prompt_ids: list[list[int]]) -> list[int]:
-        """Which rows speak: all of them at first, then those that have called a tool, in their order."""
-        if not any(self.said):
-            return list(range(len(self.turns)))
-        return [i for i, turns in enumerate(self.turns) if self.said[i] < len(turns)]
-
-
 def call(source: str) -> str:
     arguments = json.dumps({"name": "write_function", "arguments": {"source": source}})
     return f"<tool_call>\n{arguments}\n</tool_call>"
 
 
-def make_trainer(factory: Any, tmp_path: Any, hint_weight: float = 1.0, batch: int = 4) -> Any:
+def make_trainer(factory: Any, folder: Path, batch: int) -> Any:
     tokenizer = policy.make_tokenizer()
     torch.manual_seed(0)
-    config = train.trainer_config(hint_weight, 1, 0, str(tmp_path))
+    config = train.trainer_config(1.0, 1, 0, str(folder))
     config.per_device_train_batch_size = config.num_generations = config.generation_batch_size = batch
     rows = [{"prompt": [{"role": "user", "content": ""}], "seed": 0, "task": 4}] * batch
     return ComposerGRPOTrainer(
@@ -149,17 +114,22 @@ def make_trainer(factory: Any, tmp_path: Any, hint_weight: float = 1.0, batch: i
 
 
 def batch_of(trainer: Any, turns: list[list[str]]) -> dict[str, Any]:
-    """The batch that a scripted policy makes, before it is shuffled."""
-    trainer._generate_single_turn = Scripted(trainer, turns)
+    """The batch, before it is shuffled, of a policy whose row i says its turns one after the other."""
+    left = [list(of_row) for of_row in turns]
+
+    def generate(*_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        """All rows speak at first, then those that have called a tool, in their order."""
+        texts = [of_row.pop(0) + policy.END for of_row in left if of_row]
+        return [trainer._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts], None
+
+    trainer._generate_single_turn = generate
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer._generate_and_score_completions([dict(row) for row in trainer.train_dataset])
 
 
-def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_carry_nothing(
-    url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gradient of the loss in the log-probabilities and logits is looked at token by token."""
+def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_are_masked(url: str, tmp_path: Path) -> None:
+    """adapters/trl_mixin/test_environment_hints.py looks at the gradient of such a batch."""
     task = TASKS[4]
     turns = [
         [call(wrong(task)), call(task.solution), "done"],  # fails, then passes
@@ -168,67 +138,35 @@ def test_only_the_failed_turn_carries_the_hint_and_tool_tokens_carry_nothing(
         ["no call at all"],
     ]
     with environments(url) as factory:
-        trainer = make_trainer(factory, tmp_path)
+        trainer = make_trainer(factory, tmp_path, len(turns))
         inputs = batch_of(trainer, turns)
         assert [env.get_reward() for env in trainer.environments] == [0.5, 1.0, 0.0, 0.0]
     tokens, tool_mask, hint_mask = (inputs[name] for name in ("completion_ids", "tool_mask", "hint_mask"))
-    tokenizer = trainer._tokenizer
+    tokenizer, own = trainer._tokenizer, (tool_mask * inputs["completion_mask"]).bool()
     for row, said in enumerate(turns):
-        own = tokenizer.decode(tokens[row][tool_mask[row].bool() & inputs["completion_mask"][row].bool()])
-        assert own == "".join(text + policy.END for text in said)
+        assert tokenizer.decode(tokens[row][own[row]]) == "".join(text + policy.END for text in said)
         hinted = tokenizer.decode(tokens[row][hint_mask[row].bool()])
         assert hinted == (said[0] + policy.END if row in (0, 2) else "")
     # The teacher's prompt ends with the failing test, the student's has none.
-    teacher = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["hint_prompt_ids"]]
-    student = [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs["prompt_ids"]]
-    assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
-    assert teacher[1] == student[1] and teacher[0].startswith(
-        student[0].split(policy.END + "\n<|im_start|>a")[0]
+    teacher, student = (
+        [tokenizer.decode(ids[ids != tokenizer.pad_token_id]) for ids in inputs[name]]
+        for name in ("hint_prompt_ids", "prompt_ids")
     )
-    own = (tool_mask * inputs["completion_mask"]).bool()
-    hint = token_gradients(trainer, inputs, hint_weight=1.0, policy_weight=0.0)
-    assert torch.equal(hint > 0, hint_mask.bool())
-    gradients = token_gradients(trainer, inputs, hint_weight=0.0, policy_weight=1.0)
-    assert torch.equal(gradients > 0, own & inputs["advantages"].ne(0)[:, None])
-
-
-def token_gradients(trainer: Any, inputs: dict[str, Any], **weights: float) -> torch.Tensor:
-    """The norm [B, T] of the loss's gradient in the last hidden state that predicts each completion token.
-
-    Behind it is only the output head, so no other token shares it.
-    """
-    states: list[torch.Tensor] = []
-
-    def keep(_: Any, __: Any, output: torch.Tensor) -> None:
-        if output.requires_grad:
-            output.retain_grad()
-            states.append(output)
-
-    before = trainer._composer
-    trainer._composer = before.model_copy(update=weights)
-    handle = trainer.model.model.norm.register_forward_hook(keep)
-    try:
-        trainer._compute_loss(trainer.model, inputs).backward()
-    finally:
-        handle.remove()
-        trainer._composer = before
-    assert states
-    length = inputs["completion_ids"].shape[1]
-    norms = [state.grad.norm(dim=-1)[:, -length - 1 : -1] for state in states if state.grad is not None]
-    return torch.stack(norms).sum(0)
+    assert "should be" in teacher[0] and "should be" in teacher[2] and "should be" not in student[0]
+    assert teacher[1] == student[1]
+    assert teacher[0].startswith(student[0].split(policy.END + "\n<|im_start|>a")[0])
 
 
 @pytest.mark.slow
-def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url: str, tmp_path: Any) -> None:
+def test_the_tiny_model_calls_the_tool_by_itself_and_reads_the_failing_test(url: str, tmp_path: Path) -> None:
     """After the warm-up it calls in every rollout, and mostly repairs its first attempt; none is scripted."""
     torch.manual_seed(0)
     tokenizer = policy.make_tokenizer()
     model = policy.make_model(tokenizer)
     policy.warm_up(model, tokenizer, 0)
     run = train.Run("RL + hint")
-    train.train(
-        url, model, tokenizer, train.trainer_config(4.0, 2, 0, str(tmp_path)), run, Console(quiet=True)
-    )
+    config = train.trainer_config(4.0, 2, 0, str(tmp_path))
+    train.train(url, model, tokenizer, config, run, Console(quiet=True))
     assert run.first(train.CALLS) > 1.5 and 0.4 < run.first("reward") < 0.8
     assert 0.6 < run.first(train.HINTED) < 1.0
     assert not psutil.Process().children(recursive=True)[1:]  # the server alone

@@ -2,14 +2,12 @@
 
 import asyncio
 import tomllib
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv", reason="needs the extra openenv")
 pytest.importorskip("verifiers.v1.tasksets.openenv", reason="verifiers is not installed")
 
 import verifiers.v1 as vf  # noqa: E402
@@ -18,24 +16,14 @@ from verifiers.v1.trace import AgentInfo, Trace, TraceTask  # noqa: E402
 from verifiers.v1.types import AssistantMessage, UserMessage  # noqa: E402
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # noqa: E402
 
-from composer_plugins.recipes.openenv.sandbox import Sandbox, bubblewrap  # noqa: E402
-from composer_plugins.recipes.openenv.server import serving  # noqa: E402
 from composer_plugins.recipes.openenv.tasks import make_tasks  # noqa: E402
 from parity_tests.rigs.paths import ROOT  # noqa: E402
-
-pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed")
 
 FOLDER = ROOT / "recipes" / "openenv"
 TABLE = tomllib.loads((FOLDER / "prime_rl.toml").read_text())["orchestrator"]["train"]["source"][0]["env"]
 TASK = make_tasks(0)[3]
 WRONG = f"def {TASK.function}(a, b):\n    return -99"
 HINT_TOKENS = [7, 7, 7]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(Sandbox(), 4) as address:
-        yield address
 
 
 @pytest.fixture
@@ -65,32 +53,18 @@ def play(env: Any, *replies: str) -> Any:
     trace = Trace(task=TraceTask(type="OpenEnvTask", data=task.data), agent=info)
     left = list(replies)
 
-    async def turn(message: str) -> Any:
-        parent = len(trace.nodes) - 1 if trace.nodes else None
-        start = 100 * len(trace.nodes)
-        add(
-            MessageNode(
-                parent=parent,
-                message=UserMessage(content=message),
-                token_ids=[start, start + 1],
-                mask=[False, False],
-            )
+    def add(message: Any, token_ids: list[int], **sampled: Any) -> None:
+        parent, mask = len(trace.nodes) - 1 if trace.nodes else None, sampled.pop("mask", [False, False])
+        trace.nodes.append(
+            MessageNode(parent=parent, message=message, token_ids=token_ids, mask=mask, **sampled)
         )
-        reply, tokens = left.pop(0), [start + 2, start + 3, start + 4]
-        add(
-            MessageNode(
-                parent=len(trace.nodes) - 1,
-                message=AssistantMessage(content=reply),
-                sampled=True,
-                token_ids=tokens,
-                mask=[False, True, True],
-                logprobs=[-0.25, 0.0],
-            )
-        )
-        return SimpleNamespace(terminated=False, last_reply=reply)
 
-    def add(node: MessageNode) -> None:
-        trace.nodes.append(node)
+    async def turn(message: str) -> Any:
+        start, reply = 100 * len(trace.nodes), left.pop(0)
+        add(UserMessage(content=message), [start, start + 1])
+        own = {"sampled": True, "mask": [False, True, True], "logprobs": [-0.25, 0.0]}
+        add(AssistantMessage(content=reply), [start + 2, start + 3, start + 4], **own)
+        return SimpleNamespace(terminated=False, last_reply=reply)
 
     @asynccontextmanager
     async def interaction(task: Any) -> Any:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_plugins.errors import DataError
-from composer_plugins.recipes.trace_replay.formats import log_files, read_logs
-from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+from composer_plugins.recipes.trace_replay.formats.common import Acted
+from parity_tests.rigs.replayed import read_log
 
 Line = dict[str, Any]
 
@@ -67,15 +67,19 @@ def expected(node: User | Response, before: tuple[str, ...] = ()) -> Iterator[tu
         yield from expected(child, before + said)
 
 
+def user_line(content: Any, **rest: Any) -> Line:
+    return {"type": "user", "message": {"role": "user", "content": content}, **rest}
+
+
 class Writer:
     """Writes conversations as lines, with everything between them that the format has."""
 
     def __init__(self, choose: Callable[[int], int]) -> None:
-        self.choose, self.lines, self.number = choose, list[Line](), 0
+        self.choose, self.lines, self.number, self.is_side_chain = choose, list[Line](), 0, False
 
     def add(self, parent: str | None, **rest: Any) -> str:
         self.number += 1
-        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": False, **rest}
+        line = {"uuid": f"u{self.number}", "parentUuid": parent, "isSidechain": self.is_side_chain, **rest}
         self.lines.append(line)
         return f"u{self.number}"
 
@@ -85,9 +89,10 @@ class Writer:
             {"type": "system", "subtype": "turn_duration"},
             {"type": "attachment", "attachment": {"type": "todo"}},
             {"type": "progress"},
+            user_line("a note of the display", isVisibleInTranscriptOnly=True),
         ]
-        choice = self.choose(6)
-        return self.add(parent, **between[choice]) if choice < 3 else parent
+        choice = self.choose(7)
+        return self.add(parent, **between[choice]) if choice < 4 else parent
 
     def block(self, parent: str, response: str, block: dict[str, Any]) -> str:
         return self.add(
@@ -97,7 +102,7 @@ class Writer:
     def write(self, node: User | Response, parent: str | None) -> None:
         if isinstance(node, User):
             content: Any = node.text if self.choose(2) else [{"type": "text", "text": node.text}]
-            last = self.add(parent, type="user", message={"role": "user", "content": content})
+            last = self.add(parent, **user_line(content, isMeta=bool(self.choose(2))))
         else:
             assert parent is not None
             last = self.response(node, parent)
@@ -121,7 +126,7 @@ class Writer:
             own.reverse()  # results arrive in any order
         for line, call, result in own:
             content = [{"type": "tool_result", "tool_use_id": call, "content": result}]
-            last = self.add(line, type="user", message={"role": "user", "content": content})
+            last = self.add(line, **user_line(content))
         return last
 
 
@@ -133,23 +138,20 @@ def shown(message: dict[str, Any]) -> str:
     return f"{message['role']} {message['content']}"
 
 
-def read(path: Path, lines: list[Line] | str) -> tuple[list[Acted], Tally]:
-    text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
-    path.write_text(text, encoding="utf-8")
-    tally = Tally()
-    return list(read_logs(log_files([path]), None, None, tally)), tally
-
-
 @given(st.lists(conversations(), min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_every_action_has_the_messages_that_came_before_it(
     tmp_path_factory: pytest.TempPathFactory, roots: list[User], random: Any
 ) -> None:
-    """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots."""
+    """Branches, split responses, parallel calls as a chain or as siblings, lines between, several roots.
+
+    A root may be a side chain: a conversation of its own. A hidden line is a message, as a reminder is.
+    """
     writer = Writer(lambda n: random.randrange(n))
     writer.lines.append({"type": "summary", "summary": "s", "leafUuid": "x"})
     for root in roots:
+        writer.is_side_chain = bool(random.randrange(2))
         writer.write(root, None)
-    found, tally = read(tmp_path_factory.mktemp("log") / "s.jsonl", writer.lines)
+    found, tally = read_log(tmp_path_factory.mktemp("log") / "s.jsonl", writer.lines)
     made = Counter((tuple(map(shown, acted.messages)), shown(acted.observed)) for acted in found)
     assert made == Counter(one for root in roots for one in expected(root))
     assert not tally.actions
@@ -159,8 +161,7 @@ def test_every_action_has_the_messages_that_came_before_it(
 
 
 def user(uuid: str, parent: str | None, content: Any, **rest: Any) -> Line:
-    message = {"role": "user", "content": content}
-    return {"type": "user", "uuid": uuid, "parentUuid": parent, "message": message, **rest}
+    return {"uuid": uuid, "parentUuid": parent, **user_line(content, **rest)}
 
 
 def reply(uuid: str, parent: str | None, *blocks: Any, name: str = "", **rest: Any) -> Line:
@@ -184,31 +185,17 @@ def contents(acted: Acted) -> list[str]:
     return [message["content"] for message in acted.messages]
 
 
-def test_a_side_chain_is_a_conversation_of_its_own(tmp_path: Path) -> None:
-    lines = [
-        user("1", None, "do it"),
-        reply("2", "1", use("c")),
-        user("s1", None, "search", isSidechain=True),
-        reply("s2", "s1", text("found")),
-        user("3", "2", [result("c", "found")]),
-        reply("4", "3", text("done")),
-    ]
-    found, _ = read(tmp_path / "s.jsonl", lines)
-    assert [contents(acted) for acted in found] == [["do it"], ["search"], ["do it", "", "found"]]
-    assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:6"]
+A, B = user("1", None, "a"), reply("2", "1", text("b"))
 
 
 def test_the_last_line_may_be_torn_and_no_other(tmp_path: Path) -> None:
-    lines = "".join(json.dumps(one) + "\n" for one in [user("1", None, "a"), reply("2", "1", text("b"))])
-    found, tally = read(tmp_path / "s.jsonl", lines + '{"type":"user","uu')
-    assert len(found) == 1 and tally.lines == {"torn last line of a file that is being written": 1}
+    lines = "".join(json.dumps(one) + "\n" for one in [A, B])
+    for torn in ('{"type":"user","uu', '{"type":"user","text":"\udce4\udcf6'):
+        found, tally = read_log(tmp_path / "s.jsonl", lines + torn)
+        assert len(found) == 1 and tally.lines == {"torn last line of a file that is being written": 1}
     for torn in ('{"type":"us\n' + lines, lines + '{"type":"user"\n', '{"type":"us'):
         with pytest.raises(DataError, match=r"^s\.jsonl:\d: the line is not JSON"):
-            read(tmp_path / "s.jsonl", torn)
-    (tmp_path / "s.jsonl").write_bytes(lines.encode() + b'{"type":"user","text":"\xe4\xf6')
-    tally = Tally()
-    assert len(list(read_logs(log_files([tmp_path / "s.jsonl"]), None, None, tally))) == 1
-    assert tally.lines.total() == 1
+            read_log(tmp_path / "s.jsonl", torn)
 
 
 def test_after_a_compact_boundary_the_model_sees_the_summary(tmp_path: Path) -> None:
@@ -216,7 +203,7 @@ def test_after_a_compact_boundary_the_model_sees_the_summary(tmp_path: Path) -> 
     boundary |= {"logicalParentUuid": "2"}
     summary = user("s", "b", "what happened", isCompactSummary=True, isVisibleInTranscriptOnly=True)
     before = [user("1", None, "first"), reply("2", "1", text("ok"))]
-    found, _ = read(tmp_path / "s.jsonl", [*before, boundary, summary, reply("3", "s", text("on"))])
+    found, _ = read_log(tmp_path / "s.jsonl", [*before, boundary, summary, reply("3", "s", text("on"))])
     assert [contents(acted) for acted in found] == [["first"], ["what happened"]]
 
 
@@ -236,87 +223,69 @@ def test_messages_that_a_boundary_kept_follow_the_summary_from_then_on(tmp_path:
         {"preservedMessages": {"uuids": ["3", "4"], "anchorUuid": "s"}},
     ):
         lines[4]["compactMetadata"] = metadata
-        found, _ = read(tmp_path / "s.jsonl", lines)
+        found, _ = read_log(tmp_path / "s.jsonl", lines)
         assert [contents(acted) for acted in found] == [
             ["first"],
             ["first", "one", "kept"],
             ["summary", "kept", "two", "go on"],
         ]
-
-
-def test_hidden_lines_are_messages_and_notes_of_the_display_are_not(tmp_path: Path) -> None:
-    lines = [
-        user("1", None, "a"),
-        user("2", "1", "reminder", isMeta=True),
-        user("3", "2", "note", isVisibleInTranscriptOnly=True),
-        reply("4", "3", text("b")),
-    ]
-    assert [contents(acted) for acted in read(tmp_path / "s.jsonl", lines)[0]] == [["a", "reminder"]]
+        assert [acted.source for acted in found] == ["s.jsonl:2", "s.jsonl:4", "s.jsonl:8"]
 
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-LEFT_OUT: dict[str, list[Line]] = {
-    "it needs content of the type image": [user("1", None, [PNG]), reply("2", "1", text("b"))],
-    "it needs a tool that the provider's server ran": [
-        user("1", None, "a"),
-        reply("2", "1", {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}),
-    ],
-    "the action is empty": [user("1", None, "a"), reply("2", "1", {"type": "thinking", "thinking": "hm"})],
-    "it was cut at the length limit": [
-        user("1", None, "a"),
-        reply("2", "1", text("b"), stop_reason="max_tokens"),
-    ],
-    "its history is not in the file": [user("1", "gone", "a"), reply("2", "1", text("b"))],
-    "nothing comes before it": [reply("2", None, text("b"))],
-}
-
-
-@pytest.mark.parametrize("reason", LEFT_OUT)
-def test_an_action_that_cannot_be_replayed_is_left_out_and_counted(tmp_path: Path, reason: str) -> None:
-    found, tally = read(tmp_path / "s.jsonl", LEFT_OUT[reason])
-    assert not found and tally.actions == {reason: 1}
-
-
-def test_a_response_to_what_the_log_does_not_have_is_left_out(tmp_path: Path) -> None:
-    """Such as a reminder, of which only an attachment is in the log."""
-    lines = [user("1", None, "a"), reply("2", "1", text("b")), reply("3", "2", text("c"))]
-    found, tally = read(tmp_path / "s.jsonl", lines)
-    assert [contents(acted) for acted in found] == [["a"]]
-    reason = "what it answers is not in the log: the message before it is the model's own"
-    assert tally.actions == {reason: 1}
-
-
-def test_nothing_is_asked_after_a_call_without_a_result(tmp_path: Path) -> None:
-    lines = [user("1", None, "a"), reply("2", "1", use("c")), user("3", "2", "b"), reply("4", "3", text("d"))]
-    found, tally = read(tmp_path / "s.jsonl", lines)
-    assert len(found) == 1
-    assert tally.actions == {"a tool call before it has no result, or a result has no call": 1}
-
-
-def test_what_claude_code_wrote_itself_is_no_action(tmp_path: Path) -> None:
-    synthetic = reply("2", "1", text("API Error"), model="<synthetic>")
-    found, tally = read(tmp_path / "s.jsonl", [user("1", None, "a"), synthetic, reply("3", "2", text("b"))])
-    assert [contents(acted) for acted in found] == [["a"]]
-    assert tally.lines == {"assistant line that the model did not write": 1}
-
-
-def test_a_line_that_is_in_the_file_twice_counts_once(tmp_path: Path) -> None:
-    lines = [user("1", None, "a"), reply("2", "1", text("b"))]
-    found, tally = read(tmp_path / "s.jsonl", lines * 2)
-    assert len(found) == 1 and tally.lines == {"line that is in the file twice": 2}
-
-
-UNKNOWN: list[tuple[Line, str]] = [
-    ({"type": "invention", "uuid": "9"}, "a Claude Code line has the unknown type 'invention'"),
-    (user("9", "2", [{"type": "hologram"}]), "a user message has a block of the type 'hologram'"),
-    (reply("9", "1", {"type": "hologram"}), "an assistant message has a block of the type 'hologram'"),
-    (
-        user("9", "2", [result("c", [{"type": "hologram"}])]),
-        "a tool result has a block of the type 'hologram'",
+WEB = {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}
+LEFT_OUT: list[tuple[str, list[Line], list[list[str]]]] = [
+    ("it needs content of the type image", [user("1", None, [PNG]), B], []),
+    ("it needs a tool that the provider's server ran", [A, reply("2", "1", WEB)], []),
+    ("the action is empty", [A, reply("2", "1", {"type": "thinking", "thinking": "hm"})], []),
+    ("it was cut at the length limit", [A, reply("2", "1", text("b"), stop_reason="max_tokens")], []),
+    ("its history is not in the file", [user("1", "gone", "a"), B], []),
+    ("nothing comes before it", [reply("2", None, text("b"))], []),
+    (  # such as a reminder, of which only an attachment is in the log
+        "what it answers is not in the log: the message before it is the model's own",
+        [A, B, reply("3", "2", text("c"))],
+        [["a"]],
     ),
-    ({"type": "user", "uuid": "9", "parentUuid": "2"}, "message is None"),
-    ({"type": "user", "parentUuid": "2", "message": {}}, "uuid is None"),
-    (user("9", "9", "x"), ""),
+    (
+        "a tool call before it has no result, or a result has no call",
+        [A, reply("2", "1", use("c")), user("3", "2", "b"), reply("4", "3", text("d"))],
+        [["a"]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "lines", "expected"), LEFT_OUT)
+def test_an_action_that_cannot_be_replayed_is_left_out_and_counted(
+    tmp_path: Path, reason: str, lines: list[Line], expected: list[list[str]]
+) -> None:
+    found, tally = read_log(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == expected and tally.actions == {reason: 1}
+
+
+SYNTHETIC = reply("2", "1", text("API Error"), model="<synthetic>")
+NOT_READ: list[tuple[list[Line], dict[str, int]]] = [
+    ([A, SYNTHETIC, reply("3", "2", text("b"))], {"assistant line that the model did not write": 1}),
+    ([A, B, A, B], {"line that is in the file twice": 2}),
+]
+
+
+@pytest.mark.parametrize(("lines", "counted"), NOT_READ)
+def test_a_line_that_is_no_action_is_counted(
+    tmp_path: Path, lines: list[Line], counted: dict[str, int]
+) -> None:
+    found, tally = read_log(tmp_path / "s.jsonl", lines)
+    assert [contents(acted) for acted in found] == [["a"]] and tally.lines == counted
+
+
+HOLOGRAM = {"type": "hologram"}
+UNKNOWN: list[tuple[Line, str]] = [
+    ({"type": "invention", "uuid": "9"}, "3: a Claude Code line has the unknown type 'invention'"),
+    (user("9", "2", [HOLOGRAM]), "3: a user message has a block of the type 'hologram'"),
+    (reply("9", "1", HOLOGRAM), "3: an assistant message has a block of the type 'hologram'"),
+    (user("9", "2", [result("c", [HOLOGRAM])]), "3: a tool result has a block of the type 'hologram'"),
+    ({"type": "user", "uuid": "9", "parentUuid": "2"}, "3: message is None"),
+    ({"type": "user", "parentUuid": "2", "message": {}}, "3: uuid is None"),
+    (user("9", "9", "x"), "4: its parentUuid leads back to itself"),
 ]
 
 
@@ -324,16 +293,11 @@ UNKNOWN: list[tuple[Line, str]] = [
 def test_an_unknown_line_is_an_error_that_names_file_and_line(
     tmp_path: Path, line: Line, problem: str
 ) -> None:
-    lines = [user("1", None, "a"), reply("2", "1", text("b")), line, reply("10", "9", text("c"))]
     with pytest.raises(DataError) as refused:
-        read(tmp_path / "s.jsonl", lines)
-    if problem:
-        assert str(refused.value).startswith(f"s.jsonl:3: {problem}")
-    else:
-        assert str(refused.value).startswith("s.jsonl:4: its parentUuid leads back to itself")
+        read_log(tmp_path / "s.jsonl", [A, B, line, reply("10", "9", text("c"))])
+    assert str(refused.value).startswith(f"s.jsonl:{problem}")
 
 
 def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
-    lines = json.dumps(user("1", None, "a")) + "\n" + json.dumps(reply("2", "1", text("x\ud800y"))) + "\n"
-    (acted,), _ = read(tmp_path / "s.jsonl", lines)
+    (acted,), _ = read_log(tmp_path / "s.jsonl", [A, reply("2", "1", text("x\ud800y"))])
     assert acted.observed["content"] == "x\ufffdy"

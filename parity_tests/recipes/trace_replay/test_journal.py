@@ -22,9 +22,8 @@ def test_answers_scores_and_failures_are_read_as_written(tmp_path: Path) -> None
             journal.mark(("s", "t", sample), 0.5)
             journal.answer(("s", "t", sample), usd=0.25, message=MESSAGE, finish_reason="stop")
         journal.mark(("s", "u", SCORE), 1.0)
-        journal.answer(
-            ("s", "u", SCORE), usd=0.0, logprobs={"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
-        )
+        score = {"token_ids": [1, 2], "logprobs": [0.0, -1.5], "start": 1}
+        journal.answer(("s", "u", SCORE), usd=0.0, logprobs=score)
         journal.mark(("s", "u", 0), 1.0)
         journal.fail(("s", "u", 0), usd=0.125, error="why", was_answered=True)
         journal.mark(("s", "u", 1), 2.0)
@@ -58,43 +57,14 @@ def test_a_key_is_sent_again_until_the_endpoint_has_answered_it(tmp_path: Path) 
         keys.append(journal.mark(("s", "t", 0), 0.0))
         journal.fail(("s", "t", 0), usd=0.0, error="cut off", was_answered=True)
         keys.append(journal.mark(("s", "t", 0), 0.0))
-        keys += [
-            journal.mark(("s", "t", 1), 0.0),
-            journal.mark(("s", "u", 0), 0.0),
-            journal.mark(("r", "t", 0), 0.0),
-        ]
+        keys += [journal.mark(other, 0.0) for other in (("s", "t", 1), ("s", "u", 0), ("r", "t", 0))]
     assert [keys.index(key) for key in keys] == [0, 0, 0, 3, 4, 5, 6]
-
-
-KILLED = """
-import os, signal, sys
-from composer_plugins.recipes.trace_replay.journal import Journal
-journal = Journal(sys.argv[1])
-journal.mark(("s", "t", 0), 1.0)
-journal.answer(("s", "t", 0), usd=0.5, message={"role": "assistant", "content": "paid"})
-print(journal.mark(("s", "t", 1), 2.0), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, tmp_path / "j"]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert killed.returncode == -9, killed.stderr
-    with Journal(tmp_path / "j") as journal:
-        assert [answer.message["content"] for answer in journal.answers()] == ["paid"]
-        assert (journal.interrupted, journal.spent()) == (1, 2.5)
-        assert journal.mark(("s", "t", 1), 2.0) == killed.stdout.strip()
 
 
 SECOND = """
 import sys
-from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.trace_replay.journal import Journal
-try:
-    Journal(sys.argv[1])
-except ConfigError as error:
-    print(error)
+Journal(sys.argv[1])
 """
 
 
@@ -105,8 +75,10 @@ def test_a_second_process_is_an_error(tmp_path: Path, is_new: bool) -> None:
     with Journal(tmp_path / "j"):
         command = [sys.executable, "-c", SECOND, tmp_path / "j"]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    expected = f"{tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
-    assert second.stdout == expected, second.stderr
+    expected = (
+        f"ConfigError: {tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
+    )
+    assert second.stderr.endswith(expected), second.stderr
     Journal(tmp_path / "j").close()
 
 
@@ -133,9 +105,8 @@ def test_a_journal_of_another_version(tmp_path: Path) -> None:
     Journal(tmp_path / "j").close()
     with closing(sqlite3.connect(tmp_path / "j")) as journal:
         journal.execute("PRAGMA user_version = 7")
-    assert refusal(tmp_path / "j", DataError).startswith(
-        "the journal has format 7, and this version reads 1; "
-    )
+    said = "the journal has format 7, and this version reads 1; "
+    assert refusal(tmp_path / "j", DataError).startswith(said)
 
 
 def test_a_damaged_journal(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.recipes.trace_replay.formats import log_files, read_logs, read_tools
 from composer_plugins.recipes.trace_replay.formats.common import Acted, Tally
+from parity_tests.rigs.replayed import read_log
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -23,10 +24,8 @@ FIRST = [{"role": "system", "content": "be brief"}, {"role": "user", "content": 
 ACTION = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
-def read(path: Path, *rows: Any, name: str | None = None) -> tuple[list[Acted], Tally]:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tally = Tally()
-    return list(read_logs(log_files([path]), name, None, tally)), tally
+def read(path: Path, *rows: Any) -> tuple[list[Acted], Tally]:
+    return read_log(path, rows)
 
 
 def test_each_assistant_message_of_a_conversation_is_an_action(tmp_path: Path) -> None:
@@ -35,26 +34,26 @@ def test_each_assistant_message_of_a_conversation_is_an_action(tmp_path: Path) -
     assert (first.messages, first.observed, first.tools) == (FIRST, ACTION, [TOOL])
     assert second.messages == [*FIRST, ACTION, CONVERSATION[3]]
     assert second.observed == {"role": "assistant", "content": "done"} and second.source == "l.jsonl:1"
-    assert tally.lines == {
-        "field 'id' of an OpenAI record": 1,
-        "reasoning of an assistant message (left out of the states)": 1,
-    }
+    reasoning = "reasoning of an assistant message (left out of the states)"
+    assert tally.lines == {"field 'id' of an OpenAI record": 1, reasoning: 1}
 
 
 def test_of_a_request_and_its_response_each_choice_is_an_action(tmp_path: Path) -> None:
+    """Also if a choice has no index."""
     choices = [
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "x"}},
-        {"index": 1, "finish_reason": "length", "message": {"role": "assistant", "content": "y"}},
-        {"index": 2, "finish_reason": "stop", "message": {"role": "assistant", "content": "z"}},
+        {"finish_reason": finish, "message": {"role": "assistant", "content": content}}
+        for content, finish in (("x", "stop"), ("y", "length"), ("z", "stop"))
     ]
     request = {"model": "m", "messages": CONVERSATION[:4], "tools": [TOOL]}
     failed = {"request": request, "response": {"error": {"message": "busy"}}}
-    found, tally = read(tmp_path / "l.jsonl", {"request": request, "response": {"choices": choices}}, failed)
-    assert [acted.observed["content"] for acted in found] == ["x", "z"]
-    assert len({acted.key for acted in found}) == 2 and all(acted.tools == [TOOL] for acted in found)
-    assert all(acted.messages == [*FIRST, ACTION, CONVERSATION[3]] for acted in found)
-    assert tally.actions == {"it was cut at the length limit": 1}
-    assert tally.lines["request that failed"] == 1
+    for given in (choices, [{"index": i, **choice} for i, choice in enumerate(choices)]):
+        row = {"request": request, "response": {"choices": given}}
+        found, tally = read(tmp_path / "l.jsonl", row, failed)
+        assert [acted.observed["content"] for acted in found] == ["x", "z"]
+        assert len({acted.key for acted in found}) == 2 and all(acted.tools == [TOOL] for acted in found)
+        assert all(acted.messages == [*FIRST, ACTION, CONVERSATION[3]] for acted in found)
+        assert tally.actions == {"it was cut at the length limit": 1}
+        assert tally.lines["request that failed"] == 1
 
 
 FLAT = {"id": "c", "name": "f", "arguments": '{"x":1}'}
@@ -124,32 +123,32 @@ def test_an_episode_of_verifiers_0_4(tmp_path: Path) -> None:
     assert second.messages == [*FIRST, ACTION, CONVERSATION[3]]
     assert third.messages == FIRST and third.observed["content"] == "other"
     assert [acted.outcome for acted in (first, second, third)] == [0.75] * 3
-    found, tally = read(
-        tmp_path / "traces.jsonl",
-        episode(trace(rewards={"right": None}, calls=[{"node": 4, "finish_reason": "length"}])),
-        episode(trace(ok=False)),
-    )
+    cut = trace(rewards={"right": None}, calls=[{"node": 4, "finish_reason": "length"}])
+    found, tally = read(tmp_path / "traces.jsonl", episode(cut), episode(trace(ok=False)))
     assert [acted.outcome for acted in found] == [None, None]
     assert tally.actions == {"it was cut at the length limit": 1}
     assert tally.lines == {"rollout that ended with an error": 1}
 
 
+def nodes(parent: int) -> list[Any]:
+    return [{"message": FIRST[1], "parent": parent, "sampled": True}]
+
+
+FUNCTION_CALL = {"role": "assistant", "function_call": {"name": "f"}}
 WRONG: list[tuple[Any, str]] = [
-    ({"foo": 1}, "l.jsonl:1: the line is of no known format, its fields are foo; give logs of one of these"),
-    ([1], "l.jsonl:1: the line is [1]; give logs with one JSON object in each line"),
-    ({"messages": "x"}, "l.jsonl:1: messages is 'x'"),
-    ({"messages": [{"role": "alien"}]}, "l.jsonl:1: a message has the role 'alien'"),
-    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "l.jsonl:1: a message has a block of"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "l.jsonl:1: tool_call_id of a tool message is None"),
-    ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "l.jsonl:1: a message has a fun"),
-    ({"messages": [], "tools": [3]}, "l.jsonl:1: a tool is 3"),
-    (rollout(reward="high"), "l.jsonl:1: the reward is 'high'"),
-    (rollout(reward=float("nan")), "l.jsonl:1: the reward is nan"),
-    (episode(trace(version=7)), "l.jsonl:1: a trace has the version 7, known is 1"),
-    (
-        episode(trace(nodes=[{"message": FIRST[1], "parent": 5, "sampled": True}])),
-        "l.jsonl:1: a node has the",
-    ),
+    ({"foo": 1}, "the line is of no known format, its fields are foo; give logs of one of these"),
+    ([1], "the line is [1]; give logs with one JSON object in each line"),
+    ({"messages": "x"}, "messages is 'x', and should be a list; correct the value in a copy of the log, or"),
+    ({"messages": [3]}, "a message is 3, and should be an object; correct the value"),
+    ({"messages": [{"role": "alien"}]}, "a message has the role 'alien'"),
+    ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "a message has a block of"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id of a tool message is None"),
+    ({"messages": [FUNCTION_CALL]}, "a message has a fun"),
+    ({"messages": [], "tools": [3]}, "a tool is 3, and should be a function tool with a name; correct the v"),
+    (rollout(reward="high"), "the reward is 'high', and should be a finite number; correct the value"),
+    (rollout(reward=float("nan")), "the reward is nan"),
+    (episode(trace(version=7)), "a trace has the version 7, known is 1"),
+    (episode(trace(nodes=nodes(parent=5))), "a node has the"),
 ]
 
 
@@ -157,7 +156,16 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_no_format_has_is_an_error_that_names_the_line(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(DataError) as refused:
         read(tmp_path / "l.jsonl", row)
-    assert str(refused.value).startswith(message)
+    assert str(refused.value).startswith(f"l.jsonl:1: {message}") and "\n" not in str(refused.value)
+
+
+NO_CALLS = {"role": "assistant", "content": "b", "tool_calls": True}
+
+
+@pytest.mark.parametrize("row", [{"messages": [FIRST[1], NO_CALLS]}, rollout(reward=10**400)])
+def test_a_value_of_another_type_is_an_error(tmp_path: Path, row: Any) -> None:
+    with pytest.raises(DataError, match="^l.jsonl: a value in it is not of the type that its format says"):
+        read(tmp_path / "l.jsonl", row)
 
 
 def test_an_unknown_line_after_known_ones_is_an_error_too(tmp_path: Path) -> None:
@@ -172,10 +180,8 @@ def test_an_action_that_needs_an_image_or_another_kind_of_call_is_left_out(tmp_p
     custom = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "custom"}]}
     rows = {"messages": [image, CONVERSATION[4]]}, {"messages": [FIRST[1], custom]}
     found, tally = read(tmp_path / "l.jsonl", *rows)
-    assert not found and set(tally.actions) == {
-        "it needs content of the type image_url",
-        "it needs a tool call that is not a function call",
-    }
+    reasons = "it needs content of the type image_url", "it needs a tool call that is not a function call"
+    assert not found and set(tally.actions) == {*reasons}
 
 
 def test_folders_are_searched_and_a_source_has_no_path_of_the_user(tmp_path: Path) -> None:
@@ -191,9 +197,9 @@ def test_folders_are_searched_and_a_source_has_no_path_of_the_user(tmp_path: Pat
 
 def test_a_format_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"l\.jsonl:1: a Claude Code line has the unknown type None"):
-        read(tmp_path / "l.jsonl", {"messages": CONVERSATION}, name="claude-code")
+        read_log(tmp_path / "l.jsonl", [{"messages": CONVERSATION}], "claude-code")
     with pytest.raises(ConfigError, match="known: claude-code, openai, verifiers"):
-        read(tmp_path / "l.jsonl", {"messages": CONVERSATION}, name="klaude")
+        read_log(tmp_path / "l.jsonl", [{"messages": CONVERSATION}], "klaude")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[3]", '{"name": "f"}', "[{}]"])
@@ -207,12 +213,12 @@ def test_a_file_of_tools_has_function_tools(tmp_path: Path, content: str) -> Non
 
 @pytest.mark.parametrize("row", [{"messages": CONVERSATION}, rollout()])
 def test_tools_may_be_json_text(tmp_path: Path, row: dict[str, Any]) -> None:
-    (first, _), _ = read(
-        tmp_path / "l.jsonl", {**row, "tools": json.dumps([TOOL]), "tool_defs": json.dumps([TOOL])}
-    )
-    assert first.tools == [TOOL]
+    def with_tools(text: str) -> list[Acted]:
+        return read(tmp_path / "l.jsonl", {**row, "tools": text, "tool_defs": text})[0]
+
+    assert with_tools(json.dumps([TOOL]))[0].tools == [TOOL]
     with pytest.raises(DataError, match="l.jsonl:1: tools is the text '<tools>', which is not JSON"):
-        read(tmp_path / "l.jsonl", {**row, "tools": "<tools>", "tool_defs": "<tools>"})
+        with_tools("<tools>")
 
 
 def test_a_response_beside_the_messages_is_read(tmp_path: Path) -> None:
@@ -231,16 +237,6 @@ def test_a_weight_of_0_is_counted(tmp_path: Path) -> None:
     assert tally.lines["weight 0 of an assistant message (not used: it is an action like the others)"] == 1
 
 
-@pytest.mark.parametrize(
-    "row", [{"messages": "x"}, {"messages": [], "tools": [3]}, rollout(reward="high"), {"messages": [3]}]
-)
-def test_a_wrong_value_is_no_new_line_type(tmp_path: Path, row: Any) -> None:
-    with pytest.raises(DataError) as refused:
-        read(tmp_path / "l.jsonl", row)
-    assert refused.value.remedy == "correct the value in a copy of the log, or remove the line there"
-    assert " should be " in refused.value.problem
-
-
 def test_the_keys_of_two_files_with_one_name_differ(tmp_path: Path) -> None:
     """A file that is given twice, alone and in its folder, is one file."""
     for name, reward in (("run1", 1.0), ("run2", 0.0)):
@@ -250,10 +246,3 @@ def test_the_keys_of_two_files_with_one_name_differ(tmp_path: Path) -> None:
     found = list(read_logs(log_files([first, second, tmp_path / "run1"]), None, None, Tally()))
     keys = [acted.key for acted in found]
     assert len(set(keys)) == 4 and keys[:2] == keys[4:] != keys[2:4]
-
-
-def test_choices_without_an_index_have_different_keys(tmp_path: Path) -> None:
-    choices = [{"finish_reason": "stop", "message": {"content": text}} for text in "xy"]
-    row = {"request": {"messages": CONVERSATION[:4]}, "response": {"choices": choices}}
-    found, _ = read(tmp_path / "l.jsonl", row)
-    assert len({acted.key for acted in found}) == 2

@@ -52,6 +52,12 @@ def of(text: str, **arguments: Any) -> Acted:
     return Acted(messages, tools, assistant(text, [call]), "f:1", None, "k")
 
 
+def arguments_of(acted: Acted) -> list[str]:
+    """The arguments of each tool call; the observed one is the last."""
+    messages = [*acted.messages, acted.observed]
+    return [call["function"]["arguments"] for m in messages for call in m.get("tool_calls", ())]
+
+
 @given(st.lists(planted(), min_size=1, max_size=3), st.sampled_from(ALPHANUMERIC))
 def test_no_planted_secret_stays_and_arguments_stay_json(
     secrets: list[tuple[str, str, str]], other: str
@@ -64,24 +70,8 @@ def test_no_planted_secret_stays_and_arguments_stay_json(
     written = json.dumps([acted._asdict() for acted in clean], ensure_ascii=False)
     for kind, secret, _ in secrets:
         assert secret[-8:] not in written and counts[kind] >= 1 and f"[REDACTED {kind}]" in written
-    for acted in clean:
-        for message in (*acted.messages, acted.observed):
-            for call in message.get("tool_calls", ()):
-                assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    assert all(isinstance(json.loads(one), dict) for acted in clean for one in arguments_of(acted))
 
-
-HARMLESS = [
-    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-    "commit 0f1e2d3c4b5a69788796a5b4c3d2e1f000112233",
-    "password: str = Field()",
-    "api_key = os.environ['API_KEY']",
-    "secret = get_secret(name)",
-    'password = "{password}"',
-    "http://127.0.0.1:8000 and 8.8.8.8",
-    "550e8400-e29b-41d4-a716-446655440000",
-    "toolu_01A2b3C4d5E6f7G8h9",
-    'secret=headers["api-key-name"];',
-]
 
 KEY = "-----BEGIN {0}-----\nMIIEpAIBAAKCAQEA7\nq83vq83vEjRWeA==\n-----END {0}-----"
 KINDS = ("RSA ", "OPENSSH ", "", "ENCRYPTED ")
@@ -106,73 +96,53 @@ def test_a_short_secret_or_a_plain_word_is_replaced_in_its_line_only() -> None:
     assert "abc12" not in middle[1]
 
 
-def test_a_secret_under_a_telling_name_of_an_argument_is_found() -> None:
-    (clean,), _ = redacted([of("login", password="s3cr3t-0815")])
-    arguments = json.loads(clean.observed["tool_calls"][0]["function"]["arguments"])
-    assert arguments == {"command": "login", "password": "[REDACTED Secret Keyword]"}
+@pytest.mark.parametrize("secret", ["s3cr3t-0815", "hunter"])
+def test_a_secret_under_a_telling_name_of_an_argument_is_found(secret: str) -> None:
+    (clean,), _ = redacted([of("login", password=secret, user="bob")])
+    expected = {"command": "login", "password": "[REDACTED Secret Keyword]", "user": "bob"}
+    assert json.loads(arguments_of(clean)[-1]) == expected
 
 
 def test_a_line_inside_an_argument_is_looked_at_as_a_line() -> None:
     acted = of("x")
     call = tool_call("c", "Write", json_text({"content": "A=1\nDB_PASSWORD=hunter2-hunter2\n"}))
     (clean,), _ = redacted([acted._replace(observed=assistant("", [call]))])
-    written = json.loads(clean.observed["tool_calls"][0]["function"]["arguments"])["content"]
-    assert written == "A=1\nDB_PASSWORD=[REDACTED Secret Keyword]\n"
+    assert json.loads(arguments_of(clean)[-1])["content"] == "A=1\nDB_PASSWORD=[REDACTED Secret Keyword]\n"
 
 
 def test_arguments_that_are_no_json_are_redacted_as_text() -> None:
     acted = of("x")
     call = tool_call("c", "Bash", '{"command": "AKIAIOSFODNN7EXAMPLE')
     (clean,), _ = redacted([acted._replace(observed=assistant("", [call]))])
-    function = clean.observed["tool_calls"][0]["function"]
-    assert function["arguments"] == '{"command": "[REDACTED AWS Access Key]'
+    assert arguments_of(clean)[-1] == '{"command": "[REDACTED AWS Access Key]'
 
 
 # The forms in which a log shows a secret without quotes; {} is the secret.
 UNQUOTED = [
     "     1→DB_PASSWORD={}",
     "     1\tDB_PASSWORD={}",
-    "12:DB_PASSWORD={}",
     " 3 | export WANDB_API_KEY={}",
-    "     7→api_token: {}",
-    "api_key: {}",
-    "wandb_api_key: {}",
-    "api_key={}",
     "apikey = {}",
-    "password: {}",
     "  password: {}  # of the staging machine",
     "dbPassword: {},",
     "db_passwd={}",
     "secret: {}",
-    "client_secret={}",
-    "access_token: {}",
     '{{"access_token": "{}"}}',
     "private_key={}",
     "aws_secret_access_key = {}",
     "auth: {}",
-    "cd x && export WANDB_API_KEY={}",
     "cd x && export WANDB_API_KEY={};python t.py",
-    "env WANDB_API_KEY={} python t.py",
-    "docker run -e WANDB_API_KEY={} image",
-    "mysql --password={} -u root",
     "mysql --password {} -u root",
-    "tool --api-key={}",
     "tool --api-key {}",
-    "hf auth login --token {}",
-    "Authorization: Bearer {}",
     "authorization: Basic {}",
     "Authorization: token {}",
     "curl -H 'Authorization: Bearer {}' https://x.example",
     'curl -H "X-Api-Key: {}" https://x.example',
-    "X-Api-Key: {}",
     "the header is Bearer {}",
     "wandb login {}",
-    "wandb login --relogin {}",
     "wandb login --host https://w.example {} && python t.py",
-    "machine h login u password {}",
     "curl -u bob:{} https://x.example",
     ".env:3:DB_PASSWORD={}",
-    "[default]\naws_secret_access_key = {}",
     "  password {}",
     "GET https://x.example/y?access_token={}&page=2",
 ]
@@ -195,9 +165,7 @@ def test_a_secret_without_quotes_never_stays(form: str, secret: str) -> None:
         written = json.dumps([acted._asdict() for acted in clean], ensure_ascii=False)
         assert secret not in written and sum(counts.values()) >= 1, one
         assert "the end" in written and "a = b" in written
-        for message in (*clean[0].messages, clean[0].observed):
-            for call in message.get("tool_calls", ()):
-                assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        assert all(isinstance(json.loads(one), dict) for one in arguments_of(clean[0]))
 
 
 SHELL = [
@@ -215,78 +183,60 @@ def test_in_a_command_a_secret_of_letters_or_digits_is_found_too(form: str, secr
     assert secret not in json.dumps(clean._asdict())
 
 
-CODE = [
+NO_SECRET = [
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "password: str = Field()",
+    "api_key = os.environ['API_KEY']",
+    "secret = get_secret(name)",
+    'password = "{password}"',
+    "http://127.0.0.1:8000 and 8.8.8.8",
+    "550e8400-e29b-41d4-a716-446655440000",
+    'secret=headers["api-key-name"];',
     "docker run -u 1000:1000 image",
-    "npm_config_registry_url_of_the_user",
-    "token: str",
     "token: str | None = None",
     "    def f(self, token: Optional[str]=None, password: SecretStr = None):",
-    "token: string | null;",
     "password: string;",
     "token: int32",
     "password=None",
-    "password=password",
     "password=password1, token=token_2",
     "login(user=user, password=self.password, token=settings.hf_token)",
     "f(api_key=os.environ.get('KEY1'), token=get_token(1))",
     "api_key=config.keys[0]",
-    "max_tokens=5",
     "max_tokens: 4096",
     "max_new_token=4096",
     "token = tokenizer.decode(ids[0])",
-    "token = tokens[i + 1]",
     "token := next(stream)",
     "if token == END1234:",
     "eos_token: <|im_end|>",
-    "eos_token_id=151645",
-    "pad_token=tokenizer.eos_token",
     "eos_token=im_end_1234",
     "loss per token: 0.35421",
-    "ms_per_token=12.3456",
     "token: 128256",
     "password: must be at least 8 characters",
-    "Password: ",
     "<label>Password:</label>",
     "the password 12345 is too short",
-    "a token 8f3a is a word of the tokenizer",
-    "password: ${DB_PASSWORD}",
     "export API_KEY=$API_KEY_2",
     "docker run -e API_KEY=$(cat key1.txt)",
     "--api-key <your-api-key-1>",
     "tool --token --verbose1",
     "password={password1}",
     "api_key: your-api-key-here",
-    "secret: db-credentials",
-    "secretName: my-app-tls1",
     "private_key: ~/.ssh/id_ed25519",
     "private_key=/etc/ssl/key1.pem",
-    "token_url: https://auth1.example/token2",
     "auth: oauth2",
     "auth: basic-only",
     "auth = HTTPBasicAuth(user1, password1)",
-    "tests/test_auth.py::test_token_2 PASSED",
     "Authorization: Bearer $TOKEN1",
     'headers = {"Authorization": f"Bearer {token1}"}',
     "Bearer authentication is supported",
-    "Basic authentication with Authorization headers",
-    "wandb login",
     "run wandb login first",
     "the login name and password are required",
-    "     12→token: str",
     "author: somebody1234",
-    "primary_key=user_id_1234",
     "passed: 1234 tests, keyboard: qwerty1234",
 ]
 
 
-@pytest.mark.parametrize("text", [*HARMLESS, *CODE])
+@pytest.mark.parametrize("text", NO_SECRET)
 def test_what_is_no_secret_stays(text: str) -> None:
     acted = of(text)
     clean, counts = redacted([acted])
     assert clean == [acted] and not counts
-
-
-def test_a_short_secret_under_a_telling_name_of_an_argument_is_found() -> None:
-    (clean,), _ = redacted([of("login", password="hunter", user="bob")])
-    arguments = json.loads(clean.observed["tool_calls"][0]["function"]["arguments"])
-    assert arguments == {"command": "login", "password": "[REDACTED Secret Keyword]", "user": "bob"}

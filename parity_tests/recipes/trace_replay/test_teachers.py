@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.trace_replay import teachers
 from composer_plugins.recipes.trace_replay.teachers import load_teachers
 
 ENTRY = {
@@ -36,55 +37,41 @@ def test_a_file_of_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     second = {"name": "b", "api_key_env": "THE_KEY", "params": {"temperature": 0.7}, "logprobs": "prompt"}
     second |= {"max_tokens": None, "max_completion_tokens": 7}
     first, other = load_teachers(written(tmp_path, ENTRY, ENTRY | second))
-    assert (first.usd(1_000_000, 2_000_000), first.is_free, first.limit()) == (
-        1.0,
-        False,
-        {"max_tokens": 100},
-    )
+    assert (first.usd(1_000_000, 2_000_000), first.is_free) == (1.0, False)
+    assert first.limit() == {"max_tokens": 100}
     assert (other.api_key(), other.limit()) == ("abc", {"max_completion_tokens": 7})
     assert first.api_key() and "abc" not in repr(other)
 
 
 def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
-    from composer_plugins.recipes.trace_replay import teachers
-
     path = tmp_path / "teachers.yaml"
     path.write_text((teachers.__doc__ or "").split("\n\n")[1])
     assert load_teachers(path)[0].is_free
 
 
+PRICE, OUTPUT = "usd_per_million_input", "usd_per_million_output"
+LIMITS = "max_tokens: an entry has either max_tokens or max_completion_tokens; set one"
 ADDRESS = "write http://... or https://..."
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({PRICE: None}, f"{PRICE}: it is None; set a valid number"),
+    ({PRICE: -1}, f"{PRICE}: it is -1; set a number greater than or equal"),
+    ({OUTPUT: float("nan")}, f"{OUTPUT}: it is nan; set a finite number"),
+    ({OUTPUT: "0.5"}, f"{OUTPUT}: it is '0.5'; set a valid number"),
+    ({"max_tokens": None}, LIMITS),
+    ({"max_completion_tokens": 5}, LIMITS),
+    ({"max_tokens": 0}, "max_tokens: it is 0; set a number greater than 0"),
+    ({"modle": "x"}, "modle: unknown option 'modle'; did you mean 'model'?"),
+    ({"base_url": "localhost:8000"}, f"base_url: 'localhost:8000' is not an address; {ADDRESS}"),
+    ({"name": ""}, "name: it is ''; "),
+    ({"timeout": 0}, "timeout: it is 0; set a number greater than 0"),
+    ({"logprobs": "all"}, "logprobs: unknown value 'all'; known: prompt"),
+    ({"params": {"n": 4}}, "params.n: the recipe writes this key of a request itself; remove it"),
+    ({"params": {"stop": {1, 2}}}, "params.stop: it is {1, 2}; input was not a valid JSON value"),
+    ({"params": {"top_p": float("nan")}}, "params.top_p.float: it is nan; set a finite number"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"usd_per_million_input": None}, "usd_per_million_input: it is None; set a valid number"),
-        (
-            {"usd_per_million_input": -1},
-            "usd_per_million_input: it is -1; set a number greater than or equal",
-        ),
-        ({"usd_per_million_output": float("nan")}, "usd_per_million_output: it is nan; set a finite number"),
-        ({"usd_per_million_output": "0.5"}, "usd_per_million_output: it is '0.5'; set a valid number"),
-        (
-            {"max_tokens": None},
-            "max_tokens: an entry has either max_tokens or max_completion_tokens; set one",
-        ),
-        (
-            {"max_completion_tokens": 5},
-            "max_tokens: an entry has either max_tokens or max_completion_tokens;",
-        ),
-        ({"max_tokens": 0}, "max_tokens: it is 0; set a number greater than 0"),
-        ({"modle": "x"}, "modle: unknown option 'modle'; did you mean 'model'?"),
-        ({"base_url": "localhost:8000"}, f"base_url: 'localhost:8000' is not an address; {ADDRESS}"),
-        ({"name": ""}, "name: it is ''; "),
-        ({"timeout": 0}, "timeout: it is 0; set a number greater than 0"),
-        ({"logprobs": "all"}, "logprobs: unknown value 'all'; known: prompt"),
-        ({"params": {"n": 4}}, "params.n: the recipe writes this key of a request itself; remove it"),
-        ({"params": {"stop": {1, 2}}}, "params.stop: it is {1, 2}; input was not a valid JSON value"),
-        ({"params": {"top_p": float("nan")}}, "params.top_p.float: it is nan; set a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), WRONG)
 def test_a_wrong_entry_is_one_sentence_with_its_key(
     tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
@@ -92,18 +79,20 @@ def test_a_wrong_entry_is_one_sentence_with_its_key(
 
 
 def test_a_price_must_be_written_out_and_0_is_one(tmp_path: Path) -> None:
-    entry = {name: value for name, value in ENTRY.items() if name != "usd_per_million_input"}
+    entry = {name: value for name, value in ENTRY.items() if name != PRICE}
     remedy = "write USD per million tokens, and 0 for a local server"
-    expected = f"teachers[0].usd_per_million_input: there is no price; {remedy}"
-    assert refusal(written(tmp_path, entry)) == expected
+    assert refusal(written(tmp_path, entry)) == f"teachers[0].{PRICE}: there is no price; {remedy}"
     del entry["model"]
     assert refusal(written(tmp_path, entry)) == "teachers[0].model: it is missing; add it to the entry"
 
 
-def test_no_teacher_and_two_of_one_name(tmp_path: Path) -> None:
+def test_a_list_of_teachers_has_at_least_one_and_each_name_once(tmp_path: Path) -> None:
     assert refusal(written(tmp_path)) == "teachers: the list is empty; add at least one teacher"
     expected = "teachers: 2 teachers have the name 'qwen'; give each teacher its own name"
     assert refusal(written(tmp_path, ENTRY, ENTRY | {"model": "other"})) == expected
+    assert refusal(written(tmp_path, "qwen")).startswith(
+        "teachers[0]: it is 'qwen'; write the keys of a teac"
+    )
 
 
 @pytest.mark.parametrize("value", [None, "", " \n"])
@@ -115,26 +104,21 @@ def test_a_key_that_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert said.startswith("teacher 'qwen', api_key_env: the environment variable THE_KEY is not set; ")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (None, "cannot be read (No such file or directory); name a YAML file of teachers"),
-        ("teachers: [", "is not YAML (ParserError: "),
-        ("\udcff", "is not YAML (UnicodeDecodeError: "),
-        ("", "has no list of teachers; begin the file with `teachers:`"),
-        ("- name: a", "has no list of teachers; begin the file with `teachers:`"),
-        ("teachers:\n", "has no list of teachers; begin the file with `teachers:`"),
-    ],
-)
+NO_LIST = "has no list of teachers; begin the file with `teachers:`"
+NO_TEACHERS = [
+    (None, "cannot be read (No such file or directory); name a YAML file of teachers"),
+    ("teachers: [", "is not YAML (ParserError: "),
+    ("\udcff", "is not YAML (UnicodeDecodeError: "),
+    ("", NO_LIST),
+    ("- name: a", NO_LIST),
+    ("teachers:\n", NO_LIST),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), NO_TEACHERS)
 def test_a_file_that_is_none(tmp_path: Path, text: str | None, problem: str) -> None:
     path = tmp_path / "teachers.yaml"
     if text is not None:
         path.write_bytes(text.encode(errors="surrogateescape"))
     assert refusal(path).startswith(f"--teachers: {path} {problem}")
     assert "\n" not in refusal(path)
-
-
-def test_an_entry_that_is_no_mapping(tmp_path: Path) -> None:
-    assert refusal(written(tmp_path, "qwen")).startswith(
-        "teachers[0]: it is 'qwen'; write the keys of a teacher"
-    )
