@@ -24,8 +24,8 @@ from parity_tests.rigs.verl_drawn import largest_term
 GEO_MEAN = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
 # Dialects of verl that its registries do not get from us, so that there is nothing to call.
-BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_policy.py"
-KERNEL = "the kernel: live/verl/test_advantages.py"
+BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_conform.py"
+KERNEL = "the kernel: live/verl/test_conform.py"
 LEFT_OUT = {
     "clip_cov@verl": f"{BATCH}; it also draws tokens at random, each side its own",
     "kl_cov@verl": BATCH,
