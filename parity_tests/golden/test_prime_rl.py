@@ -222,16 +222,19 @@ def check_pack(version: str, case: Case) -> None:
 
 @claim("prime_rl/v0.4.0")
 def test_losses_equal_prime_rl_v0_4(case: Case) -> None:
+    """`masked_is@prime-rl<0.5`."""
     check("v0.4.0", case)
 
 
 @claim("prime_rl/v0.5.0")
 def test_losses_equal_prime_rl_v0_5(case: Case) -> None:
+    """`ipo@prime-rl<0.6`."""
     check("v0.5.0", case)
 
 
 @claim("prime_rl/v0.6.0")
 def test_losses_equal_prime_rl_v0_6(case: Case) -> None:
+    """`dppo_tv@prime-rl`, `ipo@prime-rl` and `ref_kl@prime-rl<0.7`."""
     check("v0.6.0", case)
 
 

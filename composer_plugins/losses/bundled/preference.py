@@ -7,7 +7,7 @@ from functools import partial
 from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
-ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
+ORACLE = "kernels/test_preference.py::test_each_loss_is_its_published_formula"
 GOLDEN = "golden/test_preference.py"
 
 TRL = "trainer/dpo_trainer.py DPOTrainer._compute_loss"

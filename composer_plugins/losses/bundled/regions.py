@@ -257,7 +257,7 @@ LOSSES = (
             trl(
                 params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
                 source="trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
-                proof=f"{REGIONS}::test_opsm_equals_trl",
+                proof="golden/test_policy_trl.py::test_opsm_equals_trl",
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
                 mode="token-mean",

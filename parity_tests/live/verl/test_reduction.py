@@ -47,18 +47,6 @@ def test_a_batch_without_an_unmasked_token_is_nan_in_verl_and_zero_here(mode: st
     assert ours == 0 and not torch.autograd.grad(ours, token_loss)[0].any()
 
 
-def test_verl_adds_1e_8_to_a_row_length_only_where_its_mask_is_float64() -> None:
-    token_loss = torch.rand(4, 3, generator=torch.Generator().manual_seed(1), dtype=FLOAT64)
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]])
-    ours = float(aggregate(token_loss, mask.bool(), "seq-mean-token-mean"))
-
-    def theirs(dtype: torch.dtype) -> float:
-        return float(agg_loss(token_loss, mask.to(dtype), "seq-mean-token-mean"))
-
-    assert theirs(torch.int64) == pytest.approx(ours, rel=1e-15)
-    assert 1e-9 < abs(theirs(FLOAT64) / ours - 1) < 1e-8, "drop VERL_LENGTH_EPS from dialects.verl"
-
-
 def test_kl_penalty_knows_no_other_estimator() -> None:
     x = torch.zeros(1, dtype=FLOAT64)
     for name in ("full", "k4", ""):
