@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
-from composer_plugins.kernels import kl, policy
+from composer_plugins.kernels import kl
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from parity_tests.rigs import dialects, golden
@@ -110,9 +110,10 @@ def token_loss(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
         loss = loss * golden.tensor(case["importance_sampling_ratio"])
     if given["beta"]:
         ref, level = golden.tensor(case["ref_per_token_logps"]), given["importance_sampling_level"]
-        penalty = kl.k3(logprobs, ref, mask)
+        penalty = reductions.kernel("kl", "k3@trl")(logprobs, ref, mask)
         if given["use_bias_correction_kl"]:
-            penalty = kl.k3_corrected(logprobs, old, ref, mask, level=level)
+            k3_corrected = reductions.kernel("kl", "k3_corrected@trl")
+            penalty = k3_corrected(logprobs, old, ref, mask, level=level)
         loss = loss + given["beta"] * penalty
     return loss
 
@@ -142,6 +143,30 @@ def test_policy_losses_equal_trl(case: Case) -> None:
         entropy = golden.tensor(case["entropies"])[acts_on].sum() / acts_on.sum().clamp(min=1)
         loss = loss - given["entropy_coef"] * entropy
     assert_equals_trl(case, loss, per_token, logprobs)
+
+
+def masks_sequences(case: Case) -> bool:
+    simple = {
+        "loss_type",
+        "off_policy_mask_threshold",
+        "max_completion_length",
+        "epsilon_low",
+        "epsilon_high",
+    }
+    given = case["kwargs"]
+    return given.get("off_policy_mask_threshold") is not None and given.keys() <= simple
+
+
+@claim("trl_grpo_loss", where=lambda case: masks_sequences(case) and case["kwargs"]["loss_type"] != "cispo")
+def test_opsm_equals_trl(case: Case) -> None:
+    given, inputs = options(case), trl_batch(case)
+    logprobs, old, advantages, mask = inputs
+    sampler = golden.tensor(case["sampling_per_token_logps"])
+    bounds = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
+    opsm = reductions.kernel("policy", "opsm@trl")
+    threshold = given["off_policy_mask_threshold"]
+    per_token = opsm(logprobs, old, sampler, advantages, mask, threshold=threshold, **bounds).loss
+    assert_equals_trl(case, dialects.trl(per_token, mask, case), per_token, logprobs)
 
 
 @claim("trl_gmpo_loss")
@@ -188,15 +213,6 @@ def test_a_dialect_alone_reproduces_the_recordings_made_by_default(name: str) ->
         inputs = trl_batch(case)
         per_token = reductions.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
         assert_equals_trl(case, dialects.trl(per_token, inputs[3], case), per_token, inputs[0])
-
-
-def test_trl_cispo_epsilon_is_the_cap_and_not_its_distance_from_one() -> None:
-    cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == "cispo"]
-    assert cases or golden.directory != golden.GOLDEN
-    for case in cases:
-        inputs = trl_batch(case)
-        by_name = dialects.trl(policy.cispo(*inputs, clip_high=0.2).loss, inputs[3], case)
-        assert float(by_name.detach()) != pytest.approx(case["loss"], rel=0.1)
 
 
 def test_trl_rounds_the_temperature_of_sapo_to_float32_and_we_do_not() -> None:

@@ -20,52 +20,11 @@ from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.prime_rl_words import DIALECTS, INPUTS, dtype_of, options
 
-INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
 PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}
 WEIGHTED = {"v0.8.0"}  # where a loss per token has a weight
 TRAINED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
-
-# What an upstream option is called here; "ipo_threshold" is both bounds.
-OURS = {
-    "dppo_mask_low": "tv_low",
-    "dppo_mask_high": "tv_high",
-    "ipo_mask_low": "tv_low",
-    "ipo_mask_high": "tv_high",
-    "token_mask_low": "token_low",
-    "token_mask_high": "token_high",
-    "geo_mask_low": "geo_low",
-    "geo_mask_high": "geo_high",
-    "sequence_mask_low": "sequence_low",
-    "sequence_mask_high": "sequence_high",
-    "ratio_type": "level",
-    "adv_tau": "adv_tau",
-    "kl_tau": "kl_tau",
-}
-
-# By version and function: the dialect that is meant to be it.
-DIALECTS = {
-    "v0.4.0": {"default": "masked_is@prime-rl<0.5"},
-    "v0.5.0": {"default": "ipo@prime-rl<0.6"},
-    "v0.6.0": {"default": "dppo_tv@prime-rl", "ipo": "ipo@prime-rl", "opd": "ref_kl@prime-rl<0.7"},
-    "v0.8.0": {"default": "dppo_tv@prime-rl", "ipo": "ipo@prime-rl", "ref_kl": "ref_kl@prime-rl"},
-}
-
-
-def dtype_of(inputs: Case) -> torch.dtype:
-    return getattr(torch, inputs["dtype"]) if "dtype" in inputs else torch.float64
-
-
-def options(hp: dict[str, Any]) -> dict[str, Any]:
-    """Upstream's options under our names; its teacher term is part of the advantage."""
-    ours = {OURS[k]: v for k, v in hp.items() if k in OURS}
-    unknown = hp.keys() - OURS.keys() - {"ipo_threshold", "teacher_tau", "sequence_clip_high"}
-    assert not unknown, f"the comparison would ignore {unknown}"
-    if "ipo_threshold" in hp:
-        ours |= {"tv_low": hp["ipo_threshold"], "tv_high": hp["ipo_threshold"]}
-    if hp.get("ratio_type") == "sequence":
-        ours["ratio_cap"] = hp.get("sequence_clip_high", 10.0)
-    return ours
 
 
 def run(version: str, function: str, hp: dict[str, Any], inputs: Case) -> tuple[TokenLoss, Tensor]:
@@ -263,16 +222,19 @@ def check_pack(version: str, case: Case) -> None:
 
 @claim("prime_rl/v0.4.0")
 def test_losses_equal_prime_rl_v0_4(case: Case) -> None:
+    """`masked_is@prime-rl<0.5`."""
     check("v0.4.0", case)
 
 
 @claim("prime_rl/v0.5.0")
 def test_losses_equal_prime_rl_v0_5(case: Case) -> None:
+    """`ipo@prime-rl<0.6`."""
     check("v0.5.0", case)
 
 
 @claim("prime_rl/v0.6.0")
 def test_losses_equal_prime_rl_v0_6(case: Case) -> None:
+    """`dppo_tv@prime-rl`, `ipo@prime-rl` and `ref_kl@prime-rl<0.7`."""
     check("v0.6.0", case)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,11 @@ from composer_plugins.kernels.advantages import (
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
+from composer_plugins.testing.inputs import Batch, draw, float_tensors
+from composer_plugins.testing.settings import Setting
+from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import grouped_rewards
+from parity_tests.rigs.every import each
 
 Estimator = Callable[..., Tensor]
 
@@ -42,7 +47,6 @@ def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor
 
 WITHIN_GROUPS = [grpo, dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
 every_estimator = pytest.mark.parametrize("estimator", [*WITHIN_GROUPS, gdpo_of_one, whitened])
-within_groups = pytest.mark.parametrize("estimator", WITHIN_GROUPS)
 
 
 def mean(xs: list[float]) -> float:
@@ -185,10 +189,15 @@ def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: fl
         assert_parity(ours, estimator(base, ids), terms=5, dtype=dtype, magnitude=2.0)
 
 
-@within_groups
-def test_nan_reward_of_an_unmasked_row_reaches_its_own_group_only(estimator: Estimator) -> None:
-    rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    assert estimator(rewards, ids).isnan().tolist() == [True, True, False, False]
+OWN_GROUP = [*WITHIN_GROUPS, partial(grpo, scale="none")]
+WHOLE_BATCH = [gdpo_of_one, whitened, partial(grpo, scale="batch")]
+
+
+@pytest.mark.parametrize("estimator", [*OWN_GROUP, *WHOLE_BATCH])
+def test_nan_reward_of_an_unmasked_row_reaches_the_rows_that_are_its_scale(estimator: Estimator) -> None:
+    rewards, ids = torch.tensor([1.0, torch.nan, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
+    elsewhere = estimator in WHOLE_BATCH
+    assert estimator(rewards, ids).isnan().tolist() == [True, True, elsewhere, elsewhere]
 
 
 @pytest.mark.usefixtures("without_annotation_checks")
@@ -208,24 +217,10 @@ def test_no_rows_give_no_advantages(estimator: Estimator) -> None:
     assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)
 
 
-@pytest.mark.parametrize("estimator", [gdpo_of_one, whitened])
-def test_nan_reward_of_an_unmasked_row_reaches_the_whole_batch_where_the_batch_is_whitened(
-    estimator: Estimator,
-) -> None:
-    rewards, ids = torch.tensor([1.0, torch.nan, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    assert estimator(rewards, ids).isnan().all()
-
-
 def test_opo_of_a_group_without_an_unmasked_token_takes_the_plain_mean() -> None:
     rewards = torch.tensor([1.0, 2.0, 6.0])
     ours = opo(rewards, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long))
     assert ours.tolist() == [-2.0, -1.0, 3.0]
-
-
-def test_maxrl_of_a_group_without_a_success_is_zero() -> None:
-    ids = torch.tensor([0, 0, 1, 1])
-    assert maxrl(torch.tensor([0.0, 0.0, -1.0, 0.5]), ids).tolist() == [0.0] * 4
-    assert maxrl(torch.tensor([0.0, 1.0, 1.0, 1.0]), ids).tolist() == [-1.0, 1.0, 0.0, 0.0]
 
 
 NUMBERED = [row for row in losses() if row.kind == "advantage" and "num_groups" in row.optional]
@@ -262,8 +257,30 @@ def test_rewards_of_these_magnitudes_keep_their_advantages_in_float32(unit: floa
     assert not beyond, "the README may promise more"
 
 
-def test_a_nan_reward_makes_every_row_nan_where_the_batch_is_the_scale() -> None:
-    rewards, ids = torch.tensor([1.0, torch.nan, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
-    assert grpo(rewards, ids, scale="batch").isnan().all()
-    for scale in ("group", "none"):
-        assert grpo(rewards, ids, scale=scale).isnan().tolist() == [True, True, False, False]
+@each("advantage")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.1, 0.0, -1 / 3, 1e-30, 1e6 + 0.1, 1e30])
+def test_equal_rewards_have_no_advantage_at_all(row: Loss, dtype: torch.dtype, reward: float) -> None:
+    for setting in settings_of(row):
+        if setting.params.get("singleton") == "raw":
+            continue  # a group of one gets its reward
+        for size in (1, 3, 8, 30):
+            ours = setting.result(equal_rewards(setting, size, reward, dtype))
+            assert not ours.any(), f"{setting.label}, {size} rows: {ours.flatten().tolist()}"
+
+
+def equal_rewards(setting: Setting, size: int, reward: float, dtype: torch.dtype) -> Batch:
+    """A batch in which every row earns the same, and what its critic or its baseline expects."""
+    batch = draw(setting, size=size, unmasked=0.7 if size > 3 else 1.0, dtype=dtype)
+    equal = {n: torch.full_like(x, reward) for n, x in float_tensors(batch).items() if "reward" in n}
+    if "baselines" in batch:  # a baseline of its own: what the row earns
+        equal = {n: torch.zeros_like(x) for n, x in equal.items()}
+        equal["token_rewards"][:, 0] = equal["baselines"] = torch.full((size,), reward, dtype=dtype)
+        batch["mask"] = torch.arange(batch["mask"].shape[1]).expand(batch["mask"].shape) == 0
+    if "values" in batch:
+        equal = {name: torch.zeros_like(batch["values"]) for name in ("token_rewards", "values")}
+    if setting.loss.name == "reinforce_pp":
+        equal["token_rewards"] = torch.zeros_like(batch["token_rewards"])
+        equal["token_rewards"][:, -1] = reward
+        batch["mask"] = torch.ones_like(batch["mask"])
+    return batch | equal

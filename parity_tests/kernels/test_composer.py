@@ -29,19 +29,10 @@ def test_value_and_gradient_are_the_weighted_sum(
     assert [slope.item() for slope in slopes] == list(weights)
 
 
-def test_each_weight_belongs_to_its_channel() -> None:
-    total = composer(
-        scalar(1.0), scalar(10.0), scalar(100.0), policy_weight=2.0, hint_weight=3.0, replay_weight=5.0
-    )
-    assert total.item() == 532.0
-
-
-def test_weights_are_one_by_default() -> None:
-    assert composer(scalar(1.0), scalar(10.0), scalar(100.0)).item() == 111.0
-
-
-@pytest.mark.parametrize("absent", [("hint",), ("replay",), ("hint", "replay")])
-def test_a_channel_that_is_none_is_absent_whatever_its_weight(absent: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("absent", [(), ("hint",), ("replay",), ("hint", "replay")])
+def test_a_weight_is_one_by_default_and_a_channel_that_is_none_is_absent_whatever_its_weight(
+    absent: tuple[str, ...],
+) -> None:
     channels = {"policy": scalar(1.0), "hint": scalar(10.0), "replay": scalar(100.0)}
     want = sum(x.item() for name, x in channels.items() if name not in absent)
     total = composer(**channels | dict.fromkeys(absent), **{f"{name}_weight": 7.0 for name in absent})

@@ -1,4 +1,4 @@
-"""Rollout corrections: plain loops, verl and TRL as they write them, and what the weights promise."""
+"""Rollout corrections: plain loops, and what the weights promise."""
 
 import math
 from collections.abc import Callable
@@ -9,19 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.conformance import reductions
 from composer_plugins.kernels.corrections import corrected, icepop, mis, tis
+from composer_plugins.kernels.policy import grpo, gspo
 from composer_plugins.kernels.types import Metric, TokenLoss
+from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.inputs import draw, float_tensors, one_of_each_row, poisoned_at, with_junk
+from composer_plugins.testing.settings import settings
 from composer_plugins.testing.strategies import token_batches
+from parity_tests.rigs.every import each
 
 LEVELS = ("token", "sequence", "geometric")
 Batch = dict[str, Tensor]
-
-
-def kernel(name: str) -> Callable[..., Tensor]:
-    return reductions.kernel("correction", name)
 
 
 def inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,92 +29,52 @@ def inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return with_junk(batch["logprobs"], mask), with_junk(batch["old_logprobs"], mask), mask
 
 
-def log_weights(batch: Batch, level: str) -> list[list[float | None]]:
-    """Of every token the log of its weight, None where it is masked."""
+def log_weights(batch: Batch, level: str, clamp: float) -> list[list[float | None]]:
+    """Of every token the log of its weight, within `clamp`, and None where it is masked."""
     d = (batch["logprobs"] - batch["old_logprobs"]).tolist()
     rows = []
     for values, masks in zip(d, batch["mask"].tolist(), strict=True):
         unmasked = [v for v, is_unmasked in zip(values, masks, strict=True) if is_unmasked]
         whole = math.fsum(unmasked) / (max(len(unmasked), 1) if level == "geometric" else 1)
         each = values if level == "token" else [whole] * len(values)
+        each = [min(max(v, -clamp), clamp) for v in each]
         rows.append([v if is_unmasked else None for v, is_unmasked in zip(each, masks, strict=True)])
     return rows
 
 
-def loop(batch: Batch, level: str, weight: Callable[[float], float]) -> Tensor:
-    rows = [[0.0 if v is None else weight(math.exp(v)) for v in row] for row in log_weights(batch, level)]
-    return torch.tensor(rows, dtype=torch.float64)
+def loop(batch: Batch, level: str, clamp: float, weight: Callable[[float], float]) -> Tensor:
+    rows = log_weights(batch, level, clamp)
+    weights = [[0.0 if v is None else weight(math.exp(v)) for v in row] for row in rows]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@given(batch=token_batches(), low=st.sampled_from([None, 0.5, 0.9]), high=st.sampled_from([1.1, 2.0, 5.0]))
-def test_weights_equal_loops(level: str, batch: Batch, low: float | None, high: float) -> None:
+@given(
+    batch=token_batches(),
+    low=st.sampled_from([None, 0.5, 0.9]),
+    high=st.sampled_from([1.1, 2.0, 5.0]),
+    clamp=st.sampled_from([None, 0.3]),
+)
+def test_weights_equal_loops(
+    level: str, batch: Batch, low: float | None, high: float, clamp: float | None
+) -> None:
     floor = 0.0 if low is None else low
     batch["logprobs"].requires_grad_()
-    banded = loop(batch, level, lambda w: w if floor <= w <= high else 0.0)
-    capped = loop(batch, level, lambda w: min(max(w, floor), high))
+    banded = loop(batch, level, clamp or math.inf, lambda w: w if floor <= w <= high else 0.0)
+    capped = loop(batch, level, clamp or math.inf, lambda w: min(max(w, floor), high))
     terms = batch["mask"].shape[-1]
     scale = {"terms": terms, "magnitude": high * 40}  # exp of a sum of log-ratios
     masked, truncated = (
-        mis(*inputs(batch), high=high, low=low, level=level),
-        tis(*inputs(batch), cap=high, floor=low, level=level),
+        mis(*inputs(batch), high=high, low=low, level=level, log_ratio_clamp=clamp),
+        tis(*inputs(batch), cap=high, floor=low, level=level, log_ratio_clamp=clamp),
     )
     assert_parity(masked, banded, **scale)
     assert_parity(truncated, capped, **scale)
     assert not masked.requires_grad and not truncated.requires_grad
-    if level == "token" and low is not None:
+    if level == "token" and low is not None and clamp is None:
         assert torch.equal(
             icepop(*inputs(batch), low=low, high=high), mis(*inputs(batch), low=low, high=high, level=level)
         )
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@given(batch=token_batches(), low=st.sampled_from([None, 0.5]), high=st.sampled_from([2.0, 5.0]))
-def test_weights_equal_verl_as_written(level: str, batch: Batch, low: float | None, high: float) -> None:
-    mask, d = batch["mask"], batch["logprobs"] - batch["old_logprobs"]
-    log_w = d if level == "token" else (d * mask).sum(-1, keepdim=True).expand(d.shape)
-    for normalise in (False, True):
-        theirs = torch.exp(log_w.clamp(-20, 20)) * mask
-        if low is None:
-            theirs = theirs.clamp(max=high)
-            ours = kernel("tis@verl")(*inputs(batch), cap=high, level=level, normalise=normalise)
-        else:
-            theirs = torch.where((theirs >= low) & (theirs <= high), theirs, 0.0)
-            options = {"low": low, "high": high, "normalise": normalise, "log_ratio_clamp": 20.0}
-            row = (
-                kernel("icepop@verl") if level == "token" else lambda *x, **o: mis(*x, level="sequence", **o)
-            )
-            ours = row(*inputs(batch), **options)
-        mean = verl_mean(theirs, mask, level)
-        theirs = theirs / mean if normalise and mean > 1e-8 else theirs
-        magnitude = 40 * max(high, float(theirs.max()))
-        # verl divides a mean by n + 1e-8.
-        dtype = torch.float32 if normalise else torch.float64
-        assert_parity(ours, theirs, terms=mask.numel(), magnitude=magnitude, dtype=dtype)
-
-
-def verl_mean(w: Tensor, mask: Tensor, level: str) -> Tensor:
-    if level == "token":
-        return (w * mask).sum() / (mask.sum() + 1e-8)
-    per_row = (w * mask).sum(-1) / (mask.sum(-1) + 1e-8)
-    unmasked = mask.any(-1)
-    return (per_row * unmasked).sum() / unmasked.sum().clamp(min=1e-8)
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@given(batch=token_batches(), low=st.sampled_from([None, 0.5]), high=st.sampled_from([2.0, 3.0]))
-def test_weights_equal_trl_as_written(level: str, batch: Batch, low: float | None, high: float) -> None:
-    """TRL keeps a row's weight at masked tokens, where its loss is 0 anyway; ours is 0 there."""
-    mask, d = batch["mask"], (batch["logprobs"] - batch["old_logprobs"]) * batch["mask"]
-    ratio = torch.exp(d.sum(-1, keepdim=True) if level == "sequence" else d).expand(d.shape)
-    truncated = torch.where(mask, ratio.clamp(min=low, max=high), 0.0)
-    outside = (ratio < (-math.inf if low is None else low)) | (ratio > high)
-    masked = torch.where(mask, ratio.masked_fill(outside, 0.0), 0.0)
-    scale = {"terms": mask.shape[-1], "magnitude": 40 * high}
-    ours = kernel("tis@trl")(*inputs(batch), cap=high, floor=low, level=level)
-    assert_parity(ours, truncated, **scale)
-    ours = kernel("mis@trl")(*inputs(batch), high=high, low=low, level=level)
-    assert_parity(ours, masked, **scale)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -184,3 +143,18 @@ def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
         mis(x, x, mask, low=3.0, high=2.0)
     with pytest.raises(ValueError, match=r"low 0.5 is above high 0.25"):
         icepop(x, x, mask, high=0.25)
+
+
+@each("correction")
+@pytest.mark.parametrize("loss", [grpo, gspo], ids=["grpo", "gspo"])
+def test_nan_in_a_correction_is_nan_in_the_gradient_of_the_loss_that_it_weighs(row: Loss, loss: Loss) -> None:
+    for setting in settings(row):
+        batch = draw(setting, spread=0.01)
+        mask, old = batch["mask"], batch["old_logprobs"]
+        advantages = torch.linspace(-1, 1, len(mask), dtype=torch.float64).unsqueeze(1)
+        where = one_of_each_row(mask)
+        for name in float_tensors(batch):
+            weights = setting.result(batch | {name: poisoned_at(batch[name], where)})
+            logprobs = old.clone().requires_grad_()  # no token is clipped
+            corrected(loss(logprobs, old, advantages, mask), weights, mask).loss.sum().backward()
+            assert all(logprobs.grad[token].isnan() for token in where), f"NaN in {name}: {logprobs.grad}"

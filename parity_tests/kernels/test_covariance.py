@@ -146,13 +146,6 @@ def test_every_candidate_is_drawn_as_often() -> None:
         assert abs(count - rounds / 2) < 5 * math.sqrt(rounds / 4)
 
 
-def test_where_all_candidates_are_drawn_there_is_nothing_random() -> None:
-    """With a share of 1 the draw takes every candidate, and the middle tokens keep their loss."""
-    losses = [draw(seed, share=1.0).loss for seed in range(3)]
-    assert all(torch.equal(loss, losses[0]) for loss in losses)
-    assert (losses[0][0] == 0).tolist() == [True, True, False, False, True, True]
-
-
 def test_a_drawn_token_has_no_gradient_and_the_others_keep_theirs() -> None:
     batch = even()
     batch["logprobs"].requires_grad_()
@@ -177,16 +170,6 @@ def test_a_share_below_one_token_is_one_token() -> None:
         kl_cov(**even() | {"mask": torch.zeros(1, 6, dtype=torch.bool)}).metrics["penalty_frac"].value.sum()
         == 0
     )
-
-
-def test_a_generator_cannot_be_compiled() -> None:
-    """Why clip_cov takes numbers too (losses/test_laws.py compiles it with them)."""
-
-    def rolled(mask: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.rand(mask.shape, generator=generator)
-
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="Generator"):
-        torch.compile(rolled, fullgraph=True, backend="eager")(torch.ones(2), torch.Generator())
 
 
 def test_a_generator_passes_a_fake_tensor_mode() -> None:

@@ -14,9 +14,10 @@ from composer_plugins.kernels.divergences.supports import log_probs, support, wi
 from composer_plugins.kernels.masking import keep
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import betas, logit_pairs
+from parity_tests.rigs import logits as rig
+from parity_tests.rigs.logits import Pair, scale
 from parity_tests.rigs.oracles import cross_entropy, per_token
 
-Pair = dict[str, Tensor]
 each_beta = pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
 
 
@@ -38,12 +39,10 @@ def one_pass(student: Tensor, teacher: Tensor, mask: Tensor, beta: float, temper
     return fused.generalized_jsd(student, teacher, mask, beta=beta, temperature=temperature)
 
 
-def example(*shape: int, dtype: torch.dtype = torch.float64) -> Pair:
-    g = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, *shape, generator=g, dtype=torch.float64).to(dtype)
-    mask = torch.ones(shape[:-1], dtype=torch.bool)
-    mask.view(-1)[1:2] = False
-    return {"student_logits": student, "teacher_logits": teacher, "mask": mask}
+def example(*shape: int) -> Pair:
+    pair = rig.example(*shape)
+    pair["mask"].view(-1)[1:2] = False
+    return pair
 
 
 @settings(max_examples=60)
@@ -77,12 +76,8 @@ def test_a_top_k_equals_autograd_on_the_k_largest_entries(
         return jsd(student, teacher, mask, beta=beta, top_k=k, top_k_of=of, rest=rest).loss
 
     one, want = (value_and_gradient(f, pair) for f in (ours, largest))
-    scale = {
-        "terms": vocab,
-        "magnitude": 3 * largest_term(pair["student_logits"], pair["teacher_logits"], 1.0),
-    }
-    assert_parity(one[0], want[0], **scale)
-    assert_parity(one[1], want[1], **scale, what="gradient")
+    assert_parity(one[0], want[0], **scale(pair, 3.0))
+    assert_parity(one[1], want[1], **scale(pair, 3.0), what="gradient")
 
 
 @each_beta
@@ -149,22 +144,6 @@ def test_a_second_derivative_raises() -> None:
     slope_of = torch.func.grad(lambda s: one_pass(s, *rest).sum())
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.func.grad(lambda s: slope_of(s).square().sum())(pair["student_logits"])
-
-
-@each_beta
-def test_functional_gradients_per_sample(beta: float) -> None:
-    pair = example(4, 3, 5)
-    pair["mask"][:] = True
-
-    def loss(student: Tensor, teacher: Tensor) -> Tensor:
-        return one_pass(student, teacher, torch.ones(3, dtype=torch.bool), beta, 1.0).sum()
-
-    logits = pair["student_logits"], pair["teacher_logits"]
-    together = torch.func.vmap(torch.func.grad(loss))(*logits)
-    student = logits[0].clone().requires_grad_()
-    (want,) = torch.autograd.grad(one_pass(student, logits[1], pair["mask"], beta, 1.0).sum(), student)
-    assert torch.equal(together, want)
-    assert torch.func.vmap(loss)(*logits).shape == (4,)
 
 
 def test_it_keeps_one_tensor_of_the_vocabulary_for_the_backward() -> None:

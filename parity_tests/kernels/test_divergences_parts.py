@@ -27,23 +27,17 @@ from composer_plugins.kernels.divergences import (
     tv,
 )
 from composer_plugins.kernels.taid import interpolated_logits
-from composer_plugins.testing.assertions import assert_parity, largest_term
+from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import logit_pairs
+from parity_tests.rigs.logits import Pair, scale
 from parity_tests.rigs.oracles import cross_entropy, generalized_jsd, kl, per_token
 
-Pair = dict[str, Tensor]
 Probs = Sequence[float]
 
 examples = settings(max_examples=40)
 weights = st.sampled_from([0.1, 0.5, 0.9])
 betas = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 finite_pairs = logit_pairs(forbid=False)
-
-
-def scale(pair: Pair, lost: float = 1.0) -> dict[str, float]:
-    """What the sum over the vocabulary is made of; `lost` is what a difference before it magnifies."""
-    student, teacher = pair["student_logits"], pair["teacher_logits"]
-    return {"terms": student.shape[-1], "magnitude": lost * largest_term(student, teacher)}
 
 
 def unmasked(pair: Pair, want: Tensor) -> Tensor:

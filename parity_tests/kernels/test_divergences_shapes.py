@@ -6,45 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from composer_plugins.kernels.divergences import (
-    adaptive_kl,
-    entropy_gated_kl,
-    forward_kl,
-    forward_kl_topk,
-    jsd,
-    reverse_kl,
-    reverse_kl_topk,
-    sdpo,
-    skewed_forward_kl,
-    skewed_reverse_kl,
-    symmetric_kl,
-    tv,
-)
-from composer_plugins.kernels.taid import taid
+from composer_plugins.kernels.divergences import forward_kl_topk, reverse_kl_topk
+from composer_plugins.testing.settings import Setting, settings
+from parity_tests.rigs.every import rows
 
-LOGITS: dict[str, Any] = {
-    "forward_kl": forward_kl,
-    "forward_kl, top k": partial(forward_kl, top_k=2),
-    "reverse_kl": reverse_kl,
-    "reverse_kl, clipped": partial(reverse_kl, entry_clip=0.1),
-    "jsd": jsd,
-    "sdpo": partial(sdpo, top_k=2),
-    "skewed_forward_kl": skewed_forward_kl,
-    "skewed_reverse_kl": skewed_reverse_kl,
-    "symmetric_kl": symmetric_kl,
-    "tv": tv,
-    "adaptive_kl": adaptive_kl,
-    "entropy_gated_kl": partial(entropy_gated_kl, min_entropy=0.5),
-    "taid": partial(taid, t=0.5),
-}
+LOGITS = ("student_logits", "teacher_logits", "mask")
+SETTINGS = [one for row in rows("divergence") if row.needs == LOGITS for one in settings(row)]
 
 
 @pytest.mark.usefixtures("without_annotation_checks")
-@pytest.mark.parametrize("name", LOGITS)
-def test_shapes_that_differ_are_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: f"{one.loss.name}-{one.label}")
+def test_shapes_that_differ_are_refused_by_name(setting: Setting) -> None:
     """Some would broadcast, and some were written over: a loss of another shape, or of other tokens."""
     z, mask = torch.zeros(2, 3, 5), torch.ones(2, 3, dtype=torch.bool)
-    kernel = LOGITS[name]
+    kernel = partial(setting.loss.kernel(), **setting.params)
     assert kernel(z, z, mask).loss.shape == mask.shape
     for wrong in (mask.view(3, 2), mask[:1], mask[:, :1], mask[0], mask[None], mask.view(6)):
         with pytest.raises(

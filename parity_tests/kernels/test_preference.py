@@ -1,46 +1,218 @@
-"""What a preference loss is, whoever implements it: properties, hazards and plain numbers."""
+"""Every preference loss against its formula as a paper prints it, on Python floats; hazards; scores.
 
+The formulas here know no tensor, no stable branch and no shared link: only log, exp and a sorted list.
+"""
+
+import inspect
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
-from composer_plugins.kernels.preference import dpo, kto_reference_point, logistic, sequence_logprobs, simpo
+from composer_plugins.kernels import preference
+from composer_plugins.kernels.preference import links
 from composer_plugins.kernels.types import PairLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.strategies import token_batches
+from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.strategies import seeds, token_batches
+
+ROWS = of_kind(losses(), "preference")
+SETTINGS: dict[str, float | str] = {  # none a default, none neutral
+    "beta": 0.7,
+    "label_smoothing": 0.2,
+    "gamma_beta_ratio": 0.3,
+    "nll_weight": 0.6,
+    "desirable_weight": 1.3,
+    "undesirable_weight": 0.4,
+    "tau": 0.25,
+}
+FIXED: dict[str, dict[str, Any]] = {"alpha_po": {"alpha": 0.4}}
 
 
-def tensors(*values: float, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Scores of one pair each."""
-    return [torch.tensor([value], dtype=dtype) for value in values]
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
 
 
-def cross_entropy(h: float, epsilon: float) -> float:
-    """Of the choice with log-odds h against a label that is wrong with chance epsilon."""
-    return (1 - epsilon) * math.log1p(math.exp(-h)) + epsilon * math.log1p(math.exp(h))
+def log_loss(h: float, eps: float = 0.0) -> float:
+    return -(1 - eps) * math.log(sigmoid(h)) - eps * math.log(sigmoid(-h))
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_simpo_demands_a_margin_and_has_two_links(epsilon: float) -> None:
-    settings = {"beta": 2.5, "gamma_beta_ratio": 0.5, "label_smoothing": epsilon}
-    h = 2.5 * (-0.4 + 1.0) - 2.5 * 0.5
-    sigmoid = simpo(*tensors(-0.4, -1.0), **settings)
-    hinge = simpo(*tensors(-0.4, -1.0), **settings, link="hinge")
-    assert sigmoid.loss.item() == pytest.approx(cross_entropy(h, epsilon), rel=1e-14)
-    assert hinge.loss.item() == pytest.approx(1 - h, rel=1e-14)
+def odds(s: float) -> float:
+    return math.exp(s) / (1 - math.exp(s))
+
+
+def mean_reward(s: float, alpha: float) -> float:
+    return (1 - math.exp(s) ** -alpha) / alpha
+
+
+Pair = dict[str, float]
+Oracle = Callable[..., float]
+# Each takes one pair by the names of the catalogue, and the parameters: b is beta, e is label_smoothing.
+PAIRWISE: dict[str, Oracle] = {
+    "dpo": lambda u, v, p, b, e, **_: log_loss(b * (u - v), e),
+    "cdpo": lambda u, v, p, b, e, **_: log_loss(b * (u - v), e),
+    "sigmoid_norm": lambda u, v, p, b, **_: log_loss(b * (u - v)),
+    "robust": lambda u, v, p, b, e, **_: (
+        ((1 - e) * log_loss(b * (u - v)) - e * log_loss(b * (v - u))) / (1 - 2 * e)
+    ),
+    "hinge": lambda u, v, p, b, **_: max(0.0, 1 - b * (u - v)),
+    "ipo": lambda u, v, p, b, **_: (u - v - 1 / (2 * b)) ** 2,
+    "exo_pair": lambda u, v, p, b, e, **_: sum(
+        q * math.log(q / label) for q, label in ((sigmoid(b * (u - v)), 1 - e), (sigmoid(b * (v - u)), e))
+    ),
+    "discopop": lambda u, v, p, b, tau, **_: (
+        (1 - sigmoid(b * (u - v) / tau)) * log_loss(b * (u - v))
+        + sigmoid(b * (u - v) / tau) * math.exp(-b * (u - v))
+    ),
+    "nca_pair": lambda u, v, p, b, **_: log_loss(b * u) + 0.5 * log_loss(-b * u) + 0.5 * log_loss(-b * v),
+    "bco_pair": lambda u, v, p, b, **_: log_loss(b * u) + log_loss(-b * v),
+    "sppo_hard": lambda u, v, p, b, **_: (u - 1 / (2 * b)) ** 2 + (v + 1 / (2 * b)) ** 2,
+    "apo_zero": lambda u, v, p, b, **_: 1 - sigmoid(b * u) + sigmoid(b * v),
+    "apo_down": lambda u, v, p, b, **_: sigmoid(b * u) + 1 - sigmoid(b * (u - v)),
+    "simpo": lambda u, v, p, b, e, g, **_: log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e),
+    "cpo_simpo": lambda u, v, p, b, e, g, w, **_: (
+        log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e) + w * p["chosen_nll"]
+    ),
+    "alpha_po": lambda u, v, p, b, e, g, **_: log_loss(
+        b * (mean_reward(p["chosen"], 0.4) - mean_reward(p["rejected"], 0.4)) - b * g, e
+    ),
+    "cpo": lambda u, v, p, b, e, w, **_: log_loss(b * (p["chosen"] - p["rejected"]), e) + w * p["chosen_nll"],
+    "orpo": lambda u, v, p, b, **_: (
+        p["chosen_nll"] + b * log_loss(math.log(odds(p["chosen"]) / odds(p["rejected"])))
+    ),
+    "tpo": lambda u, v, p, b, e, w, **_: log_loss(b * (p["chosen"] - p["rejected"]), e) + w * p["gold_nll"],
+    "tpo_l": lambda u, v, p, b, e, g, w, **_: (
+        log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e) + w * p["gold_nll"]
+    ),
+    "sft": lambda u, v, p, **_: p["chosen_nll"],
+}
+UNPAIRED: dict[str, Callable[[float, float, bool], float]] = {  # of r, the reference point, and the label
+    "kto": lambda r, z, good: 1.3 * (1 - sigmoid(r - 0.7 * z)) if good else 0.4 * (1 - sigmoid(0.7 * z - r)),
+    "apo_zero_unpaired": lambda r, z, good: 1.3 * (1 - sigmoid(r)) if good else 0.4 * sigmoid(r),
+    "bco": lambda r, z, good: 1.3 * log_loss(r - z) if good else 0.4 * log_loss(z - r),
+}
+SORTED = {"aot", "aot_unpaired"}
+
+over_rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+CARRIERS = {"chosen", "rejected", "chosen_nll", "gold_nll", "scores"}
+
+
+def drawn(row: Loss, seed: int = 0, rows: int = 4, scale: float = 2.0) -> dict[str, Tensor]:
+    """An input for each that the row needs: log-probabilities below 0, the rest above."""
+    g = torch.Generator().manual_seed(seed)
+    inputs = {}
+    for name in row.needs:
+        x = scale * torch.rand(rows, generator=g, dtype=torch.float64) + 0.01
+        if name == "desirable":
+            x = x > scale / 2
+        elif name in {"reference_kl", "reward_shift"}:
+            x = x[0]
+        elif not name.endswith("_nll"):
+            x = -x
+        inputs[name] = x.requires_grad_() if name in CARRIERS else x
+    return inputs
+
+
+def settings(row: Loss) -> dict[str, Any]:
+    return {n: x for n, x in SETTINGS.items() if n in row.parameters} | FIXED.get(row.name, {})
+
+
+def defaults(row: Loss) -> dict[str, Any]:
+    return {n: row.parameters[n].example for n, default in row.defaults.items() if default is REQUIRED}
+
+
+def call(row: Loss, inputs: dict[str, Tensor], **params: Any) -> PairLoss:
+    result: PairLoss = row.kernel()(*inputs.values(), **params)
+    return result
+
+
+def by_formula(row: Loss, inputs: dict[str, Tensor]) -> list[float]:
+    """What the paper's formula gives for every pair."""
+    lists = {name: x.tolist() for name, x in inputs.items()}
+    b, e = SETTINGS["beta"], SETTINGS["label_smoothing"]
+    if row.name in UNPAIRED:
+        ratios = zip(lists["scores"], lists["ref_scores"], lists["desirable"], strict=True)
+        point = lists.get("reference_kl", lists.get("reward_shift", 0.0))
+        return [UNPAIRED[row.name](b * (s - r), point, good) for s, r, good in ratios]
+    if row.name in SORTED:
+        first, second = ("rejected", "ref_chosen") if row.name == "aot" else ("ref_chosen", "rejected")
+        x = sorted(a - c for a, c in zip(lists["chosen"], lists[first], strict=True))
+        y = sorted(a - c for a, c in zip(lists[second], lists["ref_rejected"], strict=True))
+        return [log_loss(b * (i - j), e) for i, j in zip(x, y, strict=True)]
+    return [one_pair(row, pair) for pair in pairs_of(lists)]
+
+
+def pairs_of(lists: dict[str, list[float]]) -> Iterator[Pair]:
+    for values in zip(*lists.values(), strict=True):
+        yield dict(zip(lists, values, strict=True))
+
+
+def one_pair(row: Loss, pair: Pair) -> float:
+    u = v = 0.0
+    if "ref_chosen" in pair:
+        u, v = pair["chosen"] - pair["ref_chosen"], pair["rejected"] - pair["ref_rejected"]
+    return PAIRWISE[row.name](
+        u,
+        v,
+        pair,
+        b=SETTINGS["beta"],
+        e=SETTINGS["label_smoothing"],
+        g=SETTINGS["gamma_beta_ratio"],
+        w=SETTINGS["nll_weight"],
+        tau=SETTINGS["tau"],
+    )
+
+
+@over_rows
+@given(seed=seeds, scale=st.sampled_from([0.1, 2.0, 8.0]))
+def test_each_loss_is_its_published_formula(row: Loss, seed: int, scale: float) -> None:
+    inputs = drawn(row, seed, scale=scale)
+    ours = call(row, inputs, **settings(row)).loss
+    want = torch.tensor(by_formula(row, inputs), dtype=torch.float64)
+    # The formulas lose digits that the kernels keep: 1 - sigmoid(x), 1 - exp(s), and large terms that cancel.
+    assert_parity(ours, want, terms=16, magnitude=max(1.0, 10 * scale, float(want.abs().max())))
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS) - SORTED - {"sft"} - set(UNPAIRED)))
+def test_a_rejected_completion_that_cannot_be_written_costs_nothing_that_is_nan(name: str) -> None:
+    inputs = {n: x.detach() for n, x in drawn(ROWS[name]).items()}
+    inputs["rejected"][:] = -math.inf
+    loss = call(ROWS[name], inputs, **defaults(ROWS[name])).loss
+    assert not loss.isnan().any()
+
+
+def one(*values: float) -> list[Tensor]:
+    return [torch.tensor([value], dtype=torch.float64) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("link", "want"), [("sigmoid", log_loss(0.25)), ("hinge", 0.75), ("square", (0.5 - 1.0) ** 2)]
+)
+def test_cpo_has_three_links_and_simpo_two(link: str, want: float) -> None:
+    ours = preference.cpo(*one(-1.0, -1.5, 2.0), beta=0.5, nll_weight=3.0, link=link)
+    assert ours.loss.item() == pytest.approx(want + 6.0, rel=1e-14)
+    if link != "square":  # a margin of 0.5
+        ours = preference.simpo(*one(-1.0, -2.5), beta=0.5, gamma_beta_ratio=1.0, link=link)
+        assert ours.loss.item() == pytest.approx(want, rel=1e-14)
 
 
 def test_defaults_are_those_of_the_papers() -> None:
-    scores = tensors(-1.0, -2.0, -1.5, -1.75)
-    assert dpo(*scores).loss.equal(dpo(*scores, beta=0.1, label_smoothing=0.0).loss)
-    assert simpo(*scores[:2]).loss.equal(simpo(*scores[:2], beta=2.0, gamma_beta_ratio=0.25).loss)
+    scores = one(-1.0, -2.0, -1.5, -1.75)
+    assert preference.dpo(*scores).loss.equal(preference.dpo(*scores, beta=0.1, label_smoothing=0.0).loss)
+    assert preference.simpo(*scores[:2]).loss.equal(
+        preference.simpo(*scores[:2], beta=2.0, gamma_beta_ratio=0.25).loss
+    )
 
 
 def test_chosen_may_beat_rejected_and_still_lose_to_the_reference() -> None:
-    ours = dpo(*tensors(-1.0, -2.0, -1.0, -4.0), beta=0.5)
+    ours = preference.dpo(*one(-1.0, -2.0, -1.0, -4.0), beta=0.5)
     assert ours.loss > math.log(2)
     assert {name: metric.value.item() for name, metric in ours.metrics.items()} == {
         "rewards/chosen": 0.0,
@@ -51,7 +223,7 @@ def test_chosen_may_beat_rejected_and_still_lose_to_the_reference() -> None:
 
 
 def test_simpo_rewards_are_scores_times_beta_and_leave_out_the_margin() -> None:
-    ours = simpo(*tensors(-1.0, -1.25), beta=2.0, gamma_beta_ratio=10.0)
+    ours = preference.simpo(*one(-1.0, -1.25), beta=2.0, gamma_beta_ratio=10.0)
     assert {name: metric.value.item() for name, metric in ours.metrics.items()} == {
         "rewards/chosen": -2.0,
         "rewards/rejected": -2.5,
@@ -60,7 +232,9 @@ def test_simpo_rewards_are_scores_times_beta_and_leave_out_the_margin() -> None:
     }
 
 
-@pytest.mark.parametrize("ours", [dpo(*tensors(-1.0, -1.0, -2.0, -2.0)), simpo(*tensors(-1.0, -1.0))])
+@pytest.mark.parametrize(
+    "ours", [preference.dpo(*one(-1.0, -1.0, -2.0, -2.0)), preference.simpo(*one(-1.0, -1.0))]
+)
 def test_a_tie_is_no_accuracy_and_metrics_count_every_pair_detached(ours: PairLoss) -> None:
     assert not ours.metrics["rewards/accuracies"].value.any()
     for metric in ours.metrics.values():
@@ -70,7 +244,7 @@ def test_a_tie_is_no_accuracy_and_metrics_count_every_pair_detached(ours: PairLo
 @pytest.mark.parametrize("h", [-1e4, 1e4])
 def test_label_smoothing_keeps_a_pull_on_a_saturated_pair(h: float) -> None:
     x = torch.tensor([h], requires_grad=True)
-    loss = logistic(x, 0.1)
+    loss = links.logistic(x, 0.1)
     (slope,) = torch.autograd.grad(loss.sum(), x)
     assert loss.item() == pytest.approx(1e4 * (0.1 if h > 0 else 0.9))
     assert slope.item() == pytest.approx(0.1 if h > 0 else -0.9)
@@ -84,7 +258,7 @@ def test_sequence_logprobs_are_sums_and_averages_of_unmasked_tokens(batch: dict[
     poisoned = torch.where(mask, logprobs, math.nan).requires_grad_()
     for average in (False, True):
         want = [math.fsum(row) / (max(len(row), 1) if average else 1) for row in unmasked]
-        ours = sequence_logprobs(poisoned, mask, average=average)
+        ours = preference.sequence_logprobs(poisoned, mask, average=average)
         assert_parity(ours, torch.tensor(want, dtype=torch.float64), terms=logprobs.shape[-1])
         (slope,) = torch.autograd.grad(ours.sum(), poisoned)
         share = mask.sum(-1, keepdim=True).clamp(min=1) if average else 1
@@ -93,7 +267,7 @@ def test_sequence_logprobs_are_sums_and_averages_of_unmasked_tokens(batch: dict[
 
 def test_sequence_logprobs_of_a_packed_sequence_in_half_precision_sum_in_float32() -> None:
     logprobs = torch.full((1000,), -0.01, dtype=torch.bfloat16)
-    total = sequence_logprobs(logprobs, torch.ones(1000, dtype=torch.bool))
+    total = preference.sequence_logprobs(logprobs, torch.ones(1000, dtype=torch.bool))
     assert total.shape == () and total.dtype == torch.float32
     assert total.item() == pytest.approx(1000 * logprobs[0].item(), rel=1e-5)
 
@@ -101,12 +275,168 @@ def test_sequence_logprobs_of_a_packed_sequence_in_half_precision_sum_in_float32
 def test_an_infinite_margin_without_smoothing_costs_nothing_or_everything() -> None:
     """A rejected completion that the policy cannot write: h = inf, and 0 * inf must not be NaN."""
     chosen, rejected = torch.tensor([-1.0, -torch.inf]), torch.tensor([-torch.inf, -1.0])
-    loss = simpo(chosen, rejected).loss
+    loss = preference.simpo(chosen, rejected).loss
     assert loss.tolist() == [0.0, torch.inf]
 
 
-def test_the_reference_point_of_no_completions_is_zero() -> None:
-    assert kto_reference_point(torch.zeros(0), torch.zeros(0)) == 0
-    ours, reference = torch.tensor([1.0, 2.0]), torch.tensor([0.25, 0.5])
-    assert kto_reference_point(ours, reference) == 1.125
-    assert kto_reference_point(reference, ours) == 0
+def test_tied_margins_share_a_sorted_loss_in_the_order_of_their_pairs() -> None:
+    chosen, rejected = torch.zeros(2, 3, dtype=torch.float64).unbind()
+    reference = torch.tensor([-1.0, 2.0, 0.5], dtype=torch.float64)
+    chosen.requires_grad_()
+    pair = preference.aot(chosen, rejected, reference, rejected, beta=1.0)
+    (slope,) = torch.autograd.grad(pair.loss.sum(), chosen)
+    want = [-sigmoid(-h) for h in (1.0, -0.5, -2.0)]
+    assert slope.tolist() == pytest.approx(want, rel=1e-14)
+
+
+def test_a_sorted_loss_is_not_that_of_its_parts() -> None:
+    inputs = drawn(ROWS["aot"])
+    halves = [
+        call(ROWS["aot"], {n: x[part] for n, x in inputs.items()}).loss for part in (slice(2), slice(2, 4))
+    ]
+    assert not torch.cat(halves).sort().values.allclose(call(ROWS["aot"], inputs).loss.sort().values)
+
+
+@given(seeds, st.sampled_from([0.0, 0.1, 0.3]))
+def test_over_flipped_labels_robust_is_dpo_without_noise(seed: int, eps: float) -> None:
+    chosen, rejected, *reference = drawn(ROWS["robust"], seed).values()
+    straight = preference.robust(chosen, rejected, *reference, label_smoothing=eps).loss
+    flipped = preference.robust(rejected, chosen, *reversed(reference), label_smoothing=eps).loss
+    clean = preference.dpo(chosen, rejected, *reference).loss
+    assert_parity((1 - eps) * straight + eps * flipped, clean, terms=8, magnitude=4.0)
+
+
+@given(seeds)
+def test_the_alpha_divergence_is_reverse_kl_at_1_and_forward_kl_at_0(seed: int) -> None:
+    inputs = drawn(ROWS["dpo"], seed)
+    for alpha, name in ((1.0, "reverse_kl"), (0.0, "forward_kl")):
+        ours = call(ROWS["dpo"], inputs, divergence="alpha", alpha=alpha).loss
+        assert ours.equal(call(ROWS["dpo"], inputs, divergence=name).loss)
+    near = call(ROWS["dpo"], inputs, divergence="alpha", alpha=1 + 1e-5).loss
+    assert near.allclose(call(ROWS["dpo"], inputs).loss, atol=1e-4)
+
+
+F_PRIMES: dict[str, Callable[[float], float]] = {  # f'(t), less the constant that cancels in a pair
+    "reverse_kl": math.log,
+    "forward_kl": lambda t: -1 / t,
+    "js": lambda t: math.log(2 * t / (t + 1)),
+    "alpha": lambda t: t ** (0.3 - 1) / (0.3 - 1),
+}
+
+
+@pytest.mark.parametrize("name", F_PRIMES)
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS.values() if "divergence" in r.parameters], ids=lambda r: r.name
+)
+def test_an_f_divergence_replaces_the_log_ratio_by_its_derivative(row: Loss, name: str) -> None:
+    """The loss of f-DPO is that of DPO on a pair whose log-ratios are f'(pi / pi_ref)."""
+    u, v = 0.8, -0.3
+    transformed = one(*(F_PRIMES[name](math.exp(x)) for x in (u, v)), 0.0, 0.0)
+    ours = row.kernel()(*one(u - 1, v - 2, -1.0, -2.0), divergence=name, alpha=0.3)
+    assert_parity(ours.loss, row.kernel()(*transformed).loss, terms=8, magnitude=2.0)
+
+
+def test_an_unknown_divergence_or_link_is_an_error_that_names_the_known_ones() -> None:
+    """As users call them: without the annotations' own check."""
+    score, nll = torch.zeros(1), torch.ones(1)
+    with pytest.raises(ValueError, match="known: 'reverse_kl', 'forward_kl', 'js', 'alpha'"):
+        inspect.unwrap(links.divergence_reward)(score, "tv", 0.5)
+    with pytest.raises(ValueError, match="known: 'sigmoid', 'hinge', 'square'"):
+        inspect.unwrap(preference.cpo)(score, score, nll, link="exp")
+    with pytest.raises(ValueError, match="known: 'sigmoid', 'hinge'"):
+        inspect.unwrap(preference.simpo)(score, score, link="square")
+
+
+def test_a_likelihood_term_of_weight_0_is_left_out_even_if_infinite() -> None:
+    ours = preference.cpo(*one(-1.0, -1.5, math.inf), nll_weight=0.0)
+    assert ours.loss.isfinite().all() and ours.metrics["nll"].value.isinf().all()
+
+
+def test_alpha_po_at_0_is_simpo() -> None:
+    pair = one(-0.4, -1.0)
+    assert preference.alpha_po(*pair, alpha=0.0).loss.equal(preference.simpo(*pair).loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_odds_of_a_certain_completion_are_large_and_its_gradient_is_finite(dtype: torch.dtype) -> None:
+    """An empty completion scores 0: upstream's odds are infinite, and the gradient NaN."""
+    chosen, rejected = (torch.zeros(1, dtype=dtype, requires_grad=True) for _ in range(2))
+    nothing = torch.zeros(1, dtype=dtype)
+    for pair in ((chosen, rejected - 1), (chosen - 1, rejected), (chosen, rejected)):
+        loss = preference.orpo(*pair, nothing).loss
+        slopes = torch.autograd.grad(loss.sum(), [chosen, rejected])
+        assert loss.isfinite().all() and all(slope.isfinite().all() for slope in slopes)
+    by_definition = -torch.nn.functional.logsigmoid(chosen - torch.log(-torch.expm1(chosen)))
+    assert torch.autograd.grad(by_definition.sum(), chosen)[0].isnan().all()
+
+
+def test_log_odds_keep_their_digits_at_both_ends() -> None:
+    scores = torch.tensor([-1e-6, -0.69, -0.7, -50.0])
+    exact = [s - math.log(-math.expm1(s)) for s in scores.tolist()]
+    assert_parity(links.log_odds(scores), torch.tensor(exact), terms=1, dtype=torch.float32)
+
+
+def test_bco_counts_rewards_from_their_running_mean() -> None:
+    pair, shift = one(-1.0, -3.0, -2.0, -2.5), torch.tensor(0.3, dtype=torch.float64)
+    ours = preference.bco_pair(*pair, beta=0.5, reward_shift=shift)
+    assert ours.loss.item() == pytest.approx(log_loss(0.5 - 0.3) + log_loss(0.3 + 0.25), rel=1e-14)
+
+
+def test_the_reference_point_of_kto_is_the_mean_kl_of_mismatched_completions_and_not_negative() -> None:
+    assert preference.kto_reference_point(torch.zeros(0), torch.zeros(0)) == 0
+    mismatched = torch.tensor([-1.0, -2.0], requires_grad=True)
+    above = preference.kto_reference_point(mismatched, torch.tensor([-2.0, -2.5]))
+    below = preference.kto_reference_point(mismatched, torch.tensor([-0.5, -1.0]))
+    assert above.item() == 0.75 and below.item() == 0 and not above.requires_grad
+
+
+def test_kto_logs_the_rewards_of_good_and_bad_completions_apart() -> None:
+    scores, reference = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-2.0, -2.0, -1.0])
+    good = torch.tensor([True, False, True])
+    logged = preference.kto(scores, reference, good, torch.tensor(0.0), beta=0.5).metrics
+    chosen, rejected = logged["rewards/chosen"], logged["rewards/rejected"]
+    assert chosen.value[chosen.where].tolist() == [0.5, -1.0]
+    assert rejected.value[rejected.where].tolist() == [0.0]
+
+
+@given(token_batches(), st.sampled_from([0.0, 0.3, 1.0]))
+def test_ld_scores_discount_tokens_beyond_the_other_completion(
+    batch: dict[str, Tensor], alpha: float
+) -> None:
+    """Unmasked tokens count, wherever they stand and whatever the others hold."""
+    logprobs, mask = batch["logprobs"], batch["mask"]
+    other = mask.roll(1, 0)[:, : max(1, mask.shape[1] - 1)]
+    want = []
+    for row, unmasked, others in zip(logprobs, mask, other, strict=True):
+        values, shared = row[unmasked].tolist(), int(others.sum())
+        want.append(math.fsum(values[:shared]) + alpha * math.fsum(values[shared:]))
+    poisoned = with_junk(logprobs, mask).requires_grad_()
+    ours = preference.ld_logprobs(poisoned, mask, other, ld_alpha=alpha)
+    assert_parity(ours, torch.tensor(want, dtype=torch.float64), terms=logprobs.shape[-1], magnitude=4.0)
+    (slope,) = torch.autograd.grad(ours.sum(), poisoned)
+    assert slope.isfinite().all() and not slope[~mask].any()
+    if alpha == 1:
+        assert_parity(ours, preference.sequence_logprobs(poisoned, mask), terms=logprobs.shape[-1])
+
+
+def test_wpo_weighs_a_completion_by_how_the_policy_would_sample_it() -> None:
+    """Against its own expected probability: a policy that is certain weighs 1, an empty row too."""
+    logits = torch.tensor([[[2.0, 0.0, -1.0], [50.0, 0.0, 0.0]], [[0.0, 0.0, 0.0], [math.nan] * 3]])
+    logprobs = logits.log_softmax(-1)
+    mask = torch.tensor([[True, True], [False, False]])
+    weights = preference.wpo_weights(logprobs[..., 0].requires_grad_(), (2 * logprobs).logsumexp(-1), mask)
+    p = logits[0, 0].softmax(-1)
+    assert weights.tolist() == pytest.approx([math.sqrt(p[0] / (p**2).sum()), 1.0])
+    assert not weights.requires_grad
+
+
+def test_a_weighted_pair_counts_so_often_and_one_of_weight_0_not_at_all() -> None:
+    chosen = torch.tensor([-1.0, -1.0, -torch.inf], requires_grad=True)
+    rejected, weights = torch.full((3,), -2.0), torch.tensor([3.0, 1.0, 0.0], requires_grad=True)
+    plain = preference.simpo(chosen, rejected)
+    ours = preference.weighted(plain, weights)
+    (slope,) = torch.autograd.grad(ours.loss.sum(), chosen)
+    assert ours.loss.tolist() == [3 * plain.loss[0], plain.loss[1], 0.0]
+    assert slope[2] == 0 and slope[0] == 3 * slope[1] != 0
+    assert ours.metrics["weights"].value.tolist() == [3.0, 1.0, 0.0]
+    assert not ours.metrics["weights"].value.requires_grad

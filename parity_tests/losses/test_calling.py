@@ -31,9 +31,9 @@ def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
     check_inputs(choice, tensors(choice.loss) | changed, values=values)
 
 
-ZEROS = torch.zeros(2, 3)
 WRONG: list[tuple[Choice, Any, str]] = [
     (GRPO, torch.zeros(2, 3), "returned Tensor; return TokenLoss(loss, metrics)"),
+    (GRPO, None, "returned NoneType; return TokenLoss(loss, metrics)"),
     (GRPO, TokenLoss(torch.zeros(()), {}), r"returned the shape [], and not [2, 3]; return TokenLoss"),
     (GRPO, TokenLoss(torch.zeros(2, 1), {}), "returned the shape [2, 1], and not [2, 3]"),
     (GRPO, TokenLoss(torch.zeros(2, 3), {"m": 1.0}), "returned the metric 'm' as float; return Metric"),  # type: ignore[dict-item]

@@ -11,9 +11,11 @@ import pytest
 
 from composer_plugins.losses.row import Kind, Loss
 from composer_plugins.testing import parametrize_with_checks
+from composer_plugins.testing.inputs import draw, float_tensors, tensors
 from composer_plugins.testing.laws import LAWS
 from composer_plugins.testing.laws.traced import TRACED
-from parity_tests.rigs.every import row_id, rows
+from composer_plugins.testing.settings import settings
+from parity_tests.rigs.every import each, row_id, rows
 from parity_tests.rigs.paths import ROOT
 
 LOSSES = [row for row in rows() if row.kind != "aggregation"]
@@ -52,3 +54,17 @@ def test_kernel_compiles_in_one_graph_and_never_waits_for_a_number(row: Loss) ->
     report = traced(row.kind)[row.name]
     assert report["passed"], report
     assert any(one["status"] == "passed" for one in report["checks"])
+
+
+@pytest.mark.usefixtures("annotation_checks")
+@each("policy", "divergence", "kl", "correction", "preference", "advantage")
+def test_integers_for_floats_and_masks_of_numbers_are_refused_where_types_are_checked(row: Loss) -> None:
+    for setting in settings(row, thorough=False):
+        batch = draw(setting)
+        wrong = [(name, x.long()) for name, x in float_tensors(batch).items()]
+        wrong += [(name, tensors(batch)[name].double()) for name in ("mask", "group_ids") if name in batch]
+        if row.kind != "advantage" and "mask" in batch:
+            wrong.append(("mask", batch["mask"].long()))
+        for name, x in wrong:
+            with pytest.raises(Exception, match="(?i)type-check|violates|beartype"):
+                setting.result(batch | {name: x})

@@ -169,11 +169,8 @@ from composer_plugins.kernels.types import TokenLoss
 
 def scaled(logprobs, mask, *, scale=1.0): return TokenLoss((scale * logprobs).where(mask, 0), {})
 def raises(logprobs, mask, *, scale=1.0): raise ValueError("no\\nGPU")
-def nothing(logprobs, mask, *, scale=1.0): return None
 def required(logprobs, mask, *, scale): return logprobs * scale
-def scalar(logprobs, mask, *, scale=1.0): return TokenLoss(logprobs.mean(), {})
 def bare(logprobs, mask, *, scale=1.0): return logprobs * mask
-def metric(logprobs, mask, *, scale=1.0): return TokenLoss(logprobs * mask, {"m": logprobs.detach()})
 def writes(logprobs, mask, *, scale=1.0):
     mask.logical_not_()
     return TokenLoss(logprobs * ~mask, {})
@@ -188,7 +185,7 @@ def row(name, kernel):
 
 @hookimpl
 def register_losses(register):
-    for name in ("scaled", "raises", "nothing", "required", "scalar", "bare", "metric", "writes"):
+    for name in ("scaled", "raises", "required", "bare", "writes"):
         register(row(name, name))
     register(row("grpo", "scaled"))
     register(row("absent", "absent"))
@@ -215,12 +212,8 @@ FAULTS = [
     "plugin of acme-losses 2.5: policy 'absent', path: 'acme_losses:absent' does not exist: acme_losses has "
     "no function 'absent'; correct the path",
 ]
-RETURN = "return TokenLoss(loss, metrics), with one value per token"
-WRONG = {  # the words of check_result and check_not_written
-    "nothing": f"'nothing' returned NoneType; {RETURN}",
-    "scalar": f"'scalar' returned the shape [], and not [2, 3]; {RETURN}",
-    "bare": f"'bare' returned Tensor; {RETURN}",
-    "metric": "'metric' returned the metric 'm' as Tensor; return Metric(value, where), two tensors",
+WRONG = {  # one of check_result (losses/test_calling.py has all), and that of check_not_written
+    "bare": "'bare' returned Tensor; return TokenLoss(loss, metrics), with one value per token",
     "writes": "'writes' writes to its input 'mask', which the framework goes on to use; compute on a copy: "
     "mask.clone()",
 }

@@ -252,11 +252,6 @@ def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
         choose("policy", "my_package.losses.mine")
 
 
-def test_a_module_that_fails_on_import_is_named_at_the_option() -> None:
-    with pytest.raises(ConfigError, match="policy: 'nowhere:loss' cannot be imported: .*; make `import"):
-        choose("policy", "nowhere:loss", option="policy")
-
-
 def test_a_framework_refuses_an_import_path_whose_inputs_it_does_not_have() -> None:
     acme = Framework(name="acme", title="Acme", provides={"policy": frozenset({"logprobs", "mask"})})
     with pytest.raises(

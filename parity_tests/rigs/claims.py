@@ -1,36 +1,32 @@
 """The claims that `composer-plugins conform` runs, as tests on cases that Hypothesis draws and shrinks."""
 
+import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, reject, settings
+from typer.testing import CliRunner
 
+from composer_plugins.cli import app
 from composer_plugins.conformance.claims import VALUE, Claim
+from composer_plugins.frameworks.contract import Framework, Sets
+from composer_plugins.losses.row import Kind
 from composer_plugins.testing.draws import Refused, Seeded
 from composer_plugins.testing.strategies import ByHypothesis
+from parity_tests.rigs import installed
 
-NAMED: list[Claim] = []  # by a test that was collected
 
-
-def proves(
-    claims: Iterable[Claim], *names: str, theirs: str = "", examples: int = 40
-) -> Callable[[Any], Any]:
-    """Parametrize a test by the claims about these losses of ours (all, without a name), on drawn `data`.
-
-    `theirs` is what their name at the upstream begins with.
-    """
-    found = [
-        claim for claim in claims if (claim.ours in names or not names) and claim.theirs.startswith(theirs)
-    ]
-    missing = {*names} - {claim.ours for claim in found}
-    assert found and not missing, f"no claim about {missing or theirs}"
-    NAMED.extend(found)
+def proves(claims: Iterable[Claim], *, examples: int = 40) -> Callable[[Any], Any]:
+    """Parametrize a test by these claims, on drawn `data`."""
 
     def decorate(test: Any) -> Any:
         drawn = settings(max_examples=examples)(given(data=st.data())(test))
-        return pytest.mark.parametrize("claim", found, ids=str)(drawn)
+        return pytest.mark.parametrize("claim", claims, ids=str)(drawn)
 
     return decorate
 
@@ -57,3 +53,44 @@ def could_fail(claim: Claim, what: str = VALUE) -> bool:
             if changed.error.found > changed.error.allowed:
                 return True
     return False
+
+
+def assert_the_wheel_compares(framework: str, folder: Path) -> None:
+    """`conform` from a wheel, where the checkout is not, runs every claim, and each is equal."""
+    done = installed.run(installed.unpacked(folder), "conform", framework, "--json", "--cases", "2")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (found,) = json.loads(done.stdout)
+    assert found["version"] == version(framework) and not found["new"]
+    compared = [row for row in found["rows"] if row["loss"]]
+    assert len(compared) > 60
+    assert {(row["status"], row["cases"]) for row in compared} == {("equal", 2)}
+
+
+def conform(framework: str, *losses: str) -> tuple[int, dict[str, str]]:
+    """The status of `conform` for these losses, and the result by the upstream's name."""
+    chosen = [word for loss in losses for word in ("--loss", loss)]
+    done = CliRunner().invoke(app, ["conform", framework, *chosen, "--json"])
+    (found,) = json.loads(done.stdout)
+    return done.exit_code, {row["upstream"]: row["status"] for row in found["rows"]}
+
+
+def with_sets(framework: Framework, key: str, *wrong: Sets, kind: Kind = "policy") -> Framework:
+    """The framework with another meaning of an option."""
+    right = framework.option(key, kind)
+    assert right.sets != wrong
+    changed = (replace(one, sets=wrong) if one is right else one for one in framework.options)
+    return replace(framework, options=tuple(changed))
+
+
+def with_loss(framework: Framework, options: dict[str, str], **wrong: Any) -> Framework:
+    """The framework with another row, or another fixed mode, for the loss that these options choose."""
+    (right,) = [one for one in framework.losses if one.options == options]
+    assert right._replace(**wrong) != right
+    changed = (one._replace(**wrong) if one is right else one for one in framework.losses)
+    return replace(framework, losses=tuple(changed))
+
+
+def with_denominator(framework: Framework, name: str, mode: str) -> Framework:
+    """The framework with another denominator of one of its modes."""
+    assert framework.denominators[name] != mode
+    return replace(framework, denominators={**framework.denominators, name: mode})

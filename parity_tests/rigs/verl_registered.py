@@ -18,14 +18,14 @@ from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, 
 from composer_plugins.conformance.verl_claims.token_advantages import cut_to_a_power_of_two, for_whitening
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.draws import Draw
-from parity_tests.adapters.verl_plugin.test_plugin import algorithm, policy_loss
+from parity_tests.rigs.verl_calls import algorithm, policy_loss
 from parity_tests.rigs.verl_drawn import largest_term
 
 GEO_MEAN = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
 
 # Dialects of verl that its registries do not get from us, so that there is nothing to call.
-BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_policy.py"
-KERNEL = "the kernel: live/verl/test_advantages.py"
+BATCH = "a statistic of the whole batch, and verl passes micro-batches; the kernel: live/verl/test_conform.py"
+KERNEL = "the kernel: live/verl/test_conform.py"
 LEFT_OUT = {
     "clip_cov@verl": f"{BATCH}; it also draws tokens at random, each side its own",
     "kl_cov@verl": BATCH,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import GRPO_SCORES, prime_rl, trl, verl
+from composer_plugins.losses.bundled.shared import GRPO_SCORES, TRL_CLAIM, VERL_CLAIM, prime_rl, trl, verl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
@@ -121,7 +121,7 @@ LOSSES = (
             ),
             trl(
                 source="trainer/rloo_trainer.py _generate_and_score_completions",
-                proof="live/trl/test_advantages.py::test_rloo_equals_trl",
+                proof=TRL_CLAIM,
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
@@ -257,7 +257,7 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_remax_outcome_advantage",
-                proof="live/verl/test_advantages.py::test_remax_equals_verl",
+                proof=VERL_CLAIM,
                 note="reward_baselines",
             ),
         ),
@@ -279,7 +279,7 @@ LOSSES = (
             verl(
                 "compute_gae_advantage_return",
                 params={"gamma": 1.0, "lam": 1.0},
-                proof="live/verl/test_advantages.py::test_gae_equals_verl",
+                proof=VERL_CLAIM,
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
             ),
         ),

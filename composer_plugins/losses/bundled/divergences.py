@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import TINY, trl
+from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, VERL_CLAIM, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter, Value
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
@@ -103,7 +103,7 @@ LOSSES = (
             taid("rkl", "class ReverseKL"),
             trl(
                 source="trainer/distillation_trainer.py, kernels/chunked_divergence.py",
-                proof="live/trl/test_divergences.py::test_reverse_kl_equals_the_distillation_trainers",
+                proof=TRL_CLAIM,
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
             ),
         ),
@@ -240,14 +240,14 @@ LOSSES = (
                 upstream="verl",
                 params={"rest": "raw", "logprob_floor": -10.0, "non_negative": True, "value_cap": 10.0},
                 source="verl 0.9.1 trainer/distillation/fsdp/losses.py compute_forward_kl_topk",
-                proof="live/verl/test_distillation.py::test_forward_kl_topk_equals_verl",
+                proof=VERL_CLAIM,
                 note="log_prob_min_clamp, loss_max_clamp; with use_policy_gradient (its default) it is a "
                 "reward and not this loss",
             ),
             trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_server_forward_kl_loss",
-                proof="live/trl/test_divergences.py::test_forward_kl_topk_equals_trls_server_distillation",
+                proof=TRL_CLAIM,
                 note="ServerDistillationTrainer's beta=0; loss_top_k is the number of entries, loss_add_tail "
                 "(on by default) the tail: without it, renormalised",
             ),
@@ -272,8 +272,7 @@ LOSSES = (
             trl(
                 params={"rest": "tail"},
                 source=f"{SERVER} _compute_sparse_top_1_divergence_loss",
-                proof="live/trl/test_divergences.py::"
-                "test_reverse_kl_topk_of_one_token_equals_trls_server_distillation",
+                proof=TRL_CLAIM,
                 note="ServerDistillationTrainer's beta=1, its default: one entry, the sampled token, and the "
                 "tail",
             ),
@@ -306,7 +305,7 @@ LOSSES = (
             trl(
                 params={"ratio_cap": 2.0},
                 source="experimental/sdpo/sdpo_trainer.py, loss_utils.py (sdft: the same file)",
-                proof="live/trl/test_divergences.py::test_sdpo_equals_its_trainer",
+                proof=TRL_CLAIM,
                 note="distillation_mode=sampled_token, its default; the mean over rows, empty ones included",
             ),
             opsd(

@@ -4,12 +4,11 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import TINY, trl
+from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
-ORACLE = "kernels/test_preference_oracle.py::test_each_loss_is_its_published_formula"
+ORACLE = "kernels/test_preference.py::test_each_loss_is_its_published_formula"
 GOLDEN = "golden/test_preference.py"
-LIVE = "live/trl/test_preference.py"
 
 TRL = "trainer/dpo_trainer.py DPOTrainer._compute_loss"
 TRL_CPO = "experimental/cpo/cpo_trainer.py CPOTrainer.cpo_loss"
@@ -243,7 +242,7 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1, "gamma_beta_ratio": 5.0, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_CPO,
-                proof=f"{LIVE}::test_cpo_simpo_equals_trl",
+                proof=TRL_CLAIM,
                 note='loss_type "simpo"; simpo_gamma 0.5 is beta * gamma_beta_ratio, cpo_alpha `nll_weight`; '
                 "its likelihood is one mean over the tokens of the batch",
             ),
@@ -280,7 +279,7 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0, "link": "sigmoid"},
                 source=TRL_CPO,
-                proof=f"{LIVE}::test_cpo_equals_trl",
+                proof=TRL_CLAIM,
                 note='cpo_alpha is `nll_weight`; loss_type "ipo" is the link "square", on averages; its '
                 "likelihood is one mean over the tokens of the batch",
             ),
@@ -297,7 +296,7 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.1},
                 source="experimental/orpo/orpo_trainer.py ORPOTrainer.odds_ratio_loss",
-                proof=f"{LIVE}::test_orpo_equals_trl",
+                proof=TRL_CLAIM,
                 note="its likelihood is one mean over the tokens of the batch, prompts included",
             ),
         ),
@@ -312,7 +311,7 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
-                proof=f"{LIVE}::test_tpo_equals_trl",
+                proof=TRL_CLAIM,
                 note='loss_type "sigmoid"; tpo_alpha is `nll_weight`',
             ),
         ),
@@ -328,7 +327,7 @@ REFERENCE_FREE_LOSSES = (
             trl(
                 params={"gamma_beta_ratio": 50.0, "beta": 0.01, "label_smoothing": 0.0, "nll_weight": 1.0},
                 source=TRL_TPO,
-                proof=f"{LIVE}::test_tpo_l_equals_trl",
+                proof=TRL_CLAIM,
                 note='loss_type "tpo-l"; tpo_l_gamma 0.5 is beta * gamma_beta_ratio, tpo_alpha `nll_weight`',
             ),
         ),
@@ -357,7 +356,7 @@ UNPAIRED_LOSSES = (
         parameters=KTO_PARAMETERS,
         dialects=(
             kto_trainer(
-                proof=f"{LIVE}::test_kto_equals_trl",
+                proof=TRL_CLAIM,
                 note='loss_type "kto"; good completions first; reference_kl is a mean over ranks',
             ),
         ),
@@ -370,7 +369,7 @@ UNPAIRED_LOSSES = (
         parameters=KTO_PARAMETERS,
         dialects=(
             kto_trainer(
-                proof=f"{LIVE}::test_apo_zero_unpaired_equals_trl",
+                proof=TRL_CLAIM,
                 note='loss_type "apo_zero_unpaired"; good completions first',
             ),
         ),

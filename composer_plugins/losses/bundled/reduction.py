@@ -7,6 +7,8 @@ from composer_plugins.losses.bundled.shared import (
     GRPO_SCORES,
     LOG_RATIO_CLAMP,
     TINY,
+    TRL_CLAIM,
+    VERL_CLAIM,
     oat,
     prime_rl,
     trl,
@@ -17,6 +19,7 @@ from composer_plugins.losses.row import Dialect, Loss, Parameter
 REDUCED = ("token_loss", "mask")
 
 KL_TESTS = "kernels/test_kl.py::"
+TRL_RECORDED = "golden/test_policy_trl.py::test_policy_losses_equal_trl"
 KL_DEFINITION = KL_TESTS + "test_estimators_equal_the_definition"
 VERL_CLAMPS = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 CLAMPS = {
@@ -59,7 +62,7 @@ KL = (
             verl_kl("low_var_kl, k3", **VERL_CLAMPS),
             trl(
                 source=GRPO_LOSS,
-                proof=KL_TESTS + "test_k3_equals_trl_as_written",
+                proof=TRL_RECORDED,
                 note="beta is its coefficient, 0.0 by default; use_bias_correction_kl is k3_corrected",
             ),
             Dialect(
@@ -137,14 +140,8 @@ correction = partial(
     needs=("old_logprobs", "rollout_logprobs", "mask"),
     proof=CORRECTION_TESTS + "test_weights_equal_loops",
 )
-verl_weights = partial(
-    Dialect, upstream="verl", proof=CORRECTION_TESTS + "test_weights_equal_verl_as_written"
-)
-trl_weights = partial(
-    trl,
-    source=GRPO_SCORES,
-    proof=CORRECTION_TESTS + "test_weights_equal_trl_as_written",
-)
+verl_weights = partial(Dialect, upstream="verl", proof=VERL_CLAIM)
+trl_weights = partial(trl, source=GRPO_SCORES, proof=TRL_CLAIM)
 
 CORRECTIONS = (
     correction(

@@ -9,6 +9,8 @@ from composer_plugins.losses.bundled.shared import (
     LOG_RATIO_CLAMP,
     PPO_CLIPS,
     TINY,
+    TRL_CLAIM,
+    VERL_CLAIM,
     prime_rl,
     trl,
     verl,
@@ -255,7 +257,7 @@ LOSSES = (
             trl(
                 params={"threshold": 0.5, "clip_low": 0.2, "clip_high": 0.2},
                 source="trainer/grpo_trainer.py get_off_policy_mask, _compute_loss",
-                proof=f"{REGIONS}::test_opsm_equals_trl",
+                proof="golden/test_policy_trl.py::test_opsm_equals_trl",
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
                 mode="token-mean",
@@ -281,7 +283,7 @@ LOSSES = (
             verl(
                 "compute_policy_loss_clip_cov",
                 params=PPO_CLIPS | {"cov_ratio": 2e-4, "cov_low": 1.0, "cov_high": 5.0},
-                proof="live/verl/test_policy.py::test_clip_cov_equals_verl_when_both_draw_the_first_tokens",
+                proof=VERL_CLAIM,
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
         ),
@@ -298,7 +300,7 @@ LOSSES = (
             verl(
                 "compute_policy_loss_kl_cov",
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
-                proof="live/verl/test_policy.py::test_kl_cov_equals_verl",
+                proof=VERL_CLAIM,
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
             ),
         ),
@@ -365,7 +367,7 @@ LOSSES = (
             trl(
                 params={"gamma": 0.5, "eps": 1e-8},
                 source="experimental/iw_opd/iw_opd_trainer.py _compute_iw_opd_loss",
-                proof="live/trl/test_distilled.py::test_iw_opd_equals_trl",
+                proof=TRL_CLAIM,
                 note="iw_opd_gamma, iw_opd_epsilon",
             ),
         ),

@@ -56,6 +56,10 @@ PPO_CLIPS = {"clip_low": 0.2, "clip_high": 0.2}  # the values of PPO's paper and
 GRPO_LOSS = "trainer/grpo_trainer.py _compute_loss"
 GRPO_SCORES = "trainer/grpo_trainer.py _generate_and_score_completions"
 
+# The proofs of a dialect without a recording: the claims of `composer-plugins conform`.
+TRL_CLAIM = "live/trl/test_conform.py::test_the_loss_equals_trl"
+VERL_CLAIM = "live/verl/test_conform.py::test_the_loss_equals_verl"
+
 # The dialects of one upstream: the fields that they share. A row may override them.
 prime_rl = partial(Dialect, upstream="prime-rl")
 oat = partial(Dialect, upstream="oat", proof="golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat")

@@ -14,57 +14,23 @@ import torch
 from hypothesis import given, settings
 from omegaconf import OmegaConf
 from torch import Tensor
-from verl.trainer.ppo.core_algos import (
-    ADV_ESTIMATOR_REGISTRY,
-    POLICY_LOSS_REGISTRY,
-    get_adv_estimator_fn,
-    get_policy_loss_fn,
-)
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, get_adv_estimator_fn
 
 from composer_plugins.adapters.verl_plugin import estimators
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims.batches import Batch
-from composer_plugins.conformance.verl_claims.upstream import actor, names
+from composer_plugins.conformance.verl_claims.upstream import names
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.verl_calls import algorithm, policy_loss
 from parity_tests.rigs.verl_facts import global_batches, policy_batches
 
 examples = settings(max_examples=40)
-
-
-def algorithm(**node: Any) -> Any:
-    """`algorithm`, as the estimators get it: raw."""
-    return OmegaConf.create({"adv_estimator": "composer", "gamma": 1.0, "composer": node})
-
-
-def configured(info: dict[str, Any], node: dict[str, Any]) -> Any:
-    """An actor's configuration whose policy_loss is ours, with the node."""
-    config = actor(info)
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer=node))
-    return config
-
-
-def policy_loss(
-    name: str, batch: Batch, mode: str, info: dict[str, Any], **node: Any
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Our policy loss, called as ppo_loss calls it, and its gradient."""
-    logprobs = batch.logprobs.clone().requires_grad_()
-    loss, metrics = get_policy_loss_fn(name)(
-        old_log_prob=batch.old_logprobs,
-        log_prob=logprobs,
-        advantages=batch.advantages,
-        response_mask=batch.mask,
-        loss_agg_mode=mode,
-        config=configured(info, node),
-        rollout_is_weights=batch.weights,
-    )
-    return loss, torch.autograd.grad(loss, logprobs)[0], metrics
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,95 +1,17 @@
-"""Preference losses against the installed DPO, KTO, CPO, ORPO and TPO trainers: value and gradient.
+"""Where preference losses differ on purpose from the installed DPO and CPO trainers, and their scores."""
 
-The comparisons are those of `composer-plugins conform` (`composer_plugins/conformance/trl_claims`).
-"""
-
-import hypothesis.strategies as st
 import pytest
 import torch
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.reductions import kernel
-from composer_plugins.conformance.trl_claims import preference_others, upstream_pairs
-from composer_plugins.conformance.trl_claims.preference import CLAIMS
+from composer_plugins.conformance.trl_claims import upstream_pairs
 from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.claims import check, proves
-
-OTHERS = preference_others.CLAIMS
 
 
-@proves(CLAIMS, "dpo@trl")
-def test_dpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(
-    CLAIMS,
-    "sigmoid_norm@trl",
-    "hinge@trl",
-    "ipo@trl",
-    "exo_pair@trl",
-    "robust@trl",
-    "discopop@trl",
-    "nca_pair@trl",
-    "bco_pair@trl",
-    "sppo_hard@trl",
-    "apo_zero@trl",
-    "apo_down@trl",
-    "aot@trl",
-    "aot_unpaired@trl",
-    "sft@trl",
-)
-def test_other_losses_of_dpo_trainer_equal_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "cpo@trl", theirs="CPOTrainer")
-def test_cpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "simpo@trl")
-def test_simpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "cpo_simpo@trl")
-def test_cpo_simpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "orpo@trl")
-def test_orpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "kto@trl")
-def test_kto_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "apo_zero_unpaired@trl")
-def test_apo_zero_unpaired_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "tpo_l@trl")
-def test_tpo_l_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "tpo@trl", "cpo@trl", theirs="TPOTrainer")
-def test_tpo_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    check(claim, data)
-
-
-@proves(OTHERS, "alpha_po@trl")
-def test_alpha_po_equals_trl(claim: Claim, data: st.DataObject) -> None:
-    """A CPOConfig makes "alphapo" a "simpo" with alpha."""
+def test_a_cpo_config_makes_alphapo_a_simpo_with_alpha() -> None:
     assert CPOConfig(loss_type="alphapo", bf16=False).loss_type == "simpo"
-    check(claim, data)
 
 
 def test_hinge_and_sft_cannot_be_weighted_in_trl() -> None:
@@ -138,3 +60,15 @@ def test_sequence_logprobs_equal_trl(average: bool) -> None:
     assert_parity(ours, theirs, terms=6 * 9)
     mine, want = (torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (ours, theirs))
     assert_parity(mine, want, terms=6 * 9, what="gradient")
+
+
+@pytest.mark.parametrize(("loss_type", "row"), [("sigmoid", "dpo@trl"), ("sigmoid_norm", "sigmoid_norm@trl")])
+def test_trl_ignores_label_smoothing_that_our_dpo_honours(loss_type: str, row: str) -> None:
+    logprobs = torch.tensor([[-1.0], [-2.0]], dtype=torch.float64)
+    reference, mask = torch.full_like(logprobs, -1.5), torch.ones(2, 1, dtype=torch.bool)
+    trainer = upstream_pairs.dpo_trainer(reference, [loss_type], beta=0.5, label_smoothing=0.3)
+    theirs = upstream_pairs.dpo_loss(trainer, logprobs, mask)
+    scores = [*logprobs.sum(-1).chunk(2), *reference.sum(-1).chunk(2)]
+    assert theirs.item() == pytest.approx(kernel("preference", row)(*scores, beta=0.5).loss.item(), rel=1e-14)
+    smoothed = kernel("preference", "dpo")(*scores, beta=0.5, label_smoothing=0.3).loss
+    assert smoothed.item() > theirs.item() + 0.1
