@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import verl
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from pandas import DataFrame, read_parquet
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
@@ -28,11 +25,12 @@ from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.recipes.verl.on_a_cpu import tiny
-from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
 from parity_tests.cases.verl_config import (
     FACTS,
+    LIVE,
     MISTAKES,
+    OURS,
     SAMPLED,
     SYNC,
     actor,
@@ -41,6 +39,7 @@ from parity_tests.cases.verl_config import (
     correction,
     node,
 )
+from parity_tests.rigs.verl_trainer import checked, composed, on_tiny_files, replace_columns
 
 CHECKED, FOUND = "main_ppo, before Ray starts", "looking up the trainer"
 MADE, READ = "making the trainer, before a worker starts", "reading the data, before a worker starts"
@@ -49,7 +48,6 @@ ADVANTAGES, UPDATE = (
     "the first update, after the first rollout",
 )
 SCRATCH = tempfile.TemporaryDirectory()
-LIVE = SYNC | node(hint_weight=0.1, hint_divergence="sampled_token", hint_teacher="live")
 SIMPO = SYNC | node(replay_weight=1.0, replay_loss="simpo")
 
 
@@ -95,6 +93,18 @@ WHY |= {" ".join(name.split()): OWN_OPTIONS for name in SAYS_NOTHING.split(";")}
 CASES: tuple[Case, ...] = (
     *(Case(name, changes, why=WHY.get(name, "")) for name, changes in MISTAKES.items()),
     Case("a rejection without its threshold", SYNC | correction(rollout_rs="token_k1")),
+    *(
+        Case(name, OURS | changes, why="nothing: verl raises after the first rollout")
+        for name, changes in {
+            "a misspelt level of the rollout correction": correction(rollout_is="tokn"),
+            "a negative threshold": correction(rollout_is="token", rollout_is_threshold=-1),
+            "an unknown KL estimator": actor(use_kl_loss=True, kl_loss_type="k5"),
+            "an unknown KL estimator in the reward": algorithm(use_kl_in_reward=True, kl_penalty="kk"),
+            "an unknown control of the KL": (
+                algorithm(use_kl_in_reward=True) | {"algorithm.kl_ctrl.type": "fix"}
+            ),
+        }.items()
+    ),
     Case("a misspelt option of the actor", SYNC | actor(clip_ratio_hgh=0.28)),
     Case(
         "a misspelt option of the algorithm",
@@ -107,6 +117,8 @@ CASES: tuple[Case, ...] = (
     data("a hint that is a number", LIVE, privileged_context=[7.0]),
     data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
     data("a prompt that is not messages", LIVE, prompt=["1+1"] * 16),
+    data("a prompt without a user", LIVE, prompt=[[{"role": "system", "content": "1+1"}]] * 16),
+    data("a completion longer than the model takes", SIMPO, chosen=[None, ["x" * 600, "b"]]),
     data("pairs of different number", SIMPO, rejected=[None, ["a"]]),
     data("an empty completion", SIMPO, chosen=[None, ["", "b"]]),
     data("a negative weight of a pair", SIMPO, n_teachers_agreeing=[None, [1.0, -1.0]]),
@@ -119,10 +131,8 @@ CASES: tuple[Case, ...] = (
 def _base() -> tuple[dict[str, Any], dict[str, Any]]:
     """verl's config for tiny files, as main_ppo composes and resolves it, and verl's own."""
     tiny.make(Path(SCRATCH.name))
-    lines = [*overrides(Path(SCRATCH.name), 2), "trainer.v1.sampler.custom_sampler.path=null"]
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        tree: Any = OmegaConf.to_container(compose("ppo_trainer", lines), resolve=True)
-        own: Any = OmegaConf.to_container(compose("ppo_trainer", list(probe.OURS)))
+    tree: Any = OmegaConf.to_container(on_tiny_files(Path(SCRATCH.name)), resolve=True)
+    own: Any = OmegaConf.to_container(composed(*probe.OURS))
     return dict(tree), dict(own)
 
 
@@ -131,14 +141,8 @@ def tree_of(case: Case) -> dict[str, Any]:
     tree = deepcopy(_base()[0])
     changes = dict(case.changes)
     if case.columns:
-        table = read_parquet(Path(SCRATCH.name) / "train.parquet")
-        for name, values in case.columns.items():
-            if values is None:
-                table = table.drop(columns=name)
-            else:
-                table[name] = [values[i] if i < len(values) else None for i in range(len(table))]
         file = Path(SCRATCH.name) / "wrong.parquet"
-        DataFrame(table).to_parquet(file)
+        replace_columns(Path(SCRATCH.name), file, dict(case.columns))
         changes |= {"data.train_files": str(file), "data.val_files": str(file)}
     return changed(tree, changes)
 
@@ -165,15 +169,11 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     run, made = Run(tree, upstream.release_of(FACTS["verl"]["version"])), dict[str, Any]()
     delivers = run.trainer == surface.TRAINER
 
-    def read() -> None:
-        made["trainer"]._init_tokenizer()
-        made["trainer"]._init_dataloader()
-
     if run.trainer:
         yield FOUND, lambda: get_trainer_cls(run.trainer)
     if delivers:
         yield MADE, lambda: made.update(trainer=get_trainer_cls(run.trainer)(OmegaConf.create(tree)))
-        yield READ, read
+        yield READ, lambda: checked(made["trainer"])
     numbers, mask = torch.full((4, 3), -1.0), torch.ones(4, 3)
     groups = [str(i // run.at(Key.GROUP_SIZE)) for i in range(4)]
 

@@ -1,4 +1,4 @@
-"""Configs of verl by their dotted keys, each with a mistake, and what the doctor finds in them without verl.
+"""Configs of verl by their dotted keys, with a mistake or sound, and what the doctor finds without verl.
 
 `verl.py` makes the mistakes with verl itself, and records what is said. `judged` needs no verl: it judges
 the options that our rules look at, in an environment in which all is well unless a test says otherwise.
@@ -129,11 +129,15 @@ def both(**options: Any) -> Changes:
 
 
 OURS: Changes = {ESTIMATOR: "composer"}
+GRPO: Changes = {ESTIMATOR: "grpo"}
 WORKERS: Changes = {LOSS_MODE: "composer", f"{LOSS}._target_": TARGET}
 SYNC = OURS | {MODE: TRAINER}
 FROZEN = actor(use_kl_loss=True)
 HINT = SYNC | FROZEN | node(hint_weight=0.1, hint_top_k=20)  # compares distributions
 SAMPLED = SYNC | FROZEN | node(hint_weight=0.1, hint_divergence="sampled_token")
+LIVE = SYNC | node(hint_weight=0.1, hint_divergence="sampled_token", hint_teacher="live")
+TOP_K = LIVE | node(hint_divergence="jsd", hint_top_k=8)
+TAID = TOP_K | node(hint_divergence="taid", hint_params={"t": 1.0}, hint_t_start=0.4)
 REPLAY = SYNC | FROZEN | node(replay_weight=1)
 NO_REFERENCE = actor(use_kl_loss=False)
 PAPERS: Changes = {AGG: "seq-mean-token-mean"}  # GRPO's
@@ -157,7 +161,11 @@ def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
     """A loss that asks for an input that verl does not provide."""
 
 
-OF_ENTROPIES = f"{__name__}:of_entropies"
+def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
+    """A preference loss that asks for an input that verl does not provide."""
+
+
+OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
 
 MISTAKES: dict[str, Changes] = {
     "an unknown estimator": {ESTIMATOR: "composer/rlo"},
@@ -237,9 +245,9 @@ MISTAKES: dict[str, Changes] = {
     "a loss type of bypass_mode": OURS | DAPO | correction(loss_type="reinforce"),
     "what verl does itself": OURS | node(rollout_correction="tis"),
     "no table": OURS | {NODE: 3},
-    "options that nothing reads": {ESTIMATOR: "grpo"} | node(advantage="rloo"),
-    "nothing of ours": {ESTIMATOR: "grpo"},
-    "an advantage beside another estimator": {ESTIMATOR: "grpo"} | COMPOSER | node(advantage="rloo"),
+    "options that nothing reads": GRPO | node(advantage="rloo"),
+    "nothing of ours": GRPO,
+    "an advantage beside another estimator": GRPO | COMPOSER | node(advantage="rloo"),
     "a policy beside verl's loss": OURS | node(policy="cispo"),
     "the policy's weight beside verl's loss": REPLAY | node(policy_weight=0.0),
     "parameters that the workers do not see": OURS | COMPOSER | node(policy_params={"clip_high": 0.3}),
@@ -257,13 +265,36 @@ MISTAKES: dict[str, Changes] = {
         OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}
     ),
     "verl's advantage beside a loss whose paper has another": (
-        {ESTIMATOR: "grpo"} | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
     ),
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "a hint in the advantages of the loss by its name that adv_tau scales": (
         BYPASSED | both(policy="dppo_tv", **scaled(0.5)) | DPPO
     ),
     "an adv_tau of 0 and a hint in the advantages": BYPASSED | both(policy="ipo", **scaled(0.0)),
+    "a hint of a distribution without its size": LIVE | node(hint_divergence="jsd"),
+    "a size of a hint of sampled tokens": LIVE | node(hint_top_k=4),
+    "a rate of an average that verl does not keep": LIVE | node(hint_ema_rate=0.1),
+    "a cap of a ratio that a hint in the advantages does not compute": (
+        LIVE | node(hint_estimator="advantage", hint_params={"ratio_cap": 2.0})
+    ),
+    "more entries than the teacher sends": TOP_K | node(hint_params={"top_k": 10}),
+    "a divergence whose temperature is TRL's": TOP_K | node(hint_divergence="jsd@trl"),
+    **{
+        f"a temperature of {name}": TOP_K | node(hint_divergence=name, hint_params={"temperature": 2.0})
+        for name in ("forward_kl_topk", "reverse_kl_topk")
+    },
+    "a start of t without TAID": TOP_K | node(hint_t_start=0.1),
+    "a start of t above its end": TAID | node(hint_params={"t": 0.2}),
+    "a start of t above 1": TAID | node(hint_t_start=1.5),
+    "pairs of one side only": SYNC | node(replay_weight=1.0, replay_loss="kto"),
+    "a preference loss of an input that verl does not have": (
+        SYNC | node(replay_weight=1.0, replay_loss=OF_NLL)
+    ),
+    "a preference loss that sorts the batch": SYNC | node(replay_weight=1.0, replay_loss="aot"),
+    "a negative weight of the replay": SYNC | node(replay_weight=-1.0),
+    "verl's default clip beside a ratio of the sequence": OURS | both(policy="gspo_token@verl"),
+    "a clip of 28 in the node": OURS | both(policy="dapo", policy_params={"clip_high": 28}),
     "a hint in another trainer": OURS | node(hint_weight=0.1),
     "a replay in another trainer": OURS | node(replay_weight=2),
     "a hint in the legacy trainer": HINT | LEGACY,
@@ -297,4 +328,59 @@ MISTAKES: dict[str, Changes] = {
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
     "a bypass without the engine's log-probabilities": DPPO | {ROLLOUT: False, BYPASS: True},
     "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+}
+
+SOUND: dict[str, Changes] = {
+    "an estimator": OURS,
+    "a named estimator": {ESTIMATOR: "composer/rloo"},
+    "its parameters": OURS | node(advantage="rloo"),
+    "a policy loss": CISPO | GRPO,
+    "the same twice": CISPO | OURS | node(policy="cispo"),
+    "verl's clips": OURS | DAPO | actor(clip_ratio_high=0.3, clip_ratio_c=10.0),
+    "verl's beta of dro": OURS | both(policy="dro") | loss(dro_beta=0.1),
+    "no standard deviation": OURS | algorithm(norm_adv_by_std_in_grpo=False),
+    "no standard deviation, twice": ({ESTIMATOR: "composer/rloo"} | algorithm(norm_adv_by_std_in_grpo=False)),
+    "verl's correction": OURS | correction(rollout_is="token"),
+    "the legacy trainer": OURS | LEGACY,
+    "a hint": HINT,
+    "a hint of sampled tokens": SAMPLED,
+    "a hint of sampled tokens with fused kernels": SAMPLED | {FUSED: True},
+    "a live hint": HINT | NO_REFERENCE | node(hint_teacher="live"),
+    "a reference by the reward": HINT | NO_REFERENCE | algorithm(use_kl_in_reward=True),
+    "replay": REPLAY,
+    "replay without a reference": REPLAY | NO_REFERENCE | node(replay_loss="simpo"),
+    "a trainer of ours with nothing on": SYNC,
+    "weights of 0": OURS | node(hint_weight=0, replay_weight=0.0),
+    "DPPO around the engine's policy": DPPO | {BYPASS: True},
+    "verl's own reduction of geo_mean": OURS | both(policy="gmpo@verl"),
+    "one rollout and an advantage without groups": OURS | node(advantage="reinforce_pp") | {GROUP_SIZE: 1},
+    "options of the KL, the correction and the reduction that act": (
+        OURS
+        | FROZEN
+        | actor(kl_loss_coef=0.01, kl_loss_type="mse")
+        | algorithm(use_kl_in_reward=True, kl_penalty="low_var_kl")
+        | {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.horizon": 100}
+        | correction(rollout_is="token", rollout_is_threshold=5.0)
+        | actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=1024)
+    ),
+    "the advantage of the paper, as verl has it": (
+        workers(policy="dr_grpo")
+        | GRPO
+        | algorithm(norm_adv_by_std_in_grpo=False)
+        | {AGG: "seq-mean-token-sum-norm"}
+    ),
+    "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
+    "verl's distillation beside the task's rewards": DISTILS,
+    "options of a distillation that is off": (
+        OURS | distilled(use_task_rewards=False, policy_loss_mode="composer")
+    ),
+    "sequence parallelism beside a hint of sampled tokens": (
+        SAMPLED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}
+    ),
+    "a loss of sequences beside equal advantages": (
+        OURS | both(policy="gspo", advantage="reinforce_pp") | PAPERS
+    ),
+    "a hint in the advantages that adv_tau leaves alone": BYPASSED | both(policy="ipo", **scaled(1.0)),
+    "adv_tau beside a hint that is not in the advantages": BYPASSED
+    | both(policy="ipo", **scaled(0.5, "score")),
 }

@@ -6,14 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-
-from composer_plugins.kernels import preference
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
 from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -28,7 +20,9 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.errors import DataError
+from composer_plugins.kernels import preference
 from composer_plugins.recipes.verl.on_a_cpu import tiny
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_queue import Queue, trainer
 
 SAMPLED = {"hint_weight": 0.5, "hint_divergence": "sampled_token"}
@@ -47,11 +41,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def make(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(tokenizer: Any, queue: Queue) -> Make:
     """A trainer, its queue and a batch: four prompts sampled twice, the last row one of verl's copies."""
-    queue = Queue()
-    for module in (hint, replay, scoring, batch_layout):
-        monkeypatch.setattr(module, "transfer_queue", queue)
 
     def made(node: dict[str, Any]) -> Any:
         one = trainer(queue, tokenizer, node)

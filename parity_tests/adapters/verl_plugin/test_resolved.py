@@ -79,9 +79,9 @@ def test_an_option_that_is_changed_in_place_is_read_anew(loss: Loss) -> None:
 
 def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Loss) -> None:
     config = config_of()
-    config.global_batch_info["loss_scale_factor"] = -1
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="loss_scale_factor: it is -1"):
+    for length in (-1, -1, 0):
+        config.global_batch_info["loss_scale_factor"] = length
+        with pytest.raises(ConfigError, match=f"loss_scale_factor: it is {length}; set a number above 0"):
             called(loss, config)
 
 

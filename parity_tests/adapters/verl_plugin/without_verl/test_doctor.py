@@ -23,113 +23,45 @@ from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
-    AGG,
     BYPASS,
-    BYPASSED,
     CISPO,
     DAPO,
     DEFAULTS,
     DISTILLATION,
     DISTILLED,
-    DISTILS,
-    DPPO,
     ESTIMATOR,
     FACTS,
-    FROZEN,
-    FUSED,
     GROUP_SIZE,
+    GRPO,
     HINT,
     LEGACY,
     LOSS,
     MISTAKES,
     MODE,
-    NO_REFERENCE,
     NODE,
     OURS,
     PAPERS,
     PARQUET,
     QUEUE,
     REPLAY,
-    SAMPLED,
-    SYNC,
+    SOUND,
     VERL,
     WORKERS,
     Changes,
     actor,
-    algorithm,
     answered,
-    both,
-    correction,
     distilled,
     judged,
     loss,
     node,
-    scaled,
     sent,
     tree,
-    workers,
-)  # fmt: skip
+)
 from parity_tests.cases.verl_environment import MODULES, NO_VERL, PLUGINS, UNREGISTERED
 from parity_tests.rigs.paths import ROOT
 
 APP = typer.Typer()
 APP.command()(doctor)
-GRPO = {ESTIMATOR: "grpo"}
-
-SOUND: dict[str, Changes] = {
-    "an estimator": OURS,
-    "a named estimator": {ESTIMATOR: "composer/rloo"},
-    "its parameters": OURS | node(advantage="rloo"),
-    "a policy loss": CISPO | GRPO,
-    "the same twice": CISPO | OURS | node(policy="cispo"),
-    "verl's clips": OURS | DAPO | actor(clip_ratio_high=0.3, clip_ratio_c=10.0),
-    "verl's beta of dro": OURS | both(policy="dro") | loss(dro_beta=0.1),
-    "no standard deviation": OURS | algorithm(norm_adv_by_std_in_grpo=False),
-    "no standard deviation, twice": ({ESTIMATOR: "composer/rloo"} | algorithm(norm_adv_by_std_in_grpo=False)),
-    "verl's correction": OURS | correction(rollout_is="token"),
-    "the legacy trainer": OURS | LEGACY,
-    "a hint": HINT,
-    "a hint of sampled tokens": SAMPLED,
-    "a hint of sampled tokens with fused kernels": SAMPLED | {FUSED: True},
-    "a live hint": HINT | NO_REFERENCE | node(hint_teacher="live"),
-    "a reference by the reward": HINT | NO_REFERENCE | algorithm(use_kl_in_reward=True),
-    "replay": REPLAY,
-    "replay without a reference": REPLAY | NO_REFERENCE | node(replay_loss="simpo"),
-    "a trainer of ours with nothing on": SYNC,
-    "weights of 0": OURS | node(hint_weight=0, replay_weight=0.0),
-    "DPPO around the engine's policy": DPPO | {BYPASS: True},
-    "verl's own reduction of geo_mean": OURS | both(policy="gmpo@verl"),
-    "one rollout and an advantage without groups": OURS | node(advantage="reinforce_pp") | {GROUP_SIZE: 1},
-    "options of the KL, the correction and the reduction that act": (
-        OURS
-        | FROZEN
-        | actor(kl_loss_coef=0.01, kl_loss_type="mse")
-        | algorithm(use_kl_in_reward=True, kl_penalty="low_var_kl")
-        | {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.horizon": 100}
-        | correction(rollout_is="token", rollout_is_threshold=5.0)
-        | actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=1024)
-    ),
-    "the advantage of the paper, as verl has it": (
-        workers(policy="dr_grpo")
-        | GRPO
-        | algorithm(norm_adv_by_std_in_grpo=False)
-        | {AGG: "seq-mean-token-sum-norm"}
-    ),
-    "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
-    "verl's distillation beside the task's rewards": DISTILS,
-    "options of a distillation that is off": (
-        OURS | distilled(use_task_rewards=False, policy_loss_mode="composer")
-    ),
-    "sequence parallelism beside a hint of sampled tokens": (
-        SAMPLED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}
-    ),
-    "a loss of sequences beside equal advantages": (
-        OURS | both(policy="gspo", advantage="reinforce_pp") | PAPERS
-    ),
-    "a hint in the advantages that adv_tau leaves alone": BYPASSED | both(policy="ipo", **scaled(1.0)),
-    "adv_tau beside a hint that is not in the advantages": BYPASSED
-    | both(policy="ipo", **scaled(0.5, "score")),
-}
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -180,13 +112,15 @@ def check(found: Finding, key: str, words: str) -> None:
     assert found.problem and found.remedy and "\n" not in text and " None" not in text
 
 
-@pytest.mark.parametrize(("changes", "missing"), [(HINT, "privileged_context"), (REPLAY, "chosen")])
+@pytest.mark.parametrize(
+    ("changes", "missing"), [(HINT, "privileged_context"), (REPLAY, "chosen"), (REPLAY, "rejected")]
+)
 def test_a_file_without_a_channels_column_is_named_with_those_it_has(changes: Changes, missing: str) -> None:
-    (found,) = judged(tree(changes), columns={"a.parquet": ["prompt", "answer"]})
-    check(found, "data.train_files", f"{missing} a.parquet answer, prompt")
+    columns = {"a.parquet": [name for name in PARQUET["train.parquet"] if name != missing]}
+    (found,) = judged(tree(changes), columns=columns)
+    check(found, "data.train_files", f"'{missing}' a.parquet has {', '.join(sorted(columns['a.parquet']))}")
     custom = changes | {"data.custom_cls.path": "mine.py"}
-    assert judged(tree(custom), columns={"a.parquet": ["prompt"]}) == []
-    assert judged(tree(OURS), columns={"a.parquet": ["prompt"]}) == []
+    assert judged(tree(custom), columns=columns) == judged(tree(OURS), columns=columns) == []
 
 
 def test_every_mistake_in_the_options_is_found_at_once() -> None:
