@@ -9,7 +9,6 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 
 from benchmarks.verl_logits import gathered
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
     REPLAY,
@@ -20,7 +19,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
-from composer_plugins.conformance.verl_claims.upstream import actor
+from parity_tests.rigs.verl_actor import composer_actor
 
 VOCABULARY = 7
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
@@ -113,10 +112,8 @@ def called(
 
 def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0) -> ComposerLoss:
     """The actor's loss with a policy term of ours, `policy` times."""
-    config = actor(loss_agg_mode=mode, loss_scale_factor=5)
     node = {"policy_weight": policy, **node}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(loss_mode="composer", composer=node))
-    return ComposerLoss(config, node)
+    return ComposerLoss(composer_actor(node, loss_agg_mode=mode, loss_scale_factor=5), node)
 
 
 def with_teacher(rows: Drawn, k: int = 3) -> Drawn:

@@ -22,7 +22,6 @@ from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.surface import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.verl_claims import policy
@@ -33,6 +32,7 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import MODES, OPTIONS, ULYSSES
 from composer_plugins.testing.assertions import assert_parity
 from docs.generator.verl_options import PAGE, fields, page, read
+from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
 from parity_tests.rigs.verl_facts import assert_rows_equal, global_batches, policy_batches, rollouts
 from parity_tests.rigs.verl_wheels import folder
@@ -106,13 +106,6 @@ def test_the_page_has_the_table_of_today() -> None:
     assert PAGE.read_text() == page(), "run python -m docs.generator.verl_options"
 
 
-def composer(config: ActorConfig, **node: Any) -> ActorConfig:
-    """The same config with our policy_loss, which keeps the options of verl's own."""
-    own = {name: value for name, value in config.policy_loss.items() if name != "loss_mode"}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer=node, **own))
-    return config
-
-
 def ours(batch: Batch, mode: str, config: ActorConfig) -> tuple[Tensor, Tensor]:
     """Value and gradient of `composer`, called as ppo_loss calls it."""
     return verl_policy_loss("composer", batch, config, mode)[:2]
@@ -138,7 +131,7 @@ def test_an_option_does_with_composer_what_it_does_with_verls_own_loss(
     drawn = {key: data.draw(st.sampled_from(values), label=key) for key, values in DRAWN[name].items()}
     options = policy.by_name(drawn)
     theirs = verl_policy_loss(name, batch, actor(info, **options), row.mode or mode)
-    found = ours(batch, mode, composer(actor(info, **options), policy=row.row))
+    found = ours(batch, mode, composer_actor({"policy": row.row}, info, **options))
     kernel = policy.our_kernel(row.row, drawn)
     largest = largest_term(kernel, batch, row.mode or mode, info)
     assert_parity(found[0], theirs[0], terms=batch.mask.numel(), magnitude=largest)
@@ -150,23 +143,23 @@ def test_daos_clip_higher_moves_over_and_is_not_trained_at_0_2() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     batch = Batch(-one, -one - torch.log(1.25 * one), one, one.bool(), None)
     gradients = [
-        float(ours(batch, "token-mean", composer(actor(**given), policy="grpo@verl"))[1])
+        float(ours(batch, "token-mean", composer_actor({"policy": "grpo@verl"}, **given))[1])
         for given in ({}, {"clip_ratio_high": 0.28}, {"clip_ratio_low": None, "clip_ratio_high": None})
     ]
     assert gradients == [0.0, pytest.approx(-1.25), 0.0]
 
 
 @pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
-def test_verls_correction_in_the_workers_config_is_an_error_beside_our_loss() -> None:
-    config = composer(actor(rollout_correction=RolloutCorrectionConfig(rollout_is="token")))
+def test_verls_correction_in_the_workers_config_is_an_error_beside_ours() -> None:
+    config = composer_actor({}, rollout_correction=RolloutCorrectionConfig(rollout_is="token"))
     with pytest.raises(ConfigError, match="set algorithm.rollout_correction.rollout_is") as error:
         ours(ONES, "token-mean", config)
     assert error.value.key == "actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is"
 
 
 def test_the_same_value_twice_and_a_value_at_verls_default_are_accepted() -> None:
-    both = composer(actor(clip_ratio_high=0.28), policy="grpo@verl", policy_params={"clip_high": 0.28})
-    own = composer(actor(clip_ratio_high=0.2), policy="grpo@verl", policy_params={"clip_high": 0.3})
+    both = composer_actor({"policy": "grpo@verl", "policy_params": {"clip_high": 0.28}}, clip_ratio_high=0.28)
+    own = composer_actor({"policy": "grpo@verl", "policy_params": {"clip_high": 0.3}}, clip_ratio_high=0.2)
     for config in (both, own):
         assert ours(ONES, "token-mean", config)[0].isfinite()
 
@@ -177,11 +170,11 @@ def test_dro_beta_is_enough_for_dro_in_the_driver_and_in_a_worker() -> None:
     algorithm = OmegaConf.create({"composer": node})
     call = {"token_level_rewards": mask.float(), "response_mask": mask, "index": ["a", "a"]}
     get_adv_estimator_fn("composer")(config=algorithm, **call)
-    assert ours(ONES, "token-mean", composer(actor(dro_beta=0.1), **node))[0].isfinite()
+    assert ours(ONES, "token-mean", composer_actor(node, dro_beta=0.1))[0].isfinite()
     with pytest.raises(
         ConfigError, match=re.escape("algorithm.composer.policy_params.beta: 'dro' has no def")
     ):
-        ours(ONES, "token-mean", composer(actor(), **node))
+        ours(ONES, "token-mean", composer_actor(node))
 
 
 def estimated(given: Rollouts, config: dict[str, Any], **node: Any) -> Tensor:

@@ -39,9 +39,10 @@ def tree(name: str, *overrides: str) -> DictConfig:
 
 
 @cache
-def verls_own() -> DictConfig:
+def verls_own(*overrides: str) -> DictConfig:
+    """verl's config."""
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer")
+        return compose("ppo_trainer", list(overrides))
 
 
 def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -230,8 +231,7 @@ MICRO = (
 def test_what_verls_own_check_raises_is_returned_with_the_key_that_it_names(
     overrides: list[str], key: str, words: str
 ) -> None:
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", list(overrides))
+    config = verls_own(*overrides)
     plain: Any = OmegaConf.to_container(config, resolve=True)
     assert needs_reference(plain) == need_reference_policy(config)
     found = validation_error(plain)

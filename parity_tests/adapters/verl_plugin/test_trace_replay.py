@@ -56,7 +56,7 @@ def for_verl(pairs: Path, path: Path) -> list[dict[str, Any]]:
 
 
 def make_model(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """The tiny model with more positions, and a tokenizer of these texts with a template of tools and calls."""
+    """The tiny model with more positions, and a tokenizer of these texts whose template shows tools."""
     from transformers import AutoTokenizer
 
     tiny.tokenizer(folder)

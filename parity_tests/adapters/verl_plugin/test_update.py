@@ -9,7 +9,6 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from composer_plugins.adapters.verl_plugin.surface import parse_registered
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
@@ -58,10 +57,7 @@ def started(make: Any, queue: Queue) -> Started:
         if not node:
             return trainer, queue, None
         rows = [row(trainer, i // 4) for i in range(ROWS)]
-        keys = [f"row_{i}" for i in range(ROWS)]
-        queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
-        tags = [{"seq_len": 1} for _ in keys]
-        return trainer, queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+        return trainer, queue, queue.batch_of(rows, seq_len=1)
 
     return one
 

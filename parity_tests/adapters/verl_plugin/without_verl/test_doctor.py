@@ -24,7 +24,6 @@ from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
     BYPASS,
-    CISPO,
     DAPO,
     DEFAULTS,
     DISTILLATION,
@@ -57,7 +56,7 @@ from parity_tests.cases.verl_config import (
     sent,
     tree,
 )
-from parity_tests.cases.verl_environment import MODULES, NO_VERL, PLUGINS, UNREGISTERED
+from parity_tests.cases.verl_environment import MODULES, NO_VERL, PLUGINS
 from parity_tests.rigs.paths import ROOT
 
 APP = typer.Typer()
@@ -180,11 +179,6 @@ def test_a_loss_of_verls_distillation_is_an_error_also_where_no_other_is_ours() 
     assert [one.key for one in found] == [f"{DISTILLED}.policy_loss_mode", ESTIMATOR]
 
 
-def test_a_channel_needs_verl_0_9() -> None:
-    (found,) = judged(tree(OURS | node(hint_weight=0.1)), "0.8.0", environment={MODULES: PLUGIN})
-    check(found, f"{NODE}.hint_weight", "verl 0.9 or later")
-
-
 def test_what_is_mended_in_the_environment_is_not_complained_of() -> None:
     ours, cluster = {MODULES: PLUGIN}, {"RAY_ADDRESS": "auto"}
     old = tree(OURS | {"trainer.use_v1": None, MODE: None})
@@ -201,18 +195,6 @@ def test_what_is_mended_in_the_environment_is_not_complained_of() -> None:
     assert judged(tree(OURS | actor(strategy="megatron")), trl=trl | {"exports": False}) == []
 
 
-def test_a_cluster_may_be_named_in_the_config() -> None:
-    config = tree(OURS | {"ray_kwargs.ray_init.address": "ray://head:10001"})
-    (found,) = judged(config, environment={MODULES: "mine"})
-    check(found, f"warning {MODULES}", "cluster at ray://head:10001")
-
-
-def test_what_is_not_registered_is_one_finding() -> None:
-    """Not one for each name of ours in the config as well."""
-    found = judged(tree(HINT | CISPO), **UNREGISTERED)
-    assert [one.key for one in found] == ["verl.plugins"]
-
-
 def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     found = judged(None, "0.8")
     check(found[0], MODULES, "verl 0.8 will know no estimator no entry points")
@@ -220,22 +202,6 @@ def test_the_version_that_is_told_is_the_one_judged_by() -> None:
     check(judged(None, "0.5.0")[0], "verl", "verl 0.5 refuses")
     with pytest.raises(ConfigError, match="--version: 'newest' is not a version; write it as 0.9.1"):
         judged(None, "newest")
-
-
-@pytest.mark.parametrize(
-    ("message", "remedy"),
-    [
-        (
-            "ConfigCompositionException: Could not override 'algorithm.composer.x'. To append to your config "
-            "use +algorithm.composer.x=1",
-            "write +algorithm.composer.x=1",
-        ),
-        ("ScannerError: mapping values are not allowed here", "correct the file or the override"),
-    ],
-)
-def test_what_hydra_refuses_is_a_finding_with_its_words(message: str, remedy: str) -> None:
-    (found,) = judged(None, composition=[(message, "")])
-    check(found, "hydra", f"cannot be composed {message} {remedy}")
 
 
 def test_a_file_without_verls_defaults_is_found() -> None:
