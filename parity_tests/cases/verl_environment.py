@@ -16,6 +16,7 @@ CONFIG = SYNC | {"actor_rollout_ref.model.external_lib": "lib"}
 NOT_COMPOSED: dict[str, Any] = {}
 NO_PLUS = (
     "ConfigCompositionException: Could not override 'algorithm.composer.x'. To append to your config use "
+    "+algorithm.composer.x=1"
 )
 NO_YAML = "ScannerError: mapping values are not allowed here"
 
@@ -42,11 +43,7 @@ NO_VERL = of_verl("no verl", registered=True, absent=True, version=None, error="
 CLUSTER = "10.0.0.1:6379"
 CASES = (
     NO_VERL,
-    Case(
-        "an override without its plus",
-        {"composition": [(NO_PLUS, "")]},
-        NOT_COMPOSED,
-    ),
+    Case("an override without its plus", {"composition": [(NO_PLUS, "")]}, NOT_COMPOSED),
     Case("a file that is no YAML", {"composition": [(NO_YAML, "")]}, NOT_COMPOSED),
     Case("a hint in verl 0.8", {"verl": VERL | {"version": "0.8.0"}, "environment": {MODULES: PLUGIN}}, HINT),
     of_verl("verl 0.5", version="0.5.0"),
