@@ -18,7 +18,8 @@ from composer_plugins.findings import ComposerWarning, Finding
 from parity_tests.rigs.paths import TESTS
 
 SAID = TESTS / "cases" / "said"
-FRAMEWORKS = {"trl": "trl", "verl": "verl", "prime_rl": ""}  # by module of the cases, the package they need
+# By module of the cases, the package that they need.
+FRAMEWORKS = {"trl": "trl", "verl": "verl", "verl_environment": "", "prime_rl": ""}
 SHOWN = 160  # characters of an error that is not ours
 Stage = tuple[str, Callable[[], Any]]  # when it runs, and what
 

@@ -1,7 +1,7 @@
 """Mistakes in a config or a data set of verl: the real config, registries and composer_sync, on tiny files.
 
-Most cases are those of adapters/verl_plugin/without_verl/test_doctor.py. The trainer is made as far as its
-workers; where verl's own trainer runs, our estimators and losses are called as verl calls them.
+Most cases are those of verl_config.py. The trainer is made as far as its workers; where verl's own trainer
+runs, our estimators and losses are called as verl calls them.
 """
 
 import tempfile
@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import verl
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from pandas import DataFrame, read_parquet
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
@@ -28,9 +25,21 @@ from composer_plugins.adapters.verl_plugin.doctor.options import Run, diagnosed
 from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.recipes.verl.on_a_cpu import tiny
-from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
-from parity_tests.adapters.verl_plugin.without_verl.test_doctor import FACTS, NODE, SAMPLED, SYNC, TRAPS
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, replaced, said
+from parity_tests.cases.verl_config import (
+    FACTS,
+    LIVE,
+    MISTAKES,
+    OURS,
+    SAMPLED,
+    SYNC,
+    actor,
+    algorithm,
+    changed,
+    correction,
+    node,
+)
+from parity_tests.rigs.verl_trainer import checked, composed, on_tiny_files, replace_columns
 
 CHECKED, FOUND = "main_ppo, before Ray starts", "looking up the trainer"
 MADE, READ = "making the trainer, before a worker starts", "reading the data, before a worker starts"
@@ -39,13 +48,7 @@ ADVANTAGES, UPDATE = (
     "the first update, after the first rollout",
 )
 SCRATCH = tempfile.TemporaryDirectory()
-LIVE = {
-    **SYNC,
-    f"{NODE}.hint_weight": 0.1,
-    f"{NODE}.hint_divergence": "sampled_token",
-    f"{NODE}.hint_teacher": "live",
-}
-SIMPO = {**SYNC, f"{NODE}.replay_weight": 1.0, f"{NODE}.replay_loss": "simpo"}
+SIMPO = SYNC | node(replay_weight=1.0, replay_loss="simpo")
 
 
 class Refusal(Exception):
@@ -69,53 +72,43 @@ def data(name: str, changes: Mapping[str, Any], **columns: Any) -> Case:
 
 
 # Mistakes of which verl's own trainer says nothing, and why; our functions are not called, or see no more.
+NOT_CALLED = "nothing: verl's own estimator and loss run"
+OWN_OPTIONS = "nothing: our functions see their own options only"
 WHY = {
-    **dict.fromkeys(
-        ("options that nothing reads", "nothing of ours"), "nothing: verl's own estimator and loss run"
-    ),
-    **dict.fromkeys(
-        (
-            *("a critic", "a rollout correction without log-probabilities", "a loss type of bypass_mode"),
-            *("a rollout correction with bypass_mode", "an advantage beside another estimator"),
-            *("a policy beside verl's loss", "parameters that the workers do not see"),
-            *("a policy that the workers do not see", "an advantage that only the workers see"),
-            *("a policy in the workers beside verl's loss", "an advantage that is not the paper's"),
-            "verl's advantage beside a loss whose paper has another",
-            *("DPPO around the trainer's policy", "DPPO without the engine's log-probabilities"),
-            *("a bypass without the engine's log-probabilities", "a bypass in the legacy trainer"),
-        ),
-        "nothing: our functions see their own options only",
-    ),
+    "options that nothing reads": NOT_CALLED,
+    "nothing of ours": NOT_CALLED,
     "our trainer in the legacy trainer": "nothing: verl's legacy trainer runs",
 }
-# Nearly the same as another one.
-LEFT_OUT = (
-    *("logits: ", "an unknown reduction of", "an unknown policy in", "another policy in", "a target without"),
-    *("no table", "a replay in", "replay options", "DPO's reference", "a hint in the legacy"),
-    *(
-        "a policy's weight",
-        "the policy's weight",
-        "verl's clip and another",
-        "an option of another",
-        "a width",
-    ),
-    "two distill",
-    "dropped groups that only pairs",
-)
+SAYS_NOTHING = """
+a critic; a rollout correction without log-probabilities; a loss type of bypass_mode;
+a rollout correction with bypass_mode; an advantage beside another estimator; a policy beside verl's loss;
+parameters that the workers do not see; a policy that the workers do not see;
+an advantage that only the workers see; a policy in the workers beside verl's loss;
+a target without the node;
+an advantage that is not the paper's; verl's advantage beside a loss whose paper has another;
+DPPO around the trainer's policy; DPPO without the engine's log-probabilities;
+a bypass without the engine's log-probabilities; a bypass in the legacy trainer
+"""
+WHY |= {" ".join(name.split()): OWN_OPTIONS for name in SAYS_NOTHING.split(";")}
 CASES: tuple[Case, ...] = (
+    *(Case(name, changes, why=WHY.get(name, "")) for name, changes in MISTAKES.items()),
+    Case("a rejection without its threshold", SYNC | correction(rollout_rs="token_k1")),
     *(
-        Case(name, changes, why=WHY.get(name, ""))
-        for name, (changes, _, _) in TRAPS.items()
-        if not name.startswith(LEFT_OUT)
+        Case(name, OURS | changes, why="nothing: verl raises after the first rollout")
+        for name, changes in {
+            "a misspelt level of the rollout correction": correction(rollout_is="tokn"),
+            "a negative threshold": correction(rollout_is="token", rollout_is_threshold=-1),
+            "an unknown KL estimator": actor(use_kl_loss=True, kl_loss_type="k5"),
+            "an unknown KL estimator in the reward": algorithm(use_kl_in_reward=True, kl_penalty="kk"),
+            "an unknown control of the KL": (
+                algorithm(use_kl_in_reward=True) | {"algorithm.kl_ctrl.type": "fix"}
+            ),
+        }.items()
     ),
-    Case(
-        "a rejection without its threshold",
-        {**SYNC, f"{Key.CORRECTION}.rollout_rs": "token_k1"},
-    ),
-    Case("a misspelt option of the actor", {**SYNC, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}),
+    Case("a misspelt option of the actor", SYNC | actor(clip_ratio_hgh=0.28)),
     Case(
         "a misspelt option of the algorithm",
-        {**SYNC, "algorithm.norm_adv_by_std": False},
+        SYNC | algorithm(norm_adv_by_std=False),
         why="nothing: verl and the trainer read the options that they have",
     ),
     data("a data set without hints", LIVE, privileged_context=None),
@@ -124,14 +117,13 @@ CASES: tuple[Case, ...] = (
     data("a hint that is a number", LIVE, privileged_context=[7.0]),
     data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
     data("a prompt that is not messages", LIVE, prompt=["1+1"] * 16),
+    data("a prompt without a user", LIVE, prompt=[[{"role": "system", "content": "1+1"}]] * 16),
+    data("a completion longer than the model takes", SIMPO, chosen=[None, ["x" * 600, "b"]]),
     data("pairs of different number", SIMPO, rejected=[None, ["a"]]),
     data("an empty completion", SIMPO, chosen=[None, ["", "b"]]),
     data("a negative weight of a pair", SIMPO, n_teachers_agreeing=[None, [1.0, -1.0]]),
-    Case("a data file that does not exist", {**SAMPLED, "data.train_files": "/data/trian.parquet"}),
-    Case(
-        "a top k larger than the vocabulary",
-        {**LIVE, f"{NODE}.hint_divergence": "jsd", f"{NODE}.hint_top_k": 100000},
-    ),
+    Case("a data file that does not exist", SAMPLED | {"data.train_files": "/data/trian.parquet"}),
+    Case("a top k larger than the vocabulary", LIVE | node(hint_divergence="jsd", hint_top_k=100000)),
 )
 
 
@@ -139,10 +131,8 @@ CASES: tuple[Case, ...] = (
 def _base() -> tuple[dict[str, Any], dict[str, Any]]:
     """verl's config for tiny files, as main_ppo composes and resolves it, and verl's own."""
     tiny.make(Path(SCRATCH.name))
-    lines = [*overrides(Path(SCRATCH.name), 2), "trainer.v1.sampler.custom_sampler.path=null"]
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        tree: Any = OmegaConf.to_container(compose("ppo_trainer", lines), resolve=True)
-        own: Any = OmegaConf.to_container(compose("ppo_trainer", list(probe.OURS)))
+    tree: Any = OmegaConf.to_container(on_tiny_files(Path(SCRATCH.name)), resolve=True)
+    own: Any = OmegaConf.to_container(composed(*probe.OURS))
     return dict(tree), dict(own)
 
 
@@ -151,22 +141,10 @@ def tree_of(case: Case) -> dict[str, Any]:
     tree = deepcopy(_base()[0])
     changes = dict(case.changes)
     if case.columns:
-        table = read_parquet(Path(SCRATCH.name) / "train.parquet")
-        for name, values in case.columns.items():
-            if values is None:
-                table = table.drop(columns=name)
-            else:
-                table[name] = [values[i] if i < len(values) else None for i in range(len(table))]
         file = Path(SCRATCH.name) / "wrong.parquet"
-        DataFrame(table).to_parquet(file)
+        replace_columns(Path(SCRATCH.name), file, dict(case.columns))
         changes |= {"data.train_files": str(file), "data.val_files": str(file)}
-    for key, value in changes.items():
-        *above, last = key.split(".")
-        holder = tree
-        for name in above:
-            holder = holder.setdefault(name, {})
-        holder[last] = deepcopy(value)
-    return tree
+    return changed(tree, changes)
 
 
 def row(case: Case) -> Row:
@@ -191,15 +169,11 @@ def _stages(tree: dict[str, Any], refused: str) -> Iterator[Stage]:
     run, made = Run(tree, upstream.release_of(FACTS["verl"]["version"])), dict[str, Any]()
     delivers = run.trainer == surface.TRAINER
 
-    def read() -> None:
-        made["trainer"]._init_tokenizer()
-        made["trainer"]._init_dataloader()
-
     if run.trainer:
         yield FOUND, lambda: get_trainer_cls(run.trainer)
     if delivers:
         yield MADE, lambda: made.update(trainer=get_trainer_cls(run.trainer)(OmegaConf.create(tree)))
-        yield READ, read
+        yield READ, lambda: checked(made["trainer"])
     numbers, mask = torch.full((4, 3), -1.0), torch.ones(4, 3)
     groups = [str(i // run.at(Key.GROUP_SIZE)) for i in range(4)]
 

@@ -44,6 +44,12 @@ class Queue:
             self.rows.setdefault((partition_id, key), {}).update(row)
         return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id=partition_id)
 
+    def batch_of(self, rows: list[dict[str, Any]], **tag: Any) -> KVBatchMeta:
+        """The batch of these rows, with the tag at each."""
+        keys = [f"row_{i}" for i in range(len(rows))]
+        self.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
+        return KVBatchMeta(keys=keys, tags=[dict(tag) for _ in keys], partition_id="train")
+
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: Any = None) -> TensorDict:
         """The rows, nested as verl nests them."""
         rows = [self.rows[partition_id, key] for key in keys]

@@ -9,11 +9,25 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 
 from benchmarks.verl_logits import gathered
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
+    HINT_MASK,
+    REPLAY,
+    TEACHER,
+    TOP_IDS,
+    TOP_LOGPROBS,
+    nested,
+)
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
+from parity_tests.rigs.verl_actor import composer_actor
 
 VOCABULARY = 7
+LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
+SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
+JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
+PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
+SIMPO = {"replay_weight": 0.3, "replay_loss": "simpo"}
+EXTRA = {SHOW_LOGITS: True}
 
 
 class Drawn(NamedTuple):
@@ -53,6 +67,12 @@ def response_logprobs(logits: Tensor, prompt: Tensor, response: Tensor) -> Tenso
     return gathered(rows, response)
 
 
+def logprobs_of_responses(rows: Drawn, logits: list[Tensor] | None = None) -> list[Tensor]:
+    """Log-probabilities of the responses' tokens, of other logits where they are given."""
+    given = zip(logits or rows.logits, rows.prompts, rows.responses, strict=True)
+    return [response_logprobs(*row) for row in given]
+
+
 def called(
     loss: ComposerLoss,
     rows: Drawn,
@@ -88,3 +108,65 @@ def called(
     output = {"log_probs": torch.nested.nested_tensor_from_jagged(logprobs, offsets)}
     value, metrics = loss(model_output=output, data=data)
     return value.detach(), list(torch.autograd.grad(value, logits)), metrics
+
+
+def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0) -> ComposerLoss:
+    """The actor's loss with a policy term of ours, `policy` times."""
+    node = {"policy_weight": policy, **node}
+    return ComposerLoss(composer_actor(node, loss_agg_mode=mode, loss_scale_factor=5), node)
+
+
+def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
+    """With a teacher's numbers of every response; the third row has no hint, the last is a replayed one."""
+    g = torch.Generator().manual_seed(5)
+    logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
+    logprobs = [torch.log_softmax(x, -1) for x in logits]
+    top = [x.topk(k, -1) for x in logprobs]
+    rests = [
+        x.scatter(-1, t.indices, -torch.inf).logsumexp(-1, True) for x, t in zip(logprobs, top, strict=True)
+    ]
+    masks = [mask * (i != 2) for i, mask in enumerate(rows.fields["response_mask"])]
+    zeros = torch.zeros_like(masks[-1])
+    replay = [torch.zeros(len(r), dtype=torch.float64) for r in rows.responses]
+    replay[-1] = torch.randn(len(replay[-1]), generator=g, dtype=torch.float64)
+    fields = rows.fields | {
+        HINT_MASK: [*masks[:-1], zeros],
+        TEACHER: [
+            x.gather(-1, r.unsqueeze(-1)).squeeze(-1) for x, r in zip(logprobs, rows.responses, strict=True)
+        ],
+        TOP_LOGPROBS: [torch.cat([t.values, rest], -1) for t, rest in zip(top, rests, strict=True)],
+        TOP_IDS: [t.indices for t in top],
+        REPLAY: replay,
+        "response_mask": [*rows.fields["response_mask"][:-1], zeros],
+        "loss_mask": [*rows.fields["loss_mask"][:-1], zeros],
+    }
+    return rows._replace(fields=fields)
+
+
+def without_entries(rows: Drawn) -> Drawn:
+    """Without the teacher's entries of the rows that have no hint, as the trainer sends them."""
+    scored = [bool(mask.any()) for mask in rows.fields[HINT_MASK]]
+    cut = {
+        name: [row[: len(row) * one] for row, one in zip(rows.fields[name], scored, strict=True)]
+        for name in (TOP_LOGPROBS, TOP_IDS)
+    }
+    return rows._replace(fields=rows.fields | cut)
+
+
+def flat(rows: Drawn, name: str) -> Tensor:
+    """A field of all rows, one after the other."""
+    return torch.cat(rows.fields[name])
+
+
+def response_logits(rows: Drawn) -> Tensor:
+    """The logits that predict a response's tokens."""
+    return torch.cat(
+        [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
+    ).requires_grad_()
+
+
+def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:
+    """Of each row's gradient what `packed` has; the rest must be 0."""
+    for gradient, prompt in zip(gradients, rows.prompts, strict=True):
+        assert not gradient[: len(prompt) - 1].any() and not gradient[-1].any()
+    return torch.cat([g[len(p) - 1 : -1] for g, p in zip(gradients, rows.prompts, strict=True)])

@@ -25,6 +25,8 @@ THEIRS = (
     "actor_rollout_ref.actor.clip_ratio_high=0.15",
     "actor_rollout_ref.actor.clip_ratio_c=1.2",
 )
+SYNC = (*OURS, "trainer.v1.trainer_mode=composer_sync")
+REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0")
 Trained = Callable[..., Run]
 
 

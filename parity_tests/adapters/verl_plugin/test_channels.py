@@ -8,17 +8,6 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from composer_plugins.conformance.verl_claims.upstream import actor
-from composer_plugins.frameworks.verl import MODES
-from composer_plugins.kernels import divergences, preference
-from composer_plugins.kernels.taid import taid
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.surface import parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
     BatchLayout,
@@ -36,60 +25,29 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
 from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
-from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
-from parity_tests.rigs.verl_rows import VOCABULARY, Drawn, called, drawn, response_logprobs
-
-LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
-SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
-JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
-PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
-SIMPO = {"replay_weight": 0.3, "replay_loss": "simpo"}
-EXTRA = {SHOW_LOGITS: True}
-
-
-def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0) -> ComposerLoss:
-    """The actor's loss with a policy term of ours, `policy` times."""
-    config = actor(loss_agg_mode=mode, loss_scale_factor=5)
-    node = {"policy_weight": policy, **node}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(loss_mode="composer", composer=node))
-    return ComposerLoss(config, node)
-
-
-def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
-    """With a teacher's numbers of every response; the third row has no hint, the last is a replayed one."""
-    g = torch.Generator().manual_seed(5)
-    logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
-    logprobs = [torch.log_softmax(x, -1) for x in logits]
-    top = [x.topk(k, -1) for x in logprobs]
-    rests = [
-        x.scatter(-1, t.indices, -torch.inf).logsumexp(-1, True) for x, t in zip(logprobs, top, strict=True)
-    ]
-    masks = [mask * (i != 2) for i, mask in enumerate(rows.fields["response_mask"])]
-    zeros = torch.zeros_like(masks[-1])
-    replay = [torch.zeros(len(r), dtype=torch.float64) for r in rows.responses]
-    replay[-1] = torch.randn(len(replay[-1]), generator=g, dtype=torch.float64)
-    fields = rows.fields | {
-        HINT_MASK: [*masks[:-1], zeros],
-        TEACHER: [
-            x.gather(-1, r.unsqueeze(-1)).squeeze(-1) for x, r in zip(logprobs, rows.responses, strict=True)
-        ],
-        TOP_LOGPROBS: [torch.cat([t.values, rest], -1) for t, rest in zip(top, rests, strict=True)],
-        TOP_IDS: [t.indices for t in top],
-        REPLAY: replay,
-        "response_mask": [*rows.fields["response_mask"][:-1], zeros],
-        "loss_mask": [*rows.fields["loss_mask"][:-1], zeros],
-    }
-    return rows._replace(fields=fields)
-
-
-def without_entries(rows: Drawn) -> Drawn:
-    """Without the teacher's entries of the rows that have no hint, as the trainer sends them."""
-    scored = [bool(mask.any()) for mask in rows.fields[HINT_MASK]]
-    cut = {
-        name: [row[: len(row) * one] for row, one in zip(rows.fields[name], scored, strict=True)]
-        for name in (TOP_LOGPROBS, TOP_IDS)
-    }
-    return rows._replace(fields=rows.fields | cut)
+from composer_plugins.conformance.verl_claims.upstream import actor
+from composer_plugins.frameworks.verl import MODES
+from composer_plugins.kernels import divergences, preference
+from composer_plugins.kernels.taid import taid
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.verl_rows import (
+    EXTRA,
+    JSD,
+    LENGTHS,
+    PARAMS,
+    SAMPLED,
+    SIMPO,
+    VOCABULARY,
+    called,
+    drawn,
+    flat,
+    logprobs_of_responses,
+    loss_of,
+    of_responses,
+    response_logits,
+    with_teacher,
+    without_entries,
+)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -113,25 +71,6 @@ def test_micro_batches_and_ranks_leave_the_gradient_alone(
         largest = max(float(x.abs().max()) for x in whole)
         for mine, all_ in zip(found, whole, strict=True):
             assert_parity(mine, all_, terms=8 * VOCABULARY, magnitude=largest)
-
-
-def flat(rows: Drawn, name: str) -> Tensor:
-    """A field of all rows, one after the other."""
-    return torch.cat(rows.fields[name])
-
-
-def response_logits(rows: Drawn) -> Tensor:
-    """The logits that predict a response's tokens."""
-    return torch.cat(
-        [x[len(p) - 1 : -1] for x, p in zip(rows.logits, rows.prompts, strict=True)]
-    ).requires_grad_()
-
-
-def of_responses(rows: Drawn, gradients: list[Tensor]) -> Tensor:
-    """Of each row's gradient what `packed` has; the rest must be 0."""
-    for gradient, prompt in zip(gradients, rows.prompts, strict=True):
-        assert not gradient[: len(prompt) - 1].any() and not gradient[-1].any()
-    return torch.cat([g[len(p) - 1 : -1] for g, p in zip(gradients, rows.prompts, strict=True)])
 
 
 def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominator() -> None:
@@ -181,9 +120,7 @@ def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
 def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
     """At a ratio of 1 the two are equal; beyond the cap the weight is the cap."""
     rows = with_teacher(drawn(LENGTHS), VOCABULARY - 1)
-    logprobs = [
-        response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)
-    ]
+    logprobs = logprobs_of_responses(rows)
     node = JSD | {"hint_top_k": VOCABULARY - 1}
     sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
     jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), EXTRA)[0]
@@ -262,9 +199,7 @@ def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: i
                 added[name] = added.get(name, 0.0) + metric.values[0]
     sums_to_means(added)
     live, hinted = flat(rows, "response_mask").bool(), flat(rows, HINT_MASK).bool()
-    logprobs = torch.cat(
-        [response_logprobs(*row) for row in zip(rows.logits, rows.prompts, rows.responses, strict=True)]
-    )
+    logprobs = torch.cat(logprobs_of_responses(rows))
     ratio = (logprobs - flat(rows, "old_log_probs")).exp()[live].mean()
     kl = (flat(rows, "old_log_probs") - flat(rows, TEACHER))[hinted].mean()
     assert added["actor/composer/policy/ratio"] == pytest.approx(float(ratio), rel=1e-6)  # logged in float32
@@ -282,9 +217,7 @@ def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> N
     assert choice is not None
     rows, weights = drawn(LENGTHS), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
     logits = [x.clone().requires_grad_() for x in rows.logits]
-    logprobs = [
-        response_logprobs(x, p, r) for x, p, r in zip(logits, rows.prompts, rows.responses, strict=True)
-    ]
+    logprobs = logprobs_of_responses(rows, logits)
     sums = torch.stack([s.mean() if choice.average else s.sum() for s in logprobs])
     scores = dict(zip(("chosen", "rejected"), sums.chunk(2), strict=True))
     scores |= {

@@ -5,13 +5,8 @@ Each run is a process of its own with Ray, TransferQueue and FSDP2 (`verl_cpu/`)
 
 import pytest
 
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-from parity_tests.rigs.verl_trained import OURS, THEIRS, Trained, apart, composers, finished
+from parity_tests.rigs.verl_trained import REFERENCE, SYNC, THEIRS, Trained, apart, composers, finished
 
-pytestmark = pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
-
-SYNC = (*OURS, "trainer.v1.trainer_mode=composer_sync")
-REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0")
 HINT = ("+algorithm.composer.hint_weight=0.5",)
 REPLAY = ("+algorithm.composer.replay_weight=0.5", "+algorithm.composer.replay_loss=dpo")
 ALL = (

@@ -13,20 +13,17 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.doctor.options import Run, findings
 from composer_plugins.adapters.verl_plugin.upstream import registries
-from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.frameworks.verl import Key
+from parity_tests.rigs.verl_actor import composer_actor
 
 KINDS = [(rewards, gradient) for rewards in (True, False) for gradient in (True, False)]
 
 
 def gradient(advantage: float, **options: bool) -> tuple[Tensor, dict[str, Any]]:
     """The gradient of the loss that verl's workers have beside a distillation, and its metrics."""
-    config = actor(loss_agg_mode="token-mean")
-    node = {"policy": "dapo"}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(loss_mode="composer", composer=node))
+    config = composer_actor({"policy": "dapo"}, loss_agg_mode="token-mean")
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
 
     def nested(*values: float) -> Tensor:

@@ -1,22 +1,13 @@
 """composer_sync's own steps in the driver: who is asked, about what, and what is written beside each row."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-from composer_plugins.kernels import preference
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
-from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
@@ -28,7 +19,8 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.errors import DataError
-from composer_plugins.recipes.verl.on_a_cpu import tiny
+from composer_plugins.kernels import preference
+from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_queue import Queue, trainer
 
 SAMPLED = {"hint_weight": 0.5, "hint_divergence": "sampled_token"}
@@ -38,29 +30,17 @@ PAIRS = [("0", "no"), (None, None), (["2", "two"], ["?", "!"]), ("3", "4")]
 Make = Callable[[dict[str, Any]], Any]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A byte-level one."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny.tokenizer(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 @pytest.fixture
-def make(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(folder: Path, queue: Queue) -> Make:
     """A trainer, its queue and a batch: four prompts sampled twice, the last row one of verl's copies."""
-    queue = Queue()
-    for module in (hint, replay, scoring, batch_layout):
-        monkeypatch.setattr(module, "transfer_queue", queue)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
 
     def made(node: dict[str, Any]) -> Any:
         one = trainer(queue, tokenizer, node)
         g = torch.Generator().manual_seed(3)
         rows = [_row(one, i // 2, 1 + i % 3, g) for i in range(8)]
         rows[7] |= {"uid": "padabc", "response_mask": torch.zeros_like(rows[7]["response_mask"])}
-        keys = [f"row_{i}" for i in range(8)]
-        queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
-        return one, queue, KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
+        return one, queue, queue.batch_of(rows)
 
     return made
 

@@ -7,24 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.verl_logits import LAYOUTS, gathered, overwriting
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
+from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from composer_plugins.errors import ConfigError
 from composer_plugins.kernels import divergences
 from composer_plugins.kernels.divergences.supports import log_probs_at
 from composer_plugins.kernels.taid import taid
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
 from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
-from benchmarks.verl_logits import LAYOUTS, gathered, overwriting
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, TAID_T, TOP_IDS, TOP_LOGPROBS
-from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
-from parity_tests.adapters.verl_plugin.test_channels import (
+from parity_tests.rigs.verl_rows import (
     EXTRA,
     JSD,
     LENGTHS,
+    VOCABULARY,
+    Drawn,
+    called,
+    drawn,
     flat,
     loss_of,
     of_responses,
@@ -32,7 +31,6 @@ from parity_tests.adapters.verl_plugin.test_channels import (
     with_teacher,
     without_entries,
 )
-from parity_tests.rigs.verl_rows import VOCABULARY, Drawn, called, drawn
 
 Kernel = Callable[..., TokenLoss]
 K = 3

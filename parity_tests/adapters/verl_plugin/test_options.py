@@ -17,13 +17,11 @@ from verl.trainer.ppo.core_algos import (
     compute_grpo_passk_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
     get_adv_estimator_fn,
-    get_policy_loss_fn,
 )
 from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.surface import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.verl_claims import policy
@@ -31,9 +29,9 @@ from composer_plugins.conformance.verl_claims.batches import Batch, Rollouts
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.errors import ConfigError
-from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.verl import MODES, OPTIONS, ULYSSES
 from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
 from parity_tests.rigs.verl_facts import assert_rows_equal, global_batches, policy_batches, rollouts
 from parity_tests.rigs.verl_source import fields, read
@@ -42,6 +40,7 @@ from parity_tests.rigs.verl_wheels import folder
 INSTALLED = Path(next(iter(find_spec("verl").submodule_search_locations)))  # type: ignore[union-attr, arg-type]
 # Options whose default differs between verl's releases, or between its YAML, which counts, and its dataclass.
 OTHERWISE = ("data_loader_seed", "rollout_correction.rollout_is")
+ONES = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
 CLASSIFIED = [(option.kind, option.key) for option in OPTIONS]
 
 
@@ -103,13 +102,6 @@ def test_a_config_of_verls_defaults_gives_no_option() -> None:
     assert given_options("policy", set_to_null) == {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3}
 
 
-def composer(config: ActorConfig, **node: Any) -> ActorConfig:
-    """The same config with our policy_loss, which keeps the options of verl's own."""
-    own = {name: value for name, value in config.policy_loss.items() if name != "loss_mode"}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer=node, **own))
-    return config
-
-
 def ours(batch: Batch, mode: str, config: ActorConfig) -> tuple[Tensor, Tensor]:
     """Value and gradient of `composer`, called as ppo_loss calls it."""
     return verl_policy_loss("composer", batch, config, mode)[:2]
@@ -135,7 +127,7 @@ def test_an_option_does_with_composer_what_it_does_with_verls_own_loss(
     drawn = {key: data.draw(st.sampled_from(values), label=key) for key, values in DRAWN[name].items()}
     options = policy.by_name(drawn)
     theirs = verl_policy_loss(name, batch, actor(info, **options), row.mode or mode)
-    found = ours(batch, mode, composer(actor(info, **options), policy=row.row))
+    found = ours(batch, mode, composer_actor({"policy": row.row}, info, **options))
     kernel = policy.our_kernel(row.row, drawn)
     largest = largest_term(kernel, batch, row.mode or mode, info)
     assert_parity(found[0], theirs[0], terms=batch.mask.numel(), magnitude=largest)
@@ -147,61 +139,25 @@ def test_daos_clip_higher_moves_over_and_is_not_trained_at_0_2() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     batch = Batch(-one, -one - torch.log(1.25 * one), one, one.bool(), None)
     gradients = [
-        float(ours(batch, "token-mean", composer(actor(**given), policy="grpo@verl"))[1])
+        float(ours(batch, "token-mean", composer_actor({"policy": "grpo@verl"}, **given))[1])
         for given in ({}, {"clip_ratio_high": 0.28}, {"clip_ratio_low": None, "clip_ratio_high": None})
     ]
     assert gradients == [0.0, pytest.approx(-1.25), 0.0]
 
 
-POLICY_ERRORS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
-    ({"clip_ratio_high": 0.28}, {"policy": "reinforce"}, "clip_ratio_high", "no such parameter"),
-    ({"clip_ratio_c": 10.0}, {"policy": "gspo"}, "clip_ratio_c", "whose keys are clip_low, clip_high"),
-    ({"tau_pos": 2.0}, {}, "tau_pos", "leave it at verl's default, 1.0"),
-    ({"kl_cov_ratio": 0.1}, {}, "policy_loss.kl_cov_ratio", "policy_loss.loss_mode=kl_cov, verl's own loss"),
-    ({"clip_cov_lb": 0.5}, {}, "policy_loss.clip_cov_lb", "policy_loss.loss_mode=clip_cov"),
-    ({"dro_beta": 0.1}, {}, "policy_loss.dro_beta", "no such parameter"),
-    (
-        {"clip_ratio_high": 0.28},
-        {"policy_params": {"clip_high": 0.3}},
-        "clip_ratio_high",
-        "sets clip_high to 0.28, and algorithm.composer.policy_params.clip_high is 0.3; set one of them",
-    ),
-    ({"clip_ratio_low": -0.5}, {}, "clip_ratio_low", "set a finite number in [0, inf)"),
-    (
-        {"rollout_correction": RolloutCorrectionConfig(rollout_is="token")},
-        {},
-        "policy_loss.rollout_correction.rollout_is",
-        "set algorithm.rollout_correction.rollout_is",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "node", "key", "words"), POLICY_ERRORS, ids=lambda one: str(one)[:40])
 @pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
-def test_an_option_that_a_loss_does_not_have_is_an_error_in_the_worker(
-    options: dict[str, Any], node: dict[str, Any], key: str, words: str
-) -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    with pytest.raises(ConfigError) as error:
-        ours(batch, "token-mean", composer(actor(**options), **node))
-    assert error.value.key == f"actor_rollout_ref.actor.{key}"
-    assert words in str(error.value)
+def test_verls_correction_in_the_workers_config_is_an_error_beside_ours() -> None:
+    config = composer_actor({}, rollout_correction=RolloutCorrectionConfig(rollout_is="token"))
+    with pytest.raises(ConfigError, match="set algorithm.rollout_correction.rollout_is") as error:
+        ours(ONES, "token-mean", config)
+    assert error.value.key == "actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is"
 
 
 def test_the_same_value_twice_and_a_value_at_verls_default_are_accepted() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    both = composer(actor(clip_ratio_high=0.28), policy="grpo@verl", policy_params={"clip_high": 0.28})
-    own = composer(actor(clip_ratio_high=0.2), policy="grpo@verl", policy_params={"clip_high": 0.3})
+    both = composer_actor({"policy": "grpo@verl", "policy_params": {"clip_high": 0.28}}, clip_ratio_high=0.28)
+    own = composer_actor({"policy": "grpo@verl", "policy_params": {"clip_high": 0.3}}, clip_ratio_high=0.2)
     for config in (both, own):
-        assert ours(batch, "token-mean", config)[0].isfinite()
-
-
-def test_a_clip_ratio_that_verl_does_not_read_either_is_a_warning() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    with pytest.warns(
-        ComposerWarning, match=r"actor.clip_ratio: it is 0.1, and it has no effect: verl reads"
-    ):
-        ours(batch, "token-mean", composer(actor(clip_ratio=0.1), policy="grpo@verl"))
+        assert ours(ONES, "token-mean", config)[0].isfinite()
 
 
 def test_dro_beta_is_enough_for_dro_in_the_driver_and_in_a_worker() -> None:
@@ -210,12 +166,11 @@ def test_dro_beta_is_enough_for_dro_in_the_driver_and_in_a_worker() -> None:
     algorithm = OmegaConf.create({"composer": node})
     call = {"token_level_rewards": mask.float(), "response_mask": mask, "index": ["a", "a"]}
     get_adv_estimator_fn("composer")(config=algorithm, **call)
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), mask.bool(), None)
-    assert ours(batch, "token-mean", composer(actor(dro_beta=0.1), **node))[0].isfinite()
+    assert ours(ONES, "token-mean", composer_actor(node, dro_beta=0.1))[0].isfinite()
     with pytest.raises(
         ConfigError, match=re.escape("algorithm.composer.policy_params.beta: 'dro' has no def")
     ):
-        ours(batch, "token-mean", composer(actor(), **node))
+        ours(ONES, "token-mean", composer_actor(node))
 
 
 def estimated(given: Rollouts, config: dict[str, Any], **node: Any) -> Tensor:
@@ -254,43 +209,3 @@ def test_gamma_discounts_reinforce_pp_as_in_verl(gamma: float) -> None:
     found = estimated(batch, {"gamma": gamma}, advantage="reinforce_pp@verl")
     # verl whitens in float32, because its mask has whole numbers
     assert_parity(found, theirs, terms=12, magnitude=float(theirs.abs().max()), dtype=torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("options", "node", "key", "words"),
-    [
-        ({"gamma": 0.9}, {}, "gamma", "no effect on the advantage 'grpo'"),
-        ({"lam": 0.9}, {}, "lam", "algorithm.adv_estimator=gae"),
-        (
-            {"norm_adv_by_std_in_grpo": False},
-            {"advantage": "reinforce_pp"},
-            "norm_adv_by_std_in_grpo",
-            "gamma",
-        ),
-        ({"gdpo_reward_keys": ["a"]}, {}, "gdpo_reward_keys", "algorithm.adv_estimator=gdpo"),
-        ({"use_pf_ppo": True}, {}, "use_pf_ppo", "algorithm.adv_estimator=gae"),
-        (
-            {"norm_adv_by_std_in_grpo": False},
-            {"advantage_params": {"scale": "batch"}},
-            "norm_adv_by_std_in_grpo",
-            "sets scale to 'none', and algorithm.composer.advantage_params.scale is 'batch'",
-        ),
-    ],
-    ids=str,
-)
-def test_an_option_that_an_estimator_does_not_have_is_an_error_at_its_first_call(
-    options: dict[str, Any], node: dict[str, Any], key: str, words: str
-) -> None:
-    rows = torch.ones(2, 3)
-    batch = Rollouts(rows[:, 0], rows, torch.zeros(2, dtype=torch.long), rows.bool())
-    with pytest.raises(ConfigError) as error:
-        estimated(batch, options, **node)
-    assert error.value.key == f"algorithm.{key}"
-    assert words in str(error.value)
-
-
-def test_every_registered_name_reads_the_options_too() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    with pytest.raises(ConfigError, match="actor.tau_neg"):
-        verl_policy_loss("composer/cispo", batch, composer(actor(tau_neg=2.0)), "token-mean")
-    assert get_policy_loss_fn("composer/cispo") is not None

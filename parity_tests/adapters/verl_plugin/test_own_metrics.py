@@ -9,7 +9,6 @@ from hypothesis import given
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES, by_name, draw_options
 from composer_plugins.conformance.verl_claims.policy import ours as row_of
@@ -21,6 +20,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import ByHypothesis
+from parity_tests.rigs.verl_actor import composer_actor
 from parity_tests.rigs.verl_facts import policy_batches
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
@@ -31,10 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.findings.Compo
 
 def logged(batch: Batch, policy: str, *, params: Any = None, **options: Any) -> dict[str, float]:
     """What our loss logs, called as verl calls it, without our own metrics."""
-    config = actor(**options)
-    own = {name: value for name, value in config.policy_loss.items() if name != "loss_mode"}
-    node = {"policy": policy, "policy_params": params or {}}
-    object.__setattr__(config, "policy_loss", ComposerPolicyLossConfig(composer=node, **own))
+    config = composer_actor({"policy": policy, "policy_params": params or {}}, **options)
     found = verl_policy_loss("composer", batch, config, "token-mean")[2]
     assert all(type(value) is float for value in found.values())
     return {name: value for name, value in found.items() if not name.startswith("actor/composer/")}

@@ -131,53 +131,12 @@ def test_an_advantage_named_by_import_path_is_called() -> None:
     assert found is returns and found.tolist() == [[2.0, 2.0], [1.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("node", "message"),
-    [
-        (
-            {"advantge": "grpo"},
-            "algorithm.composer.advantge: unknown option 'advantge'; did you mean 'advantage'?",
-        ),
-        (
-            {"advantage": "gdpo"},
-            "algorithm.composer.advantage: 'gdpo' needs reward_components, which verl does",
-        ),
-        (
-            {"advantage": "remax@verl"},
-            "algorithm.composer.advantage: 'remax@verl' needs baselines, and verl samples the greedy "
-            "baselines for its own estimator 'remax' only, in the legacy trainer; set algorithm",
-        ),
-        (
-            {"hint_weight": 0.1},
-            "algorithm.composer.hint_weight: it is 0.1, and only the trainer composer_sync",
-        ),
-    ],
-)
-def test_a_node_that_means_nothing_is_refused_at_the_first_call(node: dict[str, Any], message: str) -> None:
-    mask = torch.ones(2, 3, dtype=torch.long)
-    with pytest.raises(ConfigError) as error:
-        get_adv_estimator_fn("composer")(
-            token_level_rewards=mask.float(),
-            response_mask=mask,
-            config=algorithm(**node),
-            index=names([0, 0]),
-        )
-    assert str(error.value).startswith(message)
-
-
 def test_a_count_of_the_whole_batch_is_needed_on_two_ranks() -> None:
     batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
     loss, _, _ = policy_loss("composer/cispo", batch, "token-mean", {}, policy_params={"clip_high": 1.0})
     assert loss.isfinite()
     with pytest.raises(ConfigError, match="on 2 ranks needs batch_num_tokens"):
         policy_loss("composer/cispo", batch, "token-mean", {"dp_size": 2})
-
-
-def test_a_length_that_is_not_above_0_is_an_error() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    for length in (0, -1):
-        with pytest.raises(ConfigError, match=f"loss_scale_factor: it is {length}; set a number above 0"):
-            policy_loss("composer/dapo", batch, "token-mean", {"loss_scale_factor": length})
 
 
 def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) -> None:

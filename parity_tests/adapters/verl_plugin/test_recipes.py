@@ -16,19 +16,12 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
-from composer_plugins.adapters.verl_plugin.doctor.options import (
-    Run,
-    diagnosed,
-    examined,
-    findings,
-    wanted_columns,
-)
+from composer_plugins.adapters.verl_plugin.doctor.options import Run, findings, wanted_columns
 from composer_plugins.adapters.verl_plugin.surface import node_of, parse_channels, parse_choice
 from composer_plugins.adapters.verl_plugin.upstream import needs_reference, registries, validation_error
 from composer_plugins.columns import hint_of, pairs_of
 from composer_plugins.conformance import reductions
 from composer_plugins.findings import Finding
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
 from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.verl_trained import Trained, composers, finished
 
@@ -46,9 +39,10 @@ def tree(name: str, *overrides: str) -> DictConfig:
 
 
 @cache
-def verls_own() -> DictConfig:
+def verls_own(*overrides: str) -> DictConfig:
+    """verl's config."""
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer")
+        return compose("ppo_trainer", list(overrides))
 
 
 def launched(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -166,7 +160,6 @@ def test_the_readmes_rows_are_rows_that_the_channels_take() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}")
 def test_hint_sdpo_trains_in_the_real_main_ppo_and_logs_what_the_readme_says(trained: Trained) -> None:
     """With the file itself and the tests' overrides: tiny model, float32; dynamic batches as in the file."""
     first, second = composers(finished(trained("--config-path", str(FOLDER), "--config-name", "hint_sdpo")))
@@ -238,58 +231,13 @@ MICRO = (
 def test_what_verls_own_check_raises_is_returned_with_the_key_that_it_names(
     overrides: list[str], key: str, words: str
 ) -> None:
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", list(overrides))
+    config = verls_own(*overrides)
     plain: Any = OmegaConf.to_container(config, resolve=True)
     assert needs_reference(plain) == need_reference_policy(config)
     found = validation_error(plain)
     assert (found is None) == (key == "")
     if found is not None:
         assert found[0] == key and words in found[1]
-
-
-CORRECTION = "algorithm.rollout_correction"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "words"),
-    [
-        ([f"{CORRECTION}.rollout_is=tokn"], f"{CORRECTION}.rollout_is", "tokn"),
-        (
-            [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=-1"],
-            f"{CORRECTION}.rollout_is_threshold",
-            "must be positive",
-        ),
-        ([f"{CORRECTION}.rollout_rs=token_k1"], f"{CORRECTION}.rollout_rs_threshold", "explicitly provided"),
-        (
-            [f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type=k5"],
-            f"{ACTOR}.kl_loss_type",
-            "NotImplemented",
-        ),
-        (["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kk"], "algorithm.kl_penalty", "NotImpl"),
-        (["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=fix"], "algorithm.kl_ctrl", "NotImpl"),
-        (["algorithm.use_kl_in_reward=true", f"{CORRECTION}.rollout_is=sequence"], "", ""),
-    ],
-)
-def test_what_verl_raises_after_the_first_rollout_is_found_before(
-    overrides: list[str], key: str, words: str
-) -> None:
-    ours = ["algorithm.adv_estimator=composer", "actor_rollout_ref.rollout.n=8", DYNAMIC]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [*ours, *overrides])
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    found = [one for one in examined(plain)["findings"] if one.severity == "error"]
-    assert [one.key for one in found] == [key] * bool(key)
-    assert all("verl raises " in one.problem and words in one.problem for one in found)
-
-
-def test_a_finding_of_ours_is_not_repeated_in_verls_words() -> None:
-    ours = ["algorithm.adv_estimator=composer", f"{STRUCTURED}.loss_mode=composer"]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [DYNAMIC, f"+{STRUCTURED}.composer={{}}", *ours])
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    errors = [one.key for one in diagnosed(plain)["findings"] if one.severity == "error"]
-    assert errors == [f"{STRUCTURED}._target_"]
 
 
 def test_the_yaml_of_the_docs_composes_and_lacks_nothing(tmp_path: Path) -> None:

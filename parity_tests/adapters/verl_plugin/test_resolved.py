@@ -11,9 +11,9 @@ from torch import Tensor
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.estimators import estimator
 from composer_plugins.adapters.verl_plugin.loss import policy_loss
-from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.errors import ConfigError
 from parity_tests.rigs.calls import calls
+from parity_tests.rigs.verl_actor import composer_actor
 
 # What reads options, of verl or of ours, and what looks a loss up.
 READS = ("given_options", "node_of", "parse_registered", "ComposerConfig.parse", "choose", "parameters_set")
@@ -22,10 +22,8 @@ Loss = Callable[..., tuple[Tensor, dict[str, float]]]
 
 def config_of(**options: Any) -> Any:
     """An actor's config with our loss, as verl's worker makes it."""
-    composer = options.pop("composer", {"policy": "grpo@verl"})
-    made = actor({"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2}, **options)
-    object.__setattr__(made, "policy_loss", ComposerPolicyLossConfig(composer=composer))
-    return made
+    counts = {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2}
+    return composer_actor(options.pop("composer", {"policy": "grpo@verl"}), counts, **options)
 
 
 def called(loss: Loss, config: Any, mode: str = "token-mean") -> float:
@@ -79,9 +77,9 @@ def test_an_option_that_is_changed_in_place_is_read_anew(loss: Loss) -> None:
 
 def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Loss) -> None:
     config = config_of()
-    config.global_batch_info["loss_scale_factor"] = -1
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="loss_scale_factor: it is -1"):
+    for length in (-1, -1, 0):
+        config.global_batch_info["loss_scale_factor"] = length
+        with pytest.raises(ConfigError, match=f"loss_scale_factor: it is {length}; set a number above 0"):
             called(loss, config)
 
 

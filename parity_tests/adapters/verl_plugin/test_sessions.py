@@ -11,27 +11,21 @@ import torch
 from hypothesis import given, settings
 from omegaconf import OmegaConf
 from torch import Tensor
+from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.estimators import sessions_of
 from composer_plugins.adapters.verl_plugin.surface import channels_delivered, parse_channels
+from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 from composer_plugins.errors import DataError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
 from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"verl's v1 trainer needs more: {verl_cpu.missing()}", allow_module_level=True)
-
-from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
-from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
 
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_1_1", "a_1_2", "a_2_0", "b_0_1", "b_0_0", "b_1_0"]
 REWARDS = [0.0, 1.0, 0.5, 0.25, 0.0, 0.5, 3.0, 7.0, 1.0]

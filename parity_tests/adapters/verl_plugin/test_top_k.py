@@ -6,15 +6,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-
-from composer_plugins.kernels import divergences
-from composer_plugins.kernels.divergences.supports import log_probs_at
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-from composer_plugins.testing.assertions import assert_parity
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import TrainingWorker
 
@@ -30,6 +21,9 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK, TopKTrainingWorker
 from composer_plugins.errors import ConfigError
+from composer_plugins.kernels import divergences
+from composer_plugins.kernels.divergences.supports import log_probs_at
+from composer_plugins.testing.assertions import assert_parity
 
 VOCABULARY, K = 40, 3
 MICRO_BATCHES = ([3, 0], [2], [1, 4])  # as verl cuts and sorts the rows of a dynamic batch

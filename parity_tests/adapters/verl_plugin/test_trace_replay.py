@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-
 for needed in ("detect_secrets", "openai", "pyarrow"):
     pytest.importorskip(needed)
 
 from composer_plugins.recipes.verl.on_a_cpu import runner, tiny  # noqa: E402
 from composer_plugins.recipes.verl.on_a_cpu.overrides import quoted  # noqa: E402
-from parity_tests.adapters.verl_plugin.test_composer_sync import REFERENCE, SYNC  # noqa: E402
-from parity_tests.rigs.verl_trained import composers, finished  # noqa: E402
+from parity_tests.rigs.verl_trained import REFERENCE, SYNC, composers, finished  # noqa: E402
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(verl_cpu.missing()), reason=f"main_ppo needs more: {verl_cpu.missing()}"),
-]
+pytestmark = pytest.mark.slow
 
 POSITIONS, LONGEST_PROMPT = 2048, 1536
 TEMPLATE = (
@@ -62,43 +56,17 @@ def for_verl(pairs: Path, path: Path) -> list[dict[str, Any]]:
 
 
 def make_model(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """A tiny model, and a tokenizer of these texts whose template shows tools and calls."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    """The tiny model with more positions, and a tokenizer of these texts whose template shows tools."""
+    from transformers import AutoTokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1024,
-        special_tokens=tiny.SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(map(json.dumps, rows), trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        additional_special_tokens=tiny.SPECIAL[2:4],
-    )
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
-    config = Qwen2Config(
-        vocab_size=len(fast),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tiny.tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = tokenizer.train_new_from_iterator(map(json.dumps, rows), 1024, show_progress=False)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    tiny.model(folder, len(tokenizer))
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": POSITIONS}))
 
 
 def test_the_recorded_pairs_train_and_their_margins_rise(tmp_path: Path) -> None:

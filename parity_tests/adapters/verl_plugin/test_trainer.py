@@ -1,87 +1,37 @@
 """composer_sync before a worker is started: what it refuses, in which words. verl's own config and data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import verl
-from hydra import compose, initialize_config_dir
-from pandas import DataFrame, read_parquet
-
-from composer_plugins.errors import ComposerError, ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 
 from composer_plugins.adapters.verl_plugin.sync_trainer.dataset import check_rows
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values, rows_of
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.trainer import ComposerTrainer
-from composer_plugins.recipes.verl.on_a_cpu import tiny
-from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
+from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
 # torchdata's loader calls it, and torch 2.13 warns.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
-LIVE = {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_teacher": "live"}
 LOSS = "actor_rollout_ref.actor.policy_loss"
 SENT = [
     f"{LOSS}.loss_mode=composer",
     f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
     f"+{LOSS}.composer=${{algorithm.composer}}",
 ]
-SIMPO = {"replay_weight": 1.0, "replay_loss": "simpo"}
 Make = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and its data."""
-    made = tmp_path_factory.mktemp("tiny")
-    tiny.make(made)
-    return made
-
-
-@pytest.fixture
-def make(folder: Path, tmp_path: Path) -> Iterator[Make]:
-    """A trainer with this node and these overrides, on the data with these columns replaced."""
-
-    def made(node: dict[str, Any], *more: str, **columns: Any) -> Any:
-        data = read_parquet(folder / "train.parquet")
-        for name, values in columns.items():
-            if values is None:
-                data = data.drop(columns=name)
-            else:
-                data[name] = [values[i] if i < len(values) else None for i in range(len(data))]
-        DataFrame(data).to_parquet(tmp_path / "train.parquet")
-        files = [f"data.{which}_files={tmp_path}/train.parquet" for which in ("train", "val")]
-        lines = [*overrides(folder, 2), *files, "trainer.v1.trainer_mode=composer_sync", *more]
-        lines.append("trainer.v1.sampler.custom_sampler.path=null")  # verl's own
-        lines += [f"+algorithm.composer.{key}={value}" for key, value in node.items()]
-        with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-            return get_trainer_cls("composer_sync")(compose("ppo_trainer", lines))
-
-    yield made
 
 
 def messages(found: pytest.WarningsRecorder) -> list[str]:
     """Ours among the warnings."""
     return [str(one.message) for one in found if one.category is ComposerWarning]
-
-
-def checked(trainer: Any) -> Any:
-    """The trainer after it has read its data, as its `init` has it do before it starts workers."""
-    trainer._init_tokenizer()
-    trainer._init_dataloader()
-    return trainer
 
 
 def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
@@ -91,68 +41,12 @@ def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
     assert trainer.policy_only and not hasattr(checked(trainer), "columns")
 
 
-@pytest.mark.parametrize(
-    ("node", "more", "columns", "key"),
-    [
-        ({}, ["algorithm.adv_estimator=composr"], {}, "algorithm.adv_estimator"),
-        ({"hint_wight": 1.0}, [], {}, "algorithm.composer.hint_wight"),
-        (LIVE, [], {"privileged_context": None}, "data.train_files"),
-        (LIVE | {"hint_teacher": "base"}, [], {}, "actor_rollout_ref.actor.use_kl_loss"),
-        ({"policy": "clip_cov"}, SENT, {}, "algorithm.composer.policy"),
-        (
-            {"policy": "parity_tests.adapters.verl_plugin.test_trainer:of_entropies"},
-            SENT,
-            {},
-            "algorithm.composer.policy",
-        ),
-        ({}, [*SENT[:2], f"+{LOSS}.composer={{polisy: grpo}}"], {}, f"{LOSS}.composer.polisy"),
-    ],
-)
-def test_the_constructor_raises_what_the_doctor_finds(
-    make: Make, node: dict[str, Any], more: list[str], columns: dict[str, Any], key: str
-) -> None:
-    """All of the findings: adapters/verl_plugin/without_verl/test_doctor.py."""
-    with pytest.raises(ConfigError) as error:
-        make(node, *more, **columns)
-    assert error.value.key == key
-
-
-def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
-    """A loss that asks for an input that verl does not provide."""
-
-
 def test_the_constructor_warns_once_of_a_reduction_that_is_not_the_papers(make: Make) -> None:
     with pytest.warns(
         ComposerWarning, match="loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
     ) as found:
         make({"policy": "gspo"}, *SENT, "algorithm.adv_estimator=composer", "critic.enable=False")
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("node", "columns", "message"),
-    [
-        (LIVE, {"privileged_context": ["ok", " "]}, "row 1, privileged_context: .*empty"),
-        (LIVE, {"privileged_context": [7.0]}, "row 0, privileged_context: it is 7.0"),
-        (
-            LIVE,
-            {"privileged_context": ["x" * 600]},
-            "row 0, prompt . hint . data.max_response_length: .* 512",
-        ),
-        (LIVE, {"prompt": ["1+1"] * 16}, "row 0, prompt: it is '1.1'; write messages, each with role"),
-        (LIVE, {"prompt": [[{"role": "system", "content": "1+1"}]] * 16}, "row 1, .* user message"),
-        (SIMPO, {"rejected": [None, ["a"]]}, "row 1, chosen: it has 2 completions, and rejected has 1"),
-        (SIMPO, {"chosen": [None, ["", "b"]]}, "row 1, chosen: .*empty"),
-        (SIMPO, {"chosen": [None, ["y" * 600, "b"]]}, "row 1, prompt . completion: .* 512"),
-        (SIMPO, {"n_teachers_agreeing": [None, [1.0, -1.0]]}, "row 1, n_teachers_agreeing: it is -1.0"),
-    ],
-)
-def test_a_row_that_a_channel_cannot_use_is_named_before_a_worker_is_started(
-    make: Make, node: dict[str, Any], columns: dict[str, Any], message: str
-) -> None:
-    trainer = make(node, **columns)
-    with pytest.raises(DataError, match=f"^training data, {message}"):
-        checked(trainer)
 
 
 def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:

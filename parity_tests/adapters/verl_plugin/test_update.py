@@ -6,27 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-
-if verl_cpu.missing():
-    pytest.skip(f"composer_sync needs more: {verl_cpu.missing()}", allow_module_level=True)
-
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from composer_plugins.adapters.verl_plugin.surface import parse_registered
-from composer_plugins.adapters.verl_plugin.sync_trainer import batch_layout, hint, replay, scoring
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import OVERRIDDEN
-from parity_tests.adapters.verl_plugin.test_trainer import LIVE, SIMPO, checked, folder, make  # noqa: F401  fixtures
 from parity_tests.rigs.verl_queue import Model, Queue
+from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
 # torchdata's loader calls it, and torch 2.13 warns.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -53,11 +45,8 @@ class Workers(Model):
 
 
 @pytest.fixture
-def started(make: Any, monkeypatch: pytest.MonkeyPatch) -> Started:  # noqa: F811
+def started(make: Any, queue: Queue) -> Started:
     """A trainer with its data read and its workers there, and a batch of sixteen rows."""
-    queue = Queue()
-    for module in (hint, replay, scoring, batch_layout, adapter):
-        monkeypatch.setattr(module, "transfer_queue", queue)
 
     def one(node: dict[str, Any]) -> Any:
         trainer = checked(make(node))
@@ -68,10 +57,7 @@ def started(make: Any, monkeypatch: pytest.MonkeyPatch) -> Started:  # noqa: F81
         if not node:
             return trainer, queue, None
         rows = [row(trainer, i // 4) for i in range(ROWS)]
-        keys = [f"row_{i}" for i in range(ROWS)]
-        queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
-        tags = [{"seq_len": 1} for _ in keys]
-        return trainer, queue, KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+        return trainer, queue, queue.batch_of(rows, seq_len=1)
 
     return one
 

@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.recipes.verl import on_a_cpu as verl_cpu
-
-if verl_cpu.missing():
-    pytest.skip(f"a worker needs more: {verl_cpu.missing()}", allow_module_level=True)
-
 from composer_plugins.recipes.verl.on_a_cpu.runner import TIMEOUT, end, environment, prepared, short_paths
 
 WORKER = "composer_plugins.recipes.verl.on_a_cpu.worker"

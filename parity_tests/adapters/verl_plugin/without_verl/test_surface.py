@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.doctor.options import missing_columns
 from composer_plugins.adapters.verl_plugin.surface import (
     channels_delivered,
     parse_channels,
@@ -32,10 +31,6 @@ def of_logits(student_logits: Any, teacher_logits: Any, mask: Any, *, sharpness:
     """A divergence of the user's own."""
 
 
-def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
-    """A preference loss that asks for what verl does not provide."""
-
-
 @pytest.mark.parametrize(
     "node",
     [
@@ -48,49 +43,6 @@ def test_what_the_trainer_delivers_parses(node: Mapping[str, Any]) -> None:
     found = parse_channels(node)
     assert bool(found.hint) == ("hint_weight" in node) and bool(found.replay) == ("replay_weight" in node)
     assert found.compares_distributions == ("hint_top_k" in node)
-
-
-@pytest.mark.parametrize(
-    ("node", "key", "words"),
-    [
-        ({"hint_wieght": 1.0}, "hint_wieght", "did you mean 'hint_weight'"),
-        ({"hint_weight": 1.0}, "hint_top_k", "set it (SDPO: 100), or set hint_divergence='sampled_token'"),
-        ({**SAMPLED, "hint_top_k": 4}, "hint_top_k", "'sampled_token' uses the sampled token alone"),
-        ({**SAMPLED, "hint_teacher": "ema"}, "hint_teacher", "verl keeps no average of the policy's weights"),
-        ({**SAMPLED, "hint_ema_rate": 0.1}, "hint_ema_rate", "verl keeps no average"),
-        (
-            {**SAMPLED, "hint_estimator": "advantage", "hint_params": {"ratio_cap": 2.0}},
-            "hint_params",
-            "computes none",
-        ),
-        ({**TOP_K, "hint_params": {"top_k": 10}}, "hint_params.top_k", "10 is more than the 9 entries"),
-        ({**TOP_K, "hint_divergence": "jsd@trl"}, "hint_params.temperature", "it is 0.9 rollout.temperature"),
-        *(
-            (
-                {**TOP_K, "hint_divergence": f"{name}_kl_topk", "hint_params": {"temperature": 2.0}},
-                "hint_params.temperature",
-                "it is 2 rollout.temperature",
-            )
-            for name in ("forward", "reverse")
-        ),
-        ({**TOP_K, "hint_t_start": 0.1}, "hint_t_start", "only TAID has a t"),
-        ({**TAID, "hint_params": {"t": 0.2}}, "hint_t_start", "0.4 is above hint_params.t, 0.2"),
-        ({**TAID, "hint_t_start": 1.5}, "hint_t_start", "it is 1.5"),
-        ({"replay_weight": 1.0, "replay_loss": "kto"}, "replay_loss", "which verl does not provide"),
-        ({"replay_weight": 1.0, "replay_loss": f"{__name__}:of_nll"}, "replay_loss", "needs chosen_nll"),
-        ({"replay_weight": 1.0, "replay_loss": "aot"}, "replay_loss", "sorts the batch's pairs anew"),
-        ({"rollout_correction": "tis"}, "rollout_correction", "verl corrects for the rollout engine itself"),
-        ({"replay_weight": -1.0}, "replay_weight", "it is -1.0"),
-    ],
-    ids=str,
-)
-def test_what_the_trainer_cannot_deliver_is_an_error_at_its_key(
-    node: Mapping[str, Any], key: str, words: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_channels(node)
-    assert error.value.key == key
-    assert all(word in str(error.value) for word in words.split()), str(error.value)
 
 
 @pytest.mark.parametrize("node", [LIVE, SIMPO, {"policy_weight": 0.5}], ids=str)
@@ -129,15 +81,6 @@ def test_the_reduction_is_warned_of_once_by_the_registries_or_by_the_trainer() -
         parse_registered({"policy": "gspo"}, "policy", None, "token-mean")  # a warning would be an error
 
 
-def test_a_missing_column_is_found_with_those_there_are() -> None:
-    both, every = parse_channels({**LIVE, **SIMPO}), {"prompt", "chosen", "rejected", "privileged_context"}
-    assert not list(missing_columns(both, {"a.parquet": every}))
-    for gone in ("privileged_context", "chosen", "rejected"):
-        (found,) = missing_columns(both, {"a.parquet": every - {gone}})
-        assert repr(gone) in found.problem and "a.parquet has " in found.problem
-    assert not list(missing_columns(parse_channels({}), {"a.parquet": ["prompt"]}))
-
-
 def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> None:
     """verl's own name in `policy_params` or `advantage_params` is then answered with ours."""
     for option in OPTIONS:
@@ -146,34 +89,6 @@ def test_an_option_of_verls_that_sets_a_parameter_is_among_its_other_names() -> 
             for ours, conversion in parameters_of(option.sets, loss).items():
                 if ours != name:
                     assert conversion.formula(name) in called(loss)[ours], (name, loss.name)
-
-
-@pytest.mark.parametrize(
-    ("node", "given", "said"),
-    [
-        (
-            {"policy": "gspo_token@verl"},
-            {"clip_ratio_high": 0.28},
-            "actor_rollout_ref.actor.clip_ratio_high: clip_high=0.28 bounds the ratio of a sequence",
-        ),
-        (
-            {"policy": "gspo_token@verl"},
-            {},
-            "algorithm.composer.policy_params.clip_high: clip_high=0.2 bounds the ratio of a sequence",
-        ),
-        (
-            {"policy": "dapo", "policy_params": {"clip_high": 28}},
-            {},
-            "algorithm.composer.policy_params.clip_high: clip_high=28 clips the ratio only above 29",
-        ),
-    ],
-)
-def test_a_clip_bound_that_hardly_anyone_intends_is_a_warning_at_the_key_that_sets_it(
-    node: dict[str, Any], given: dict[str, Any], said: str
-) -> None:
-    with pytest.warns(ComposerWarning) as warned:
-        parse_registered(node, "policy", None, "token-mean", given)
-    assert [said in str(one.message) for one in warned] == [True]
 
 
 def test_every_error_of_the_table_and_of_verls_options_is_named_at_once() -> None:

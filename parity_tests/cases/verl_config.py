@@ -1,0 +1,386 @@
+"""Configs of verl by their dotted keys, with a mistake or sound, and what the doctor finds without verl.
+
+`verl.py` makes the mistakes with verl itself, and records what is said. `judged` needs no verl: it judges
+the options that our rules look at, in an environment in which all is well unless a test says otherwise.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from composer_plugins.adapters.verl_plugin import doctor
+from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings
+from composer_plugins.adapters.verl_plugin.surface import TRAINER
+from composer_plugins.adapters.verl_plugin.upstream import PLUGIN, release_of
+from composer_plugins.diagnosis import Target
+from composer_plugins.findings import Finding
+
+Changes = dict[str, Any]  # by dotted keys
+
+ACTOR, NODE, CORRECTION = "actor_rollout_ref.actor", "algorithm.composer", "algorithm.rollout_correction"
+ESTIMATOR, LOSS, MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss", "trainer.v1.trainer_mode"
+LOSS_MODE, AGG, BYPASS = f"{LOSS}.loss_mode", f"{ACTOR}.loss_agg_mode", f"{CORRECTION}.bypass_mode"
+ROLLOUT, GROUP_SIZE = "actor_rollout_ref.rollout.calculate_log_probs", "actor_rollout_ref.rollout.n"
+DISTILLATION, DISTILLED = "distillation.enabled", "distillation.distillation_loss"
+FUSED, V1 = "actor_rollout_ref.model.use_fused_kernels", "trainer.use_v1"
+
+DEFAULTS: Changes = {  # verl 0.9.1's, as far as they are looked at
+    ESTIMATOR: "gae",
+    "algorithm.use_kl_in_reward": False,
+    BYPASS: False,
+    f"{LOSS}._target_": "verl.workers.config.PolicyLossConfig",
+    LOSS_MODE: "vanilla",
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.shuffle": False,
+    AGG: "token-mean",
+    f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    "actor_rollout_ref.model.external_lib": None,
+    FUSED: False,
+    ROLLOUT: True,
+    "trainer.project_name": "verl_examples",
+    V1: True,
+    MODE: "sync",
+    "data.train_files": "train.parquet",
+    "data.custom_cls.path": None,
+    DISTILLATION: False,
+    f"{DISTILLED}.use_task_rewards": True,
+    f"{DISTILLED}.use_policy_gradient": False,
+    f"{DISTILLED}.policy_loss_mode": "vanilla",
+    "ray_kwargs.ray_init.runtime_env.py_executable": None,
+}
+
+# What the probe answers, of an environment in which all is well.
+VERL = {"version": "0.9.1", "error": "", "absent": False, "modules": {}, "failure": ""}
+QUEUE = {"present": True, "version": "0.1.11", "wanted": "TransferQueue>=0.1.10", "fits": True}
+OUR_LOSSES = [f"composer/{name}" for name in ("cispo", "dapo", "dppo_tv", "grpo", "reinforce")]
+FACTS: dict[str, Any] = {
+    "package": "",
+    "entry_points": {"composer": PLUGIN},
+    "environment": {},
+    "verl": VERL,
+    "trl": None,
+    "transfer_queue": QUEUE,
+    "composition": [],
+    "library": "",
+    "estimators": ["composer", "composer/reinforce_pp_baseline", "composer/rloo", "gae", "grpo", "rloo"],
+    "losses": ["composer", *OUR_LOSSES, "geo_mean", "vanilla"],
+    "trainers": ["colocate_async", TRAINER, "separate_async", "sync"],
+}
+PARQUET = {"train.parquet": ["prompt", "privileged_context", "chosen", "rejected"]}
+
+
+def tree(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's config with these changes."""
+    return changed({}, {**DEFAULTS, **changes})
+
+
+def changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config, after these changes in place."""
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        holder = config
+        for key in above:
+            holder = holder.setdefault(key, {})
+        holder[last] = deepcopy(value)
+    return config
+
+
+def sent(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the node interpolated into the workers' policy_loss."""
+    config["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] = config["algorithm"]["composer"]
+    return config
+
+
+def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
+    """What the probe answers, with these other answers."""
+    columns = others.pop("columns", PARQUET)
+    facts = {**FACTS, "config": config, **others}
+    run = Run(config or {}, release_of(facts["verl"]["version"]))
+    return facts | {"findings": findings(run, facts, columns) if config else []}
+
+
+def judged(config: dict[str, Any] | None, version: str | None = None, **others: Any) -> list[Finding]:
+    """What the doctor finds in what the probe answers."""
+    verl = VERL | {"version": version} if version else VERL
+    facts = answered(config, **{"verl": verl, **others})
+    release = release_of(version or facts["verl"]["version"])
+    return list(doctor.judge(facts, Target("python", version), release))
+
+
+def options_of(table: str) -> Callable[..., Changes]:
+    """A function that returns its keywords as options of the table."""
+    return lambda **options: {f"{table}.{name}": value for name, value in options.items()}
+
+
+actor, loss, algorithm, node = map(options_of, (ACTOR, LOSS, "algorithm", NODE))
+correction, distilled, groups = map(options_of, (CORRECTION, DISTILLED, "algorithm.filter_groups"))
+
+
+def workers(**options: Any) -> Changes:
+    """Our policy loss, and these options in the workers' table."""
+    return WORKERS | {f"{LOSS}.composer": options}
+
+
+def both(**options: Any) -> Changes:
+    """Our policy loss, and these options in the driver's table and in the workers'."""
+    return WORKERS | node(**options) | {f"{LOSS}.composer": options}
+
+
+OURS: Changes = {ESTIMATOR: "composer"}
+GRPO: Changes = {ESTIMATOR: "grpo"}
+WORKERS: Changes = {LOSS_MODE: "composer", f"{LOSS}._target_": TARGET}
+SYNC = OURS | {MODE: TRAINER}
+FROZEN = actor(use_kl_loss=True)
+HINT = SYNC | FROZEN | node(hint_weight=0.1, hint_top_k=20)  # compares distributions
+SAMPLED = SYNC | FROZEN | node(hint_weight=0.1, hint_divergence="sampled_token")
+LIVE = SYNC | node(hint_weight=0.1, hint_divergence="sampled_token", hint_teacher="live")
+TOP_K = LIVE | node(hint_divergence="jsd", hint_top_k=8)
+TAID = TOP_K | node(hint_divergence="taid", hint_params={"t": 1.0}, hint_t_start=0.4)
+REPLAY = SYNC | FROZEN | node(replay_weight=1)
+NO_REFERENCE = actor(use_kl_loss=False)
+PAPERS: Changes = {AGG: "seq-mean-token-mean"}  # GRPO's
+COMPOSER = {LOSS_MODE: "composer"} | PAPERS
+CISPO, DAPO, DPPO, GEO_MEAN = (
+    {LOSS_MODE: name} for name in ("composer/cispo", "composer/dapo", "composer/dppo_tv", "geo_mean")
+)
+BYPASSED = SYNC | FROZEN | {BYPASS: True}
+DISTILS = SYNC | {DISTILLATION: True}
+DROPS = groups(enable=True, metric="reward")
+LEGACY: Changes = {V1: False}
+
+
+def scaled(adv_tau: float, hint_estimator: str = "advantage") -> dict[str, Any]:
+    """Options of a policy loss that scales its advantages, and of a hint that may be in them."""
+    hint = {"hint_weight": 0.1, "hint_divergence": "sampled_token", "hint_estimator": hint_estimator}
+    return hint | {"policy_params": {"adv_tau": adv_tau}}
+
+
+def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
+    """A loss that asks for an input that verl does not provide."""
+
+
+def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
+    """A preference loss that asks for an input that verl does not provide."""
+
+
+OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
+
+MISTAKES: dict[str, Changes] = {
+    "an unknown estimator": {ESTIMATOR: "composer/rlo"},
+    "an unknown loss": {LOSS_MODE: "composer/cipso"},
+    "an unknown loss of verl's": OURS | {LOSS_MODE: "vanila"},
+    "an unknown trainer": OURS | {MODE: "snc"},
+    "an unknown trainer beside a hint": HINT | {MODE: "composr_sync"},
+    "one rollout of each prompt": OURS | {GROUP_SIZE: 1},
+    "one rollout of each prompt, as in verl": OURS | node(advantage="grpo@verl") | {GROUP_SIZE: 1},
+    "a reduction that gmpo@verl does not have": OURS | both(policy="gmpo@verl") | {AGG: "token-sum"},
+    "a KL coefficient without the KL": SYNC | actor(kl_loss_coef=0.01),
+    "a KL estimator without the KL in the reward": SYNC | algorithm(kl_penalty="low_var_kl"),
+    "a threshold without its correction": SYNC | correction(rollout_is_threshold=5.0),
+    "a length that the reduction does not read": SYNC | actor(loss_scale_factor=1024),
+    "a loss of sequences beside advantages of tokens": (
+        {MODE: TRAINER, ESTIMATOR: "gae"} | workers(policy="gspo") | PAPERS
+    ),
+    "a hint in the advantages that verl's own loss averages": (
+        SAMPLED | node(hint_estimator="advantage") | GEO_MEAN
+    ),
+    "an advantage that only the workers see": OURS | workers(advantage="rloo", policy="cispo"),
+    "a hint that only the workers see": SYNC | workers(policy="cispo", hint_weight=0.5),
+    "a policy in the workers beside verl's loss": (
+        OURS | loss(_target_=TARGET, composer={"policy": "cispo"})
+    ),
+    "a dialect in a registered name": {ESTIMATOR: "composer/grpo@verl"},
+    "an import path in place of a registered name": OURS | {LOSS_MODE: "my.losses:mine"},
+    "a length that is not above 0": SYNC | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=-1),
+    "our trainer in the legacy trainer": SYNC | LEGACY,
+    "an unknown option": OURS | node(hint_wieght=0.1),
+    "an option of the wrong type": OURS | node(hint_weight="0.1"),
+    "an unknown advantage": OURS | node(advantage="grop"),
+    "an advantage whose baselines verl does not compute": OURS | node(advantage="remax@verl"),
+    "an advantage whose components verl does not pass": OURS | node(advantage="gdpo"),
+    "a critic": OURS | {"critic.enable": True},
+    "two advantages": {ESTIMATOR: "composer/rloo"} | node(advantage="grpo"),
+    "verl's clip beside a loss without one": (
+        OURS | {LOSS_MODE: "composer/reinforce"} | actor(clip_ratio_high=0.28)
+    ),
+    "verl's clip and another one in the node": (
+        OURS | workers(policy="grpo@verl", policy_params={"clip_high": 0.3}) | actor(clip_ratio_high=0.28)
+    ),
+    "a clip of 28 for 28 percent": (
+        OURS | PAPERS | {LOSS_MODE: "composer/grpo"} | actor(clip_ratio_high=28.0)
+    ),
+    "verl's clip of PPO beside a ratio of the sequence": (
+        OURS | PAPERS | both(policy="gspo") | actor(clip_ratio_high=0.28)
+    ),
+    "verl's name of a parameter": OURS | PAPERS | both(policy_params={"clip_ratio_c": 3.0}),
+    "a parameter among the options": OURS | PAPERS | both(clip_ratio_high=0.28),
+    "verl's clip out of the range": OURS | DAPO | actor(clip_ratio_low=-0.5),
+    "a clip that verl does not read": OURS | DAPO | actor(clip_ratio=0.1),
+    "a parameter of another loss of ours": OURS | DAPO | actor(tau_pos=2.0),
+    "a dual clip of a loss without one": OURS | both(policy="gspo") | PAPERS | actor(clip_ratio_c=10.0),
+    "an unknown reduction": OURS | DAPO | {AGG: "token_mean"},
+    "an unknown reduction of verl's own loss": OURS | {AGG: "seq-mean"},
+    "an option of another loss of verl's": OURS | DAPO | loss(kl_cov_ratio=0.1),
+    "a discount beside an advantage without one": OURS | algorithm(gamma=0.99),
+    "a lambda of GAE": OURS | algorithm(lam=0.9),
+    "options of PF-PPO": OURS | algorithm(use_pf_ppo=True),
+    "no deviation beside an advantage that divides by one": (
+        {ESTIMATOR: "composer/reinforce_pp_baseline"} | algorithm(norm_adv_by_std_in_grpo=False)
+    ),
+    "no deviation and another one in the node": (
+        OURS | node(advantage_params={"scale": "batch"}) | algorithm(norm_adv_by_std_in_grpo=False)
+    ),
+    "verl's name of a loss of ours": {LOSS_MODE: "composer/vanilla"},
+    "verl's name of an advantage of ours": {ESTIMATOR: "composer/grpo_passk"},
+    "verl's name of a loss as an option": OURS | node(policy="geo_mean"),
+    "a deviation of the batch under verl's name of a flag": (
+        OURS | algorithm(norm_adv_by_std_in_grpo="batch")
+    ),
+    "a rollout correction without log-probabilities": OURS
+    | correction(rollout_is="token")
+    | {ROLLOUT: False},
+    "a rollout correction with bypass_mode": OURS | DAPO | {BYPASS: True} | correction(rollout_rs="token_k1"),
+    "a loss type of bypass_mode": OURS | DAPO | correction(loss_type="reinforce"),
+    "what verl does itself": OURS | node(rollout_correction="tis"),
+    "no table": OURS | {NODE: 3},
+    "options that nothing reads": GRPO | node(advantage="rloo"),
+    "nothing of ours": GRPO,
+    "an advantage beside another estimator": GRPO | COMPOSER | node(advantage="rloo"),
+    "a policy beside verl's loss": OURS | node(policy="cispo"),
+    "the policy's weight beside verl's loss": REPLAY | node(policy_weight=0.0),
+    "parameters that the workers do not see": OURS | COMPOSER | node(policy_params={"clip_high": 0.3}),
+    "a policy that the workers do not see": OURS | COMPOSER | node(policy="cispo"),
+    "a policy's weight that the workers do not see": SAMPLED | CISPO | node(policy_weight=0.5),
+    "a target without the node": OURS | WORKERS | PAPERS | node(policy="cispo"),
+    "another policy in the workers": SAMPLED | workers(policy="grpo") | PAPERS | node(policy="cispo"),
+    "a node without its target": OURS | loss(loss_mode="composer", composer={"policy": "cispo"}),
+    "an unknown policy in the workers' node": OURS | workers(policy="cipso"),
+    "a misspelt option in the workers' node": OURS | workers(polisy="grpo"),
+    "a loss over the whole batch": OURS | workers(policy="clip_cov"),
+    "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
+    "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
+    "an advantage that is not the paper's": (
+        OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}
+    ),
+    "verl's advantage beside a loss whose paper has another": (
+        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+    ),
+    "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
+    "a hint in the advantages of the loss by its name that adv_tau scales": (
+        BYPASSED | both(policy="dppo_tv", **scaled(0.5)) | DPPO
+    ),
+    "an adv_tau of 0 and a hint in the advantages": BYPASSED | both(policy="ipo", **scaled(0.0)),
+    "a hint of a distribution without its size": LIVE | node(hint_divergence="jsd"),
+    "a size of a hint of sampled tokens": LIVE | node(hint_top_k=4),
+    "a rate of an average that verl does not keep": LIVE | node(hint_ema_rate=0.1),
+    "a cap of a ratio that a hint in the advantages does not compute": (
+        LIVE | node(hint_estimator="advantage", hint_params={"ratio_cap": 2.0})
+    ),
+    "more entries than the teacher sends": TOP_K | node(hint_params={"top_k": 10}),
+    "a divergence whose temperature is TRL's": TOP_K | node(hint_divergence="jsd@trl"),
+    **{
+        f"a temperature of {name}": TOP_K | node(hint_divergence=name, hint_params={"temperature": 2.0})
+        for name in ("forward_kl_topk", "reverse_kl_topk")
+    },
+    "a start of t without TAID": TOP_K | node(hint_t_start=0.1),
+    "a start of t above its end": TAID | node(hint_params={"t": 0.2}),
+    "a start of t above 1": TAID | node(hint_t_start=1.5),
+    "pairs of one side only": SYNC | node(replay_weight=1.0, replay_loss="kto"),
+    "a preference loss of an input that verl does not have": (
+        SYNC | node(replay_weight=1.0, replay_loss=OF_NLL)
+    ),
+    "a preference loss that sorts the batch": SYNC | node(replay_weight=1.0, replay_loss="aot"),
+    "a negative weight of the replay": SYNC | node(replay_weight=-1.0),
+    "verl's default clip beside a ratio of the sequence": OURS | both(policy="gspo_token@verl"),
+    "a clip of 28 in the node": OURS | both(policy="dapo", policy_params={"clip_high": 28}),
+    "a hint in another trainer": OURS | node(hint_weight=0.1),
+    "a replay in another trainer": OURS | node(replay_weight=2),
+    "a hint in the legacy trainer": HINT | LEGACY,
+    "a policy's weight and no channel": SYNC | PAPERS | both(policy_weight=0.5),
+    "hint options without a weight": OURS | node(hint_teacher="live"),
+    "replay options without a weight": SYNC | node(replay_loss="simpo"),
+    "an averaged teacher": HINT | node(hint_teacher="ema"),
+    "a hint's reference": HINT | NO_REFERENCE,
+    "DPO's reference": REPLAY | NO_REFERENCE,
+    "logits of fused kernels": HINT | {FUSED: True},
+    **{
+        f"logits that {model.rpartition('.')[2]}.{key} leaves out": HINT | {f"{model}.{key}": value}
+        for model in (ACTOR, "actor_rollout_ref.ref")
+        for key, value in (
+            ("ulysses_sequence_parallel_size", 2),
+            ("fsdp_config.ulysses_sequence_parallel_size", 2),
+            ("strategy", "megatron"),
+            ("fsdp_config.pad_to_length", True),
+        )
+    },
+    "dropped groups that only the hint trains": SAMPLED | DROPS,
+    "dropped groups that only pairs train": REPLAY | DROPS,
+    "shuffled pairs": REPLAY | actor(shuffle=True),
+    "a mean over replayed rows": REPLAY | GEO_MEAN,
+    "a width that replayed rows change": REPLAY | {AGG: "seq-mean-token-sum-norm"},
+    "options of a trainer that verl does not read": SYNC | {f"trainer.v1.{TRAINER}.parameter_sync_step": 2},
+    "two distillations": HINT | {DISTILLATION: True} | distilled(use_task_rewards=False),
+    "a distillation without the task's rewards": DISTILS | distilled(use_task_rewards=False),
+    "our loss as the policy loss of verl's distillation": DISTILS | distilled(policy_loss_mode="composer"),
+    "DPPO around the trainer's policy": DPPO,
+    "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
+    "a bypass without the engine's log-probabilities": DPPO | {ROLLOUT: False, BYPASS: True},
+    "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+}
+
+SOUND: dict[str, Changes] = {
+    "an estimator": OURS,
+    "a named estimator": {ESTIMATOR: "composer/rloo"},
+    "its parameters": OURS | node(advantage="rloo"),
+    "a policy loss": CISPO | GRPO,
+    "the same twice": CISPO | OURS | node(policy="cispo"),
+    "verl's clips": OURS | DAPO | actor(clip_ratio_high=0.3, clip_ratio_c=10.0),
+    "verl's beta of dro": OURS | both(policy="dro") | loss(dro_beta=0.1),
+    "no standard deviation": OURS | algorithm(norm_adv_by_std_in_grpo=False),
+    "no standard deviation, twice": ({ESTIMATOR: "composer/rloo"} | algorithm(norm_adv_by_std_in_grpo=False)),
+    "verl's correction": OURS | correction(rollout_is="token"),
+    "the legacy trainer": OURS | LEGACY,
+    "a hint": HINT,
+    "a hint of sampled tokens": SAMPLED,
+    "a hint of sampled tokens with fused kernels": SAMPLED | {FUSED: True},
+    "a live hint": HINT | NO_REFERENCE | node(hint_teacher="live"),
+    "a reference by the reward": HINT | NO_REFERENCE | algorithm(use_kl_in_reward=True),
+    "replay": REPLAY,
+    "replay without a reference": REPLAY | NO_REFERENCE | node(replay_loss="simpo"),
+    "a trainer of ours with nothing on": SYNC,
+    "weights of 0": OURS | node(hint_weight=0, replay_weight=0.0),
+    "DPPO around the engine's policy": DPPO | {BYPASS: True},
+    "verl's own reduction of geo_mean": OURS | both(policy="gmpo@verl"),
+    "one rollout and an advantage without groups": OURS | node(advantage="reinforce_pp") | {GROUP_SIZE: 1},
+    "options of the KL, the correction and the reduction that act": (
+        OURS
+        | FROZEN
+        | actor(kl_loss_coef=0.01, kl_loss_type="mse")
+        | algorithm(use_kl_in_reward=True, kl_penalty="low_var_kl")
+        | {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.horizon": 100}
+        | correction(rollout_is="token", rollout_is_threshold=5.0)
+        | actor(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=1024)
+    ),
+    "the advantage of the paper, as verl has it": (
+        workers(policy="dr_grpo")
+        | GRPO
+        | algorithm(norm_adv_by_std_in_grpo=False)
+        | {AGG: "seq-mean-token-sum-norm"}
+    ),
+    "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
+    "verl's distillation beside the task's rewards": DISTILS,
+    "options of a distillation that is off": (
+        OURS | distilled(use_task_rewards=False, policy_loss_mode="composer")
+    ),
+    "sequence parallelism beside a hint of sampled tokens": (
+        SAMPLED | {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}
+    ),
+    "a loss of sequences beside equal advantages": (
+        OURS | both(policy="gspo", advantage="reinforce_pp") | PAPERS
+    ),
+    "a hint in the advantages that adv_tau leaves alone": BYPASSED | both(policy="ipo", **scaled(1.0)),
+    "adv_tau beside a hint that is not in the advantages": BYPASSED
+    | both(policy="ipo", **scaled(0.5, "score")),
+}

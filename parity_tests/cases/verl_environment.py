@@ -1,0 +1,97 @@
+"""What is wrong with an environment of verl, as the doctor's probe would find it: answers, not interpreters.
+
+`adapters/verl_plugin/test_doctor.py` asks real interpreters.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from composer_plugins.adapters.verl_plugin.upstream import PLUGIN
+from parity_tests.cases.recorded import Row, findings_in_words
+from parity_tests.cases.verl_config import CISPO, HINT, OURS, QUEUE, SYNC, VERL, Changes, judged, tree
+
+MODULES, PLUGINS = "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"
+UNREGISTERED = {"estimators": ["gae", "grpo"], "losses": ["vanilla"], "trainers": ["sync"]}
+CONFIG = SYNC | {"actor_rollout_ref.model.external_lib": "lib"}
+NOT_COMPOSED: dict[str, Any] = {}
+NO_PLUS = (
+    "ConfigCompositionException: Could not override 'algorithm.composer.x'. To append to your config use "
+    "+algorithm.composer.x=1"
+)
+NO_YAML = "ScannerError: mapping values are not allowed here"
+
+
+class Case(NamedTuple):
+    """What a probe answers, where it differs from an environment in which all is well."""
+
+    name: str
+    answers: Mapping[str, Any]
+    config: Changes = CONFIG
+
+
+def of_verl(name: str, *, registered: bool = False, **answers: Any) -> Case:
+    """Something is wrong with verl, and our names are not in its registries unless `registered`."""
+    return Case(name, {"verl": VERL | answers, **({} if registered else UNREGISTERED)})
+
+
+def of_variables(name: str, variables: dict[str, str], **answers: Any) -> Case:
+    """Something is wrong with the environment variables."""
+    return Case(name, {"environment": variables, **answers})
+
+
+NO_VERL = of_verl("no verl", registered=True, absent=True, version=None, error="ModuleNotFoundError")
+CLUSTER = "10.0.0.1:6379"
+CASES = (
+    NO_VERL,
+    Case("an override without its plus", {"composition": [(NO_PLUS, "")]}, NOT_COMPOSED),
+    Case("a file that is no YAML", {"composition": [(NO_YAML, "")]}, NOT_COMPOSED),
+    Case("a hint in verl 0.8", {"verl": VERL | {"version": "0.8.0"}, "environment": {MODULES: PLUGIN}}, HINT),
+    of_verl("verl 0.5", version="0.5.0"),
+    of_verl("verl 0.8 without the variable", version="0.8.0"),
+    of_verl("verl that does not import", error="ImportError: libcudart"),
+    Case(
+        "no composer-plugins",
+        {"package": "ModuleNotFoundError: No module named 'composer_plugins'", **UNREGISTERED},
+    ),
+    of_verl("a plugin that failed", failure="NameError: x"),
+    Case("a plugin that says nothing", UNREGISTERED),
+    Case("a plugin that says nothing, and names of ours in the config", UNREGISTERED, HINT | CISPO),
+    Case("losses and no estimators", {"losses": ["vanilla"]}),
+    Case("losses and no trainer", {"trainers": ["sync"]}),
+    Case("no entry point", {"entry_points": {"other": "x"}, **UNREGISTERED}),
+    of_variables("plugins off", {PLUGINS: "None"}, **UNREGISTERED),
+    of_variables("plugins by a list", {PLUGINS: "mine, other"}, **UNREGISTERED),
+    of_variables(
+        "a space",
+        {MODULES: f"{PLUGIN}, b"},
+        verl=VERL | {"modules": {PLUGIN: "", " b": "ModuleNotFoundError"}},
+    ),
+    of_variables("a comma too many", {MODULES: ","}),
+    of_variables(
+        "a module that does not import",
+        {MODULES: "b"},
+        verl=VERL | {"modules": {"b": "ModuleNotFoundError: No b"}},
+    ),
+    Case("a new TRL", {"trl": {"version": "1.16.0", "exports": False, "name": "AutoModelWithValueHead"}}),
+    Case("no TransferQueue", {"transfer_queue": QUEUE | {"present": False, "version": None}}),
+    Case("an old TransferQueue", {"transfer_queue": QUEUE | {"version": "0.1.2", "fits": False}}),
+    of_variables("another module in a running cluster", {MODULES: "mine", "RAY_ADDRESS": CLUSTER}),
+    Case(
+        "another module in a cluster of the config",
+        {"environment": {MODULES: "mine"}},
+        OURS | {"ray_kwargs.ray_init.address": "ray://head:10001"},
+    ),
+    of_variables("an allow-list in a running cluster", {PLUGINS: "composer", "RAY_ADDRESS": "auto"}),
+    of_variables(
+        "our module in a running cluster", {MODULES: PLUGIN, "RAY_ADDRESS": "auto"}, entry_points={}
+    ),
+    Case("a library that does not import", {"library": "ModuleNotFoundError: No module named 'lib'"}),
+)
+
+
+def row(case: Case) -> Row:
+    """Judge the answers, of a config that a broken verl cannot compose."""
+    is_composed = case.config and not case.answers.get("verl", VERL)["error"]
+    found = findings_in_words(judged(tree(case.config) if is_composed else None, **case.answers))
+    change = "; ".join(f"{name}: {answer}" for name, answer in case.answers.items())
+    return Row(case.name, change, found, "", "", "nothing: it is not started")
