@@ -13,6 +13,7 @@ PAGE = ROOT / "docs" / "mistakes.md"
 SAID = ROOT / "parity_tests" / "cases" / "said"
 # An underscore at the edge of a word: Markdown would set the word in italics.
 EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+TAG = re.compile(r"<(?!br>)")  # of a chat template
 HEAD = ["| mistake | written as | the doctor | the trainer | when |", "|---|---|---|---|---|"]
 FEATURED = {
     "trl": (
@@ -64,7 +65,7 @@ def table(framework: str, names: tuple[str, ...] = ()) -> str:
 def line(name: str, change: str, doctor: str, trainer: str, when: str, why: str) -> str:
     """A mistake as a row in Markdown."""
     second = "the same" if trainer == doctor else trainer or why
-    said = (EMPHASIS.sub(r"\\_", cell) for cell in (doctor or "nothing", second))
+    said = (EMPHASIS.sub(r"\\_", TAG.sub("&lt;", cell)) for cell in (doctor or "nothing", second))
     cells = name, f"`{change}`", *said, when or "never"
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
