@@ -276,11 +276,12 @@ KINDS = {
     "shifted": with_logits(lambda x: x - 0.25 * (torch.arange(x.shape[-1]) == 5)),
     "scaled": with_logits(lambda x: x * 0.9),
     "capped": with_logits(lambda x: 15 * torch.tanh(x / 15)),  # the largest is 5
+    "masked": with_logits(lambda x: x.masked_fill(torch.arange(x.shape[-1]) == 26, -torch.inf)),
     "reshaped": with_logits(lambda x: x.view(*x.shape[:2], len(tiny.SYMBOLS))),  # it relies on their size
     "twice": Twice,
 }
 REASONS = {
-    **dict.fromkeys(("shifted", "scaled", "capped"), "its logits are not those of its output head"),
+    **dict.fromkeys(("shifted", "scaled", "capped", "masked"), "its logits are not those of its output head"),
     "twice": "its forward pass cannot do without the logits .model: .* calls the output head 2 times",
     "reshaped": "its forward pass cannot do without the logits .shape",
     "head": "its output head is a .*test_fused_linear.Head, not a torch.nn.Linear",
