@@ -12,6 +12,7 @@ from docs.generator.written import ROOT
 SAID = ROOT / "parity_tests" / "cases" / "said"
 # An underscore at the edge of a word: Markdown would set the word in italics.
 EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+TAG = re.compile(r"<(?!br>)")  # of a chat template
 HEAD = ("mistake", "written as", "the doctor", "the trainer", "when")
 TITLES = {"trl": "TRL", "verl": "verl", "prime_rl": "PRIME-RL"}
 FEATURED = {
@@ -78,5 +79,5 @@ def _recorded(framework: str) -> list[dict[str, str]]:
 
 def _cells(name: str, change: str, doctor: str, trainer: str, when: str, why: str) -> tuple[str, ...]:
     second = "the same" if trainer == doctor else trainer or why
-    said = (EMPHASIS.sub(r"\\_", cell) for cell in (doctor or "nothing", second))
+    said = (EMPHASIS.sub(r"\\_", TAG.sub("&lt;", cell)) for cell in (doctor or "nothing", second))
     return name, f"`{change}`", *said, when or "never"

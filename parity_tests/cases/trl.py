@@ -7,18 +7,42 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from datasets import Dataset
+from peft import IA3Config, LoKrConfig, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin import (
+    ComposerGRPOConfig,
+    ComposerGRPOTrainer,
+    ComposerLossMixin,
+    ComposerParser,
+)
 from composer_plugins.errors import ComposerError
 from composer_plugins.objective.resolve import examine
-from parity_tests.adapters.trl_mixin.test_bad_input import GOOD
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.cases.trl_trainers import Bypassing, mixed
-from parity_tests.rigs import tiny
+from parity_tests.rigs import tiny, tool_calls
+from parity_tests.rigs.tiny import GOOD
 
 CONFIG, TRAINER, STEP = "making the config", "making the trainer", "the first step"
 BOTH = {"hint_weight": 1.0, "replay_weight": 1.0}
+SCRATCH = tempfile.TemporaryDirectory()
+CHAT: dict[str, Any] = {"prompt": [{"role": "user", "content": "a?"}]}
+ROLLOUTS = {"hint_weight": 1.0, "hint_source": "successful_rollout"}
+SHORT = {
+    "reprompt_template": "{prompt}{solution}{feedback}",
+    "solution_template": "[{successful_previous_attempt}]",
+}
+FEEDBACK = {**ROLLOUTS, **SHORT, "include_environment_feedback": True}
+HINT, WEIGHT = "privileged_context", "n_teachers_agreeing"
+CPU = {"use_cpu": True, "bf16": False}
+NO_LENGTH = {"max_completion_length": None}
+SEQUENCE_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask"}
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager", **NO_LENGTH}
+QV = {"target_modules": ["q_proj", "v_proj"]}
+TOKENS = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+Make = Callable[[], Any]
+Mistake = tuple[str, Make]  # as a user writes it, and a call that makes it
 
 
 class Case(NamedTuple):
@@ -26,66 +50,115 @@ class Case(NamedTuple):
 
     name: str
     options: dict[str, Any] = {}
-    rows: dict[str, Any] | None = None  # columns of a row, in place of the sound ones; None removes one
-    change: str = ""  # as written, where it is not the options
-    first_row_only: bool = True
-    make: Callable[[], Any] | None = None  # another way to make the trainer
-    trains: bool = False  # whether it shows in the first step only
+    rows: dict[str, Any] | None = None  # columns of the last row, in place of the sound ones
+    every_row: bool = False  # whether they are those of every row
+    change: str = ""  # as written, where it is neither options nor columns
+    make: Make | None = None  # another way to make the trainer
+    when: str = TRAINER  # what `make` does
 
 
-def data(name: str, rows: dict[str, Any], *, all_rows: bool = False, options: dict[str, Any] = BOTH) -> Case:
-    """A mistake in the data set, whose other rows are sound."""
-    change = ", ".join(f"{column}={value!r}" for column, value in rows.items())
-    return Case(name, options, rows, change, first_row_only=not all_rows)
+def written(options: dict[str, Any]) -> str:
+    """Options or columns as a user writes them."""
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
-def without(column: str) -> Case:
-    """A data set without a column that a channel needs."""
-    weight = "hint_weight" if column == "privileged_context" else "replay_weight"
+def without(column: str, **options: Any) -> Mistake:
+    """Make a trainer on a data set without a column."""
     rows = [{key: value for key, value in GOOD.items() if key != column}] * 4
-    return Case(
-        f"a data set without the column {column}",
-        change=f"{weight}=1.0",
-        make=lambda: tiny.trainer(dataset=Dataset.from_list(rows), **{weight: 1.0}),
-    )
+    return written(options), on(rows, **options)
 
 
-def _no_end() -> None:
+def on(rows: list[dict[str, Any]], **options: Any) -> Make:
+    """Make a trainer on these rows."""
+    return lambda: tiny.trainer(dataset=Dataset.from_list(rows), **options)
+
+
+def evaluated(rows: Any, **options: Any) -> Make:
+    """Make a trainer with an evaluation set that is wrong, beside a sound training set."""
+    data = Dataset.from_list(rows) if isinstance(rows, list) else rows
+    return on([GOOD] * 4, arguments={"eval_dataset": data}, per_device_eval_batch_size=4, **options)
+
+
+def streamed(rows: list[dict[str, Any]]) -> Any:
+    """A data set that has no length."""
+    return Dataset.from_list(rows).to_iterable_dataset()
+
+
+def with_template(shown: str, template: str, **options: Any) -> Mistake:
+    """Make a trainer on messages whose tokenizer has this chat template, and tokens for a tag."""
+    tokenizer = tiny.tokenizer(template)
+    tokenizer.add_tokens(["<t>", "</t>"])
+    return shown, on([GOOD | CHAT] * 4, arguments={"processing_class": tokenizer}, **options)
+
+
+def parsed(yaml: str, *words: str) -> Mistake:
+    """Read the options from a YAML file and from the command line."""
+
+    def parse() -> None:
+        (file := Path(SCRATCH.name) / "config.yaml").write_text(f"{yaml}\n")
+        given = ["--config", str(file), "--output_dir", SCRATCH.name, *words]
+        ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(given)
+
+    return " ".join(words) or yaml, parse
+
+
+def rolled_out(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Mistake:
+    """Make a batch with a rollout_func that returns what `change` makes of the scripted rollout."""
+    return "rollout_func=...", lambda: tiny.batch(tiny.with_rollout(change))
+
+
+def adapted(adapter: Any) -> Mistake:
+    """Make a trainer with an adapter without which the model is not the initial policy."""
+    change = f"peft_config={type(adapter).__name__}(...), hint_weight=1.0"
+    return change, lambda: tiny.trainer(hint_weight=1.0, arguments={"peft_config": adapter})
+
+
+def paired(**columns: Any) -> Mistake:
+    """Make a trainer on pairs of tool calls with these columns."""
+    return written(columns), lambda: tool_calls.of_pairs(**columns)
+
+
+def derived(*bases: type) -> Mistake:
+    """Write a class of one's own, and make one of it."""
+    names = ", ".join(one.__name__ for one in bases)
+    return f"class Mine({names})", lambda: type("Mine", bases, {})()
+
+
+def with_args(args: Any) -> None:
+    """Make a trainer with this config."""
+    ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
+
+
+def no_end() -> None:
+    """Make a trainer whose tokenizer does not say how a completion ends."""
     tokenizer = tiny.tokenizer()
     tokenizer.eos_token = None
     tiny.trainer(replay_weight=1.0, arguments={"processing_class": tokenizer})
 
 
-def _plain() -> None:
-    args = GRPOConfig(output_dir=SCRATCH.name, use_cpu=True, bf16=False)
-    ComposerGRPOTrainer(model=tiny.model(), reward_funcs=tiny.reward, args=args)
-
-
-def _ours_in_a_plain_trainer() -> None:
-    tiny.trainer(GRPOTrainer, policy="gspo", loss_type="dapo", hint_weight=1.0)
-
-
-def _cut_off() -> None:
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'][:2] }}{% endfor %}"
-    row = GOOD | {"prompt": [{"role": "user", "content": GOOD["prompt"]}]}
-    given = {"dataset": Dataset.from_list([row] * 4), "arguments": {"processing_class": tokenizer}}
-    tiny.trainer(hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}", **given)
-
-
-def _nan_teacher() -> None:
-    made = tiny.trainer(hint_weight=1.0)
-    made._hint.teacher.model.lm_head.weight.data[4, 0] = float("nan")
-    made.train()
-
-
-def _encoder_decoder() -> None:
+def encoder_decoder() -> None:
+    """Make a trainer of another kind of model."""
     model = tiny.model()
     model.config.is_encoder_decoder = True
     tiny.trainer(hint_weight=1.0, policy_model=model)
 
 
-def _nan_rewards() -> None:
+def frozen() -> None:
+    """Make a trainer of an adapter that PEFT has loaded; torch would raise in the first backward pass."""
+    model = get_peft_model(tiny.model(), LoraConfig(**QV)).requires_grad_(False)
+    tiny.trainer(policy_model=model, hint_weight=1.0, hint_teacher="ema")
+
+
+def nan_teacher() -> None:
+    """Train with a teacher that has no finite log-probabilities."""
+    made = tiny.trainer(hint_weight=1.0)
+    made._hint.teacher.model.lm_head.weight.data[4, 0] = float("nan")
+    made.train()
+
+
+def nan_rewards() -> None:
+    """Train with one reward that is NaN."""
+
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float("nan") if i == 2 else 0.5 for i, _ in enumerate(completion_ids)]
 
@@ -93,133 +166,271 @@ def _nan_rewards() -> None:
         tiny.trainer(policy="grpo", loss_type="dapo").train()
 
 
-def _evaluated() -> None:
-    bad = Dataset.from_list([GOOD, GOOD | {"privileged_context": ""}])
-    sound = Dataset.from_list([GOOD] * 4)
-    tiny.trainer(
-        hint_weight=1.0, dataset=sound, per_device_eval_batch_size=4, arguments={"eval_dataset": bad}
-    )
+# Options of the config, and what the trainer says where the config says nothing.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "a misspelt option": {"hint_wieght": 1.0},
+    "a misspelt loss": {"policy": "grop"},
+    "a misspelt dialect": {"policy": "cispo@tlr"},
+    "a misspelt parameter": {"policy": "grpo", "policy_params": {"clip_hihg": 0.28}},
+    "verl's name of a parameter": {"policy": "grpo", "policy_params": {"clip_ratio_c": 3.0}},
+    "TRL's name of a parameter": {"policy": "grpo", "policy_params": {"epsilon": 0.1}},
+    "TRL's cap of cispo as a parameter": {"policy": "cispo", "policy_params": {"epsilon_high": 5.0}},
+    "verl's name of TRL's KL coefficient": {"kl_loss_coef": 0.001},
+    "verl's other name of TRL's KL coefficient": {"kl_coef": 0.1},
+    "verl's name of TRL's clip": {"clip_ratio_high": 0.28},
+    "our name of TRL's clip": {"clip_low": 0.1},
+    "our name of TRL's cap of cispo": {"loss_type": "cispo", "clip_high": 4.0},
+    "a parameter among the options": {"policy": "grpo", "clip_high": 0.28},
+    "a parameter of a dialect among the options": {"policy": "grpo@trl", "clip_high": 0.28},
+    "verl's name of a parameter among the options": {"policy": "ppo", "clip_ratio_c": 3.0},
+    "verl's name of a cap among the options": {"policy": "cispo", "clip_ratio_high": 4.0},
+    "a clip of 28 for 28 percent": {"policy": "grpo", "policy_params": {"clip_high": 28}},
+    "PPO's clip beside a ratio of the sequence": {"policy": "gspo", "epsilon": 0.2, "epsilon_high": 0.28},
+    "half of PPO's clip beside a ratio of the sequence": {"policy": "gspo", "epsilon": 0.1},
+    "PPO's clip beside TRL's cap of cispo": {"policy": "cispo", "epsilon_high": 0.28},
+    "TRL's default cap of cispo": {"policy": "cispo@trl"},
+    "parameters without a policy": {"policy_params": {"clip_high": 0.28}},
+    "a parameter as a string": {"policy": "grpo", "policy_params": {"clip_high": "0.28"}},
+    "parameters that are not JSON": {"policy": "grpo", "policy_params": "{clip_high: 0.28"},
+    "a preference loss as the policy": {"policy": "dpo"},
+    "a dotted path": {"policy": "my_package.losses.my_loss"},
+    "a loss that does not import": {"policy": "my_package.losses:my_loss"},
+    "a loss over the whole batch": {"policy": "clip_cov"},
+    "a preference loss over the whole batch": {"replay_weight": 1.0, "replay_loss": "aot"},
+    "a loss that needs the top k": {"policy": "dppo_topk_tv"},
+    "a required parameter left out": {"policy": "opsm"},
+    "TRL's clip and ours": {"policy": "grpo", "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}},
+    "TRL's clip beside a loss without one": {"policy": "reinforce", "epsilon": 0.1},
+    "a percentage": {"policy": "grpo", "epsilon": 20.0},
+    "a percentage as the upper clip": {"policy": "grpo", "epsilon_high": 28.0},
+    "a negative clip": {"policy": "grpo", "epsilon": -0.5},
+    "a clip that is NaN": {"policy": "grpo", "epsilon": float("nan")},
+    "a negative delta": {"policy": "grpo", "delta": -1.0},
+    "a negative temperature of SAPO": {"policy": "sapo", "sapo_temperature_neg": -1.0},
+    "TRL's delta beside a loss without it": {"policy": "gspo_token", "delta": 2.0},
+    "TRL's ratio of the sequence": {"policy": "grpo", "importance_sampling_level": "sequence"},
+    "a misspelt loss_type": {"policy": "grpo", "loss_type": "dapoo"},
+    "a loss of TRL's as the reduction": {"policy": "grpo", "loss_type": "cispo"},
+    "TRL's KL beside a loss that has no mean": {"policy": "importance_sampling", "beta": 0.1},
+    "an entropy bonus beside a sum": {"policy": "importance_sampling", "use_adaptive_entropy": True},
+    "Dr. GRPO without a length": {"policy": "dr_grpo", "scale_rewards": "none", **NO_LENGTH},
+    "TRL's Dr. GRPO without a length": {"loss_type": "dr_grpo", **NO_LENGTH},
+    "Dr. GRPO's denominator without a length": {"policy": "gspo", "loss_type": "dr_grpo", **NO_LENGTH},
+    "rewards divided where Dr. GRPO's are not": {"policy": "dr_grpo"},
+    "rewards divided where RLOO's are not": {"policy": "rloo", "scale_rewards": "batch"},
+    "one completion per prompt": {"num_generations": 1},
+    "vLLM's weights beside a loss that has the rollout's ratio": {"policy": "dppo_tv", "use_vllm": True},
+    "one vLLM weight per sequence beside VESPO": {"policy": "vespo", **SEQUENCE_MASK},
+    "an advantage, as in verl": {"advantage": "rloo"},
+    "a top k, as in verl": {"hint_weight": 1.0, "hint_top_k": 100},
+    "an old policy, as in PRIME-RL": {"policy": "grpo", "old_policy": "rollout"},
+    "a rollout correction, as in PRIME-RL": {"policy": "reinforce", "rollout_correction": "tis"},
+    "a negative weight": {"hint_weight": -0.1},
+    "a weight that is None": {"hint_weight": None},
+    "a weight that is NaN": {"replay_weight": float("nan")},
+    "all weights 0": {"policy_weight": 0.0},
+    "options of the policy loss without its weight": {
+        **{"hint_weight": 1.0, "policy_weight": 0.0, "policy": "gspo", "policy_params": {"clip_high": 0.3}},
+        **{"beta": 0.5, "loss_type": "grpo"},
+    },
+    "a misspelt teacher": {"hint_weight": 1.0, "hint_teacher": "bse"},
+    "a misspelt divergence": {"hint_weight": 1.0, "hint_divergence": "jds"},
+    "a preference loss as the divergence": {"hint_weight": 1.0, "hint_divergence": "dpo"},
+    "a parameter out of its range": {"hint_weight": 1.0, "hint_params": {"beta": 1.5}},
+    "a parameter beyond float64": {"hint_weight": 1.0, "hint_params": {"temperature": 10**400}},
+    "a top k above the vocabulary": {"hint_weight": 1.0, "hint_params": {"top_k": 9999}},
+    "a rule for the rest, without a top k": {"hint_weight": 1.0, "hint_params": {"rest": "tail"}},
+    "an option of the hint without its weight": {"hint_teacher": "ema"},
+    "a template of the hint without its weight": {"teacher_prompt_template": "{privileged_context}"},
+    "an EMA rate without an EMA": {"hint_weight": 1.0, "hint_ema_rate": 0.1},
+    "an EMA rate of 0": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.0},
+    "an EMA rate of 1": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 1.0},
+    "a large EMA rate": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.5},
+    "a decay as the EMA rate": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.999},
+    "the policy as its own teacher": {"hint_weight": 1.0, "hint_teacher": "live"},
+    "a template without the hint": {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}"},
+    "a template with a format": {"hint_weight": 1.0, "teacher_prompt_template": "{privileged_context:d}"},
+    "unused columns removed": {"hint_weight": 1.0, "remove_unused_columns": True},
+    "an output head in float32": {"hint_weight": 1.0, "cast_lm_head_to_fp32": True},
+    "logits switched on by a word": {"hint_weight": 1.0, "fused_linear": "False"},
+    "logits switched on by None": {"hint_weight": 1.0, "fused_linear": None},
+    "logits switched on without a channel": {"fused_linear": False},
+    "a compiled model without a longest completion": {"hint_weight": 1.0, **COMPILED},
+    "a misspelt preference loss": {"replay_weight": 1.0, "replay_loss": "ddpo"},
+    "a preference loss for single completions": {"replay_weight": 1.0, "replay_loss": "kto"},
+    "options of replay without its weight": {"replay_params": {"beta": 0.3}},
+    "a misspelt source of hints": {"hint_weight": 1.0, "hint_source": "succesful_rollout"},
+    "a threshold that is NaN": {**ROLLOUTS, "success_reward_threshold": float("nan")},
+    "a longest prompt of 0": {**ROLLOUTS, "max_reprompt_len": 0},
+    "a prompt without the solution": {**ROLLOUTS, "reprompt_template": "{prompt}"},
+    "a prompt without the feedback": {**FEEDBACK, "reprompt_template": "{solution}"},
+    "a solution without the attempt": {**ROLLOUTS, "solution_template": "{solution}"},
+    "a template that does not end": {**ROLLOUTS, "feedback_template": "{"},
+    "SDPO's name of the source of hints": {"use_successful_as_teacher": False},
+    "a threshold for hints of a column": {"hint_weight": 1.0, "success_reward_threshold": 0.5},
+    "feedback beside hints of a column": {"hint_weight": 1.0, "include_environment_feedback": True},
+    "a template of a column beside rollouts": {**ROLLOUTS, "teacher_prompt_template": "{privileged_context}"},
+    "a rule of the feedback without it": {**ROLLOUTS, "environment_feedback_only_without_solution": True},
+    "a source of hints without a weight": {"hint_source": "successful_rollout"},
+    "one rollout in an evaluation": {**ROLLOUTS, **SHORT, "num_generations_eval": 1},
+    "a demonstration longer than the model takes": ROLLOUTS,
+    "a column of feedback that is not read": {**ROLLOUTS, **SHORT},
+    "five mistakes at once": {
+        **{"policy": "grpoo", "hint_weight": 1.0, "hint_divergence": "jsdd", "replay_weight": 1.0},
+        **{"replay_params": {"bta": 1}, "hint_source": "colum", "fused_linear": 1},
+    },
+    "two options that are not JSON": {"policy_params": "{", "hint_params": "["},
+    "four options that do not go together": {
+        **{"policy": "grpo", "replay_weight": 1.0, "replay_loss": "orpo", "loss_type": "cispo"},
+        **{"importance_sampling_level": "sequence", "remove_unused_columns": True},
+    },
+    "two options beside a cap": {"policy": "cispo@trl", "epsilon": 0.1, "delta": 3.0},
+}
 
+# Columns of the last row of a data set, whose others are sound.
+ONE_ROW: dict[str, dict[str, Any]] = {
+    "an empty hint": {"privileged_context": "  "},
+    "a hint longer than the model takes": {"privileged_context": "1" * tiny.MAX_LENGTH},
+    "an empty prompt": {"prompt": ""},
+    "no prompt": {"prompt": None},
+    "an empty completion": {"chosen": ""},
+    "a completion of white space": {"rejected": " "},
+    "a pair longer than the model takes": {"chosen": "1" * tiny.MAX_LENGTH},
+    "a pair with one side": {"rejected": None},
+    "a negative weight of a pair": {"n_teachers_agreeing": -1.0},
+    "a weight of a pair that is NaN": {"n_teachers_agreeing": float("nan")},
+    "a weight of a pair beyond float32": {"n_teachers_agreeing": 1e39},
+}
 
-def _parsed() -> None:
-    from composer_plugins.adapters.trl_mixin import ComposerParser
+# Columns of every row.
+ALL_ROWS: dict[str, dict[str, Any]] = {
+    "no hint in any row": {"privileged_context": None},
+    "None as the text of a hint": {"privileged_context": "None"},
+    "the prompt as the hint": {"privileged_context": GOOD["prompt"]},
+    "no pair in any row": {"chosen": None, "rejected": None, "n_teachers_agreeing": None},
+    "pairs whose weights are 0": {"n_teachers_agreeing": 0.0},
+    "pairs of different number": {"chosen": ["1", "2"], "rejected": ["3"]},
+    "more pairs than generations": {"chosen": ["1"] * 5, "rejected": ["2"] * 5, WEIGHT: None},
+    "more pairs than weights": {"chosen": ["1", "2"], "rejected": ["3", "4"], WEIGHT: [1.0]},
+    "chosen equals rejected": {"rejected": GOOD["chosen"]},
+    "a completion with the end of sequence": {"chosen": "1<eos>"},
+    "sides that repeat the prompt": {"chosen": "a?12", "rejected": "a?3"},
+    "sides that repeat messages": {**CHAT, "chosen": "a?12", "rejected": "a?3"},
+    "a question as the completion": {"chosen": [{"role": "user", "content": "1"}]},
+    "a question as the completion of messages": {**CHAT, "chosen": [{"role": "user", "content": "1"}]},
+    "a message without content": {"prompt": [{"role": "user", "content": None}]},
+}
 
-    file = Path(SCRATCH.name) / "config.yaml"
-    file.write_text("hint_wieght: 1.0\n")
-    words = ["--config", str(file), "--output_dir", SCRATCH.name]
-    ComposerParser((ComposerGRPOConfig,)).parse_args_and_config(words)
+CUTS = "{% for m in messages %}{{ m['content'][:2] }}{% endfor %}"
+COUNTS = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+OPENS = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<t>{% endif %}"
+WITHOUT_A_HINT = [GOOD, GOOD | {"privileged_context": ""}]
+LONG = [GOOD, GOOD | {"privileged_context": "1" * tiny.MAX_LENGTH}]
+TWO, SEVEN = (GOOD | {"chosen": ["1"] * count, "rejected": ["2"] * count} for count in (2, 7))
 
-
-SCRATCH = tempfile.TemporaryDirectory()
-GRPO = {"policy": "grpo"}
+# What is neither an option nor a row.
+CONFIGS: dict[str, Mistake] = {
+    "a misspelt option in YAML": parsed("hint_wieght: 1.0"),
+    "a misspelt option of a command line": parsed("seed: 1", "--hint_wieght", "1"),
+}
+TRAINERS: dict[str, Mistake] = {
+    "a data set without hints": without(HINT, hint_weight=1.0),
+    "a data set without the better side": without("chosen", replay_weight=1.0),
+    "a data set without the worse side": without("rejected", replay_weight=1.0),
+    "a data set without feedback": without(HINT, **FEEDBACK),
+    "an empty hint in the evaluation set": ("eval_dataset=...", evaluated(WITHOUT_A_HINT, hint_weight=1.0)),
+    "more pairs than an evaluation has generations": (
+        "num_generations_eval=1",
+        evaluated([TWO], replay_weight=1.0, num_generations_eval=1),
+    ),
+    "a config of TRL's own": ("args=GRPOConfig(...)", lambda: with_args(GRPOConfig(SCRATCH.name, **CPU))),
+    "no config": ("args=None", lambda: with_args(None)),
+    "our config in TRL's own trainer": (
+        "GRPOTrainer(args=ComposerGRPOConfig(...))",
+        lambda: tiny.trainer(GRPOTrainer, policy="gspo", loss_type="dapo", hint_weight=1.0),
+    ),
+    "our config in a trainer derived from TRL's": (
+        "MyTrainer(args=ComposerGRPOConfig(...))",
+        lambda: tiny.trainer(type("MyTrainer", (GRPOTrainer,), {})),
+    ),
+    "the mixin in front of RLOOTrainer": derived(ComposerLossMixin, RLOOTrainer),
+    "the mixin in front of Trainer": derived(ComposerLossMixin, Trainer),
+    "the mixin behind the trainer": derived(GRPOTrainer, ComposerLossMixin),
+    "the mixin alone": derived(ComposerLossMixin),
+    "a chat template that cuts the hint off": with_template(
+        "m['content'][:2]", CUTS, hint_weight=1.0, teacher_prompt_template="{prompt}{privileged_context}"
+    ),
+    "a chat template that rewrites the prompt": with_template("messages | length", COUNTS, replay_weight=1.0),
+    "a completion without its reasoning": with_template("A:<t>", OPENS, replay_weight=1.0),
+    "a tokenizer without an end of sequence": ("eos_token=None", no_end),
+    "an encoder-decoder": ("model=T5ForConditionalGeneration", encoder_decoder),
+    "a learned prompt": adapted(PromptTuningConfig(**TOKENS)),
+    "a learned prefix": adapted(PrefixTuningConfig(**TOKENS)),
+    "an adapter that changes the weights": adapted(LoraConfig(**QV, init_lora_weights="pissa")),
+    "an adapter that trains biases": adapted(LoraConfig(**QV, bias="all")),
+    "IA3 with random weights": adapted(IA3Config(**QV, feedforward_modules=[], init_ia3_weights=False)),
+    "LoKr with random weights": adapted(LoKrConfig(**QV, r=4, init_weights=False)),
+    "a model with a learned prompt": (
+        "model=get_peft_model(...)",
+        lambda: tiny.trainer(
+            policy_model=get_peft_model(tiny.model(), PromptTuningConfig(**TOKENS)), replay_weight=1.0
+        ),
+    ),
+    "an adapter that is loaded frozen": ("model=PeftModel.from_pretrained(...)", frozen),
+    "a tool as a word": paired(tools="read"),
+    "tools beside a prompt that is a string": paired(prompt="a?", chosen="1", rejected="2"),
+    "a tool call without a function": paired(chosen=tool_calls.answer("", [{"name": "read"}])),
+    "arguments that are not JSON": paired(chosen=tool_calls.answer(None, tool_calls.calls("{"))),
+    "neither content nor a tool call": paired(chosen=tool_calls.answer(None, None)),
+    "a pair of one tool call": paired(rejected=tool_calls.call("a")),
+}
+STEPS: dict[str, Mistake] = {
+    "a streamed hint longer than the model takes": (
+        "train_dataset=IterableDataset",
+        lambda: tiny.trainer(hint_weight=1.0, dataset=streamed(LONG), per_device_train_batch_size=8).train(),
+    ),
+    "more streamed pairs than generations": (
+        "eval_dataset={'a': Dataset, 'b': IterableDataset}",
+        lambda: evaluated(
+            {"a": Dataset.from_list([TWO]), "b": streamed([TWO, SEVEN])}, replay_weight=1.0
+        )().evaluate(),
+    ),
+    "a teacher with a weight that is NaN": ("hint_weight=1.0", nan_teacher),
+    "a trainer whose compute_loss does not call _compute_loss": (
+        "class Mine(ComposerLossMixin, MyGRPOTrainer), replay_weight=1.0",
+        lambda: tiny.trainer(mixed(Bypassing), replay_weight=1.0).train(),
+    ),
+    "a reward that is NaN": ("reward_funcs=[lambda ...: float('nan')]", nan_rewards),
+    "a mask of the hint of another length": rolled_out(
+        lambda r: {"hint_mask": [[1, *ids] for ids in r["completion_ids"]]}
+    ),
+    "a mask of the hint that is not 0 or 1": rolled_out(
+        lambda r: {"hint_mask": [[0.5] * len(ids) for ids in r["completion_ids"]]}
+    ),
+    # The student would be conditioned on one prompt and the teacher on another.
+    "a rollout of another prompt": rolled_out(
+        lambda r: {"prompt_ids": [[5, 6, *ids] for ids in r["prompt_ids"]]}
+    ),
+}
 CASES: tuple[Case, ...] = (
-    Case("a misspelt option", {"hint_wieght": 1.0}),
-    Case("a misspelt option in YAML", change="hint_wieght: 1.0", make=_parsed),
-    Case("a misspelt loss", {"policy": "grop"}),
-    Case("a misspelt dialect", {"policy": "cispo@tlr"}),
-    Case("a misspelt parameter", {"policy": "grpo", "policy_params": {"clip_hihg": 0.28}}),
-    Case("verl's name of a parameter", {**GRPO, "policy_params": {"clip_ratio_c": 3.0}}),
-    Case("TRL's name of a parameter", {**GRPO, "policy_params": {"epsilon": 0.1}}),
-    Case("TRL's cap of cispo as a parameter", {"policy": "cispo", "policy_params": {"epsilon_high": 5.0}}),
-    Case("verl's name of TRL's KL coefficient", {"kl_loss_coef": 0.001}),
-    Case("verl's name of TRL's clip", {"clip_ratio_high": 0.28}),
-    Case("a parameter among the options", {**GRPO, "clip_high": 0.28}),
-    Case("a clip of 28 for 28 percent", {**GRPO, "policy_params": {"clip_high": 28}}),
-    Case(
-        "PPO's clip beside a ratio of the sequence", {"policy": "gspo", "epsilon": 0.2, "epsilon_high": 0.28}
-    ),
-    Case("PPO's clip beside TRL's cap of cispo", {"policy": "cispo", "epsilon_high": 0.28}),
-    Case("TRL's default cap of cispo", {"policy": "cispo@trl"}),
-    Case("parameters without a policy", {"policy_params": {"clip_high": 0.28}}),
-    Case("a parameter as a string", {"policy": "grpo", "policy_params": {"clip_high": "0.28"}}),
-    Case("parameters that are not JSON", {"policy": "grpo", "policy_params": "{clip_high: 0.28"}),
-    Case("a preference loss as the policy", {"policy": "dpo"}),
-    Case("a dotted path", {"policy": "my_package.losses.my_loss"}),
-    Case("a loss that does not import", {"policy": "my_package.losses:my_loss"}),
-    Case("a loss over the whole batch", {"policy": "clip_cov"}),
-    Case("a loss that needs the top k", {"policy": "dppo_topk_tv"}),
-    Case("a required parameter left out", {"policy": "opsm"}),
-    Case("TRL's clip and ours", {**GRPO, "epsilon_high": 0.3, "policy_params": {"clip_high": 0.4}}),
-    Case("TRL's clip beside a loss without one", {"policy": "reinforce", "epsilon": 0.1}),
-    Case("a percentage", {**GRPO, "epsilon": 20.0}),
-    Case("TRL's delta beside a loss without it", {"policy": "gspo_token", "delta": 2.0}),
-    Case("TRL's ratio of the sequence", {**GRPO, "importance_sampling_level": "sequence"}),
-    Case("a misspelt loss_type", {**GRPO, "loss_type": "dapoo"}),
-    Case("a loss of TRL's as the reduction", {**GRPO, "loss_type": "cispo"}),
-    Case("TRL's KL beside a loss that has no mean", {"policy": "importance_sampling", "beta": 0.1}),
-    Case(
-        "vLLM's weights beside a loss that has the rollout's ratio", {"policy": "dppo_tv", "use_vllm": True}
-    ),
-    Case("an advantage, as in verl", {"advantage": "rloo"}),
-    Case("a top k, as in verl", {"hint_weight": 1.0, "hint_top_k": 100}),
-    Case("an old policy, as in PRIME-RL", {**GRPO, "old_policy": "rollout"}),
-    Case("a rollout correction, as in PRIME-RL", {"policy": "reinforce", "rollout_correction": "tis"}),
-    Case("a negative weight", {"hint_weight": -0.1}),
-    Case("a weight that is None", {"hint_weight": None}),
-    Case("a weight that is NaN", {"replay_weight": float("nan")}),
-    Case("all weights 0", {"policy_weight": 0.0}),
-    Case("a misspelt teacher", {"hint_weight": 1.0, "hint_teacher": "bse"}),
-    Case("a misspelt divergence", {"hint_weight": 1.0, "hint_divergence": "jds"}),
-    Case("a preference loss as the divergence", {"hint_weight": 1.0, "hint_divergence": "dpo"}),
-    Case("a parameter out of its range", {"hint_weight": 1.0, "hint_params": {"beta": 1.5}}),
-    Case("a rule for the rest, without a top k", {"hint_weight": 1.0, "hint_params": {"rest": "tail"}}),
-    Case("an option of the hint without its weight", {"hint_teacher": "ema"}),
-    Case("an EMA rate without an EMA", {"hint_weight": 1.0, "hint_ema_rate": 0.1}),
-    Case("a decay as the EMA rate", {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.999}),
-    Case("a template without the hint", {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}"}),
-    Case("unused columns removed", {"hint_weight": 1.0, "remove_unused_columns": True}),
-    Case("a misspelt preference loss", {"replay_weight": 1.0, "replay_loss": "ddpo"}),
-    Case("a preference loss for single completions", {"replay_weight": 1.0, "replay_loss": "kto"}),
-    Case("options of replay without its weight", {"replay_params": {"beta": 0.3}}),
-    without("privileged_context"),
-    without("chosen"),
-    data("an empty hint", {"privileged_context": "  "}),
-    data("a hint longer than the model takes", {"privileged_context": "1" * tiny.MAX_LENGTH}),
-    data("no hint in any row", {"privileged_context": None}, all_rows=True),
-    data("an empty prompt", {"prompt": ""}),
-    data("a pair with one side", {"rejected": None}),
-    data("pairs of different number", {"chosen": ["1", "2"], "rejected": ["3"]}, all_rows=True),
-    data("chosen equals rejected", {"rejected": GOOD["chosen"]}, all_rows=True),
-    data("sides that repeat the prompt", {"chosen": "a?12", "rejected": "a?3"}, all_rows=True),
-    data("a negative weight of a pair", {"n_teachers_agreeing": -1.0}),
-    data("a question as the completion", {"chosen": [{"role": "user", "content": "1"}]}, all_rows=True),
-    Case("an empty hint in the evaluation set", change="eval_dataset=...", make=_evaluated),
-    Case("a config of TRL's own", change="args=GRPOConfig(...)", make=_plain),
-    Case(
-        "our config in TRL's own trainer",
-        change="GRPOTrainer(args=ComposerGRPOConfig(...))",
-        make=_ours_in_a_plain_trainer,
-    ),
-    Case("a chat template that cuts the hint off", change="m['content'][:2]", make=_cut_off),
-    Case("a teacher with a weight that is NaN", change="hint_weight=1.0", make=_nan_teacher, trains=True),
-    Case(
-        "the mixin in front of RLOOTrainer",
-        change="class Mine(ComposerLossMixin, RLOOTrainer)",
-        make=lambda: mixed(RLOOTrainer),
-    ),
-    Case(
-        "a trainer whose compute_loss does not call _compute_loss",
-        change="class Mine(ComposerLossMixin, MyGRPOTrainer), replay_weight=1.0",
-        make=lambda: tiny.trainer(mixed(Bypassing), replay_weight=1.0).train(),
-        trains=True,
-    ),
-    Case("a tokenizer without an end of sequence", change="eos_token=None", make=_no_end),
-    Case("an encoder-decoder", change="model=T5ForConditionalGeneration", make=_encoder_decoder),
-    Case(
-        "a reward that is NaN",
-        change="reward_funcs=[lambda ...: float('nan')]",
-        make=_nan_rewards,
-        trains=True,
+    *(Case(name, options) for name, options in OPTIONS.items()),
+    *(Case(name, BOTH, rows) for name, rows in ONE_ROW.items()),
+    *(Case(name, BOTH, rows, every_row=True) for name, rows in ALL_ROWS.items()),
+    *(
+        Case(name, change=change, make=make, when=when)
+        for when, table in ((CONFIG, CONFIGS), (TRAINER, TRAINERS), (STEP, STEPS))
+        for name, (change, make) in table.items()
     ),
 )
 
 
 def row(case: Case) -> Row:
     """Make the mistake and write down what is said."""
-    change = case.change or ", ".join(f"{key}={value!r}" for key, value in case.options.items())
-    change = change.replace("1" * tiny.MAX_LENGTH, "111...")
+    change = case.change or written(case.options if case.rows is None else case.rows)
+    change = change.replace("1" * tiny.MAX_LENGTH, "111...").replace("0" * 400, "000...")
     told = "" if case.make is not None or case.rows is not None else _told(case.options)
-    return replaced(Row(case.name, change, told, *said(_stages(case))), {SCRATCH.name: "DIR"})
+    row = Row(case.name, change, told, *said(_stages(case)))
+    return replaced(row, {SCRATCH.name: "DIR", "0" * 400: "000..."})
 
 
 def _told(options: dict[str, Any]) -> str:
@@ -232,14 +443,11 @@ def _told(options: dict[str, Any]) -> str:
 
 def _stages(case: Case) -> Iterator[Stage]:
     if case.make is not None:
-        yield (STEP if case.trains else CONFIG if case.make is _parsed else TRAINER), case.make
+        yield case.when, case.make
         return
     if case.rows is None:
-        yield (
-            CONFIG,
-            lambda: ComposerGRPOConfig(output_dir=SCRATCH.name, use_cpu=True, bf16=False, **case.options),
-        )
+        yield CONFIG, lambda: ComposerGRPOConfig(SCRATCH.name, **CPU, **case.options)
     wrong = [{**GOOD, "n_teachers_agreeing": 1.0, **(case.rows or {})}]
-    sound = wrong if not case.first_row_only else [{**GOOD, "n_teachers_agreeing": 1.0}]
+    sound = wrong if case.every_row else [{**GOOD, "n_teachers_agreeing": 1.0}]
     rows = Dataset.from_list([*sound * 3, *wrong]) if case.rows is not None else None
     yield TRAINER, lambda: tiny.trainer(dataset=rows, **case.options)

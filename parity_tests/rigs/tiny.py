@@ -5,12 +5,13 @@ rows come out whatever the micro-batch, the accumulation or the number of proces
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
@@ -18,7 +19,22 @@ from composer_plugins.adapters.trl_mixin.forward import completion
 from composer_plugins.adapters.trl_mixin.predictions import Logits
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher
 from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
-from composer_plugins.conformance.trl_claims.tiny import MAX_LENGTH, OPTIONS, SYMBOLS, model, tokenizer
+from composer_plugins.conformance.trl_claims import tiny
+from composer_plugins.conformance.trl_claims.tiny import MAX_LENGTH, OPTIONS, SYMBOLS, model
+
+GOOD = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12", "rejected": "3"}
+
+
+def config(**options: Any) -> ComposerGRPOConfig:
+    """A config with these options, on the CPU."""
+    return ComposerGRPOConfig(**{"output_dir": "unused", "use_cpu": True, "bf16": False, **options})
+
+
+def tokenizer(chat_template: str = tiny.CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per character."""
+    made = tiny.tokenizer()
+    made.chat_template = chat_template
+    return made
 
 
 def absolute_model() -> GPT2LMHeadModel:
@@ -116,6 +132,16 @@ def trainer(
     return made
 
 
+def with_rollout(change: Callable[[dict[str, Any]], dict[str, Any]], **options: Any) -> Any:
+    """A trainer whose rollout_func returns what `change` makes of the scripted rollout."""
+
+    def changed(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        made = rollout(prompts, trainer)
+        return made | change(made)
+
+    return trainer(arguments={"rollout_func": changed}, **{"hint_weight": 1.0, **options})
+
+
 def gradients(made: Any) -> list[torch.Tensor]:
     """Train `made`; the gradient of each optimizer step."""
     recorder = GradientRecorder()
@@ -128,6 +154,19 @@ def averages(made: Any) -> dict[str, torch.Tensor]:
     """The weights of the ema teacher, by name."""
     (callback,) = (one for one in made.callback_handler.callbacks if isinstance(one, EmaTeacher))
     return callback.averages
+
+
+def averages_at_the_last_step(made: Any, checkpoint: Any = None) -> dict[str, torch.Tensor]:
+    """Train `made`; the weights of its ema teacher when the last step begins."""
+    seen: dict[str, torch.Tensor] = {}
+
+    class Recorder(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            seen.update({name: weight.clone() for name, weight in averages(made).items()})
+
+    made.add_callback(Recorder())
+    made.train(resume_from_checkpoint=checkpoint)
+    return seen
 
 
 def batch(made: Any) -> dict[str, Any]:

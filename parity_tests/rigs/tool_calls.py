@@ -1,18 +1,47 @@
 """A GRPO run with tool calls: a byte tokenizer, Qwen3's chat template, and scripted turns of the model."""
 
+import json
 from typing import Any
 
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from trl import GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
 from parity_tests.rigs import tiny
 
+ONE_CLASS = "environment_factories" not in GRPOTrainer.__init__.__code__.co_names  # before TRL 1.8
+HINT = "The number is below 5."
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call><|im_end|>'
 TURNS = (CALL.format("guess", '{"number": 3}'), CALL.format("guess", '{"number": 8}'), "done<|im_end|>")
 QUESTION = [{"role": "user", "content": "Guess."}]
+READ = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+
+
+def calls(arguments: str) -> list[dict[str, Any]]:
+    """One call of the tool in READ."""
+    return [{"id": "1", "type": "function", "function": {"name": "read", "arguments": arguments}}]
+
+
+def answer(content: Any, tool_calls: Any) -> list[dict[str, Any]]:
+    """A message of the assistant."""
+    return [{"role": "assistant", "content": content, "tool_calls": tool_calls}]
+
+
+def call(path: str) -> list[dict[str, Any]]:
+    """A message that calls the tool with this path, and has no text."""
+    return answer(None, calls(f'{{"path":"{path}"}}'))
+
+
+# A pair as a parquet file of recorded traces has it.
+PROMPT = [
+    {"role": "user", "content": "What is in a?", "tool_calls": None},
+    {**call("c")[0], "tool_call_id": None},
+    {"role": "tool", "content": "no such file", "tool_call_id": "1", "tool_calls": None},
+]
+PAIR = {"prompt": PROMPT, "chosen": call("a"), "rejected": call("b"), "tools": json.dumps(READ)}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -50,14 +79,12 @@ class Scripted(Qwen3ForCausalLM):
 
 def model(max_length: int = 4096) -> Scripted:
     """Random weights, with the tokenizer's vocabulary."""
-    torch.manual_seed(0)
     words = tokenizer()
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.2}
-    ends = {"eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
-    made = Scripted(
-        Qwen3Config(vocab_size=len(words), max_position_embeddings=max_length, **sizes, **heads, **ends)
-    )
+    config = tiny.model().config
+    config.vocab_size, config.max_position_embeddings = len(words), max_length
+    config.eos_token_id, config.pad_token_id = words.eos_token_id, words.pad_token_id
+    torch.manual_seed(0)
+    made = Scripted(config)
     made.tokenizer = words
     return made
 
@@ -75,3 +102,67 @@ def trainer(*, max_length: int = 4096, rows: list[dict[str, Any]] | None = None,
         arguments=arguments,
         **{**sizes, **options},
     )
+
+
+def of_pairs(*, arguments: dict[str, Any] | None = None, max_steps: int = 1, **columns: Any) -> Any:
+    """A trainer of the replay channel alone, on two rows of PAIR with these columns in place of its own."""
+    options = {"replay_weight": 1.0, "policy_weight": 0.0, "max_steps": max_steps}
+    return trainer(rows=[{**PAIR, **columns}] * 2, arguments=arguments or {}, **options)
+
+
+class Plain:
+    """An environment without hints. Its reset completes the prompt."""
+
+    def __init__(self) -> None:
+        self._guesses: list[int] = []
+
+    def reset(self, **row: Any) -> str:
+        """Begin anew."""
+        self._guesses = []
+        return f" Start with {row['start']}."
+
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: a number from 0 to 9
+
+        Returns:
+            Whether it is right.
+        """
+        self._guesses.append(number)
+        return "right" if number == 3 else "too high"
+
+    def get_reward(self) -> float:
+        """The fraction of right guesses."""
+        return self._guesses.count(3) / max(len(self._guesses), 1)
+
+
+class Hinting(Plain):
+    """The hint is about the turn whose guess was wrong, in the rollouts of the second row."""
+
+    turn: Any = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.privileged_context: str | None = None
+        self.hint_turn: Any = None
+
+    def reset(self, **row: Any) -> str:
+        """Begin anew."""
+        self._hints = row["start"] == 1
+        self.privileged_context = None
+        return super().reset(**row)
+
+    def guess(self, number: int) -> str:
+        """Guess the number.
+
+        Args:
+            number: a number from 0 to 9
+
+        Returns:
+            Whether it is right.
+        """
+        if number != 3 and self._hints:
+            self.privileged_context, self.hint_turn = HINT, self.turn
+        return super().guess(number)

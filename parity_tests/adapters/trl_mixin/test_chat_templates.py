@@ -68,16 +68,6 @@ def test_pairs_with_reasoning_train(opens: Any) -> None:
     assert made.processing_class.decode(whole) == "U:a?\nA:<t>\n12</t>3<eos>"
 
 
-def test_a_completion_without_its_reasoning_is_an_error_that_says_how_to_write_it() -> None:
-    rows = [{"prompt": QUESTION, "chosen": "3", "rejected": "5"}] * 4
-    message = (
-        "row 0, chat template: its prompt ends with <t>, and the completion has no </t>; "
-        "write it as the model does after this prompt: the reasoning, </t>, the answer"
-    )
-    with pytest.raises(DataError, match=message):
-        with_template(OPENS, dataset=Dataset.from_list(rows))
-
-
 def test_another_template_that_rewrites_the_prompt_names_trls_remedy(opens: Any) -> None:
     made = with_template("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     for completion in ("12", [{"role": "assistant", "content": "1"}, {"role": "user", "content": "2"}]):

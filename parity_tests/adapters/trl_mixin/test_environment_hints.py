@@ -4,76 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
-from parity_tests.rigs import tool_calls
-from parity_tests.rigs.tiny import batch, gradients, loss_and_gradient
+from parity_tests.rigs import by_rows, tool_calls
+from parity_tests.rigs.tiny import batch, flat_gradient, gradients, loss_and_gradient
+from parity_tests.rigs.tool_calls import HINT, ONE_CLASS, Hinting, Plain
 
-ONE_CLASS = "environment_factories" not in GRPOTrainer.__init__.__code__.co_names  # before TRL 1.8
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 
-HINT = "The number is below 5."
 OPTIONS = {"hint_weight": 1.0, "policy_weight": 0.0, "hint_source": "environment"}
-
-
-class Plain:
-    """An environment without hints. Its reset completes the prompt."""
-
-    def __init__(self) -> None:
-        self._guesses: list[int] = []
-
-    def reset(self, **row: Any) -> str:
-        """Begin anew."""
-        self._guesses = []
-        return f" Start with {row['start']}."
-
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: a number from 0 to 9
-
-        Returns:
-            Whether it is right.
-        """
-        self._guesses.append(number)
-        return "right" if number == 3 else "too high"
-
-    def get_reward(self) -> float:
-        """The fraction of right guesses."""
-        return self._guesses.count(3) / max(len(self._guesses), 1)
-
-
-class Hinting(Plain):
-    """The hint is about the turn whose guess was wrong, in the rollouts of the second row."""
-
-    turn: Any = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.privileged_context: str | None = None
-        self.hint_turn: Any = None
-
-    def reset(self, **row: Any) -> str:
-        """Begin anew."""
-        self._hints = row["start"] == 1
-        self.privileged_context = None
-        return super().reset(**row)
-
-    def guess(self, number: int) -> str:
-        """Guess the number.
-
-        Args:
-            number: a number from 0 to 9
-
-        Returns:
-            Whether it is right.
-        """
-        if number != 3 and self._hints:
-            self.privileged_context, self.hint_turn = HINT, self.turn
-        return super().guess(number)
 
 
 class AllTurns(Hinting):
@@ -130,26 +70,9 @@ def test_only_the_tokens_of_that_turn_have_a_gradient() -> None:
     made = trainer(Hinting)
     inputs = batch(made)
     loss, gradient = loss_and_gradient(made, inputs)
-    total = torch.zeros(())
-    for i in range(4):
-        mask = inputs["hint_mask"][i]
-        if not mask.any():
-            continue
-        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
-        sides = []
-        for prompt in ("hint_prompt", "prompt"):
-            ids = inputs[f"{prompt}_ids"][i][inputs[f"{prompt}_mask"][i].bool()]
-            with torch.set_grad_enabled(prompt == "prompt"):
-                logits = made.model(torch.cat([ids, completion])[None]).logits[0, len(ids) - 1 : -1]
-            sides.append(logits.log_softmax(-1))
-        teacher, student = (side[mask[: len(completion)]] for side in sides)
-        mean = ((teacher.exp() + student.exp()) / 2).log()
-        kl = [(side.exp() * (side - mean)).sum(-1) for side in (teacher, student)]
-        total = total + (kl[0] + kl[1]).mean() / 2 / 4
-    made.model.zero_grad()
-    total.backward()
-    expected = torch.cat([p.grad.flatten() for p in made.model.parameters()])
-    assert torch.allclose(loss, total.detach(), rtol=1e-5)
+    total = by_rows.hint(made, inputs, made._hint.teacher.model, tokens=inputs["hint_mask"])
+    expected = flat_gradient(made, total)
+    assert torch.allclose(loss.double(), total.detach(), rtol=1e-5)
     assert (gradient - expected).norm() <= 1e-5 * expected.norm()
 
 

@@ -10,14 +10,13 @@ import torch
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
-from parity_tests.adapters.trl_mixin.test_environment_hints import ONE_CLASS, Hinting, Plain
 from parity_tests.rigs import tiny, tool_calls
+from parity_tests.rigs.tool_calls import ONE_CLASS, Hinting, Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using '(environment_factory|rollout_func)'")
 
 PAIR = {"chosen": "3 it is.", "rejected": "8 it is."}
 ROWS = [{"prompt": tool_calls.QUESTION, "start": i, **PAIR} for i in range(2)]
-READ = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
 ADDS = "ignore:environment_factory. reset\\(\\) adds"
 
 
@@ -121,7 +120,7 @@ def shown(made: Any, inputs: dict[str, Any], row: int) -> str:
 def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_own() -> None:
     kinds = {"a": Silent, "b": Reading}
     rows = [{**ROWS[0], "environment": name, "tools": None} for name in ("a", "b")]
-    rows += [{**ROWS[0], "environment": "a", "tools": json.dumps(READ)}]
+    rows += [{**ROWS[0], "environment": "a", "tools": json.dumps(tool_calls.READ)}]
     options = {"per_device_train_batch_size": 6, "num_generations": 2}
     made = trainer(kinds, rows, **options)
     inputs = tiny.batch(made)

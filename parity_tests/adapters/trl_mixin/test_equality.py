@@ -79,18 +79,27 @@ def test_grpo_through_our_kernel_equals_trl(loss_type: str, extra: dict[str, Any
     assert any(abs(ratio - 1) > 0.01 for ratio in ratios), "the ratios never left 1"
 
 
-def test_vllm_importance_ratio_multiplies_our_term_as_trls() -> None:
-    """vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do."""
-    theirs, ours = (
-        tiny.trainer(num_iterations=2, loss_type="grpo", **policy) for policy in ({}, {"policy": "grpo"})
-    )
+@pytest.mark.parametrize(("loss_type", "policy"), [("grpo", "grpo"), ("vespo", "vespo@trl")])
+def test_vllms_ratio_enters_our_term_as_trls(loss_type: str, policy: str) -> None:
+    """VESPO takes it into the weight of the sequence.
+
+    vLLM does not run here; its ratio in the batch, and the switches that make TRL read it, do.
+    """
+    vllm = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+    choice = tiny.config(policy=policy, **vllm).resolved.policy
+    theirs = tiny.trainer(num_iterations=2, loss_type=loss_type)
+    ours = tiny.trainer(num_iterations=2, policy=policy)
     inputs = tiny.batch(theirs)
     tiny.batch(ours)
-    _, without = tiny.loss_and_gradient(theirs, inputs)
     torch.manual_seed(0)
-    inputs["importance_sampling_ratio"] = 2 * torch.rand_like(inputs["old_per_token_logps"])
+    old = inputs["old_per_token_logps"]
+    inputs["old_per_token_logps"] = old + 0.7 * torch.randn_like(old)
+    _, without = tiny.loss_and_gradient(theirs, inputs)
+    ratio = 2 * torch.rand_like(old)
+    inputs["importance_sampling_ratio"] = torch.where(inputs["completion_mask"].bool(), ratio, 1.0)
     for made in (theirs, ours):
         made.use_vllm = made.vllm_importance_sampling_correction = True
+    ours._policy.choice = choice
     _, expected = tiny.loss_and_gradient(theirs, inputs)
     _, gradient = tiny.loss_and_gradient(ours, inputs)
     assert tiny.relative_difference(without, expected) > 0.1, "the ratio changed nothing"

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,41 +9,20 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import loss_mask
 from composer_plugins.columns import hinted_prompt
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.kernels.divergences import jsd, sampled_token
+from composer_plugins.kernels.divergences import sampled_token
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs import tiny
+from parity_tests.rigs import by_rows, tiny
 
 HINT_ONLY = {"policy_weight": 0.0, "hint_weight": 1.0, "dtype": torch.float64}
 # Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
 ROTARY = 1e-6
-
-
-def by_rows(
-    made: Any, inputs: dict[str, Any], teacher: Any, beta: float = 0.5, temperature: float = 1.0
-) -> torch.Tensor:
-    """The hint loss row by row, without padding: the second opinion."""
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(len(inputs["completion_ids"])):
-        live = inputs["completion_mask"][i].bool()
-        completion = inputs["completion_ids"][i][live]
-        prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-        hinted = inputs["hint_prompt_ids"][i][inputs["hint_prompt_mask"][i].bool()]
-        if torch.equal(prompt, hinted):
-            continue  # a row without a hint
-        n = len(completion)
-        with torch.no_grad():
-            theirs = teacher(torch.cat([hinted, completion])[None]).logits[0, -n - 1 : -1]
-        mine = made.model(torch.cat([prompt, completion])[None]).logits[0, -n - 1 : -1]
-        everywhere = torch.ones(n, dtype=torch.bool)
-        total = total + jsd(mine / temperature, theirs / temperature, everywhere, beta=beta).loss.mean()
-    return total / len(inputs["completion_ids"])
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.9])
@@ -57,7 +35,7 @@ def test_hint_loss_and_gradient_equal_a_loop_over_unpadded_rows(beta: float) -> 
     made.train()  # so that the teacher and the student are no longer the same
     inputs = tiny.batch(made)
     loss, gradient = tiny.loss_and_gradient(made, inputs)
-    expected = by_rows(made, inputs, initial, beta, temperature=0.7)
+    expected = by_rows.hint(made, inputs, initial, beta, temperature=0.7)
     flat = tiny.flat_gradient(made, expected)
     assert loss == pytest.approx(expected.item(), rel=ROTARY)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
@@ -98,24 +76,6 @@ def test_the_policy_has_its_own_weights_again_after_an_error_in_the_ema_teacher(
     assert all(map(torch.equal, made.model.parameters(), own))
 
 
-def test_the_ema_teacher_survives_a_checkpoint(tmp_path: Any) -> None:
-    options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
-    options |= {"save_strategy": "steps", "output_dir": str(tmp_path)}
-    first = tiny.trainer(**options, max_steps=2)
-    first.train()
-    saved = [p.clone() for p in tiny.averages(first).values()]
-    resumed = tiny.trainer(**options, max_steps=3)
-    seen: list[torch.Tensor] = []
-
-    class AtTheFirstStep(tiny.TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seen.extend(p.clone() for p in tiny.averages(resumed).values())
-
-    resumed.add_callback(AtTheFirstStep())
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert all(torch.equal(a, b) for a, b in zip(saved, seen, strict=True))
-
-
 def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_path: Any) -> None:
     """`output_dir` has a checkpoint of the same step by another run, or none."""
     options = {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, "save_steps": 2}
@@ -125,17 +85,6 @@ def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_p
     def made(folder: str, seed: int, steps: int) -> Any:
         given = {"policy_model": tiny.model(seed=seed), "max_steps": steps}
         return tiny.trainer(**options, **given, output_dir=str(tmp_path / folder))
-
-    def train(trainer: Any, resumed: Any = None) -> dict[str, torch.Tensor]:
-        seen: dict[str, torch.Tensor] = {}
-
-        class AtTheLatestStep(tiny.TrainerCallback):
-            def on_step_begin(self, *_: Any, **__: Any) -> None:
-                seen.update({name: weight.clone() for name, weight in tiny.averages(trainer).items()})
-
-        trainer.add_callback(AtTheLatestStep())
-        trainer.train(resume_from_checkpoint=resumed)
-        return seen
 
     saved = {}
     for folder, seed in runs.items():
@@ -149,9 +98,9 @@ def test_the_teacher_is_that_of_the_checkpoint_whatever_the_output_dir_has(tmp_p
     checkpoint = str(tmp_path / "other" / "checkpoint-2")
     with warnings.catch_warnings():
         warnings.simplefilter("error", ComposerWarning)  # the other run's sha256 file is found, and fits
-        assert is_from(train(made("own", runs["own"], 3), True), "own")
-        for output in ("own", "new"):
-            assert is_from(train(made(output, runs["other"], 3), checkpoint), "other")
+        runs_on = [("own", "own", True), ("own", "other", checkpoint), ("new", "other", checkpoint)]
+        for output, run, resumed in runs_on:
+            assert is_from(tiny.averages_at_the_last_step(made(output, runs[run], 3), resumed), run)
 
 
 def test_resuming_without_the_ema_teachers_file_is_an_error(tmp_path: Any) -> None:
@@ -214,53 +163,37 @@ def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
         made = tiny.trainer(**HINT_ONLY, hint_teacher="live")
     inputs = tiny.batch(made)
     _, gradient = tiny.loss_and_gradient(made, inputs)
-    expected = by_rows(made, inputs, copy.deepcopy(made.model))
+    expected = by_rows.hint(made, inputs, copy.deepcopy(made.model))
     flat = tiny.flat_gradient(made, expected)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
 
 
-def test_sampled_token_gradient_equals_its_definition() -> None:
-    """The policy's log-probabilities are those of TRL's own forward pass, with its temperature."""
-    made = tiny.trainer(**HINT_ONLY, hint_divergence="sampled_token", max_steps=2, temperature=0.7)
+@pytest.mark.parametrize("cap", [None, 1.01])
+def test_sampled_token_gradient_equals_its_definition(cap: float | None) -> None:
+    """The policy's log-probabilities are those of TRL's own forward pass, with its temperature.
+
+    A ratio cap weighs each token by its ratio to the policy that sampled it, as in SDPO. With
+    num_iterations=2 the policy has moved at the second step.
+    """
+    options: dict[str, Any] = {"hint_divergence": "sampled_token", "temperature": 0.7}
+    options |= {"hint_params": {"ratio_cap": cap}, "num_iterations": 2, "learning_rate": 3e-2}
+    made = tiny.trainer(**HINT_ONLY, **options)
     made.train()
     inputs = tiny.batch(made)
+    old = inputs["old_per_token_logps"]
+    inputs["old_per_token_logps"] = old + torch.linspace(-0.5, 0.5, old.numel()).view_as(old)
     _, gradient = tiny.loss_and_gradient(made, inputs)
-    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
+    ids, mask, live = (inputs[name] for name in ("completion_ids", "completion_mask", "hint_mask"))
 
     def logprobs(model: Any, prompt: str) -> torch.Tensor:
         whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
         return token_logprobs(tiny.completion_logits(made, model, *whole, ids.shape[1], 0.7), ids)
 
     student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
-    live = inputs["hint_mask"]
-    token = torch.where(live, (student - teacher).detach() * student, 0.0)
-    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
-    assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
-
-
-def test_a_ratio_cap_weighs_each_token_by_its_ratio_to_the_policy_that_sampled_it() -> None:
-    """As in SDPO. With num_iterations=2 the policy has moved at the second step."""
-    options = {"hint_divergence": "sampled_token", "max_steps": 1, "num_iterations": 2, "learning_rate": 3e-2}
-    made = tiny.trainer(**HINT_ONLY, hint_params={"ratio_cap": 1.01}, **options)
-    made.train()
-    inputs = tiny.batch(made)
-    old = inputs["old_per_token_logps"]
-    inputs["old_per_token_logps"] = old + torch.linspace(-0.5, 0.5, old.numel()).view_as(old)
-    _, gradient = tiny.loss_and_gradient(made, inputs)
-    ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-
-    def logprobs(model: Any, prompt: str) -> torch.Tensor:
-        whole = torch.cat([inputs[f"{prompt}_ids"], ids], 1), torch.cat([inputs[f"{prompt}_mask"], mask], 1)
-        return token_logprobs(
-            tiny.completion_logits(made, model, *whole, ids.shape[1], made.temperature), ids
-        )
-
-    student, teacher = logprobs(made.model, "prompt"), logprobs(made._hint.teacher.model, "hint_prompt")
     weight = (student - inputs["old_per_token_logps"]).exp().clamp(max=1.01).detach()
-    live = inputs["hint_mask"]
     assert (weight[live] == 1.01).any() and (weight[live] < 1).any()
-    token = torch.where(live, weight * (student - teacher).detach() * student, 0.0)
-    flat = tiny.flat_gradient(made, (token.sum(1) / live.sum(1).clamp(min=1)).mean())
+    token = (weight if cap else 1.0) * (student - teacher).detach() * student
+    flat = tiny.flat_gradient(made, (torch.where(live, token, 0.0).sum(1) / live.sum(1).clamp(min=1)).mean())
     assert tiny.relative_difference(flat, gradient) <= 1e-6  # TRL's fused head computes in float32
 
 
@@ -293,26 +226,11 @@ def test_without_a_bound_of_the_completions_a_hint_is_measured_with_each_batch()
     assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5  # row 1 of 4 has no hint either
 
 
-def test_without_a_bound_of_the_completions_the_memory_of_logits_is_that_of_a_token() -> None:
-    options = {"torch_compile": True, "torch_compile_backend": "eager", "max_completion_length": None}
-    message = r"MiB \(16 x 1 x \d+ in float32\) for each token of the longest completion; to accept"
-    with pytest.warns(ComposerWarning, match=message):
-        tiny.trainer(hint_weight=1.0, **options)
-
-
-def with_rollout(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A trainer whose rollout_func returns what `change` makes of the scripted rollout."""
-
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        made = tiny.rollout(prompts, trainer)
-        return made | change(made)
-
-    return tiny.trainer(hint_weight=1.0, arguments={"rollout_func": rollout})
-
-
 def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
     """Targeted distillation: a rollout_func returns one 0 or 1 per completion token."""
-    made = with_rollout(lambda r: {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in r["completion_ids"]]})
+    made = tiny.with_rollout(
+        lambda r: {"hint_mask": [[1] + [0] * (len(ids) - 1) for ids in r["completion_ids"]]}
+    )
     inputs = tiny.batch(made)
     assert inputs["hint_mask"][:, 1:].sum() == 0
     assert 0 < inputs["hint_mask"][:, 0].sum() < len(inputs["hint_mask"])  # row 1 has no hint
@@ -320,25 +238,12 @@ def test_hint_mask_of_a_rollout_restricts_the_tokens() -> None:
 
 def test_tokens_that_a_tool_wrote_are_not_distilled() -> None:
     """A rollout_func marks them with env_mask 0."""
-    made = with_rollout(lambda r: {"env_mask": [[1, 0, 1, 1, 1][: len(ids)] for ids in r["completion_ids"]]})
+    made = tiny.with_rollout(
+        lambda r: {"env_mask": [[1, 0, 1, 1, 1][: len(ids)] for ids in r["completion_ids"]]}
+    )
     inputs = tiny.batch(made)
     assert inputs["hint_mask"][:, 0].any() and not inputs["hint_mask"][:, 1].any()
     assert not loss_mask(inputs)[:, 1].any()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: {"hint_mask": [[1, *ids] for ids in r["completion_ids"]]}, "hint_mask: it has .* entries"),
-        (lambda r: {"hint_mask": [[0.5] * len(ids) for ids in r["completion_ids"]]}, "return a 0 or a 1"),
-        # The student would be conditioned on one prompt and the teacher on another.
-        (lambda r: {"prompt_ids": [[5, 6, *ids] for ids in r["prompt_ids"]]}, "rollout_func: it returned"),
-    ],
-    ids=["length", "values", "prompt"],
-)
-def test_a_rollout_that_the_hint_channel_cannot_use_is_an_error(change: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        tiny.batch(with_rollout(change))
 
 
 def test_the_hint_stands_in_the_last_user_message_and_leaves_the_rest() -> None:
@@ -350,19 +255,6 @@ def test_the_hint_stands_in_the_last_user_message_and_leaves_the_rest() -> None:
     ]
     made = hinted_prompt(prompt, "[12]", "{prompt}|{privileged_context}")
     assert made == [*prompt[:2], prompt[2] | {"content": "b?|[12]"}, prompt[3]]
-
-
-def test_padding_does_not_move_a_model_with_absolute_positions() -> None:
-    made = tiny.trainer(
-        policy_model=GPT2LMHeadModel(
-            GPT2Config(vocab_size=len(tiny.SYMBOLS), n_positions=32, n_embd=16, n_layer=1, n_head=2)
-        )
-    )
-    ids, ones = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
-    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
-    padding = torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1)
-    plain = tiny.completion_logits(made, made.model.eval(), ids, ones, 2, 1.0)
-    torch.testing.assert_close(tiny.completion_logits(made, made.model, padded, padding, 2, 1.0), plain)
 
 
 @pytest.mark.parametrize("estimator", ["score", "k2"])
@@ -377,16 +269,11 @@ def test_absolute_positions_give_the_gradient_of_a_loop_over_unpadded_rows(estim
     loss, gradient = tiny.loss_and_gradient(made, inputs)
     expected = torch.zeros((), dtype=torch.float64)
     for i, mask in enumerate(inputs["hint_mask"]):
-        completion = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
-        scores = {}
-        for name, model in (("hint_prompt", initial), ("prompt", made.model)):
-            prompt = inputs[f"{name}_ids"][i][inputs[f"{name}_mask"][i].bool()]
-            logits = model(torch.cat([prompt, completion])[None]).logits[:, -len(completion) - 1 : -1]
-            scores[name] = token_logprobs(logits, completion[None])
         if mask.any():
-            everywhere = torch.ones_like(scores["prompt"], dtype=torch.bool)
-            pair = (scores["prompt"], scores["hint_prompt"].detach(), everywhere)
-            expected = expected + sampled_token(*pair, estimator=estimator).loss.mean()
+            mine = by_rows.logprobs(made.model, inputs, i)[None]
+            theirs = by_rows.logprobs(initial, inputs, i, "hint_prompt")[None].detach()
+            everywhere = torch.ones_like(mine, dtype=torch.bool)
+            expected = expected + sampled_token(mine, theirs, everywhere, estimator=estimator).loss.mean()
     expected = expected / len(inputs["hint_mask"])
     assert loss == pytest.approx(expected.item(), rel=1e-12)
     assert tiny.relative_difference(tiny.flat_gradient(made, expected), gradient) <= 1e-12

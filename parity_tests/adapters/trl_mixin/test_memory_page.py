@@ -1,7 +1,9 @@
 """docs/memory.md: its tables are made from the formulas, and the formulas count what is really there."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,19 @@ from docs.generator.written import ROOT
 from parity_tests.rigs import tiny
 
 CONFIGS = dict(zip((model.name for model in memory.MODELS), (Qwen2Config, LlamaConfig), strict=True))
+
+
+def config_of(model: memory.Model, head_dim: int) -> Any:
+    """A config of transformers of this size."""
+    return CONFIGS[model.name](
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        intermediate_size=model.intermediate,
+        num_attention_heads=model.hidden // head_dim,
+        num_key_value_heads=model.kv // head_dim,
+        vocab_size=model.vocab,
+        tie_word_embeddings=False,
+    )
 
 
 def test_the_text_of_the_page_has_the_numbers_of_its_tables() -> None:
@@ -32,17 +47,8 @@ def test_the_text_of_the_page_has_the_numbers_of_its_tables() -> None:
 @pytest.mark.parametrize("model", memory.MODELS, ids=str)
 def test_the_weights_are_those_of_transformers_and_peft(model: memory.Model) -> None:
     """On the device meta, which holds no values. Norms and biases are left out of the page: below 0.1 %."""
-    config = CONFIGS[model.name](
-        hidden_size=model.hidden,
-        num_hidden_layers=model.layers,
-        intermediate_size=model.intermediate,
-        num_attention_heads=model.hidden // 128,
-        num_key_value_heads=model.kv // 128,
-        vocab_size=model.vocab,
-        tie_word_embeddings=False,
-    )
     with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(config)
+        built = AutoModelForCausalLM.from_config(config_of(model, 128))
         assert math.isclose(built.num_parameters(), model.parameters, rel_tol=1e-3)
         lora = get_peft_model(built, LoraConfig(r=memory.RANK, target_modules="all-linear"))
     assert lora.get_nb_trainable_parameters()[0] == model.adapter
@@ -75,15 +81,7 @@ def test_the_activations_of_a_layer_are_what_autograd_keeps(model: memory.Model,
     rows, length = 2, 64
 
     def kept(layers: int) -> int:
-        config = CONFIGS[model.name](
-            hidden_size=small.hidden,
-            num_hidden_layers=layers,
-            intermediate_size=small.intermediate,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=small.vocab,
-            tie_word_embeddings=False,
-        )
+        config = config_of(replace(small, layers=layers), 32)
         built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if lora:
             adapter = LoraConfig(r=1, target_modules="all-linear")

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 from typer.testing import CliRunner
 
 from composer_plugins import cli
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, upstream
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.migration import BATCH, READ
 from composer_plugins.cli import app
 from composer_plugins.cli.migrate import comments
@@ -21,69 +21,54 @@ from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective.objective import MISSING, of_choice
 from composer_plugins.objective.resolve import migrate, resolve
+from parity_tests.rigs import tiny
 from parity_tests.rigs.paths import ROOT
-
-WITHOUT_STD = {"scale_rewards": "none"}
 
 
 def differences(source: str, table: dict[str, Any], target: str) -> list[str]:
     return [str(one) for one in migrate(resolve(source, table).required(), target).differences]
 
 
+SAMPLED = {"hint_weight": 1.0, "hint_divergence": "sampled_token"}
+VESPO = {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+K3 = {"use_bias_correction_kl": False}
+CLAMPS = ["KL.log_ratio_clamp", "KL.value_clamp"]
+HINT, REPLAY, CUT = (
+    "hint_weight.denominator",
+    "replay_weight.denominator",
+    "rollout correction.log_ratio_clamp",
+)
+
+
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        (WITHOUT_STD, []),
-        ({}, []),  # TRL's epsilon is one that our estimator in verl takes too
+        ({}, []),
+        ({"scale_rewards": "group"}, []),  # TRL's epsilon is one that our estimator in verl takes too
+        ({"beta": 0.04, **K3}, CLAMPS),
+        ({"beta": 0.04, "use_bias_correction_kl": True}, ["KL"]),
+        ({"use_vllm": True}, [CUT]),
+        ({"top_entropy_quantile": 0.8}, ["not carried over"]),
+        ({"mask_truncated_completions": True}, ["not carried over"]),
+        ({"loss_type": "bnpo"}, ["denominator"]),
+        ({"temperature": 0.7, "entropy_coef": 0.01}, ["entropy bonus.denominator"]),
+        (SAMPLED, [HINT]),
+        ({"hint_weight": 1.0, "hint_teacher": "ema"}, [HINT, "to correct in this config"]),
+        ({"replay_weight": 1.0}, [REPLAY]),
+        ({"replay_weight": 1.0, "temperature": 0.7}, ["replay_temperature", REPLAY]),
         (
-            WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": False},
-            ["KL.log_ratio_clamp", "KL.value_clamp"],
+            {"policy_weight": 0.5, "entropy_coef": 0.1, **SAMPLED},
+            ["entropy bonus.denominator", HINT, "policy_weight.multiplies"],
         ),
-        (WITHOUT_STD | {"beta": 0.04, "use_bias_correction_kl": True}, ["KL"]),
-        (WITHOUT_STD | {"use_vllm": True}, ["rollout correction.log_ratio_clamp"]),
-        (WITHOUT_STD | {"top_entropy_quantile": 0.8}, ["not carried over"]),
-        (WITHOUT_STD | {"mask_truncated_completions": True}, ["not carried over"]),
-        (WITHOUT_STD | {"loss_type": "bnpo"}, ["denominator"]),
-        (WITHOUT_STD | {"temperature": 0.7, "entropy_coef": 0.01}, ["entropy bonus.denominator"]),
-        (
-            WITHOUT_STD | {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
-            ["hint_weight.denominator"],
-        ),
-        (
-            WITHOUT_STD | {"hint_weight": 1.0, "hint_teacher": "ema"},
-            ["hint_weight.denominator", "to correct in this config"],
-        ),
-        (WITHOUT_STD | {"replay_weight": 1.0}, ["replay_weight.denominator"]),
-        (
-            WITHOUT_STD | {"replay_weight": 1.0, "temperature": 0.7},
-            ["replay_temperature", "replay_weight.denominator"],
-        ),
-        (
-            WITHOUT_STD
-            | {"policy_weight": 0.5, "entropy_coef": 0.1, "hint_weight": 1.0}
-            | {"hint_divergence": "sampled_token"},
-            ["entropy bonus.denominator", "hint_weight.denominator", "policy_weight.multiplies"],
-        ),
-        (
-            WITHOUT_STD
-            | {"loss_type": "vespo", "use_vllm": True}
-            | {"vllm_importance_sampling_mode": "token_truncate"},
-            ["rollout correction.log_ratio_clamp", "rollout correction.enters"],
-        ),
-        (
-            WITHOUT_STD | {"beta": 0.1, "use_bias_correction_kl": False, "sync_ref_model": True},
-            ["KL.log_ratio_clamp", "KL.value_clamp", "not carried over"],
-        ),
-        (WITHOUT_STD | {"reward_weights": [1.0, 2.0]}, ["not carried over"]),
-        (
-            WITHOUT_STD
-            | {"hint_weight": 1.0, "hint_divergence": "sampled_token", "hint_source": "successful_rollout"},
-            ["hint_weight.denominator", "not carried over"],
-        ),
+        (VESPO, [CUT, "rollout correction.enters"]),
+        ({"beta": 0.1, **K3, "sync_ref_model": True}, [*CLAMPS, "not carried over"]),
+        ({"reward_weights": [1.0, 2.0]}, ["not carried over"]),
+        ({**SAMPLED, "hint_source": "successful_rollout"}, [HINT, "not carried over"]),
     ],
 )
 def test_what_verl_does_otherwise_is_listed(table: dict[str, Any], expected: list[str]) -> None:
-    assert [one.partition(":")[0] for one in differences("trl", table, "verl")] == expected
+    found = differences("trl", {"scale_rewards": "none", **table}, "verl")
+    assert [one.partition(":")[0] for one in found] == expected
 
 
 def test_the_old_name_of_the_correction_s_bound_acts() -> None:
@@ -95,11 +80,13 @@ def test_the_old_name_of_the_correction_s_bound_acts() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"hint_wieght": 1.0}, "hint_wieght: unknown option .*did you mean 'hint_weight'"),
         ({"beta": "abc"}, "beta: it is 'abc'; set a finite number"),
         ({"temperature": [1]}, r"temperature: it is \[1\]; set a finite number"),
-        ({"num_generations": 1}, "the config of trl: .*at least 2 generations"),
         ({"loss_type": ["grpo"]}, "loss_type: with .*, \\['grpo'\\] is not a loss of the catalogue"),
+        (
+            {"loss_type": "cispo", "importance_sampling_level": "sequence"},
+            "loss_type: .*sequence.*'cispo' is not a loss of the catalogue",
+        ),
         (
             {"use_vllm": True, "vllm_importance_sampling_mode": "token_mas"},
             "vllm_importance_sampling_mode: unknown mode .*did you mean 'token_mask'",
@@ -117,7 +104,7 @@ def test_a_key_that_was_not_read_is_named() -> None:
     assert resolve("trl", {"epsilon_hgih": 0.28, "beta": 0.1}).unread == ("epsilon_hgih",)
 
 
-# What a training script of TRL reads beside the loss, in this release and in earlier ones.
+# What a training script of TRL reads beside GRPOConfig, in this release and in earlier ones, and the loss.
 USUAL = """
 model_name_or_path: Qwen/Qwen3-4B
 dtype: bfloat16
@@ -127,29 +114,10 @@ lora_r: 16
 dataset_name: trl-lib/DeepMath-103K
 dataset_train_split: train
 reward_funcs: [accuracy_reward]
-output_dir: out
-run_name: a
 report_to: [wandb]
-learning_rate: 1.0e-6
-lr_scheduler_type: cosine
 warmup_ratio: 0.1
-warmup_steps: 10
-num_train_epochs: 1
-per_device_train_batch_size: 8
-gradient_accumulation_steps: 4
-gradient_checkpointing: true
 gradient_checkpointing_kwargs: {use_reentrant: false}
-bf16: true
-max_grad_norm: 0.2
-logging_steps: 1
-save_strategy: steps
-save_steps: 50
-push_to_hub: false
-seed: 42
-log_completions: true
-max_completion_length: 2048
 num_generations: 8
-num_iterations: 1
 loss_type: dapo
 epsilon: 0.2
 epsilon_high: 0.2
@@ -160,8 +128,6 @@ top_p: 1.0
 top_k: 0
 repetition_penalty: 1.0
 use_vllm: true
-vllm_mode: colocate
-vllm_gpu_memory_utilization: 0.4
 vllm_importance_sampling_correction: false
 reward_weights: [1.0, 1, 1.0]
 """
@@ -249,17 +215,25 @@ def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
     assert found.table["policy"] == MISSING and "loss_type" not in found.table
     assert found.table["num_generations"] == 8 and found.table["temperature"] == 0.7
     with pytest.raises(ConfigError, match="policy"):
-        ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
+        tiny.config(**yaml.safe_load(found.text))
+
+
+def verl(correction: dict[str, Any] | None = None, **actor: Any) -> dict[str, Any]:
+    """A config of verl whose advantages TRL has too."""
+    grpo = {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
+    algorithm = grpo | ({} if correction is None else {"rollout_correction": correction})
+    rollout = {"n": 4, "temperature": 0.9}
+    return {"algorithm": algorithm, "actor_rollout_ref": {"actor": actor, "rollout": rollout}}
 
 
 def test_vllm_gets_no_correction_that_the_source_did_not_have() -> None:
-    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}}}
-    written = migrate(resolve("verl", table).required(), "trl").table
+    written = migrate(resolve("verl", verl()).required(), "trl").table
     assert resolve("trl", written | {"use_vllm": True}).required().correction is None
 
 
 def test_trl_has_no_groups_of_one() -> None:
-    table = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"actor": {}, "rollout": {"n": 1}}}
+    table = verl()
+    table["actor_rollout_ref"]["rollout"]["n"] = 1
     assert "completions per prompt: 1 -> 8" in differences("verl", table, "trl")
 
 
@@ -305,67 +279,31 @@ def test_a_loss_of_trls_own_becomes_ours_with_nothing_different(kind: str) -> No
     bound = 5.0 if kind == "cispo" else 0.3
     found = migrate(resolve("trl", {"loss_type": kind, "epsilon_high": bound}).required(), "trl")
     assert found.differences == ()
-    ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **yaml.safe_load(found.text))
-
-
-def test_a_level_that_the_catalogue_does_not_have_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="loss_type: .*sequence.*'cispo' is not a loss of the catalogue"):
-        resolve("trl", {"loss_type": "cispo", "importance_sampling_level": "sequence"}).required()
+    tiny.config(**yaml.safe_load(found.text))
 
 
 def test_verls_loss_with_its_dual_clip_and_its_clamps_runs_in_trl() -> None:
-    table = {
-        "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
-        "actor_rollout_ref": {"actor": {"clip_ratio_c": 5.0}, "rollout": {"n": 4, "temperature": 0.9}},
-    }
-    found = migrate(resolve("verl", table).required(), "trl")
+    found = migrate(resolve("verl", verl(clip_ratio_c=5.0)).required(), "trl")
     assert found.differences == ()
     assert found.table["policy_params"] == {"dual_clip": 5.0}
     assert found.table["loss_type"] == "dapo" and found.table["temperature"] == 0.9
 
 
-def test_a_correction_of_verls_becomes_the_one_of_trl() -> None:
-    correction = {"rollout_is": "sequence", "rollout_is_threshold": "0.5_3.0"}
-    table = {
-        "algorithm": {
-            "adv_estimator": "grpo",
-            "norm_adv_by_std_in_grpo": False,
-            "rollout_correction": correction,
-        },
-        "actor_rollout_ref": {"actor": {}, "rollout": {"n": 4}},
-    }
+@pytest.mark.parametrize(("kind", "mode"), [("sequence", "sequence_mask"), ("token", "token_mask")])
+def test_a_correction_of_verls_becomes_the_one_of_trl(kind: str, mode: str) -> None:
+    """IcePop is TRL's mask per token."""
+    table = verl({"rollout_is": kind, "rollout_is_threshold": "0.5_3.0"})
     found = migrate(resolve("verl", table).required(), "trl")
     assert [str(one) for one in found.differences] == ["rollout correction.log_ratio_clamp: 20 -> none"]
-    assert found.table["vllm_importance_sampling_mode"] == "sequence_mask"
+    assert found.table["vllm_importance_sampling_mode"] == mode
     assert found.table["vllm_importance_sampling_clip_min"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("mode", "correction"), [("dppo_tv", {"rollout_is": "token"}), ("vespo", {"rollout_is": "sequence"})]
-)
-def test_a_correction_that_trl_refuses_beside_a_policy_is_a_difference(
-    mode: str, correction: dict[str, str]
-) -> None:
-    table = {
-        "algorithm": {
-            "adv_estimator": "grpo",
-            "rollout_correction": correction,
-            "composer": {"policy": mode},
-        },
-        "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "composer"}}, "rollout": {"n": 4}},
-    }
+@pytest.mark.parametrize(("policy", "kind"), [("dppo_tv", "token"), ("vespo", "sequence")])
+def test_a_correction_that_trl_refuses_beside_a_policy_is_a_difference(policy: str, kind: str) -> None:
+    table = verl({"rollout_is": kind}, policy_loss={"loss_mode": "composer"})
+    table["algorithm"]["composer"] = {"policy": policy}
     assert [one for one in differences("verl", table, "trl") if one.startswith("rollout correction: tis")]
-
-
-def test_icepop_is_trls_mask_per_token() -> None:
-    correction = {"rollout_is": "token", "rollout_is_threshold": "0.5_3.0"}
-    table = {
-        "algorithm": {"adv_estimator": "grpo", "rollout_correction": correction},
-        "actor_rollout_ref": {"rollout": {"n": 4}},
-    }
-    found = migrate(resolve("verl", table).required(), "trl")
-    assert found.table["vllm_importance_sampling_mode"] == "token_mask"
-    assert "rollout correction.log_ratio_clamp: 20 -> none" in map(str, found.differences)
 
 
 def test_the_example_of_the_page_is_what_the_command_prints() -> None:

@@ -10,45 +10,14 @@ from datasets import Dataset
 from composer_plugins.adapters.trl_mixin.channels import ReplayChannel
 from composer_plugins.adapters.trl_mixin.predictions import token_logprobs
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
-from composer_plugins.kernels.preference import dpo, sequence_logprobs, simpo
+from composer_plugins.kernels.preference import dpo, sequence_logprobs
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs import tiny
+from parity_tests.rigs import by_rows, tiny
 
 REPLAY_ONLY = {"policy_weight": 0.0, "replay_weight": 1.0, "dtype": torch.float64}
 # Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
 ROTARY = 1e-6
-
-
-def score(model: Any, prompt: str, answer: str, temperature: float) -> torch.Tensor:
-    """Log-probabilities of answer + <eos> after prompt, without padding."""
-    encode = tiny.tokenizer()
-    start = encode(prompt, add_special_tokens=False)["input_ids"]
-    end = [*encode(answer, add_special_tokens=False)["input_ids"], 1]
-    logits = model(torch.tensor([start + end])).logits[0, len(start) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(-1, torch.tensor(end)[:, None])[:, 0]
-
-
-def by_rows(made: Any, base: Any, loss: str) -> torch.Tensor:
-    """The replay loss of one generation batch, row by row: generation g of a prompt takes the g-th pair."""
-    total = torch.zeros((), dtype=torch.float64)
-    data, generations = tiny.rows(), made.num_generations
-    for row in data:
-        for g in range(generations):
-            if row["chosen"] is None:
-                continue
-            pick = g % len(row["chosen"])
-            answers = row["chosen"][pick], row["rejected"][pick]
-            temperature = made.args.replay_temperature
-            mine = [score(made.model, row["prompt"], a, temperature) for a in answers]
-            if loss == "simpo":
-                pair = simpo(*(m.mean()[None] for m in mine))
-            else:
-                with torch.no_grad():
-                    ref = [score(base, row["prompt"], a, temperature).sum()[None] for a in answers]
-                pair = dpo(*(m.sum()[None] for m in mine), *ref, beta=0.3)
-            total = total + row["n_teachers_agreeing"][pick] * pair.loss[0]
-    return total / (len(data) * generations)
 
 
 @pytest.mark.parametrize("temperature", [{}, {"replay_temperature": 1.3}], ids=["1", "1.3"])
@@ -72,7 +41,7 @@ def test_replay_loss_and_gradient_equal_a_loop_over_unpadded_rows(
     made.train()  # so that the policy is no longer the reference
     inputs = tiny.batch(made)
     value, gradient = tiny.loss_and_gradient(made, inputs)
-    expected = by_rows(made, initial, loss)
+    expected = by_rows.replay(made, initial, loss)
     flat = tiny.flat_gradient(made, expected)
     assert float(value) == pytest.approx(expected.item(), rel=ROTARY)
     assert tiny.relative_difference(flat, gradient) <= ROTARY
@@ -212,43 +181,18 @@ def test_generation_g_takes_the_gth_pair_also_when_a_group_spans_two_ranks(
     assert [text[-2:] for text in decoded] == ["41", "51", "61", "71"]
 
 
-def test_a_string_completion_ends_with_one_eos() -> None:
+CHAT = [{"role": "user", "content": "a?"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        ("a?", "12"),
+        ("a?", "12<eos>"),
+        (CHAT, "12"),
+        (CHAT, [{"role": "assistant", "content": "12"}]),  # what the template adds to the prompt
+    ],
+)
+def test_a_completion_ends_with_one_eos(prompt: Any, completion: Any) -> None:
     made = tiny.trainer(**REPLAY_ONLY)
-    assert encode_replayed(made, {"prompt": "a?"}, ["12"])[1][0] == [4, 5, 1]
-    assert encode_replayed(made, {"prompt": "a?"}, ["12<eos>"])[1][0] == [4, 5, 1]
-
-
-def test_a_chat_completion_is_what_the_template_adds_to_the_prompt() -> None:
-    made = tiny.trainer(**REPLAY_ONLY)
-    prompt = [{"role": "user", "content": "a?"}]
-    assert encode_replayed(made, {"prompt": prompt}, ["12"])[1][0] == [4, 5, 1]
-    assert encode_replayed(made, {"prompt": prompt}, [[{"role": "assistant", "content": "12"}]])[1][0] == [
-        4,
-        5,
-        1,
-    ]
-
-
-def test_chat_pairs_train() -> None:
-    data = [
-        {
-            "prompt": [{"role": "user", "content": f"{key}?"}],
-            "chosen": [{"role": "assistant", "content": "12"}],
-            "rejected": [{"role": "assistant", "content": "3"}],
-        }
-        for key in "abcd"
-    ]
-    options = {"policy_weight": 0.0, "replay_weight": 1.0, "dataset": Dataset.from_list(data)}
-    made = tiny.trainer(scripted=False, max_steps=3, **options)
-    made.train()
-    losses = [e["composer/replay/loss"] for e in made.state.log_history if "loss" in e]
-    assert float(losses[-1]) < float(losses[0])
-
-
-def test_metrics_count_only_rows_that_have_a_pair() -> None:
-    made = tiny.trainer(replay_weight=1.0)
-    made.train()
-    entry = made.state.log_history[0]
-    # Before the first step the policy is the reference: every margin is 0, whatever the dummy rows hold.
-    assert float(entry["composer/replay/rewards/margins"]) == pytest.approx(0, abs=1e-5)
-    assert float(entry["composer/replay/rewards/chosen"]) == pytest.approx(0, abs=1e-5)
+    assert encode_replayed(made, {"prompt": prompt}, [completion])[1][0] == [4, 5, 1]

@@ -10,27 +10,7 @@ from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.errors import DataError
 from parity_tests.rigs import tool_calls
 from parity_tests.rigs.tiny import batch
-
-TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
-
-
-def call(path: str, **other: Any) -> list[dict[str, Any]]:
-    function = {"name": "read", "arguments": f'{{"path":"{path}"}}'}
-    calls = [{"id": "1", "type": "function", "function": function}]
-    return [{"role": "assistant", "content": None, "tool_calls": calls, **other}]
-
-
-PROMPT = [
-    {"role": "user", "content": "What is in a?", "tool_calls": None},
-    {**call("c")[0], "tool_call_id": None},
-    {"role": "tool", "content": "no such file", "tool_call_id": "1", "tool_calls": None},
-]
-ROW = {"prompt": PROMPT, "chosen": call("a"), "rejected": call("b"), "tools": json.dumps(TOOLS)}
-REPLAY = {"replay_weight": 1.0, "policy_weight": 0.0}
-
-
-def trainer(**columns: Any) -> Any:
-    return tool_calls.trainer(rows=[{**ROW, **columns}] * 2, **REPLAY)
+from parity_tests.rigs.tool_calls import PAIR, PROMPT, READ, call, of_pairs
 
 
 def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -46,14 +26,14 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize("tools", [json.dumps(TOOLS), TOOLS, None])
+@pytest.mark.parametrize("tools", [json.dumps(READ), READ, None])
 def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
-    made = trainer(tools=tools)
+    made = of_pairs(tools=tools)
     inputs, words = batch(made), made.processing_class
     for side in ("chosen", "rejected"):
         ids = inputs[f"replay_{side}_ids"][0][inputs[f"replay_{side}_attention"][0].bool()]
-        shown = {"tools": TOOLS} if tools else {}
-        text = words.apply_chat_template(plain([*PROMPT, *ROW[side]]), tokenize=False, **shown)
+        shown = {"tools": READ} if tools else {}
+        text = words.apply_chat_template(plain([*PROMPT, *PAIR[side]]), tokenize=False, **shown)
         assert words.decode(ids) == text
         length = int(inputs[f"replay_{side}_mask"][0].sum())
         completion = words.decode(ids[-length:])
@@ -63,10 +43,10 @@ def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
 
 def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
     """Some templates crash on arguments that are text, and others show them with quotes."""
-    made = trainer(tools=None)
+    made = of_pairs(tools=None)
     inputs = batch(made)
     ids = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist()
-    assert ids == encode_replayed(made, ROW | {"tools": None}, [ROW["chosen"]])[0]
+    assert ids == encode_replayed(made, PAIR | {"tools": None}, [PAIR["chosen"]])[0]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +77,7 @@ def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: s
     words = tool_calls.tokenizer()
     words.chat_template = template
     with pytest.raises(DataError, match=message):
-        tool_calls.trainer(rows=[ROW] * 2, arguments={"processing_class": words}, **REPLAY)
+        of_pairs(arguments={"processing_class": words})
 
 
 def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
@@ -109,60 +89,29 @@ def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
         """
         return path
 
-    made = tool_calls.trainer(rows=[ROW] * 2, arguments={"tools": [look]}, **REPLAY)
+    made = of_pairs(arguments={"tools": [look]})
     texts = {}
-    for tools in (None, "[]", ROW["tools"]):
+    for tools in (None, "[]", PAIR["tools"]):
         texts[tools] = made.processing_class.decode(
-            encode_replayed(made, ROW | {"tools": tools}, [ROW["chosen"]])[0]
+            encode_replayed(made, PAIR | {"tools": tools}, [PAIR["chosen"]])[0]
         )
     assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
 
 
 def test_text_beside_a_call_is_in_the_completion() -> None:
-    made = trainer()
+    made = of_pairs()
     said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
-    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_replayed(made, ROW, [said])[1][0])
+    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_replayed(made, PAIR, [said])[1][0])
 
 
 def test_the_margin_of_tool_calls_rises() -> None:
-    made = tool_calls.trainer(rows=[ROW] * 2, max_steps=4, **REPLAY)
+    made = of_pairs(max_steps=4)
     made.train()
     margins = [log["composer/replay/rewards/margins"] for log in made.state.log_history if "loss" in log]
     assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > margins[1] > 0
 
 
-def test_a_pair_of_the_same_call_is_told_apart_from_another() -> None:
-    """Its text is its tool call, so an empty content is no empty side."""
-    with pytest.warns(UserWarning, match="in 2 of 2 pairs chosen equals rejected"):
-        trainer(rejected=call("a"))
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"tools": "read"}, "row 0, tools: it is 'read'; write a list of JSON schemas, or its JSON text"),
-        (
-            {"prompt": "a?", "chosen": "1", "rejected": "2"},
-            "row 0, tools: the prompt is a string, and only a chat template shows tools; write the prompt as",
-        ),
-        (
-            {"chosen": [{"role": "assistant", "content": "", "tool_calls": [{"name": "read"}]}]},
-            "row 0, tool_calls: one of them is .'name': 'read'.; write",
-        ),
-        (
-            {"chosen": [{**call("a")[0], "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "row 0, tool_calls: the arguments of f are '{'; write an object, or its JSON text",
-        ),
-        ({"chosen": [{"role": "assistant", "content": None}]}, "row 0, message content: it is None; write"),
-    ],
-)
-def test_a_row_that_cannot_be_rendered_is_an_error(columns: dict[str, Any], message: str) -> None:
-    row = {**ROW, **columns}
-    with pytest.raises(DataError, match=message):
-        tool_calls.trainer(rows=[row, row], **REPLAY)
-
-
 def test_plain_rows_of_the_parquet_file_are_those_of_the_list() -> None:
     """Dataset.from_list adds the keys that other messages have."""
-    message = Dataset.from_list([ROW])[0]["prompt"][0]
+    message = Dataset.from_list([PAIR])[0]["prompt"][0]
     assert message["tool_call_id"] is None and "tool_calls" in message

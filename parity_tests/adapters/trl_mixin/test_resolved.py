@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
-from parity_tests.adapters.trl_mixin.test_bad_input import config
 from parity_tests.rigs import tiny
 from parity_tests.rigs.calls import calls, qualified
+from parity_tests.rigs.tiny import config
 
 BOTH = {"policy": "cispo", "hint_weight": 1.0, "replay_weight": 1.0}
 

@@ -13,20 +13,17 @@ from packaging.version import Version
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerLossMixin, upstream
-from composer_plugins.adapters.trl_mixin.surface import _unknown
+from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
+from composer_plugins.adapters.trl_mixin.surface import unknown_option
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, SINCE
 from parity_tests.rigs import tiny
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.tiny import config
 
 INSTALLED = Version(upstream.VERSION)
 HALF = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-
-
-def config(**options: Any) -> ComposerGRPOConfig:
-    return ComposerGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
 
 
 def test_the_options_of_a_version_are_those_that_the_adapter_expects() -> None:
@@ -39,7 +36,7 @@ def test_the_options_of_a_version_are_those_that_the_adapter_expects() -> None:
 @pytest.mark.parametrize("name", SINCE)
 def test_an_option_that_this_trl_lacks_names_the_version_that_has_it(name: str) -> None:
     text = f"{name}: the installed TRL {upstream.VERSION} does not have it; install trl {SINCE[name]}"
-    assert str(_unknown(name, (), {})).startswith(text)
+    assert str(unknown_option(name, (), {})).startswith(text)
     if Version(SINCE[name]) > INSTALLED:
         with pytest.raises(ConfigError, match=text):
             config(**{name: 0.1})
@@ -92,19 +89,26 @@ def test_before_trl_1_10_the_kl_beside_luspo_is_averaged_over_padding(policy: st
             config(**options)
 
 
-def test_an_older_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "VERSION", "0.29.1")
-    with pytest.raises(
-        ConfigError, match=r"^trl: the installed version 0.29.1 is older than 1.0; install 'trl>="
-    ):
-        upstream.require_supported_trl()
+GONE = object()
 
 
-def test_a_trl_without_a_method_that_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(utils, "pad")
-    with pytest.raises(
-        ConfigError, match="^trl: the installed version .* has no pad, which this adapter reads;"
-    ):
+@pytest.mark.parametrize(
+    ("where", "name", "value", "message"),
+    [
+        (upstream, "VERSION", "0.29.1", "the installed version 0.29.1 is older than 1.0; install 'trl>="),
+        (utils, "pad", GONE, "the installed version .* has no pad, which this adapter reads;"),
+        (utils, "_ChunkedLogProbFunction", None, ".*with Triton alone, and Triton is not installed; install"),
+    ],
+    ids=["older", "without a method", "without Triton"],
+)
+def test_a_trl_that_cannot_work_is_refused(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, value: Any, message: str
+) -> None:
+    if value is GONE:
+        monkeypatch.delattr(where, name)
+    else:
+        monkeypatch.setattr(where, name, value, raising=False)
+    with pytest.raises(ConfigError, match=f"^trl: {message}"):
         upstream.require_supported_trl()
 
 
@@ -149,24 +153,14 @@ def test_a_newer_trl_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         tiny.trainer()
 
 
-@pytest.mark.parametrize("version", ["1.16.0-mine", "1.9.0+local", "1.16.1.post1", "unknown"])
-def test_the_version_of_a_fork_is_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+PATCHED = upstream.TESTED[-1].rpartition(".")[0] + ".9"
+
+
+@pytest.mark.parametrize("version", ["1.16.0-mine", "1.9.0+local", "1.16.1.post1", "unknown", PATCHED])
+def test_the_version_of_a_fork_or_a_patch_is_accepted(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(upstream, "VERSION", version)
     upstream.require_supported_trl()
     assert not upstream.is_newer_than_tested()
-
-
-def test_a_patch_release_is_not_newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "VERSION", upstream.TESTED[-1].rpartition(".")[0] + ".9")
-    assert not upstream.is_newer_than_tested()
-
-
-def test_a_trl_that_needs_triton_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", None, raising=False)
-    with pytest.raises(
-        ConfigError, match="with Triton alone, and Triton is not installed; install triton, or"
-    ):
-        upstream.require_supported_trl()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from parity_tests.adapters.trl_mixin import test_hint, test_replay
-from parity_tests.rigs import tiny, vllm_server
+from parity_tests.rigs import by_rows, tiny, vllm_server
 
 pytest.importorskip("requests", reason="TRL's client of a vLLM server needs it")
 
@@ -27,9 +26,7 @@ def policy_by_rows(made: Any, inputs: dict[str, Any], engine: vllm_server.Engine
     total, weights = torch.zeros((), dtype=torch.float64), []
     for i, advantage in enumerate(inputs["advantages"].double()):
         prompt = inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()]
-        ids = inputs["completion_ids"][i][inputs["completion_mask"][i].bool()]
-        logits = made.model(torch.cat([prompt, ids])[None]).logits[0, -len(ids) - 1 : -1]
-        mine = logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+        ids, mine = by_rows.completion(inputs, i), by_rows.logprobs(made.model, inputs, i)
         theirs = torch.tensor(engine.sampled[tuple(prompt.tolist()), tuple(ids.tolist())])
         ratio = torch.where(theirs.isnan(), 1.0, (mine.detach() - theirs).exp())
         weights.append(CORRECTIONS[mode](ratio))
@@ -70,8 +67,8 @@ def test_all_channels_on_a_servers_completions_equal_a_loop_over_unpadded_rows(
         inputs = tiny.batch(made)
     loss, gradient = tiny.loss_and_gradient(made, inputs)
     expected = WEIGHTS["policy_weight"] * policy_by_rows(made, inputs, engine, mode)
-    expected = expected + WEIGHTS["hint_weight"] * test_hint.by_rows(made, inputs, initial.eval())
-    expected = expected + WEIGHTS["replay_weight"] * test_replay.by_rows(made, initial, "dpo")
+    expected = expected + WEIGHTS["hint_weight"] * by_rows.hint(made, inputs, initial.eval())
+    expected = expected + WEIGHTS["replay_weight"] * by_rows.replay(made, initial, "dpo")
     assert tiny.relative_difference(tiny.flat_gradient(made, expected), gradient) <= FLOAT32
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
     assert engine.requests.count("/v1/completions") == 3
