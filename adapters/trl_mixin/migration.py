@@ -175,7 +175,8 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
         check_flag(name, values[name])
     for name, number in NUMBERS.items():
         default = upstream.DEFAULTS.get(name)
-        number.check(name, values.get(name, default), default)
+        if (value := values.get(name, default)) is not None or name != "max_completion_length":
+            number.check(name, value, default)  # without that length TRL trains
     own = _own_loss(values) if values.get("policy", TRL_LOSS) == TRL_LOSS else {}
     found = list(_made(values).findings())
     if own:
