@@ -17,7 +17,7 @@ from composer_plugins.columns import pairs_of
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.frameworks.trl import NOT_GRPO
+from composer_plugins.frameworks.trl import NOT_GRPO, TESTED
 from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
@@ -36,8 +36,8 @@ def warn_of_new_trl() -> None:
     if upstream.is_newer_than_tested():
         _warn(
             f"trl: the installed version {upstream.VERSION} is newer than those that this adapter has been "
-            f"tested with ({', '.join(upstream.TESTED)}); compare a short run of ComposerGRPOTrainer without "
-            f"channels with one of GRPOTrainer, or install {upstream.TESTED[-1]}"
+            f"tested with ({', '.join(TESTED)}); compare a short run of ComposerGRPOTrainer without "
+            f"channels with one of GRPOTrainer, or install {TESTED[-1]}"
         )
 
 

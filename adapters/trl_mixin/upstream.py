@@ -43,16 +43,9 @@ from composer_plugins.columns import (
     tools_of,
 )
 from composer_plugins.errors import ConfigError, DataError, in_a_line
-from composer_plugins.frameworks.trl import TRAINERS_WITH_A_POLICY, OwnPolicy
+from composer_plugins.frameworks.trl import TESTED, TRAINERS_WITH_A_POLICY, OwnPolicy
 
 OLDEST = "1.0"
-TESTED = (
-    "1.0.0",
-    "1.5.1",
-    "1.9.0",
-    "1.14.0",
-    "1.16.0",
-)  # by `nox -s trl_versions`, and `nox -s trl` the last
 VERSION: str = trl.__version__
 
 # What this adapter overrides, calls or reads, by its owner, with the first parameters that it relies on.

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, NamedLoss, Option, Sets
 
+# The releases that the adapter is tested with, by `nox -s trl_versions`. `conform` compares the last.
+TESTED = ("1.0.0", "1.5.1", "1.9.0", "1.14.0", "1.16.0")
+
 # TRL's loss_type: its row where importance_sampling_level is "token", and where it is "sequence"; what it is
 # divided by. "bnpo" is a token mean over one micro-batch, so it depends on how the batch is cut.
 # For a loss of ours `ComposerGRPOConfig._mode` decides the mode, and `PolicyChannel` reduces by it.
@@ -276,6 +279,7 @@ TRL = Framework(
     partial_batch=dict.fromkeys(("policy", "preference"), "TRL cuts the batch into micro-batches"),
     not_carried=NOT_CARRIED,
     no_bearing=frozenset(NO_BEARING.split()),
+    release=TESTED[-1],
     package="trl",
     install="pip install 'composer-plugins[trl]'",
     convention="composer_plugins.adapters.trl_mixin.convention:TRL",

@@ -138,6 +138,7 @@ def test_migrate_reads_and_writes_its_configs(site: Path) -> None:
     assert status == 2 and "Lantern has no loss 'dppo_tv'; its losses are ppo, cispo, reinforce" in out
 
 
+@pytest.mark.thorough
 def test_check_calls_a_function_as_it_does(site: Path) -> None:
     assert run("check", "made_up_losses:sound", "--as", "lantern")[0] == 0
     status, out = run("check", "made_up_losses:padded", "--as", "lantern")

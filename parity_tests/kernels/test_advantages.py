@@ -226,6 +226,7 @@ def test_opo_of_a_group_without_an_unmasked_token_takes_the_plain_mean() -> None
 NUMBERED = [row for row in losses() if row.kind == "advantage" and "num_groups" in row.optional]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", NUMBERED, ids=lambda row: row.name)
 @settings(max_examples=25)
 @given(grouped_rewards(), st.integers(0, 3))
@@ -257,6 +258,7 @@ def test_rewards_of_these_magnitudes_keep_their_advantages_in_float32(unit: floa
     assert not beyond, "the README may promise more"
 
 
+@pytest.mark.thorough
 @each("advantage")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.1, 0.0, -1 / 3, 1e-30, 1e6 + 0.1, 1e30])

@@ -133,6 +133,7 @@ def test_the_draw_is_the_generators_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.thorough
 def test_every_candidate_is_drawn_as_often() -> None:
     """2 of 4 candidates without replacement: each in half of the draws, within 5 standard deviations."""
     times: Counter[int] = Counter()

@@ -169,6 +169,7 @@ def test_a_support_is_the_top_k_of_one_side_with_the_rule_for_the_rest(
     assert_parity(ours, want, **scale(pair, 1e7 if rest == "tail" else 1.0))
 
 
+@pytest.mark.thorough
 @examples
 @given(finite_pairs, st.integers(1, 9), st.sampled_from(["renormalised", "raw", "tail"]))
 def test_given_top_k_equals_that_of_the_logits(pair: Pair, k: int, rest: str) -> None:

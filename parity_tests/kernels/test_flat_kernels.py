@@ -44,6 +44,7 @@ def test_a_name_that_no_kernel_has_is_an_import_error() -> None:
     assert not hasattr(kernels, "__file__") or kernels.__file__ is None
 
 
+@pytest.mark.thorough
 def test_the_names_are_listed_without_loading_torch() -> None:
     program = "import sys; from composer_plugins import kernels; assert 'dapo' in dir(kernels); "
     program += "assert 'torch' not in sys.modules; from composer_plugins.kernels import dapo; dapo.__doc__"

@@ -166,6 +166,7 @@ def test_the_top_k_are_those_of_the_logits(cut: Any, tile: int, vocabulary: int,
     assert_parity(logprobs, want.values, terms=vocabulary * 8)
 
 
+@pytest.mark.thorough
 def test_each_gradient_is_that_of_the_value() -> None:
     b, teacher = batch(5, hidden=3), batch(5, hidden=4)
 
@@ -367,6 +368,7 @@ def test_autocast_converts_the_operands_as_a_linear_layer_does() -> None:
     assert gradient.dtype == torch.float32
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_annotation_checks")
 @pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_each_operator_is_registered_as_torch_wants_it(frozen: bool) -> None:

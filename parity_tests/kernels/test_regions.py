@@ -36,6 +36,7 @@ def assert_is(ours: Tensor, wanted: Tensor) -> None:
     assert_parity(ours, wanted, terms=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("measure", ["tv", "kl"])
 @few
 @given(batch=token_batches())

@@ -18,6 +18,8 @@ from composer_plugins.testing.settings import settings
 from parity_tests.rigs.every import each, row_id, rows
 from parity_tests.rigs.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 LOSSES = [row for row in rows() if row.kind != "aggregation"]
 TRACED_NAMES = [check.__name__ for check in TRACED]
 

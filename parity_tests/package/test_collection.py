@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from parity_tests.rigs.paths import ROOT
+
+pytestmark = pytest.mark.thorough
 
 
 def test_the_tests_are_collected_where_no_optional_package_is_installed() -> None:

@@ -12,6 +12,8 @@ from composer_plugins import flat_kernels
 from parity_tests.rigs.installed import built
 from parity_tests.rigs.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 FOLDERS = ("kernels", "adapters", "recipes")
 
 

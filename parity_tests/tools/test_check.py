@@ -34,6 +34,7 @@ def test_every_law_has_a_fault() -> None:
     assert set(LAWS) == {fault.law for fault in FAULTS}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.law}-{fault.name}" for fault in FAULTS])
 def test_a_fault_is_found_and_named(fault: Fault) -> None:
     only = TRACED_NAMES if fault.law in TRACED_NAMES else UNTRACED

@@ -193,6 +193,7 @@ def no_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
+@pytest.mark.thorough
 @each()
 def test_every_loss_can_be_explained(row: Loss) -> None:
     text = output("explain", row.name, "--kind", row.kind)
@@ -236,6 +237,7 @@ def test_json_has_one_loss_for_each_kind_and_only_the_dialect_that_is_named() ->
     assert row["inputs"][0]["shape"] == "[*batch, tokens]"
 
 
+@pytest.mark.thorough
 def test_the_picture_is_written_beside_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = invoke("explain", "cispo@trl", "--plot", str(tmp_path / "a.svg"))

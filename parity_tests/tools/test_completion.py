@@ -13,6 +13,8 @@ from composer_plugins.testing.law import EVERY_LAW
 from composer_plugins.testing.laws import LAWS
 from parity_tests.rigs.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = "import sys; from composer_plugins.cli import main; sys.argv = ['composer-plugins']\n"
 PROGRAM += "try: main()\nfinally: assert not {'torch', 'numpy'} & {*sys.modules}"
 

@@ -35,6 +35,8 @@ from parity_tests.cases.faults import (
     wrong_result,
 )
 
+pytestmark = pytest.mark.thorough
+
 FIRST = result_is_what_the_framework_takes.__name__
 OF_A_FUNCTION, NOT_RUN = laws_for(FUNCTION), NOT_RUN_ON[FUNCTION]
 MASKED = "masked_tokens_have_no_influence"

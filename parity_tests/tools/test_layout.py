@@ -122,6 +122,7 @@ PAGES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", (60, 80, 120))
 @pytest.mark.parametrize("words", PAGES.values(), ids=PAGES)
 def test_a_page_of_any_width_has_every_word_and_every_number_whole(words: list[str], columns: int) -> None:

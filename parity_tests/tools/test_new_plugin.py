@@ -15,6 +15,8 @@ from composer_plugins.errors import ConfigError
 from parity_tests.rigs import installed
 from parity_tests.rigs.commands import invoke
 
+pytestmark = pytest.mark.thorough
+
 
 def make(*args: str) -> Any:
     return invoke("new-plugin", *args)

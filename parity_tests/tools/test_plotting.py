@@ -23,6 +23,8 @@ from parity_tests.cases.faults import BOTH, named, not_masked, of_groups
 from parity_tests.rigs.commands import error, invoke, output
 from parity_tests.rigs.every import row_id
 
+pytestmark = pytest.mark.thorough
+
 LOSSES = losses()
 
 # Lines that are level because the loss is so: the place of the panel, by loss.

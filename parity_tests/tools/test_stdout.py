@@ -11,6 +11,8 @@ import pytest
 
 from parity_tests.rigs.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 NOISE = """
 import logging, os, subprocess, sys
 import torch

@@ -265,6 +265,7 @@ def test_a_file_that_cannot_be_read_is_one_error(find: Find, tmp_path: Path) -> 
 # --- the interpreter that will train ---------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -35,6 +35,7 @@ RECORDS = RECORDS or [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("claim", EVERY.values(), ids=[f"{kind} of {since}" for since, kind in EVERY])
 def test_its_losses_equal_ours_with_the_kwargs_of_the_table(claim: Claim) -> None:
     row = compared(claim, CASES)
