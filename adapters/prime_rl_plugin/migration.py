@@ -39,7 +39,8 @@ PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "tem
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, Findings]:
     """What PRIME-RL trains with this TOML: an rl.toml, or the own file of a trainer or an orchestrator."""
-    kind, above = kind_of(table), above_of(table)
+    kind = kind_of(table)
+    above = _above(kind)
     if kind in prime_rl.WITHOUT_LOSS:
         problem = f"this is {prime_rl.FILE_NAMES[kind]}, which has no policy loss"
         raise ConfigError(
@@ -48,22 +49,23 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     check_tables(table, *(path.removeprefix(f"{above}.") for path in TABLES))
     found = Findings()
     with found.collected():
-        objective, findings = _read(as_rl(table, kind), kind, version)
+        objective, more = _read(as_rl(table, kind), kind, version)
         remarks = tuple(one.removeprefix(f"{above}.") for one in objective.remarks)
         why = objective.no_policy.removeprefix(f"{above}.")
-        found += [one.without(above) for one in findings]
+        found += [one.without(above) for one in more]
         return replace(objective, remarks=remarks, no_policy=why), found
     raise error_of(one.without(above) for one in found)
 
 
-def above_of(table: Mapping[str, Any]) -> str:
-    """The table of an rl.toml that has the keys at the top of this file: "trainer"; "" for an rl.toml."""
-    return "" if (kind := kind_of(table)) == prime_rl.RL else kind
+def _above(kind: str) -> str:
+    """The table of an rl.toml that has the keys at the top of such a file: "trainer"; "" for an rl.toml."""
+    return "" if kind == prime_rl.RL else kind
 
 
 def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str]:
     """The keys of a config that are not understood."""
-    whole, above = as_rl(table, kind_of(table)), above_of(table)
+    kind = kind_of(table)
+    whole, above = as_rl(table, kind), _above(kind)
     own = _own(whole, _assumed(whole, version))
     checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
     known = prime_rl.KNOWN_KEYS | checked | {one.algo.key for one in file.sources(whole)}

@@ -178,14 +178,14 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
         if (value := values.get(name, default)) is not None or name != "max_completion_length":
             number.check(name, value, default)  # without that length TRL trains
     own = _own_loss(values) if values.get("policy", TRL_LOSS) == TRL_LOSS else {}
-    found = list(_made(values).findings())
+    options = _made(values)
+    found = list(options.findings())
     if own:
         values |= own
         row = choose("policy", values["policy"]).loss
         # TRL's own loss does not read what our loss has no parameter for.
         unread = {name for name, one in LOSS_OPTIONS.items() if one.sets and not one.values(row, 0.0)}
-        values = {name: value for name, value in values.items() if name not in unread}
-    options = _made(values)
+        options = _made({name: value for name, value in values.items() if name not in unread})
     policy = options.resolved.policy
     assert policy is not None
     return options, policy, found

@@ -10,7 +10,7 @@ It never imports the framework here. What it needs to know of the interpreter th
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +38,12 @@ NOUNS: dict[Severity, tuple[str, str]] = {
 
 def examinable() -> dict[str, Framework]:
     """The frameworks whose configs can be examined, by name: by their doctor, or by `resolve` alone."""
-    return {name: one for name, one in frameworks().items() if one.doctor or is_readable(one)}
+    return {name: one for name, one in frameworks().items() if is_examinable(one)}
+
+
+def is_examinable(framework: Framework) -> bool:
+    """Whether the configs of a framework can be examined."""
+    return bool(framework.doctor) or is_readable(framework)
 
 
 def doctor(
@@ -54,7 +59,7 @@ def doctor(
         str | None,
         typer.Option(
             help="The framework of the config: "
-            f"{', '.join(one.name for one in OURS if one.doctor or is_readable(one))}. "
+            f"{', '.join(one.name for one in OURS if is_examinable(one))}. "
             "Default: from the suffix."
         ),
     ] = None,
@@ -74,7 +79,7 @@ def doctor(
     verl: a YAML as for `main_ppo --config-dir FOLDER --config-name NAME`, and overrides as for main_ppo;
     with neither, only the environment is examined. --python imports verl and composes the config.
 
-    Others (trl, skyrl ...): the options of the file alone. For trl, TRL has to be installed here.
+    trl: the options of a YAML, by themselves; TRL has to be installed here.
 
     Exit status 1: an error was found; 2: there was nothing to examine.
     """
@@ -92,8 +97,7 @@ def doctor(
         if known.doctor:
             found = import_module(known.doctor).examine(files, Target(python, version, overrides))
         else:
-            table = replaced(table_of(one_file(files)) if files else {}, overrides)
-            found = examine(name, table, version)
+            found = examine(name, table_given(files, overrides), version)
     if as_json:
         answer(json.dumps(as_data(name, files, overrides, found), indent=2))
     else:
@@ -103,11 +107,16 @@ def doctor(
         raise typer.Exit(1)
 
 
-def one_file(files: Sequence[Path]) -> Path:
-    """The only file; ConfigError where there are several."""
-    if len(files) > 1:
+def table_given(
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    together: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The config of a file with its overrides. Several files are an error, unless they are put `together`."""
+    if len(files) > 1 and together is None:
         raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    return files[0]
+    tables = [table_of(one) for one in files]
+    return replaced(together(tables) if together else next(iter(tables), {}), overrides)
 
 
 def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:

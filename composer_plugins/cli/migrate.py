@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.cli.doctor import examined, split
+from composer_plugins.cli.doctor import examined, split, table_given
 from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.findings import Findings
 from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective import resolve
 from composer_plugins.objective.differences import EFFECTS, effect_of
-from composer_plugins.objective.files import replaced, table_of
-from composer_plugins.objective.objective import MISSING, Objective, of_choice
+from composer_plugins.objective.objective import MISSING, of_choice
 
 FRAMEWORKS = ", ".join(one.name for one in OURS if resolve.is_readable(one))
 CHANGES = "What is trained changes, the most important first:"
@@ -53,25 +53,24 @@ def migrate(
     if version is not None and "prime-rl" not in (source, to):
         raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
     with foreign_code():
-        read, name = None, loss
-        if not loss:
-            read, name = of_config(given or (), source, version)
-        objective = of_loss(loss) if read is None else read.required()
+        read, name = of_loss(loss) if loss else of_config(given or (), source, version)
+        objective = read.required()
         check(to, "--to")
         found = resolve.migrate(objective, to, version)
     versions = f"Written for {resolve.surface(to).release(version)}."
-    if read is not None:
+    if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
     lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or (read is not None and read.unread):
+    if found.differences or read.unread:
         raise typer.Exit(1)
 
 
-def of_loss(name: str) -> Objective:
-    """The objective of a loss of the catalogue."""
+def of_loss(name: str) -> tuple[resolve.Resolved, str]:
+    """A loss of the catalogue as what a config asks for, and what to call it."""
     try:
-        return of_choice(choose("policy", name, option="--loss"))
+        objective = of_choice(choose("policy", name, option="--loss"))
+        return resolve.Resolved(objective, Findings(), (), ""), name
     except ConfigError as error:
         if error.key == "--loss":
             raise
@@ -84,10 +83,7 @@ def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[r
     check(source, "--from")
     files, overrides = split(given)
     together = getattr(resolve.surface(source), "together", None)  # where one run has several files
-    if len(files) > 1 and together is None:
-        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    tables = [table_of(one) for one in files]
-    table = replaced(together(tables) if together else next(iter(tables), {}), overrides)
+    table = table_given(files, overrides, together)
     return resolve.resolve(source, table, version), f"{examined(files, overrides)} of {source}"
 
 
@@ -98,10 +94,10 @@ def check(framework: str, option: str) -> None:
 
 
 def comments(
-    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved | None, versions: str = ""
+    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
 ) -> Iterator[str]:
     """What was not understood, what the written config is, and each difference in a line."""
-    unread = read.unread if read is not None else ()
+    unread = read.unread
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
         yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
@@ -109,7 +105,7 @@ def comments(
     yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
     if versions:
         yield versions
-    for error in read.errors if read is not None else ():
+    for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:
         yield "Of what was understood, nothing differs." if unread else "Nothing differs."

@@ -60,7 +60,7 @@ class Resolved(NamedTuple):
     objective: Objective | None  # None where an error leaves it open what is trained
     findings: Findings
     unread: tuple[str, ...]  # the keys that are not understood
-    release: str  # whose options were read, in words
+    release: str  # whose options were read, in words; "" for a loss that no config names
 
     def required(self) -> Objective:
         """The objective; one ConfigError with all errors where there is none."""
@@ -88,13 +88,8 @@ def readable() -> dict[str, Framework]:
 
 
 def is_readable(framework: Framework) -> bool:
-    """Whether the configs of a framework can be read: by its adapter's module, or by its table."""
-    return bool(framework.migration) or is_read_by_table(framework)
-
-
-def is_read_by_table(framework: Framework) -> bool:
-    """Whether the table of a framework says all that is needed to read its configs."""
-    return bool(framework.options and framework.losses and not framework.migration)
+    """Whether the configs of a framework can be read: by its adapter's module, or by its whole table."""
+    return bool(framework.migration or (framework.options and framework.losses))
 
 
 def surface(name: str) -> Surface:
