@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from composer_plugins.recipes.trace_replay.teachers import load_teachers  # noqa
 from parity_tests.rigs.scripted_faults import FaultyTeachers  # noqa: E402
 
 SESSION = demo.SESSION
+QUOTED = shlex.quote(str(SESSION))
 PROGRAM = [sys.executable, "-m", "composer_plugins.recipes.trace_replay"]
-STATES = f"states {SESSION} --out run --tools {demo.TOOLS} --redact secrets"
+STATES = f"states {QUOTED} --out run --tools {shlex.quote(str(demo.TOOLS))} --redact secrets"
 REPLAY = "replay run --teachers teachers.yaml --max-usd"
 PAIRS = "pairs run --ignore Bash.description"
 
@@ -47,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.setenv("COLUMNS", "300")
 
     def run_command(line: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["trace_replay", *line.split()])
+        monkeypatch.setattr(sys, "argv", ["trace_replay", *shlex.split(line)])
         code: object = 0
         try:
             command.main()
@@ -139,14 +141,14 @@ def test_the_steps_one_after_the_other(run: Run, folder: Path, server: FaultyTea
 BOTH = "--out run --redact nothing"
 CANNOT_START = [
     (
-        f"states {SESSION} --out run",
+        f"states {QUOTED} --out run",
         "--redact: it is not decided whether secrets are replaced, and states are sent to teachers; "
         "set --redact secrets, or --redact nothing",
     ),
-    (f"states {SESSION} --out run --redact some", "--redact: unknown choice 'some'; known: nothing"),
-    (f"states {SESSION} {BOTH} --tools gone.json", "--tools: gone.json cannot be read: FileNotFound"),
-    (f"states {SESSION} --redact nothing --out file", "--out: 'file' cannot be written"),
-    (f"states {SESSION} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
+    (f"states {QUOTED} --out run --redact some", "--redact: unknown choice 'some'; known: nothing"),
+    (f"states {QUOTED} {BOTH} --tools gone.json", "--tools: gone.json cannot be read: FileNotFound"),
+    (f"states {QUOTED} --redact nothing --out file", "--out: 'file' cannot be written"),
+    (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
     (f"states file {BOTH}", "file:1: the line is not JSON"),
@@ -189,7 +191,7 @@ WITH_A_JOURNAL = [
     ("pairs run --judge nowhere:f", "--judge: 'nowhere:f' cannot be imp"),
     ("pairs run --ignore Bash.x", "--ignore: unknown argument of a tool"),
     (
-        f"states {SESSION} --out run --redact secrets",
+        f"states {QUOTED} --out run --redact secrets",
         "--out: run has the states of a run with other tools; name another folder",
     ),
 ]
@@ -260,7 +262,7 @@ def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:
     """Until something was asked."""
-    without = run(f"states {SESSION} --out run --redact secrets").out
+    without = run(f"states {QUOTED} --out run --redact secrets").out
     assert "11 states have no tools, so that a teacher can call none there; --tools names a file" in without
     assert run(STATES).code == 0
     assert all(state.tools for state in read_states(tmp_path / "run/states.jsonl"))
