@@ -23,30 +23,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built(tmp_path_factory.mktemp("dist")))
 
 
-@pytest.fixture
-def wheel_names(wheel: zipfile.ZipFile) -> set[str]:
-    """Paths inside the wheel."""
-    return set(wheel.namelist())
-
-
-def test_wheel_installs_one_import_name(wheel_names: set[str]) -> None:
-    top = {name.split("/")[0] for name in wheel_names}
+def test_wheel_installs_one_import_name(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"composer_plugins"}
 
 
 @pytest.mark.parametrize("folder", ("composer_plugins", *FOLDERS))
-def test_wheel_carries_every_source_file(wheel_names: set[str], folder: str) -> None:
+def test_wheel_carries_every_source_file(wheel: zipfile.ZipFile, folder: str) -> None:
     suffixes = {".py", ".toml", ".yaml", ".md"}
     sources = [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     inside = [path.relative_to(ROOT).as_posix().removeprefix("composer_plugins/") for path in sources]
     expected = {f"composer_plugins/{name}" for name in inside}
     assert expected, f"{folder}/ has no source file"
-    assert not expected - wheel_names, "add the folder to `packages` in pyproject.toml"
+    assert not expected - {*wheel.namelist()}, "add the folder to `packages` in pyproject.toml"
 
 
-def test_wheel_carries_the_licence_and_the_typing_marker(wheel_names: set[str]) -> None:
-    assert "composer_plugins/py.typed" in wheel_names
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
+def test_wheel_carries_the_licence_and_the_typing_marker(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert "composer_plugins/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 def test_the_build_writes_the_names_of_all_kernels_for_type_checkers(wheel: zipfile.ZipFile) -> None:
