@@ -1,6 +1,5 @@
 """`check --as`: functions of each framework's convention, sound ones and ones with a planted fault."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -10,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from typer.testing import CliRunner
 
 from composer_plugins.calling_convention import Counts
-from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.kernels.policy import ppo
 from composer_plugins.kernels.types import TokenLoss
-from composer_plugins.testing.conventions import check_as, find_convention
+from composer_plugins.testing.conventions import check_as
 from composer_plugins.testing.conventions.sums import SKYRL
 from composer_plugins.testing.laws import FUNCTION, LAWS, laws_for
 from composer_plugins.testing.laws import NOT_RUN as NOT_RUN_ON
@@ -385,6 +382,8 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (skyrl(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (skyrl(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
         (skyrl_of_an_old_release, FIRST, "unexpected keyword argument 'rollout_logprobs'"),
+        (lambda config, **_: config.eps_clip_hihg, FIRST,
+         "the check's config of SkyRL has no 'eps_clip_hihg': did you mean 'eps_clip_high'?"),
     ],
     "tinker": [
         (tinker(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
@@ -453,8 +452,6 @@ def test_every_law_of_policy_losses_is_run_or_has_a_reason() -> None:
     assert set(NOT_RUN) <= of_policies
     assert next(iter(OF_A_FUNCTION)) == FIRST
     assert {*OF_A_FUNCTION} - {*laws_for(FUNCTION, "verl")} == {DIVIDED}
-    with pytest.raises(ConfigError, match=f"the law {DIVIDED} is for --as skyrl and tinker alone"):
-        check_as(verl(), "verl", [DIVIDED])
 
 
 def test_the_cause_of_a_result_of_another_type_says_what_the_framework_takes() -> None:
@@ -478,16 +475,6 @@ def by_position(logprobs, advantages, mask, /): ...
 def test_parameters_that_cannot_be_passed_by_name_are_an_error(function: Loss, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_as(function, "torch")
-
-
-def test_a_key_that_the_config_of_skyrl_lacks_is_named() -> None:
-    def function(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
-        return config.eps_clip_hihg
-
-    outcome = check_as(function, "skyrl").outcomes[0]
-    assert (
-        "the check's config of SkyRL has no 'eps_clip_hihg': did you mean 'eps_clip_high'?" in outcome.detail
-    )
 
 
 def test_a_gradient_that_is_declared_the_derivative_must_be_it() -> None:
@@ -545,17 +532,7 @@ def test_a_function_that_raises_fails_the_first_law_with_its_error(framework: st
     assert not report.having("passed")
 
 
-def test_only_runs_the_named_laws_and_knows_them() -> None:
-    assert [one.check for one in check_as(verl(), "verl", [CUT]).outcomes] == [CUT]
-    with pytest.raises(ConfigError, match="unknown law 'cuts'"):
-        check_as(verl(), "verl", ["cuts"])
-
-
-def test_errors_say_what_could_not_be_found() -> None:
-    with pytest.raises(ConfigError, match="--as: unknown convention 'vrl'"):
-        find_convention("vrl")
-    with pytest.raises(ConfigError, match="has no function"):
-        check_as("composer_plugins.errors:nothing", "verl")
+def test_what_is_not_a_function_is_an_error() -> None:
     with pytest.raises(ConfigError, match="pass a function"):
         check_as(3, "verl")
 
@@ -581,21 +558,3 @@ def test_exceptions_excuse_a_law_and_must_name_one() -> None:
     report = check_as(function, "verl", [CUT])
     assert {one.check: one.status for one in report.outcomes} == {"cuts": "failed", CUT: "not applicable"}
     assert "no law of --as verl has that name" in report.having("failed")[0].detail
-
-
-def test_the_command_exits_with_0_1_and_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = SimpleNamespace(sound=verl(), wrong=verl(reduce=local_mean))
-    monkeypatch.setitem(sys.modules, "losses_of_a_user", losses)
-
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(app, ["check", *arguments, "--as", "verl"])
-
-    sound = run("losses_of_a_user:sound", "--only", CUT)
-    assert sound.exit_code == 0, sound.output
-    assert "1 passed, 0 failed" in sound.output
-    wrong = run("losses_of_a_user:wrong", "--only", CUT)
-    assert wrong.exit_code == 1
-    assert f"failed: {CUT}" in wrong.output
-    assert "the counts of the whole batch" in wrong.output
-    for arguments in (["losses_of_a_user:absent"], ["losses_of_a_user:sound", "--kind", "policy"]):
-        assert isinstance(run(*arguments).exception, ConfigError)  # `main` makes of it a line and status 2
