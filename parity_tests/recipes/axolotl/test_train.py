@@ -14,8 +14,6 @@ from safetensors.torch import load_file
 
 from parity_tests.rigs.paths import ROOT
 
-pytest.importorskip("axolotl", reason="needs the environment of recipes/axolotl/README.md")
-
 TIMEOUT = 300
 SHORT = {"max_steps": 2, "micro_batch_size": 16, "logging_steps": 1}
 # The reward of the recipe. It prints whose functions TRL's trainer has for the log-probabilities.

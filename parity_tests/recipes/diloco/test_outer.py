@@ -36,14 +36,11 @@ def test_the_step_is_that_of_sgd_with_nesterov_momentum(lr: float, momentum: flo
         assert all(torch.equal(state.weights[name], p) for name, p in model.named_parameters())
 
 
-def test_the_first_step_by_hand() -> None:
+def test_the_gradient_is_the_mean_of_start_minus_trained() -> None:
     start = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     locals_ = [{"w": torch.tensor(values, dtype=torch.float64)} for values in ([0.0, 2.0], [0.5, 4.0])]
     gradient = mean([pseudo_gradient(start, local) for local in locals_])
     assert gradient["w"].tolist() == [0.75, -1.0]
-    after = outer_step(initial_state(start), gradient, OuterOptimizer(lr=0.5, momentum=0.5))
-    assert after.momentum["w"].tolist() == [0.75, -1.0]
-    assert after.weights["w"].tolist() == [1 - 0.5 * (0.75 + 0.375), 2 - 0.5 * (-1.0 - 0.5)]
 
 
 def test_the_step_changes_none_of_its_arguments() -> None:

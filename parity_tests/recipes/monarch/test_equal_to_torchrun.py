@@ -9,8 +9,6 @@ import pytest
 
 from parity_tests.rigs.paths import ROOT
 
-pytest.importorskip("monarch")
-
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 MONARCH = ["composer_plugins.recipes.monarch"]
 TIMEOUT = 540.0

@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-for needed in ("detect_secrets", "openai", "pyarrow"):
-    pytest.importorskip(needed)
-
-from composer_plugins.recipes.trace_replay import __main__ as command  # noqa: E402
-from composer_plugins.recipes.trace_replay import demo  # noqa: E402
-from composer_plugins.recipes.trace_replay.journal import Journal  # noqa: E402
-from composer_plugins.recipes.trace_replay.states import read_states  # noqa: E402
-from composer_plugins.recipes.trace_replay.teachers import load_teachers  # noqa: E402
-from parity_tests.rigs.scripted_faults import FaultyTeachers  # noqa: E402
+from composer_plugins.recipes.trace_replay import __main__ as command
+from composer_plugins.recipes.trace_replay import demo
+from composer_plugins.recipes.trace_replay.journal import Journal
+from composer_plugins.recipes.trace_replay.states import read_states
+from composer_plugins.recipes.trace_replay.teachers import load_teachers
+from parity_tests.rigs.scripted_faults import FaultyTeachers
 
 SESSION = demo.SESSION
 QUOTED = shlex.quote(str(SESSION))
@@ -151,7 +148,6 @@ CANNOT_START = [
     (f"states {QUOTED} --redact nothing --out file/run", "--out: 'file/run' cannot be written (Not a dir"),
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
-    (f"states file {BOTH}", "file:1: the line is not JSON"),
     (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
     (
         f"states silent.jsonl {BOTH}",
@@ -178,8 +174,6 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
 
 NO_JOURNAL = [
     ("pairs run", "run/answers.sqlite: there is no journal; run the command `replay` first"),
-    (f"{REPLAY} 0", "--max-usd: it is 0, and teacher 'ada'"),
-    ("replay run --teachers gone --max-usd 1", "--teachers: gone cannot be read"),
     (f"{STATES} --redact nothing", "--out: run has the states of a run with other redact; name another fold"),
     (
         f"{STATES} --format openai",
@@ -188,8 +182,6 @@ NO_JOURNAL = [
 ]
 WITH_A_JOURNAL = [
     ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
-    ("pairs run --judge nowhere:f", "--judge: 'nowhere:f' cannot be imp"),
-    ("pairs run --ignore Bash.x", "--ignore: unknown argument of a tool"),
     (
         f"states {QUOTED} --out run --redact secrets",
         "--out: run has the states of a run with other tools; name another folder",
@@ -325,7 +317,6 @@ MARGINS = "composer/replay/rewards/margins of 3 steps: "
 @pytest.mark.slow
 def test_the_demo_trains_on_what_the_teachers_agreed_on(tmp_path: Path) -> None:
     """As a stranger runs it; the margin of the first step is 0, because policy and reference are equal."""
-    pytest.importorskip("trl")
     options = {"env": os.environ | {"COLUMNS": "200"}, "capture_output": True, "text": True}
     ran = subprocess.run([*PROGRAM, "demo", "--steps", "3"], cwd=tmp_path, timeout=600, **options)
     assert ran.returncode == 0, ran.stdout + ran.stderr

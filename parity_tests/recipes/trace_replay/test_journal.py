@@ -50,17 +50,6 @@ def test_what_is_spent_is_the_sum_of_all_requests_for_an_answer(tmp_path: Path) 
         assert [*spent, journal.spent()] == [1.0, 2.0, 1.5, 1.75, 1.75]
 
 
-def test_a_key_is_sent_again_until_the_endpoint_has_answered_it(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j") as journal:
-        keys = [journal.mark(("s", "t", 0), 0.0), journal.mark(("s", "t", 0), 0.0)]
-        journal.fail(("s", "t", 0), usd=0.0, error="no answer", was_answered=False)
-        keys.append(journal.mark(("s", "t", 0), 0.0))
-        journal.fail(("s", "t", 0), usd=0.0, error="cut off", was_answered=True)
-        keys.append(journal.mark(("s", "t", 0), 0.0))
-        keys += [journal.mark(other, 0.0) for other in (("s", "t", 1), ("s", "u", 0), ("r", "t", 0))]
-    assert [keys.index(key) for key in keys] == [0, 0, 0, 3, 4, 5, 6]
-
-
 SECOND = """
 import sys
 from composer_plugins.recipes.trace_replay.journal import Journal

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_plugins.columns import pairs_of
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.recipes.trace_replay import pairs
+from composer_plugins.recipes.trace_replay import pairs, report
 from composer_plugins.recipes.trace_replay.formats.common import assistant, tool_call
 from composer_plugins.recipes.trace_replay.journal import Answer
 from composer_plugins.recipes.trace_replay.pairs import Pair, make_pairs
@@ -285,7 +286,6 @@ def test_every_pair_keeps_the_rules(
 
 
 def test_the_parquet_file_and_the_card_are_a_data_set(tmp_path: Path) -> None:
-    datasets, report = pytest.importorskip("datasets"), pytest.importorskip(f"{pairs.__package__}.report")
     seen = [state(CAT), state(text("no"), 0.0), state(LS, 1.0)]
     found, counts = make_pairs(seen, answers(PWD, PWD))
     assert len(found) == 2
