@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import NamedTuple
 
 import jaxtyping
 import pytest
@@ -94,25 +95,39 @@ def may_import(part: str, imported: str) -> bool:
     return imported in LIBRARIES | own | {PACKAGE, KERNELS, part}
 
 
-def violations(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
-    """One sentence for each import of a module that the architecture does not allow."""
+class Import(NamedTuple):
+    """A name that a module imports, and whether it does so when it is imported itself."""
+
+    line: int
+    name: str
+    in_function: bool = False
+    for_types: bool = False
+
+
+def imports(module: str, source: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Every import of a module, with its whole name."""
     package = module if is_package else module.rpartition(".")[0]
     tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    type_only = [
-        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
-    lazy = {node for part in (*functions, *type_only) for node in ast.walk(part)}
-    for node in ast.walk(tree):
+    found = [*ast.walk(tree)]
+    functions = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    tests = [node for node in found if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    lazy, for_types = ({one for node in part for one in ast.walk(node)} for part in (functions, tests))
+    for node in found:
         origin = ""
         if isinstance(node, ast.ImportFrom):
             origin = resolve_name("." * node.level + (node.module or ""), package) + "."
         for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            part = part_of(origin + name.name)
-            if node in lazy and part in next((p for m, p in LAZILY.items() if module.startswith(m)), ()):
-                continue
-            if not may_import(part_of(module), part):
-                yield f"{module}, line {node.lineno}: may not import {origin}{name.name}"
+            yield Import(node.lineno, origin + name.name, node in lazy, node in for_types)
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
+    """One sentence for each import of a module that the architecture does not allow."""
+    lazily = next((parts for name, parts in LAZILY.items() if module.startswith(name)), ())
+    for one in imports(module, source, is_package=is_package):
+        part = part_of(one.name)
+        is_allowed = (one.in_function or one.for_types) and part in lazily
+        if not is_allowed and not may_import(part_of(module), part):
+            yield f"{module}, line {one.line}: may not import {one.name}"
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -156,21 +171,9 @@ FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 def imported(module: str, path: Path, known: set[str]) -> set[str]:
     """The modules of this package that a module imports, inside functions too, but not for types alone."""
-    tree = ast.parse(path.read_text())
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    type_only = {one for node in tests if "TYPE_CHECKING" in ast.dump(node.test) for one in ast.walk(node)}
-    found = set()
-    for node in ast.walk(tree):
-        if node in type_only:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            origin = resolve_name("." * node.level + (node.module or ""), package)
-            inside = {f"{origin}.{name.name}" for name in node.names}
-            found |= inside & known or {origin}
-    return found & known - {module}
+    every = imports(module, path.read_text(), is_package=path.name == "__init__.py")
+    names = {one.name for one in every if not one.for_types}
+    return {name if name in known else name.rpartition(".")[0] for name in names} & known - {module}
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:

@@ -24,7 +24,7 @@ LOSSES = losses()
 
 
 def help_of(*words: str, columns: int) -> str:
-    done = CliRunner().invoke(app, [*words, "--help"], terminal_width=columns)  # it overrules COLUMNS
+    done = CliRunner().invoke(app, [*words, "-h"], terminal_width=columns)  # it overrules COLUMNS
     assert done.exit_code == 0
     return done.stdout
 

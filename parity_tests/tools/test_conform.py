@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
-from composer_plugins.cli import app
 from composer_plugins.conformance import suites
 from composer_plugins.conformance.claims import GRADIENT, Absent, Claim, Compared, Place
 from composer_plugins.conformance.prime_rl_claims.suite import version_of
@@ -24,8 +22,8 @@ from composer_plugins.frameworks.trl import TRL
 from composer_plugins.testing.assertions import tolerance
 from composer_plugins.testing.draws import Draw, assume
 from parity_tests.rigs import installed
+from parity_tests.rigs.commands import invoke
 
-RUN = CliRunner(env={"COLUMNS": "200"})
 ONE = torch.ones(3, dtype=torch.float64)
 
 
@@ -86,7 +84,7 @@ def conform(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         monkeypatch.setattr(suites, "compared", lambda: known)
         monkeypatch.setattr(suites, "suite_of", suite_of)
-        return RUN.invoke(app, ["conform", *words], env={"COLUMNS": str(columns)})
+        return invoke("conform", *words, columns=columns)
 
     return run
 
@@ -260,7 +258,7 @@ def test_a_checkout_has_the_version_of_its_tag_and_else_says_that_it_has_none(tm
 
 
 def test_a_folder_that_is_no_checkout_of_prime_rl_is_an_error(tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["conform", "prime-rl", "--source", str(tmp_path)])
+    done = invoke("conform", "prime-rl", "--source", str(tmp_path))
     assert done.exit_code == 2 and "is not a checkout of PRIME-RL" in done.stderr
 
 
