@@ -6,7 +6,6 @@ adapters; one framework to an adapter; nothing -> parity_tests. No module import
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import torch
 
 from composer_plugins.kernels import masking
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 PACKAGE, KERNELS = "composer_plugins", "composer_plugins.kernels"
 ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
@@ -246,7 +246,7 @@ def test_a_forbidden_import_is_found(line: str) -> None:
 def loaded(program: str) -> set[str]:
     """The modules that are loaded once a program has run in an interpreter of its own."""
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
 

@@ -1,8 +1,5 @@
 """The checkout and the wheel claim one import name, composer_plugins, and no other."""
 
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 from composer_plugins import flat_kernels
 from parity_tests.rigs.installed import built
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 pytestmark = pytest.mark.thorough
 
@@ -65,10 +63,5 @@ def test_folder_yields_its_name_to_an_installed_package(folder: str, tmp_path: P
     installed = tmp_path / folder / "__init__.py"
     installed.parent.mkdir()
     installed.touch()
-    found = subprocess.check_output(
-        [sys.executable, "-c", f"import {folder}; print({folder}.__file__)"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        text=True,
-    )
+    found = python("-c", f"import {folder}; print({folder}.__file__)", first=tmp_path).stdout
     assert Path(found.strip()) == installed, f"remove {folder}/__init__.py"

@@ -1,8 +1,6 @@
 """Completion in a shell: names, dialects and the values of filters, without loading torch."""
 
-import os
-import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from composer_plugins.frameworks.registry import conventions
 from composer_plugins.testing.law import EVERY_LAW
 from composer_plugins.testing.laws import LAWS
 from parity_tests.rigs.paths import ROOT
+from parity_tests.rigs.programs import python
 
 pytestmark = pytest.mark.thorough
 
@@ -28,13 +27,7 @@ def completions(line: str, shell: str = "bash", path: Path = ROOT) -> list[str]:
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_COMPOSER_PLUGINS_COMPLETE": f"complete_{shell}",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | given | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", PROGRAM, first=path, **given)
     assert not done.stderr, done.stderr
     return [name.partition("\t")[0] for name in done.stdout.split("\n") if name]
 
@@ -67,6 +60,7 @@ def test_bash_is_offered_what_may_stand_there(line: str, expected: list[str]) ->
 
 
 def test_the_names_that_are_read_in_sources_are_those_that_the_modules_have() -> None:
+    import_module("composer_plugins.testing.laws.of_trainers")  # no other module of laws imports it
     assert {*completion.complete_law("")} == {law.name for law in EVERY_LAW} >= {*LAWS}
     assert [*completion.complete_convention("")] == [*conventions()]
 

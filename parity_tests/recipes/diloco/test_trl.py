@@ -48,10 +48,6 @@ def arguments(**changed: Any) -> tuple[Any, Any]:
     return given, given
 
 
-def test_the_number_of_rounds() -> None:
-    assert [number_of_rounds(*arguments(), every) for every in (1, 2, 4, 8)] == [8, 4, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
