@@ -64,9 +64,8 @@ def test_a_bound_that_somebody_uses_is_no_warning(name: str, params: dict[str, A
 def test_a_lower_bound_above_the_upper_one_is_an_error() -> None:
     (found,) = unlikely(choose("policy", "cispo@trl", {"clip_low": 0.2}, option="policy"))
     assert found.severity == "error"
-    assert str(found).startswith(
-        "policy_params.clip_low: clip_low=0.2 is a lower bound of 0.8, which is above"
-    )
+    problem = "policy_params.clip_low: clip_low=0.2 is a lower bound of 0.8, which is above"
+    assert str(found).startswith(problem)
     assert "every weight is 0.2; set clip_low to at least 0.8, or clip_high" in str(found)
 
 

@@ -179,9 +179,8 @@ def test_json_has_every_outcome() -> None:
 
 def test_laws_are_listed_and_none_is_misspelt() -> None:
     listed = output("check", "--laws")
-    assert all(
-        name in listed for name in (*LAWS, *laws_for(FUNCTION), *laws_for(TRAINER), *NOT_RUN[FUNCTION])
-    )
+    names = (*LAWS, *laws_for(FUNCTION), *laws_for(TRAINER), *NOT_RUN[FUNCTION])
+    assert all(name in listed for name in names)
     assert "\nranks_leave_the_gradient_alone (not run)\n  The check runs in one process.\n" in listed
     assert "every_term_is_divided_as_the_advantages_are --as skyrl --as tinker\n  The same rows" in listed
     assert "\n  A batch that is cut into 1, 2 or 4 micro-batches has the same gradient.\n" in listed

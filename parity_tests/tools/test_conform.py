@@ -211,10 +211,8 @@ def test_what_a_framework_prints_is_not_on_stdout(
 
 @pytest.mark.parametrize("columns", (60, 80, 100, 140))
 def test_a_table_breaks_no_name_where_there_is_room(columns: int, conform: Callable[..., Any]) -> None:
-    name, note = (
-        "server_distillation_trainer full_logits, per token",
-        "a note of more words than fit beside it",
-    )
+    name = "server_distillation_trainer full_logits, per token"
+    note = "a note of more words than fit beside it"
     made = Claim("policy", "grpo@new", name, Place("r", {"name": name}), off_by(0.0), note)
     done = conform(a=suite(made), columns=columns).stdout
     lines = done.splitlines()

@@ -21,10 +21,8 @@ def printed(parts: Iterable[RenderableType], width: int) -> list[str]:
 
 def test_a_line_breaks_at_a_blank_and_a_long_word_at_its_joints() -> None:
     assert wrapped("the ratio is 0.25 at most", 12) == ["the ratio is", "0.25 at most"]
-    assert wrapped("kernels/test_policy.py::test_loss_equals_loops", 30) == [
-        "kernels/test_policy.py::",
-        "test_loss_equals_loops",
-    ]
+    file, test = "kernels/test_policy.py::", "test_loss_equals_loops"
+    assert wrapped(file + test, 30) == [file, test]
     assert wrapped("test_loss_and_metrics_equal", 15) == ["test_loss_and_", "metrics_equal"]
     assert wrapped("abcdefghij", 4) == ["abcd", "efgh", "ij"]
 
@@ -78,10 +76,8 @@ def test_columns_that_do_not_fit_are_tables_below_each_other() -> None:
 
     assert shown(30) == ["loss    x  default  @trl", "row 0   1      0.5  0.25", "row 1  22        1     2"]
     given_table = ["given   x", "row 0   1", "row 1  22", ""]
-    assert shown(20) == [
-        *given_table,
-        *("loss   default  @trl", "row 0      0.5  0.25", "row 1        1     2"),
-    ]
+    results_table = ["loss   default  @trl", "row 0      0.5  0.25", "row 1        1     2"]
+    assert shown(20) == given_table + results_table
     assert shown(15)[::4] == ["given   x", "loss   default", "loss   @trl"]
 
 

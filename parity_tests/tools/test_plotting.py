@@ -202,9 +202,8 @@ def test_a_line_of_a_much_larger_scale_does_not_flatten_the_others() -> None:
 
 
 def test_notes_say_what_the_example_assumes() -> None:
-    assert "minirl has no default for clip_low, clip_high: drawn with clip_low=0.2, clip_high=0.2." in (
-        drawn("minirl", "grpo", kind="policy").notes
-    )
+    note = "minirl has no default for clip_low, clip_high: drawn with clip_low=0.2, clip_high=0.2."
+    assert note in drawn("minirl", "grpo", kind="policy").notes
     text = " ".join(drawn("gspo", "cispo", "kl_cov").notes)
     assert "The ratio of gspo is that of the whole response" in text
     assert "kl_cov: the batch, whose statistics the loss uses" in text
@@ -301,9 +300,8 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.delattr(plotting, "drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = error("plot", "cispo", "--out", "cispo.png")
-    assert (
-        message.startswith("plot: it needs matplotlib") and "pip install 'composer-plugins[plot]'" in message
-    )
+    assert message.startswith("plot: it needs matplotlib")
+    assert "pip install 'composer-plugins[plot]'" in message
     assert not Path("cispo.png").exists()
     assert plotting.text("cispo").plain
 
@@ -342,11 +340,8 @@ def test_a_figure_shows_the_data(matplotlib: Any, names: list[str], kind: str | 
         else:
             lines = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axes.lines}
             assert lines >= {(series.x, series.y) for series in panel.series}
-        assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
-            panel.title,
-            panel.x_label,
-            panel.y_label,
-        )
+        texts = (axes.get_title(), axes.get_xlabel(), axes.get_ylabel())
+        assert texts == (panel.title, panel.x_label, panel.y_label)
     legend = [text.get_text() for part in figure.subfigs for one in part.legends for text in one.texts]
     assert legend == list(dict.fromkeys(s.label for panel in picture.panels for s in panel.series))
 
@@ -374,13 +369,11 @@ def test_the_suffix_says_the_format(matplotlib: Any, tmp_path: Path) -> None:
     assert "end it in .png or .svg" in error("plot", "k3", "--out", str(tmp_path / "a.pdf"))
     assert "does not exist" in error("plot", "k3", "--out", str(tmp_path / "no" / "a.png"))
     (folder := tmp_path / "folder.png").mkdir()
-    assert error("plot", "k3", "--out", str(folder)) == (
-        f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
-    )
+    said = f"--out: {str(folder)!r} cannot be written (Is a directory); name another path"
+    assert error("plot", "k3", "--out", str(folder)) == said
 
 
 def test_show_without_a_window_is_an_error(matplotlib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("matplotlib.pyplot.get_backend", lambda: "agg")
-    assert error("plot", "k3", "--show").startswith(
-        "--show: matplotlib has no window here: its backend is agg"
-    )
+    said = "--show: matplotlib has no window here: its backend is agg"
+    assert error("plot", "k3", "--show").startswith(said)

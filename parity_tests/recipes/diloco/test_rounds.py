@@ -58,7 +58,6 @@ def test_every_round_equals_the_reference(url: str, tmp_path: Path) -> None:
 
 
 def test_a_replica_that_is_too_slow_does_not_count_and_goes_on(tmp_path: Path) -> None:
-    """The others wait 0.1 seconds, and it takes 0.9 for its round."""
     url, log = str(tmp_path / "store"), tmp_path / "log"
     run_threads(url, log, [{"timeout": 0.1, "pause": 0.02}] * 2 + [{"pause": 0.3}], rounds=30)
     commits = commits_of(url)

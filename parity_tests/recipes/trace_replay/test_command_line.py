@@ -149,10 +149,7 @@ CANNOT_START = [
     ("states --redact nothing", "LOGS: no log is given; name log files, or folders with *.jsonl files"),
     (f"states empty {BOTH}", "empty: the folder has no *.jsonl file; name a folder that holds logs"),
     (f"states gone {BOTH}", "gone: there is no such file or folder; name log files or folders"),
-    (
-        f"states silent.jsonl {BOTH}",
-        "LOGS: no action of a model is in 1 file(s); give logs in which a model acted",
-    ),
+    (f"states silent.jsonl {BOTH}", "LOGS: no action of a model is in 1 file(s); give logs in which a"),
     ("pairs gone", "DIR: gone/run.json cannot be read (FileNotFoundError"),
     ("replay gone --teachers teachers.yaml --max-usd 1", "DIR: gone/run.js"),
     ("demo --out full", "--out: full is not an empty folder; name a new folder"),
@@ -172,20 +169,15 @@ def test_a_command_that_cannot_start_writes_nothing(run: Run, line: str, message
     assert not any(path.is_file() for path in {*Path().rglob("*")} - before)
 
 
+ANOTHER_RUN = "--out: run has the states of a run with other"
 NO_JOURNAL = [
     ("pairs run", "run/answers.sqlite: there is no journal; run the command `replay` first"),
-    (f"{STATES} --redact nothing", "--out: run has the states of a run with other redact; name another fold"),
-    (
-        f"{STATES} --format openai",
-        "--out: run has the states of a run with other format; name another folder",
-    ),
+    (f"{STATES} --redact nothing", f"{ANOTHER_RUN} redact; name another folder"),
+    (f"{STATES} --format openai", f"{ANOTHER_RUN} format; name another folder"),
 ]
 WITH_A_JOURNAL = [
     ("pairs run", "DIR: no answer in run/answers.sqlite belongs to a state in"),
-    (
-        f"states {QUOTED} --out run --redact secrets",
-        "--out: run has the states of a run with other tools; name another folder",
-    ),
+    (f"states {QUOTED} --out run --redact secrets", f"{ANOTHER_RUN} tools; name another folder"),
 ]
 
 
@@ -253,7 +245,6 @@ def test_a_judge_in_the_current_folder_is_found(run: Run, folder: Path) -> None:
 
 
 def test_tools_can_be_named_later(run: Run, tmp_path: Path) -> None:
-    """Until something was asked."""
     without = run(f"states {QUOTED} --out run --redact secrets").out
     assert "11 states have no tools, so that a teacher can call none there; --tools names a file" in without
     assert run(STATES).code == 0

@@ -64,10 +64,8 @@ def test_a_second_process_is_an_error(tmp_path: Path, is_new: bool) -> None:
     with Journal(tmp_path / "j"):
         command = [sys.executable, "-c", SECOND, tmp_path / "j"]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    expected = (
-        f"ConfigError: {tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
-    )
-    assert second.stderr.endswith(expected), second.stderr
+    said = f"{tmp_path / 'j'}: another process has this journal open; wait until it has ended\n"
+    assert second.stderr.endswith(f"ConfigError: {said}"), second.stderr
     Journal(tmp_path / "j").close()
 
 

@@ -39,7 +39,6 @@ def test_each_assistant_message_of_a_conversation_is_an_action(tmp_path: Path) -
 
 
 def test_of_a_request_and_its_response_each_choice_is_an_action(tmp_path: Path) -> None:
-    """Also if a choice has no index."""
     choices = [
         {"finish_reason": finish, "message": {"role": "assistant", "content": content}}
         for content, finish in (("x", "stop"), ("y", "length"), ("z", "stop"))

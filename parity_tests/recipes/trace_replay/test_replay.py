@@ -147,9 +147,8 @@ def test_no_connection_is_one_sentence(path: Path) -> None:
         pass
     with pytest.raises(ConfigError) as stopped:
         replayed(path, STATES, [a_teacher(closed.base_url, max_retries=0)])
-    assert str(stopped.value).startswith(
-        f"{NO_ANSWER}no connection to {closed.base_url} ("
-    ) and "\n" not in str(stopped.value)
+    said = str(stopped.value)
+    assert said.startswith(f"{NO_ANSWER}no connection to {closed.base_url} (") and "\n" not in said
     with Journal(path) as journal:
         assert journal.spent() == 0.0
 

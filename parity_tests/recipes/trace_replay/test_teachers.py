@@ -90,9 +90,8 @@ def test_a_list_of_teachers_has_at_least_one_and_each_name_once(tmp_path: Path) 
     assert refusal(written(tmp_path)) == "teachers: the list is empty; add at least one teacher"
     expected = "teachers: 2 teachers have the name 'qwen'; give each teacher its own name"
     assert refusal(written(tmp_path, ENTRY, ENTRY | {"model": "other"})) == expected
-    assert refusal(written(tmp_path, "qwen")).startswith(
-        "teachers[0]: it is 'qwen'; write the keys of a teac"
-    )
+    expected = "teachers[0]: it is 'qwen'; write the keys of a teac"
+    assert refusal(written(tmp_path, "qwen")).startswith(expected)
 
 
 @pytest.mark.parametrize("value", [None, "", " \n"])
