@@ -83,12 +83,6 @@ def test_a_mask_of_floats_is_named() -> None:
     assert "takes a mask of floats only; masks are bool" in outcome.detail
 
 
-def test_what_is_returned_is_looked_at_first() -> None:
-    report = check_loss(WITH["returns_a_tensor"], only=UNTRACED)
-    assert [one.check for one in report.having("failed")] == ["result_has_one_value_per_token"]
-    assert not report.having("passed")
-
-
 def raises_with_a_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
     return logprobs.clamp(torch.ones(2), 3)
 

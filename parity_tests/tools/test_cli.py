@@ -107,21 +107,20 @@ def test_dialects_of_keeps_the_dialects_of_one_upstream_whichever_framework_runs
     assert upstreams(both) == {"verl"} and all("trl" in row["frameworks"] for row in both)
 
 
-def test_a_repeated_filter_keeps_any_of_the_kinds_and_upstreams_and_what_has_all_the_inputs() -> None:
+@pytest.mark.parametrize(
+    ("option", "one", "other", "joined"),
+    [
+        ("--kind", "kl", "correction", set.union),
+        ("--dialects-of", "trl", "verl", set.union),
+        ("--needs", "ref_logprobs", "old_logprobs", set.intersection),
+        ("--framework", "trl", "verl", set.intersection),
+    ],
+)
+def test_a_repeated_filter_keeps_any_or_all(option: str, one: str, other: str, joined: Any) -> None:
     def names(*words: str) -> set[tuple[str, str]]:
         return {(row["kind"], row["name"]) for row in listed(*words)}
 
-    def each(option: str, *values: str) -> list[set[tuple[str, str]]]:
-        return [names(option, value) for value in values]
-
-    kl, corrections = each("--kind", "kl", "correction")
-    assert names("--kind", "kl", "--kind", "correction") == kl | corrections
-    trl, verl = each("--dialects-of", "trl", "verl")
-    assert names("--dialects-of", "trl", "--dialects-of", "verl") == trl | verl
-    one, other = each("--needs", "ref_logprobs", "old_logprobs")
-    assert names("--needs", "ref_logprobs", "--needs", "old_logprobs") == one & other
-    one, other = each("--framework", "trl", "verl")
-    assert names("--framework", "trl", "--framework", "verl") == one & other
+    assert names(option, one, option, other) == joined(names(option, one), names(option, other))
 
 
 def test_every_example_in_the_help_of_a_filter_is_accepted() -> None:

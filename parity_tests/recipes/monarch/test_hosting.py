@@ -186,7 +186,6 @@ def test_no_process_is_left_after_ctrl_c_or_a_signal(tmp_path: Path, number: int
 
 
 BAD = [
-    ({"script": "absent.py"}, "absent.py: there is no such file; name a Python file"),
     ({"script": "."}, ".: it is a folder; name a Python file"),
     ({"script": "x.py", "processes": 0}, "--processes: it is 0; set 1 or more"),
     ({"processes": -1}, "--processes: it is -1; set 1 or more"),
