@@ -382,7 +382,7 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (skyrl(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
         (skyrl(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),
         (skyrl_of_an_old_release, FIRST, "unexpected keyword argument 'rollout_logprobs'"),
-        (lambda config, **_: config.eps_clip_hihg, FIRST,
+        (lambda p, q, a, config, **_: config.eps_clip_hihg, FIRST,
          "the check's config of SkyRL has no 'eps_clip_hihg': did you mean 'eps_clip_high'?"),
     ],
     "tinker": [
