@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
 from composer_plugins.conformance.prime_rl_claims.packs import packed
-from composer_plugins.diagnosis import Target
+from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.rigs import prime_rl_doubles as double
@@ -111,14 +112,25 @@ def edited(edits: str, sound: str = SOUND) -> str:
 PLAIN = edited(f"{HINT}\n{REPLAY}\n =>")
 
 
-def examined(text: str, version: str | None, answers: Mapping[str, Any]) -> Any:
-    """What the doctor finds in a folder that has the file, a store, and a file that is not a store."""
-    file = Path(SCRATCH.name) / "rl.toml"
-    file.write_text(text)
-    file.with_name("not.store").write_text("nothing of the kind")
-    StoreWriter(file.with_name("pairs.store")).close()
-    with chdir(SCRATCH.name), patch.object(doctor, "ask", lambda *_: facts(**answers)):
-        return doctor.examine([file], Target("python", version))
+def examined(*texts: str, version: str | None = None, python: str = "", **answers: Any) -> Examination:
+    """What the doctor finds in files of these texts, in a folder with a store and a file that is not one.
+
+    The interpreter is a double with these answers, unless `python` names one.
+    """
+    folder = Path(SCRATCH.name)
+    files = [folder / f"{number or 'rl'}.toml" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    (folder / "not.store").write_text("nothing of the kind")
+    StoreWriter(folder / "pairs.store").close()
+    asked = nullcontext() if python else patch.object(doctor, "ask", lambda *_: facts(**answers))
+    with chdir(folder), asked:
+        return doctor.examine(files, Target(python or "python", version))
+
+
+def find(text: str, version: str | None = None, **given: Any) -> list[Finding]:
+    """The findings in a file of this text."""
+    return list(examined(text, version=version, **given).findings)
 
 
 # --- Kinds of cases ----------------------------------------------------------------------------------------
@@ -594,7 +606,7 @@ def row(case: Case) -> Row:
     if case.stamps is not None:
         return Row(case.name, case.change, "", *said([(STAMPED, case.stamps)]))
     try:
-        found = examined(case.text, case.version, case.answers).findings
+        found = find(case.text, case.version, **case.answers)
         # What is said of every file for a version that is newer than tested is left out.
         told = findings_in_words(one for one in found if one.key != "prime-rl")
     except ConfigError as error:
