@@ -25,7 +25,6 @@ from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
 from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
-from composer_plugins.conformance.prime_rl_claims.packs import packed
 from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
@@ -636,8 +635,7 @@ def _stages(case: Case) -> Iterator[Stage]:
         return
     version = {NEWEST: "0.8.0"}.get(case.version, case.version)
     generation = double.of_release(upstream.generation_of(version).since)
-    samples = [sample(0, 4, reference=case.called_with == "references")]
-    inputs = double.inputs_of(generation, packed(samples), 0)
+    inputs = double.sequence(sample(0, 4, reference=case.called_with == "references"), generation)
     if case.called_with == "advantages by token":
         inputs.advantages = torch.linspace(-1, 1, len(inputs.advantages))
 
