@@ -174,7 +174,6 @@ def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
             "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later",
         ),
         ('loss.type = "x"', None, "^loss.type: 'x' is not a loss"),
-        (ORCHESTRATOR.replace("0.8", "-1"), None, "^sampling.temperature: it is -1"),
         (PER_SOURCE.replace("16", "0"), None, "^orchestrator.train.source.group_size: it is 0"),
     ],
 )
@@ -245,6 +244,7 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
         "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
         'orchestrator.trajectory_strategy = "interleaved"\n',
         "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
+        OPD.replace("opd", "rl"),
         FILTER,
         OUR_ECHO,
         USUAL,
@@ -252,10 +252,6 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
 )
 def test_what_changes_nothing_is_no_difference(text: str) -> None:
     assert differences(text) == []
-
-
-def test_the_mode_rl_trains_the_loss_of_the_file() -> None:
-    assert differences(OPD.replace("opd", "rl"), version="0.6.0") == []
 
 
 # --- Options of each source ----------------------------------------------------------------------------
