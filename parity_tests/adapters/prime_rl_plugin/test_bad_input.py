@@ -46,30 +46,6 @@ def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1:].all()
 
 
-@pytest.mark.parametrize("policy", ["ipo", "dppo_tv", "masked_is@prime-rl<0.5"])
-def test_adv_tau_scales_a_hint_in_the_advantages_as_the_warning_says(policy: str) -> None:
-    def hint(weight: float, scale: float) -> torch.Tensor:
-        """The gradient of the hint alone."""
-        gradients = []
-        for hint_weight in (weight, 0.0):
-            given = inputs(advantages=torch.zeros(3), ref_logprobs=torch.tensor([-0.5, -0.7, -1.5]))
-            streams = {name: getattr(given, name) for name in ("trainer_logprobs", "inference_logprobs")}
-            for name, stream in streams.items():
-                setattr(given, name, stream.detach().double().requires_grad_(name == "trainer_logprobs"))
-            params = {"adv_tau": scale}
-            kwargs = {"policy": policy, "policy_params": params, "hint_estimator": "advantage"}
-            loss = loss_fn(given, **kwargs, hint_weight=hint_weight).loss
-            gradients.append(torch.autograd.grad(loss, given.trainer_logprobs)[0])
-        return gradients[0] - gradients[1]
-
-    message = "trainer.loss.kwargs.hint_weight: it is 0.375, and adv_tau=0.5 .* so the hint has the weight "
-    message += "0.1875; leave it, or set 0.75 for a hint with the weight 0.375"
-    with pytest.warns(ComposerWarning, match=message):
-        scaled = hint(0.375, 0.5)
-    assert scaled[1:].all()
-    torch.testing.assert_close(scaled, hint(0.1875, 1.0), rtol=1e-14, atol=1e-15)
-
-
 def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -> None:
     given = {"ref_logprobs": torch.tensor([-0.5, -0.7, -1.5]), "inference_logprobs": torch.full((3,), -0.9)}
     params = {"tv_high": 0.05}
