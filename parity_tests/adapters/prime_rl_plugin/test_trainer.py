@@ -40,7 +40,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     @cache
     def once(loss: str, options: str, *flags: str) -> Run:
         out = tmp_path_factory.mktemp("run")
-        given = ["--source", str(checkout()), "--steps", str(STEPS), "--out", str(out), *flags]
         command = [
             sys.executable,
             "-m",
@@ -50,9 +49,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             "--kwargs",
             options,
         ]
-        done = subprocess.run(
-            [*command, *given], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        command += ["--source", str(checkout()), "--steps", str(STEPS), "--out", str(out), *flags]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return read(out)
 
