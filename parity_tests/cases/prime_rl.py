@@ -488,11 +488,7 @@ OTHERS = (
         change='policy = "gspo"',
         called_with="advantages by token",
     ),
-    edit(
-        "a misspelt function",
-        "plugin.loss_fn => plugin.loss_fun",
-        loss=["attribute", ["loss_fn", "dppo"]],
-    ),
+    edit("a misspelt function", "plugin.loss_fn => plugin.loss_fun", loss=["attribute", ["loss_fn", "dppo"]]),
     edit(
         "the package is not installed where the trainer runs",
         change="doctor rl.toml --python /trainer/bin/python",
@@ -522,11 +518,6 @@ OTHERS = (
 )
 
 # --- An environment's code ---------------------------------------------------------------------------------
-
-
-def stamped(name: str, change: str, stamps: Callable[[], Any]) -> Case:
-    """A mistake in an environment's code."""
-    return Case(name, change, stamps=stamps)
 
 
 def node() -> Any:
@@ -565,24 +556,24 @@ def too_few_values() -> None:
 
 
 ENVIRONMENTS = (
-    stamped("log-probabilities of another length", "stamp_reference(node, scores[:-1])", hint(-0.5, -0.5)),
-    stamped(
+    ("log-probabilities of another length", "stamp_reference(node, scores[:-1])", hint(-0.5, -0.5)),
+    (
         "probabilities in place of log-probabilities",
         "stamp_reference(node, probabilities)",
         hint(0.9, 0.5, 0.3),
     ),
-    stamped("a log-probability that is NaN", "stamp_reference(node, scores)", hint(math.nan, -0.5, -0.5)),
-    stamped("a teacher that answered 0 everywhere", "stamp_reference(node, [0.0] * n)", hint(0.0, 0.0, 0.0)),
-    stamped("a stamp on the prompt", "stamp_reference(prompt, scores)", hint(-0.5, -0.5, to=prompt(1, 2))),
-    stamped(
+    ("a log-probability that is NaN", "stamp_reference(node, scores)", hint(math.nan, -0.5, -0.5)),
+    ("a teacher that answered 0 everywhere", "stamp_reference(node, [0.0] * n)", hint(0.0, 0.0, 0.0)),
+    ("a stamp on the prompt", "stamp_reference(prompt, scores)", hint(-0.5, -0.5, to=prompt(1, 2))),
+    (
         "a pair without references",
         "stamp_replay_pair(chosen, rejected)",
         lambda: stamp_replay_pair([node()], [node()]),
     ),
-    stamped("a pair with a negative beta", "stamp_replay_pair(chosen, rejected, beta=-0.1)", pair(beta=-0.1)),
-    stamped("chosen equals rejected", "stamp_replay_pair(completion, completion)", pair()),
-    stamped("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
-    stamped("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
+    ("a pair with a negative beta", "stamp_replay_pair(chosen, rejected, beta=-0.1)", pair(beta=-0.1)),
+    ("chosen equals rejected", "stamp_replay_pair(completion, completion)", pair()),
+    ("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
+    ("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
 )
 TABLES = (
     (OPTIONS, kwargs),
@@ -596,7 +587,7 @@ TABLES = (
 CASES: tuple[Case, ...] = (
     *(make(*cells) for table, make in TABLES for cells in rows(table)),
     *OTHERS,
-    *ENVIRONMENTS,
+    *(Case(name, change, stamps=stamp) for name, change, stamp in ENVIRONMENTS),
 )
 
 

@@ -168,11 +168,7 @@ def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
         (OPD.replace("opd", "odp"), "0.6.0", "^orchestrator.training_mode: unknown mode 'odp'"),
         (SFT, "0.6.0", "^trainer.loss.type: 'sft' is not .* 0.6: PRIME-RL 0.5 has it.*default, ipo, custom"),
         (SFT, "0.8.0", "^trainer.loss.type: .* PRIME-RL 0.7: PRIME-RL 0.5 has it"),
-        (
-            'trainer.loss.type = "icepop"',
-            "0.6.0",
-            "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later",
-        ),
+        ('trainer.loss.type = "icepop"', "0.6.0", "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later"),
         ('loss.type = "x"', None, "^loss.type: 'x' is not a loss"),
         (PER_SOURCE.replace("16", "0"), None, "^orchestrator.train.source.group_size: it is 0"),
     ],

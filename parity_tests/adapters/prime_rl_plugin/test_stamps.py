@@ -105,19 +105,6 @@ def test_a_replay_weight_of_tokens_over_pairs_makes_it_dpos_mean_over_pairs() ->
     assert "tokens / pairs" in str(stamp_replay_pair.__doc__) and "tokens / pairs" in str(loss_fn.__doc__)
 
 
-def test_a_stamped_pair_is_stale_once_the_policy_has_moved() -> None:
-    pair = [completion(1, 4), completion(2, 6)]
-    stamp_replay_pair(*pair)
-    (_, before), _ = replayed(pair)
-    moved = copy.deepcopy(pair)
-    moved[0][0].logprobs = [x - 1 for x in moved[0][0].logprobs]
-    (_, after), _ = replayed(moved)
-    assert torch.equal(before, after)  # DPO's would be larger now
-    unstamped = [completion(1, 4), completion(2, 6)]
-    unstamped[0][0].logprobs = moved[0][0].logprobs
-    assert not torch.allclose(after, dpo_gradients(unstamped, 0.1)[0])
-
-
 def test_the_policy_loss_leaves_a_pair_alone_and_trains_its_neighbours() -> None:
     pair, plain = [completion(1, 3), completion(2, 3)], completion(3, 4)
     plain[0].reference_logprobs = None
@@ -226,8 +213,6 @@ def test_a_token_carries_a_hint_or_a_pair() -> None:
         (lambda node: setattr(node, "reference_logprobs", None), "a node has no reference"),
         (lambda node: setattr(node, "reference_logprobs", [-1.0]), "1 numbers for 3 tokens"),
         (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 2 numbers for 3 tokens"),
-        (lambda node: setattr(node, "logprobs", [-1.0, float("nan"), -1.0]), "pass finite numbers"),
-        (lambda node: setattr(node, "reference_logprobs", [-1.0, -1e39, -1.0]), "range of float32"),
         (lambda node: setattr(node, "mask", [True]), "a mask of 1"),
     ],
 )
@@ -312,9 +297,6 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
     ("reference", "said"),
     [
         ([-1.0], "1 numbers for 2 tokens"),
-        ([-1.0] * 4, "4 numbers for 2 tokens"),
-        ([0.0, 0.0], "exactly 0.0"),
-        ([-1.0, float("nan")], "nan at position 1"),
         ([-1.0, 0.25], "0.25 at position 1 is positive"),
         ([1.0, -1.0], "its mark is at 1 of 2"),
         ([1.0], "its mark is at 1 of 2"),
