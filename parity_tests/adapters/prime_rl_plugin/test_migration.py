@@ -346,6 +346,7 @@ def test_the_version_that_was_assumed_is_printed(
     [
         ("[trainer.spo]\nenable = true", "trainer.spo"),
         ("[my_fork]\nalpha = 1", "my_fork"),
+        ("[trainer.los]\ntype = 'ipo'", "trainer.los"),
         (f"trainer.loss = {CUSTOM[:-2]}, hint_weight = 0.1 }}", "trainer.loss.hint_weight"),
         ("[orchestrator.algo]\nlenght_penalty = {x = 1}", "orchestrator.algo.lenght_penalty"),
         ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),
