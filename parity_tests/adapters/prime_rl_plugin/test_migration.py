@@ -170,6 +170,7 @@ def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
         (SFT, "0.8.0", "^trainer.loss.type: .* PRIME-RL 0.7: PRIME-RL 0.5 has it"),
         ('trainer.loss.type = "icepop"', "0.6.0", "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later"),
         ('loss.type = "x"', None, "^loss.type: 'x' is not a loss"),
+        (ORCHESTRATOR.replace("0.8", "0"), None, "^sampling.temperature: it is 0; set a"),
         (PER_SOURCE.replace("16", "0"), None, "^orchestrator.train.source.group_size: it is 0"),
     ],
 )
@@ -212,6 +213,7 @@ def echo(roles: str) -> str:
         (OWN_0_4, f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         ("orchestrator.group_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
+        (OWN_0_4.replace("token", "sequence"), "0.4 divides the loss of each sequence by its num", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
         ("orchestrator.group_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),

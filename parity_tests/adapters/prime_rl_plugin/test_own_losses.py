@@ -65,24 +65,18 @@ def test_an_option_of_prime_rls_is_rejected_with_its_name_here_and_the_remedy_wo
     own: NamedLoss, option: Option, table: str, policy: str
 ) -> None:
     fixed = own_losses.kwargs_of(own, {})[0] if not policy else {"policy": policy, "old_policy": "rollout"}
-    value, kwargs = another(option), dict(fixed)
-    if table:
-        kwargs[table] = dict(kwargs.get(table, {})) | {option.key: value}
-    else:
-        kwargs[option.key] = value
-    if (
-        not policy
-        and table
-        and parameters_of(option.sets, own_losses.policy(own).loss).keys() == {option.key}
-    ):
-        parse(kwargs)  # it has this name here too
+    given = {option.key: another(option)}
+    kwargs = fixed | ({table: fixed.get(table, {}) | given} if table else given)
+    has_this_name = parameters_of(option.sets, own_losses.policy(own).loss).keys() == {option.key}
+    if has_this_name and table and not policy:
+        parse(kwargs)
         return
     with pytest.raises(ConfigError) as error:
         parse(kwargs)
     assert error.value.key.endswith(option.key)
     after = followed(error.value, kwargs)
-    if policy and after.get("policy") != policy:
-        after.pop("old_policy", None) if "old_policy" not in error.value.remedy else None
+    if policy and after.get("policy") != policy and "old_policy" not in error.value.remedy:
+        after.pop("old_policy", None)
     parse(after)
 
 
