@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +25,9 @@ from composer_plugins.adapters.prime_rl_plugin import doctor, upstream
 from composer_plugins.adapters.prime_rl_plugin import loss as prime_rl_loss
 from composer_plugins.adapters.prime_rl_plugin.stamps import check_trace, stamp_reference, stamp_replay_pair
 from composer_plugins.adapters.prime_rl_plugin.store import StoreWriter
-from composer_plugins.conformance.prime_rl_claims.packs import packed
-from composer_plugins.diagnosis import Target
+from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from parity_tests.cases.recorded import Row, Stage, findings_in_words, in_words, replaced, said
 from parity_tests.rigs import prime_rl_doubles as double
@@ -111,14 +111,25 @@ def edited(edits: str, sound: str = SOUND) -> str:
 PLAIN = edited(f"{HINT}\n{REPLAY}\n =>")
 
 
-def examined(text: str, version: str | None, answers: Mapping[str, Any]) -> Any:
-    """What the doctor finds in a folder that has the file, a store, and a file that is not a store."""
-    file = Path(SCRATCH.name) / "rl.toml"
-    file.write_text(text)
-    file.with_name("not.store").write_text("nothing of the kind")
-    StoreWriter(file.with_name("pairs.store")).close()
-    with chdir(SCRATCH.name), patch.object(doctor, "ask", lambda *_: facts(**answers)):
-        return doctor.examine([file], Target("python", version))
+def examined(*texts: str, version: str | None = None, python: str = "", **answers: Any) -> Examination:
+    """What the doctor finds in files of these texts, in a folder with a store and a file that is not one.
+
+    The interpreter is a double with these answers, unless `python` names one.
+    """
+    folder = Path(SCRATCH.name)
+    files = [folder / f"{number or 'rl'}.toml" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    (folder / "not.store").write_text("nothing of the kind")
+    StoreWriter(folder / "pairs.store").close()
+    asked = nullcontext() if python else patch.object(doctor, "ask", lambda *_: facts(**answers))
+    with chdir(folder), asked:
+        return doctor.examine(files, Target(python or "python", version))
+
+
+def find(text: str, version: str | None = None, **given: Any) -> list[Finding]:
+    """The findings in a file of this text."""
+    return list(examined(text, version=version, **given).findings)
 
 
 # --- Kinds of cases ----------------------------------------------------------------------------------------
@@ -477,11 +488,7 @@ OTHERS = (
         change='policy = "gspo"',
         called_with="advantages by token",
     ),
-    edit(
-        "a misspelt function",
-        "plugin.loss_fn => plugin.loss_fun",
-        loss=["attribute", ["loss_fn", "dppo"]],
-    ),
+    edit("a misspelt function", "plugin.loss_fn => plugin.loss_fun", loss=["attribute", ["loss_fn", "dppo"]]),
     edit(
         "the package is not installed where the trainer runs",
         change="doctor rl.toml --python /trainer/bin/python",
@@ -511,11 +518,6 @@ OTHERS = (
 )
 
 # --- An environment's code ---------------------------------------------------------------------------------
-
-
-def stamped(name: str, change: str, stamps: Callable[[], Any]) -> Case:
-    """A mistake in an environment's code."""
-    return Case(name, change, stamps=stamps)
 
 
 def node() -> Any:
@@ -554,24 +556,24 @@ def too_few_values() -> None:
 
 
 ENVIRONMENTS = (
-    stamped("log-probabilities of another length", "stamp_reference(node, scores[:-1])", hint(-0.5, -0.5)),
-    stamped(
+    ("log-probabilities of another length", "stamp_reference(node, scores[:-1])", hint(-0.5, -0.5)),
+    (
         "probabilities in place of log-probabilities",
         "stamp_reference(node, probabilities)",
         hint(0.9, 0.5, 0.3),
     ),
-    stamped("a log-probability that is NaN", "stamp_reference(node, scores)", hint(math.nan, -0.5, -0.5)),
-    stamped("a teacher that answered 0 everywhere", "stamp_reference(node, [0.0] * n)", hint(0.0, 0.0, 0.0)),
-    stamped("a stamp on the prompt", "stamp_reference(prompt, scores)", hint(-0.5, -0.5, to=prompt(1, 2))),
-    stamped(
+    ("a log-probability that is NaN", "stamp_reference(node, scores)", hint(math.nan, -0.5, -0.5)),
+    ("a teacher that answered 0 everywhere", "stamp_reference(node, [0.0] * n)", hint(0.0, 0.0, 0.0)),
+    ("a stamp on the prompt", "stamp_reference(prompt, scores)", hint(-0.5, -0.5, to=prompt(1, 2))),
+    (
         "a pair without references",
         "stamp_replay_pair(chosen, rejected)",
         lambda: stamp_replay_pair([node()], [node()]),
     ),
-    stamped("a pair with a negative beta", "stamp_replay_pair(chosen, rejected, beta=-0.1)", pair(beta=-0.1)),
-    stamped("chosen equals rejected", "stamp_replay_pair(completion, completion)", pair()),
-    stamped("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
-    stamped("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
+    ("a pair with a negative beta", "stamp_replay_pair(chosen, rejected, beta=-0.1)", pair(beta=-0.1)),
+    ("chosen equals rejected", "stamp_replay_pair(completion, completion)", pair()),
+    ("half of a branch stamped", "stamp_reference(first_turn, scores)", half_of_a_branch),
+    ("a store with one value too few", "writer.put(token_ids, logprobs[1:])", too_few_values),
 )
 TABLES = (
     (OPTIONS, kwargs),
@@ -585,7 +587,7 @@ TABLES = (
 CASES: tuple[Case, ...] = (
     *(make(*cells) for table, make in TABLES for cells in rows(table)),
     *OTHERS,
-    *ENVIRONMENTS,
+    *(Case(name, change, stamps=stamp) for name, change, stamp in ENVIRONMENTS),
 )
 
 
@@ -594,7 +596,7 @@ def row(case: Case) -> Row:
     if case.stamps is not None:
         return Row(case.name, case.change, "", *said([(STAMPED, case.stamps)]))
     try:
-        found = examined(case.text, case.version, case.answers).findings
+        found = find(case.text, case.version, **case.answers)
         # What is said of every file for a version that is newer than tested is left out.
         told = findings_in_words(one for one in found if one.key != "prime-rl")
     except ConfigError as error:
@@ -624,8 +626,7 @@ def _stages(case: Case) -> Iterator[Stage]:
         return
     version = {NEWEST: "0.8.0"}.get(case.version, case.version)
     generation = double.of_release(upstream.generation_of(version).since)
-    samples = [sample(0, 4, reference=case.called_with == "references")]
-    inputs = double.inputs_of(generation, packed(samples), 0)
+    inputs = double.sequence(sample(0, 4, reference=case.called_with == "references"), generation)
     if case.called_with == "advantages by token":
         inputs.advantages = torch.linspace(-1, 1, len(inputs.advantages))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.prime_rl_claims.packs import Pack
+from composer_plugins.conformance.prime_rl_claims.packs import Pack, packed
 
 Loss = Callable[[Any], Any]
 Tensors = Sequence[Tensor]
@@ -49,16 +49,6 @@ class WithMaskLogprobs(WithWeights):
     inference_mask_logprobs: Tensor | None = None
 
 
-class CustomLoss:
-    """After 559b447: losses are objects, and a custom one wraps the function that `import_path` names."""
-
-    def __init__(self, function: Loss) -> None:
-        self.function = function
-
-    def loss(self, inputs: Any) -> Any:
-        return self.function(inputs)
-
-
 @dataclass(frozen=True)
 class Generation:
     """How one run of releases calls a custom loss."""
@@ -68,12 +58,11 @@ class Generation:
     # "micro-batches", "own tokens" of the rank, "tokens" of the global batch, or the "weights" of these
     divides_by: str
     weighs: bool = False
-    same_keys: bool = False  # metrics are gathered key by key, in each rank's own order
 
 
 GENERATIONS = {
-    "v0.4.0": Generation("v0.4.0", WithTeacher, "micro-batches", same_keys=True),
-    "v0.5.0": Generation("v0.5.0", WithTeacher, "own tokens", same_keys=True),
+    "v0.4.0": Generation("v0.4.0", WithTeacher, "micro-batches"),
+    "v0.5.0": Generation("v0.5.0", WithTeacher, "own tokens"),
     "v0.6.0": Generation("v0.6.0", WithTeacher, "tokens"),
     "v0.8.0": Generation("v0.8.0", WithWeights, "tokens", weighs=True),
 }
@@ -144,6 +133,23 @@ def inputs_of(generation: Generation, pack: Pack, i: int) -> Any:
     if pack.weights is None:
         return generation.inputs(*given, mask, None)
     return generation.inputs(*given, mask & (pack.weights[i] != 0), pack.weights[i])
+
+
+def sequence(one: Sample, generation: Generation = GENERATIONS["v0.8.0"]) -> Any:
+    """What the function is given for a sequence that is alone in its micro-batch."""
+    return inputs_of(generation, packed([one]), 0)
+
+
+def step(
+    generation: Generation, cuts: Sequence[list[Sample]], loss_fn: Loss, padding: int = 0
+) -> list[Tensor]:
+    """The gradients of one optimizer step, sample by sample, of these micro-batches."""
+    packs = [packed(cut, padding) for cut in cuts]
+    over = scale(generation, packs)
+    for pack in packs:
+        compute_loss(generation, pack, loss_fn, over)[0].backward()
+    leaves = [one["trainer_logprobs"] for cut in cuts for one in cut]
+    return [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]  # None: never called for
 
 
 def scale(generation: Generation, packs: Sequence[Pack]) -> float:

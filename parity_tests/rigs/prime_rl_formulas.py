@@ -1,7 +1,7 @@
 """PRIME-RL's own losses as formulas, with its defaults, so that `conform` runs where no checkout of it is.
 
-The losses up to 559b447 equal its recorded numbers (`live/prime_rl/test_conform.py`). The later ones
-are written from its documentation and source text.
+The losses up to 559b447 equal ours (`live/prime_rl/test_conform.py`), which equal its recorded numbers. The
+later ones are written from its documentation and source text.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""PRIME-RL since September 2026, by a double of its contract: losses are objects, weights are the divisor."""
+"""PRIME-RL since September 2026, by a double of its contract, whose divisor is the sum of the weights."""
 
 import sys
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn, upstream
@@ -19,12 +18,14 @@ from parity_tests.rigs import prime_rl_doubles
 from parity_tests.rigs.prime_rl_doubles import (
     AFTER_559B447,
     GENERATIONS,
-    CustomLoss,
+    Sample,
     WithWeights,
     compute_loss,
     per_prompt,
     sample,
     scale,
+    sequence,
+    step,
     trained,
 )
 
@@ -32,25 +33,22 @@ NEWER = "ignore:prime-rl. it is newer than the newest"
 HINT = {"hint_weight": 0.3}
 
 
-def drawn(reference: bool = True) -> list[dict[str, Tensor]]:
+def halves(samples: list[Sample]) -> list[list[Sample]]:
+    return [samples[:2], samples[2:]]
+
+
+def drawn(reference: bool = True) -> list[Sample]:
     return trained([sample(i, n, reference=reference) for i, n in enumerate((7, 12, 4, 9))])
-
-
-def step(generation: Any, samples: list[dict[str, Tensor]], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The gradients of one optimizer step of two micro-batches, with the loss as an object."""
-    packs = [packed(samples[:2], padding=3), packed(samples[2:])]
-    loss, over = CustomLoss(partial(loss_fn, **kwargs)), scale(generation, packs)
-    for pack in packs:
-        compute_loss(generation, pack, loss.loss, over)[0].backward()
-    gradients = [one["trainer_logprobs"].grad for one in samples]
-    assert all(gradient is not None for gradient in gradients)
-    return [gradient for gradient in gradients if gradient is not None]
 
 
 @pytest.mark.filterwarnings(NEWER)
 @pytest.mark.parametrize("kwargs", [{}, HINT, {"policy": "ref_kl"}], ids=["policy", "hint", "ref_kl"])
 def test_policy_and_hint_have_the_gradient_of_0_8_0_where_no_weights_came(kwargs: dict[str, Any]) -> None:
-    ours, before = step(AFTER_559B447, drawn(), kwargs), step(GENERATIONS["v0.8.0"], drawn(), kwargs)
+    loss = partial(loss_fn, **kwargs)
+    ours, before = (
+        step(generation, halves(drawn()), loss, padding=3)
+        for generation in (AFTER_559B447, GENERATIONS["v0.8.0"])
+    )
     for gradient, expected in zip(ours, before, strict=True):
         assert gradient.any()
         assert_parity(gradient, expected, terms=32)
@@ -61,11 +59,9 @@ def test_policy_and_hint_have_the_gradient_of_0_8_0_where_no_weights_came(kwargs
 def test_under_prompt_aggregation_each_group_is_a_mean_over_its_tokens(kwargs: dict[str, Any]) -> None:
     samples, groups = drawn(), [0, 1, 0, 1]
     per_prompt(samples, groups)
-    ours = step(AFTER_559B447, samples, kwargs)
+    ours = step(AFTER_559B447, halves(samples), partial(loss_fn, **kwargs))
     alone = drawn()
-    losses = [
-        loss_fn(prime_rl_doubles.inputs_of(AFTER_559B447, packed([one]), 0), **kwargs).loss for one in alone
-    ]
+    losses = [loss_fn(sequence(one, AFTER_559B447), **kwargs).loss for one in alone]
     means = []
     for group in (0, 1):
         inside = [i for i, which in enumerate(groups) if which == group]
@@ -86,7 +82,7 @@ def test_the_weights_of_a_pair_cancel_in_its_divisor_so_replay_is_rejected() -> 
     weights = sum(float(w[m].sum()) for w, m in zip(pack.weights or [], pack.loss_mask, strict=True))
     assert abs(weights) < tokens / 20  # what the gradient would be multiplied by, at least
     with pytest.raises(ConfigError, match="replay_weight = 1 is set, and PRIME-RL after #3586 .* cancel"):
-        compute_loss(AFTER_559B447, pack, CustomLoss(partial(loss_fn, replay_weight=1.0)).loss, tokens)
+        compute_loss(AFTER_559B447, pack, partial(loss_fn, replay_weight=1.0), tokens)
 
 
 @pytest.fixture
@@ -103,7 +99,7 @@ def test_the_contract_is_told_without_its_new_fields_and_the_first_call_warns(
 ) -> None:
     """The divisor became the sum of the weights at an unknown time after #3418, which deleted a function."""
     monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    fields = vars(prime_rl_doubles.inputs_of(GENERATIONS["v0.8.0"], packed(drawn()), 0))
+    fields = vars(sequence(drawn()[0]))
     given = vars(module)["LossInputs"](**fields)
     with pytest.raises(ConfigError, match="PRIME-RL #3418 has no weights that carry"):
         loss_fn(given, replay_weight=1.0)

@@ -1,5 +1,6 @@
 """What can be wrong with `[trainer.loss.kwargs]` and with LossInputs, and how it is reported."""
 
+import re
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,13 @@ from composer_plugins.findings import ComposerWarning
 from composer_plugins.frameworks.prime_rl import PRIME_RL
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, of_kind
+
+POLICIES = of_kind(losses(), "policy")
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_called_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
 
 
 def inputs(**changed: Any) -> SimpleNamespace:
@@ -38,30 +46,6 @@ def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1:].all()
 
 
-@pytest.mark.parametrize("policy", ["ipo", "dppo_tv", "masked_is@prime-rl<0.5"])
-def test_adv_tau_scales_a_hint_in_the_advantages_as_the_warning_says(policy: str) -> None:
-    def hint(weight: float, scale: float) -> torch.Tensor:
-        """The gradient of the hint alone."""
-        gradients = []
-        for hint_weight in (weight, 0.0):
-            given = inputs(advantages=torch.zeros(3), ref_logprobs=torch.tensor([-0.5, -0.7, -1.5]))
-            streams = {name: getattr(given, name) for name in ("trainer_logprobs", "inference_logprobs")}
-            for name, stream in streams.items():
-                setattr(given, name, stream.detach().double().requires_grad_(name == "trainer_logprobs"))
-            params = {"adv_tau": scale}
-            kwargs = {"policy": policy, "policy_params": params, "hint_estimator": "advantage"}
-            loss = loss_fn(given, **kwargs, hint_weight=hint_weight).loss
-            gradients.append(torch.autograd.grad(loss, given.trainer_logprobs)[0])
-        return gradients[0] - gradients[1]
-
-    message = "trainer.loss.kwargs.hint_weight: it is 0.375, and adv_tau=0.5 .* so the hint has the weight "
-    message += "0.1875; leave it, or set 0.75 for a hint with the weight 0.375"
-    with pytest.warns(ComposerWarning, match=message):
-        scaled = hint(0.375, 0.5)
-    assert scaled[1:].all()
-    torch.testing.assert_close(scaled, hint(0.1875, 1.0), rtol=1e-14, atol=1e-15)
-
-
 def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -> None:
     given = {"ref_logprobs": torch.tensor([-0.5, -0.7, -1.5]), "inference_logprobs": torch.full((3,), -0.9)}
     params = {"tv_high": 0.05}
@@ -74,97 +58,65 @@ def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -
     assert bounded != free  # there it acts, and the call does not warn
 
 
-OLD = sorted(
-    row.name
-    for row in losses()
-    if row.kind == "policy" and "old_logprobs" in row.needs and PRIME_RL.runs(row)
-)
-
-
-@pytest.mark.filterwarnings("ignore:.*published with the reduction")
-@pytest.mark.parametrize("name", OLD)
-def test_a_ratio_that_is_always_1_is_warned_of_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    row = of_kind(losses(), "policy")[name]
+def with_required(name: str, **kwargs: Any) -> dict[str, Any]:
+    """The kwargs of this policy, with a value for each parameter that it requires."""
+    row = POLICIES[name]
     required = {n: row.parameters[n].example for n, default in row.defaults.items() if default is REQUIRED}
-    kwargs = {"policy": name, "old_policy": "current", "policy_params": required}
-    with pytest.warns(ComposerWarning, match=f"the ratio of '{name}' to the old policy is 1 at every token"):
-        loss_fn(inputs(), **kwargs)
-    loss_fn(inputs(), **kwargs)
+    return {"policy": name} | ({"policy_params": required} if required else {}) | kwargs
+
+
+OLD = [name for name, row in POLICIES.items() if "old_logprobs" in row.needs and PRIME_RL.runs(row)]
+RATIO = "the ratio of {!r} to the old policy is 1 at every token"
+MISSED = f"kwargs.{{}}: .*no reference log-probability came with the first {PATIENCE} sequences"
+REDUCED = "published with the reduction {}"
+ROLLOUT = {"old_policy": "rollout"}
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{"hint_weight": 0.1}, {"replay_weight": 1.0}, {"policy": "ref_kl"}],
-    ids=lambda one: next(iter(one)),
+    ("kwargs", "call", "said"),
+    [
+        *((with_required(name, old_policy="current"), 1, RATIO.format(name)) for name in OLD),
+        ({"hint_weight": 0.1}, PATIENCE, MISSED.format("hint_weight")),
+        ({"replay_weight": 1.0}, PATIENCE, MISSED.format("replay_weight")),
+        ({"policy": "ref_kl"}, PATIENCE, MISSED.format("policy")),
+        ({"policy": "gspo"} | ROLLOUT, 1, REDUCED.format("seq-mean-token-mean")),
+        ({"policy": "dr_grpo"} | ROLLOUT, 1, REDUCED.format("seq-mean-token-sum-norm")),
+    ],
 )
-def test_references_that_never_come_are_warned_of_once(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    for _ in range(PATIENCE - 1):
-        loss_fn(inputs(), **asked)
-    said = f"no reference log-probability came with the first {PATIENCE} sequences"
-    with pytest.warns(ComposerWarning, match=said) as caught:
-        loss_fn(inputs(), **asked)
-    assert len(caught) == 1 and f"trainer.loss.kwargs.{next(iter(asked))}: " in str(caught[0].message)
-    for _ in range(PATIENCE):
-        loss_fn(inputs(), **asked)
+def test_a_warning_comes_at_one_call(kwargs: dict[str, Any], call: int, said: str) -> None:
+    found = []
+    for number in range(1, call + 3):
+        given = inputs(ref_logprobs=torch.zeros(3) if number > call else None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss_fn(given, **kwargs)
+        found += [number for one in caught if re.search(said, str(one.message))]
+    assert found == [call]
 
 
-def test_one_reference_is_enough_and_without_a_channel_none_is_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+@pytest.mark.parametrize("kwargs", [{}, {"policy": "dapo"} | ROLLOUT, {"policy": "dr_grpo@trl"} | ROLLOUT])
+def test_the_reduction_of_prime_rl_or_of_a_dialect_is_not_warned_of(kwargs: dict[str, Any]) -> None:
+    loss_fn(inputs(), **kwargs)  # a warning is an error
+
+
+def test_one_reference_is_enough_and_without_a_channel_none_is_missed() -> None:
     loss_fn(inputs(ref_logprobs=torch.full((3,), -1.0)), hint_weight=0.1)
     for _ in range(PATIENCE + 1):
         loss_fn(inputs(), hint_weight=0.1)
         loss_fn(inputs())
 
 
-def test_inputs_without_a_field_for_references_are_rejected() -> None:
-    with pytest.raises(DataError, match="there is no ref_logprobs and no teacher_logprobs"):
-        loss_fn(inputs(ref_logprobs=...), hint_weight=0.25)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "warned"),
-    [
-        ({"policy": "gspo", "old_policy": "rollout"}, "seq-mean-token-mean"),
-        ({"policy": "dr_grpo", "old_policy": "rollout"}, "seq-mean-token-sum-norm"),
-        ({"policy": "dr_grpo@trl", "old_policy": "rollout"}, ""),  # a dialect is named
-        ({"policy": "dapo", "old_policy": "rollout"}, ""),
-        ({}, ""),
-    ],
-)
-def test_a_paper_that_reduces_otherwise_is_warned_of_once(
-    kwargs: dict[str, Any], warned: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loss_fn(inputs(), **kwargs)
-        loss_fn(inputs(ref_logprobs=torch.zeros(3)), **kwargs)
-    assert [one.category for one in caught] == [ComposerWarning] * bool(warned)
-    assert all(f"published with the reduction {warned}" in str(one.message) for one in caught)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"trainer_logprobs": torch.tensor([-1, -2])},
-            "trainer_logprobs: it is torch.int64; pass a",
-        ),
+        ({"trainer_logprobs": torch.tensor([-1, -2])}, "trainer_logprobs: it is torch.int64; pass a"),
         ({"loss_mask": torch.ones(3)}, "loss_mask: it is torch.float32; pass a tensor of booleans"),
-        (
-            {"inference_logprobs": torch.zeros(4)},
-            r"inference_logprobs: its shape is \(4,\), and that of l",
-        ),
+        ({"inference_logprobs": torch.zeros(4)}, r"inference_logprobs: its shape is \(4,\), and "),
         ({"advantages": torch.zeros(2)}, r"advantages: its shape is \(2,\)"),
         ({"advantages": ...}, "LossInputs: there is no advantages"),
         ({"loss_weights": torch.ones(3, 1)}, r"loss_weights: its shape is \(3, 1\)"),
         ({"loss_weights": [1.0, 1.0, 1.0]}, "loss_weights: it is list; pass a tensor of floating point"),
+        ({"ref_logprobs": ...}, "LossInputs: there is no ref_logprobs and no teacher_logprobs"),
         ({"ref_logprobs": torch.zeros(1)}, r"ref_logprobs: its shape is \(1,\)"),
         ({"ref_logprobs": torch.zeros(3, dtype=torch.int64)}, "ref_logprobs: it is torch.int64"),
     ],
@@ -173,7 +125,7 @@ def test_tensors_of_another_type_are_rejected_at_the_first_call(
     changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        loss_fn(inputs(**changed), policy_weight=0.5)  # a table of its own: nothing was seen yet
+        loss_fn(inputs(**changed), hint_weight=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
@@ -199,16 +151,10 @@ def test_a_nan_at_an_unmasked_token_surfaces_and_a_masked_one_does_nothing(
         assert masked.trainer_logprobs.grad[0] == 0 and masked.trainer_logprobs.grad.isfinite().all()
 
 
-PER_SEQUENCE = [name for name, row in of_kind(losses(), "policy").items() if row.per_sequence]
-
-
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
 @pytest.mark.parametrize("later", [False, True], ids=["first call", "third call"])
-@pytest.mark.parametrize("policy", PER_SEQUENCE)
-def test_advantages_by_token_are_an_error_for_a_loss_per_sequence(
-    policy: str, later: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prime_rl_plugin, "_losses", {})
+@pytest.mark.parametrize("policy", [name for name, row in POLICIES.items() if row.per_sequence])
+def test_advantages_by_token_are_an_error_for_a_loss_per_sequence(policy: str, later: bool) -> None:
     kwargs: dict[str, Any] = {"policy": policy, "old_policy": "rollout"}
     for _ in range(2 * later):
         loss_fn(inputs(advantages=torch.tensor([9.0, 0.3, 0.3 + 1e-7])), **kwargs)  # masked; rounding
@@ -259,9 +205,9 @@ def test_advantages_by_token_are_found_without_waiting_for_a_device(monkeypatch:
 
 
 def test_a_stream_that_comes_later_is_checked_when_it_comes() -> None:
-    loss_fn(inputs(), policy_weight=0.75)
+    loss_fn(inputs())
     with pytest.raises(DataError, match=r"ref_logprobs: its shape is \(1,\)"):
-        loss_fn(inputs(ref_logprobs=torch.zeros(1)), policy_weight=0.75)
+        loss_fn(inputs(ref_logprobs=torch.zeros(1)))
 
 
 def test_a_reference_that_rounds_above_0_is_a_reference() -> None:
@@ -287,15 +233,10 @@ def test_a_ratio_beyond_overflow_stays_finite() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*published with the reduction")
-@pytest.mark.parametrize("name", sorted(of_kind(losses(), "policy")))
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_loss_runs_or_says_why_not(name: str) -> None:
-    row = of_kind(losses(), "policy")[name]
-    kwargs: dict[str, Any] = {"policy": name}
-    required = {n: row.parameters[n].example for n, default in row.defaults.items() if default is REQUIRED}
-    if required:
-        kwargs["policy_params"] = required
-    if "old_logprobs" in row.needs:
-        kwargs["old_policy"] = "rollout"
+    row = POLICIES[name]
+    kwargs = with_required(name) | (ROLLOUT if "old_logprobs" in row.needs else {})
     if not PRIME_RL.runs(row) or "support_logprobs" in row.needs:
         with pytest.raises(ConfigError, match="does not provide|whole batch|does not pass on"):
             loss_fn(inputs(), **kwargs)

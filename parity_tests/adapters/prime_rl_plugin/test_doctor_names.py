@@ -6,40 +6,18 @@ With a checkout, no field of PRIME-RL's classes and no file of its examples is t
 import ast
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin import doctor as prime_rl_doctor
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, misspelt
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
-from composer_plugins.diagnosis import Target
-from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
-from parity_tests.cases.prime_rl import LOSS, PLAIN, SOUND, facts
+from parity_tests.cases.prime_rl import LOSS, PLAIN, examined, find
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
-
-Find = Callable[..., list[Finding]]
-
-
-def test_a_name_is_not_misspelt_where_the_right_one_is_there(find: Find) -> None:
-    assert find(f"max_step = 100\nmax_steps = 100\n{SOUND}") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "root"), [(SOUND, "an rl.toml"), (f"[loss]\n{LOSS}", "a trainer's own config")]
-)
-def test_the_answer_says_which_file_it_took_it_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, root: str
-) -> None:
-    monkeypatch.setattr(prime_rl_doctor, "ask", lambda *_: facts())
-    file = tmp_path / "rl.toml"
-    file.write_text(text)
-    assert f"; read as {root}" in prime_rl_doctor.examine([file], Target("python", None)).against
-
 
 # --- PRIME-RL's own classes ------------------------------------------------------------------------------
 
@@ -106,10 +84,7 @@ def own_class(modules: Path) -> Path:
     return folder
 
 
-def test_its_own_class_is_asked_and_what_it_rejects_is_an_error(
-    find: Find,
-    own_class: Path,
-) -> None:
+def test_its_own_class_is_asked_and_what_it_rejects_is_an_error(own_class: Path) -> None:
     assert find(PLAIN, python=sys.executable) == []
     text = PLAIN.replace("group_size = 8", 'group_size = "many"\nbatch_sise = 8').replace(
         'name = "mine"', 'name = "mine"\nnme = 3'
@@ -129,7 +104,7 @@ def test_its_own_class_is_asked_and_what_it_rejects_is_an_error(
     assert found_here.key == "the file" and "13 steps are unlucky" in found_here.problem
 
 
-def test_what_the_doctor_explains_itself_is_said_once(find: Find, own_class: Path) -> None:
+def test_what_the_doctor_explains_itself_is_said_once(own_class: Path) -> None:
     text = PLAIN.replace("[trainer.loss.kwargs]", "[trainer.loss.kwarg]")
     (found,) = find(text, python=sys.executable)
     assert found.key == "trainer.loss.kwarg" and found.remedy == "did you mean 'kwargs'?"
@@ -137,7 +112,7 @@ def test_what_the_doctor_explains_itself_is_said_once(find: Find, own_class: Pat
     assert found.key == "max_steps" and found.severity == "error"
 
 
-def test_a_name_that_its_own_class_takes_is_not_misspelt(find: Find, own_class: Path) -> None:
+def test_a_name_that_its_own_class_takes_is_not_misspelt(own_class: Path) -> None:
     text = RL_CONFIG.replace("group_size: int", "group_sise: int = 8\n    group_size: int")
     (own_class / "rl.py").write_text(text)
     assert find(PLAIN.replace("group_size", "group_sise"), python=sys.executable) == [
@@ -145,18 +120,14 @@ def test_a_name_that_its_own_class_takes_is_not_misspelt(find: Find, own_class: 
     ]
 
 
-def test_its_own_class_is_not_asked_for_another_version(
-    tmp_path: Path, own_class: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "rl.toml"
-    file.write_text(f"surplus = 3\n{PLAIN}")
+def test_its_own_class_is_not_asked_for_another_version(own_class: Path) -> None:
     for version, keys in ((None, ["surplus"]), ("0.8.0", [])):
-        examined = prime_rl_doctor.examine([file], Target(sys.executable, version))
-        assert [one.key for one in examined.findings] == keys
-        assert examined.against.endswith("which PRIME-RL's own RLConfig checked") is (version is None)
+        found = examined(f"surplus = 3\n{PLAIN}", version=version, python=sys.executable)
+        assert [one.key for one in found.findings] == keys
+        assert found.against.endswith("which PRIME-RL's own RLConfig checked") is (version is None)
 
 
-def test_a_class_that_does_not_import_is_not_asked(find: Find, own_class: Path) -> None:
+def test_a_class_that_does_not_import_is_not_asked(own_class: Path) -> None:
     for text in ("import not_there", "raise SystemExit(3)", "RLConfig = 3"):
         (own_class / "rl.py").write_text(text)
         assert find(f"surplus = 3\n{PLAIN}", python=sys.executable) == []
@@ -210,9 +181,7 @@ def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
 
 
 @with_checkout
-def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt(
-    find: Callable[..., list[Finding]],
-) -> None:
+def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt() -> None:
     files = [*tomls()]
     assert len(files) > 50
     for file, config in files:

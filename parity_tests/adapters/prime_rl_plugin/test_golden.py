@@ -15,9 +15,8 @@ from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs import golden
 from parity_tests.rigs.golden import Case, claim
 from parity_tests.rigs.prime_rl_doubles import GENERATIONS, compute_loss
-from parity_tests.rigs.prime_rl_words import SCORED, kwargs_of, loss_inputs
+from parity_tests.rigs.prime_rl_words import INPUTS, SCORED, kwargs_of, loss_inputs
 
-INPUTS = {case["id"]: case for case in golden.load("prime_rl/inputs")}
 PACKS = {pack["id"]: pack for pack in golden.beside("prime_rl/inputs", "packs")}
 
 # Upstream's name, ours; by upstream version where they mean the same.
@@ -34,58 +33,42 @@ def check(version: str, case: Case) -> None:
         assert inputs["ref_logprobs"] is None and float(ours.loss.detach()) == 0
         assert float(ours.metrics["composer/hint/token_frac"]) == 0
         return
-    run(version, function, case["hp"], inputs, case["loss"], case["grad"], case["metrics"])
+    run(version, function, case["hp"], inputs, case)
 
 
-def run(
-    version: str,
-    function: str,
-    hp: dict[str, Any],
-    case: Case,
-    loss: Any,
-    gradient: Any,
-    metrics: dict[str, Any],
-) -> None:
+def run(version: str, function: str, hp: dict[str, Any], case: Case, recorded: Case) -> None:
     inputs = loss_inputs(version, function, hp, case)
     ours = loss_fn(inputs, **kwargs_of(version, function, hp))
-    total, theirs = ours.loss, golden.tensor(loss)
+    theirs, gradient = golden.tensor(recorded["loss"]), golden.tensor(recorded["grad"])
     if hp.get("ratio_type") == "sequence":  # v0.4.0 alone: a mean, where ours is always the sum
-        theirs = theirs * max(sum(case["loss_mask"]), 1)
-        gradient = (golden.tensor(gradient) * max(sum(case["loss_mask"]), 1)).tolist()
-    own = torch.autograd.grad(total, inputs.trainer_logprobs)[0]
+        tokens = max(sum(case["loss_mask"]), 1)
+        theirs, gradient = theirs * tokens, gradient * tokens
+    own = torch.autograd.grad(ours.loss, inputs.trainer_logprobs)[0]
     assert not own[~inputs.loss_mask].any()
-    if not (theirs.isfinite() and golden.tensor(gradient).isfinite().all()):
+    if not (theirs.isfinite() and gradient.isfinite().all()):
         assert case["noise_kind"] == "overflow"
-        assert total.isfinite() and own.isfinite().all()
+        assert ours.loss.isfinite() and own.isfinite().all()
         return
     n, dtype = own.numel(), own.dtype
     magnitude = n * float(ours.metrics["composer/policy/loss"].abs()) + float(own.abs().max())
-    assert_parity(total, theirs, terms=n, dtype=dtype, magnitude=magnitude, what="loss")
-    assert_parity(own, golden.tensor(gradient), terms=n, dtype=dtype, what="gradient")
+    assert_parity(ours.loss, theirs, terms=n, dtype=dtype, magnitude=magnitude, what="loss")
+    assert_parity(own, gradient, terms=n, dtype=dtype, what="gradient")
     if function not in SCORED:
-        assert_logs(ours, case, metrics)
+        assert_logs(ours, case, recorded["metrics"])
 
 
 def assert_logs(ours: LossOutputs, case: Case, metrics: dict[str, Any]) -> None:
     """What upstream logs of a region; a token of no advantage is on neither side there, on one here."""
     logged = {name.removeprefix("ref_kl/"): value for name, value in metrics.items()}
     neutral = any(m and a == 0 for m, a in zip(case["loss_mask"], case["advantages"], strict=True))
+    scale = {"terms": len(case["loss_mask"]), "dtype": torch.float32}
     for name in METRICS:
-        if name not in logged or isinstance(logged[name], list):
+        if isinstance(logged.get(name, []), list) or (neutral and name == "is_masked_low"):
             continue
-        if neutral and name == "is_masked_low":
-            continue
-        value, recorded = ours.metrics[name], golden.tensor(logged[name])
+        recorded = golden.tensor(logged[name])
         if recorded.isfinite():
             magnitude = max(1.0, float(recorded.abs()))
-            assert_parity(
-                value,
-                recorded,
-                terms=len(case["loss_mask"]),
-                dtype=torch.float32,
-                magnitude=magnitude,
-                what=name,
-            )
+            assert_parity(ours.metrics[name], recorded, **scale, magnitude=magnitude, what=name)
 
 
 def check_pack(version: str, case: Case) -> None:
@@ -149,5 +132,5 @@ def test_loss_fn_equals_prime_rl_v0_8(case: Case) -> None:
 
 @claim("prime_rl_losses")
 def test_loss_fn_equals_prime_rl(case: Case) -> None:
-    loss, gradient = case["loss"], case["grad_trainer_logprobs"]
-    run("v0.8.0", case["loss_fn"], case["kwargs"], case, loss, gradient, case["metrics"])
+    recorded = case | {"grad": case["grad_trainer_logprobs"]}
+    run("v0.8.0", case["loss_fn"], case["kwargs"], case, recorded)

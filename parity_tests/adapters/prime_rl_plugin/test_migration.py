@@ -168,13 +168,9 @@ def test_a_config_without_a_policy_loss_does_not_run(target: str) -> None:
         (OPD.replace("opd", "odp"), "0.6.0", "^orchestrator.training_mode: unknown mode 'odp'"),
         (SFT, "0.6.0", "^trainer.loss.type: 'sft' is not .* 0.6: PRIME-RL 0.5 has it.*default, ipo, custom"),
         (SFT, "0.8.0", "^trainer.loss.type: .* PRIME-RL 0.7: PRIME-RL 0.5 has it"),
-        (
-            'trainer.loss.type = "icepop"',
-            "0.6.0",
-            "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later",
-        ),
+        ('trainer.loss.type = "icepop"', "0.6.0", "'icepop' is not .* of PRIME-RL 0.6: .*#3526 and later"),
         ('loss.type = "x"', None, "^loss.type: 'x' is not a loss"),
-        (ORCHESTRATOR.replace("0.8", "-1"), None, "^sampling.temperature: it is -1"),
+        (ORCHESTRATOR.replace("0.8", "0"), None, "^sampling.temperature: it is 0; set a"),
         (PER_SOURCE.replace("16", "0"), None, "^orchestrator.train.source.group_size: it is 0"),
     ],
 )
@@ -217,6 +213,7 @@ def echo(roles: str) -> str:
         (OWN_0_4, f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         ("orchestrator.group_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
+        (OWN_0_4.replace("token", "sequence"), "0.4 divides the loss of each sequence by its num", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
         ("orchestrator.group_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
@@ -245,6 +242,7 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
         "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
         'orchestrator.trajectory_strategy = "interleaved"\n',
         "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
+        OPD.replace("opd", "rl"),
         FILTER,
         OUR_ECHO,
         USUAL,
@@ -252,10 +250,6 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
 )
 def test_what_changes_nothing_is_no_difference(text: str) -> None:
     assert differences(text) == []
-
-
-def test_the_mode_rl_trains_the_loss_of_the_file() -> None:
-    assert differences(OPD.replace("opd", "rl"), version="0.6.0") == []
 
 
 # --- Options of each source ----------------------------------------------------------------------------
@@ -354,6 +348,7 @@ def test_the_version_that_was_assumed_is_printed(
     [
         ("[trainer.spo]\nenable = true", "trainer.spo"),
         ("[my_fork]\nalpha = 1", "my_fork"),
+        ("[trainer.los]\ntype = 'ipo'", "trainer.los"),
         (f"trainer.loss = {CUSTOM[:-2]}, hint_weight = 0.1 }}", "trainer.loss.hint_weight"),
         ("[orchestrator.algo]\nlenght_penalty = {x = 1}", "orchestrator.algo.lenght_penalty"),
         ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),

@@ -7,9 +7,9 @@ import pytest
 
 from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin import loss_fn
-from composer_plugins.conformance.prime_rl_claims.packs import drawn_inputs, packed
+from composer_plugins.conformance.prime_rl_claims.packs import drawn_inputs
 from parity_tests.rigs.calls import calls, qualified
-from parity_tests.rigs.prime_rl_doubles import GENERATIONS, inputs_of
+from parity_tests.rigs.prime_rl_doubles import sequence
 from parity_tests.rigs.prime_rl_users import USERS
 
 KWARGS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def inputs() -> Any:
     """One sequence with a reference, as PRIME-RL 0.8 has it."""
     sample = drawn_inputs(3, 12, spread=0.1)
     sample["reference"] = sample["trainer_logprobs"] - 0.1
-    return inputs_of(GENERATIONS["v0.8.0"], packed([sample]), 0)
+    return sequence(sample)
 
 
 @pytest.mark.parametrize("name", KWARGS)

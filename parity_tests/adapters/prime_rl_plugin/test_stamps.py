@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +20,8 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
     stamp_replay_pair,
 )
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
-from composer_plugins.adapters.prime_rl_plugin.values import MARKED, is_replay
+from composer_plugins.adapters.prime_rl_plugin.values import MARKED
 from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.preference import dpo
 from composer_plugins.losses.calling import _check_not_positive
 from composer_plugins.losses.inputs import MOST
@@ -107,30 +105,6 @@ def test_a_replay_weight_of_tokens_over_pairs_makes_it_dpos_mean_over_pairs() ->
     assert "tokens / pairs" in str(stamp_replay_pair.__doc__) and "tokens / pairs" in str(loss_fn.__doc__)
 
 
-def test_a_stamped_pair_is_stale_once_the_policy_has_moved() -> None:
-    pair = [completion(1, 4), completion(2, 6)]
-    stamp_replay_pair(*pair)
-    (_, before), _ = replayed(pair)
-    moved = copy.deepcopy(pair)
-    moved[0][0].logprobs = [x - 1 for x in moved[0][0].logprobs]
-    (_, after), _ = replayed(moved)
-    assert torch.equal(before, after)  # DPO's would be larger now
-    unstamped = [completion(1, 4), completion(2, 6)]
-    unstamped[0][0].logprobs = moved[0][0].logprobs
-    assert not torch.allclose(after, dpo_gradients(unstamped, 0.1)[0])
-
-
-def test_a_pair_of_two_completions_with_the_same_tokens_is_warned_of() -> None:
-    same, other = [completion(1, 4), completion(1, 4)], [completion(1, 4), completion(2, 4)]
-    with pytest.warns(ComposerWarning, match="the same tokens, so their gradients cancel; leave the pair"):
-        assert stamp_replay_pair(*same) > 0
-    (_, chosen), (_, rejected) = replayed(same)
-    assert torch.equal(chosen, -rejected)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stamp_replay_pair(*other)
-
-
 def test_the_policy_loss_leaves_a_pair_alone_and_trains_its_neighbours() -> None:
     pair, plain = [completion(1, 3), completion(2, 3)], completion(3, 4)
     plain[0].reference_logprobs = None
@@ -177,23 +151,6 @@ def test_a_reference_lands_on_the_sampled_tokens_and_on_no_other() -> None:
     assert sample.rl_weights is None
 
 
-def test_a_hint_beside_the_policy_sees_the_stamped_teacher() -> None:
-    (node,) = nodes = completion(1, 4)
-    stamp_reference(node, [-1.0, -2.0, -3.0, -4.0])
-    (given,) = double.inputs(double.samples(Trace([branch(nodes)])))
-    options = {"policy": "reinforce", "hint_weight": 1.0, "hint_estimator": "advantage"}
-    (gradient,) = torch.autograd.grad(loss_fn(given, **options).loss, given.trainer_logprobs)
-    gap = torch.tensor([-1.0, -2.0, -3.0, -4.0]) - torch.tensor(node.logprobs, dtype=torch.float64)
-    assert_parity(gradient[given.loss_mask], -gap, terms=4)
-
-
-def test_rounding_above_zero_is_no_mark_of_a_pair() -> None:
-    node = answer([1, 2], [-0.1, -0.2])
-    stamp_reference(node, [1e-7, -0.3])
-    assert node.reference_logprobs == [0.0, -0.3]
-    assert not is_replay(torch.tensor(node.reference_logprobs)).any()
-
-
 def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision() -> None:
     """An engine that computes in bfloat16 may send 1e-4; `inputs.MOST` is the limit in both places."""
     for value in (1e-4, 0.9 * MOST):
@@ -211,14 +168,10 @@ def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([-1.0], "1 numbers for 2 tokens"),
         ([-1.0, -1.0, -1.0], "3 log-probabilities for 2 sampled tokens; keep those of SAMPLED tokens"),
-        ([-1.0, float("nan")], "nan at position 1; pass finite numbers"),
         ([-1.0, -1e39], r"-1e\+39 at position 1; pass finite numbers, within the range of float32"),
         ([-1e-60, -1e-60], r"exactly 0.0 in float32"),
         ([float("-inf"), -1.0], "-inf at position 0"),
-        ([-1.0, 0.2], "0.2 at position 1 is positive"),
-        ([0.0, 0.0], "exactly 0.0"),
         (None, "list of numbers"),
         ((x for x in (-1.0, -1.0)), "list of numbers"),
         (["-1.0", "-1.0"], "list of numbers"),
@@ -260,8 +213,6 @@ def test_a_token_carries_a_hint_or_a_pair() -> None:
         (lambda node: setattr(node, "reference_logprobs", None), "a node has no reference"),
         (lambda node: setattr(node, "reference_logprobs", [-1.0]), "1 numbers for 3 tokens"),
         (lambda node: setattr(node, "logprobs", [-1.0, -2.0]), "logprobs: 2 numbers for 3 tokens"),
-        (lambda node: setattr(node, "logprobs", [-1.0, float("nan"), -1.0]), "pass finite numbers"),
-        (lambda node: setattr(node, "reference_logprobs", [-1.0, -1e39, -1.0]), "range of float32"),
         (lambda node: setattr(node, "mask", [True]), "a mask of 1"),
     ],
 )
@@ -346,9 +297,6 @@ def test_weights_that_upstream_reads_otherwise_are_found() -> None:
     ("reference", "said"),
     [
         ([-1.0], "1 numbers for 2 tokens"),
-        ([-1.0] * 4, "4 numbers for 2 tokens"),
-        ([0.0, 0.0], "exactly 0.0"),
-        ([-1.0, float("nan")], "nan at position 1"),
         ([-1.0, 0.25], "0.25 at position 1 is positive"),
         ([1.0, -1.0], "its mark is at 1 of 2"),
         ([1.0], "its mark is at 1 of 2"),

@@ -310,8 +310,6 @@ def test_of_two_values_the_last_one_counts(path: Path) -> None:
 @pytest.mark.parametrize(
     ("token_ids", "values", "kind", "said"),
     [
-        ([1, 2], [-1.0], "reference", "reference: 1 numbers for 2 tokens"),
-        ([1, 2], [-1.0, float("nan")], "reference", "nan at position 1"),
         ([1, 2], [-1.0, 0.5], "reference", "0.5 at position 1 is positive"),
         ([1, 2], [0.0, 0.0], "reference", "exactly 0.0"),
         ([1, 2], [0.0, 1e-60], "replay", "0 throughout in float32"),
@@ -323,12 +321,7 @@ def test_of_two_values_the_last_one_counts(path: Path) -> None:
         ([[1], [2, 3]], [-1.0, -1.0], "reference", "lists of several lengths"),
         (None, [-1.0], "reference", "list of integers"),
         ([1, -1], [-1.0, -1.0], "reference", "-1 is not a token id"),
-        (
-            np.array([1, 2**63], dtype=np.uint64),
-            [-1.0] * 2,
-            "reference",
-            "9223372036854775808 is not a token id",
-        ),
+        (np.array([1, 2**63], dtype=np.uint64), [-1.0] * 2, "reference", "9223372036854775808 is not a tok"),
         ([1, 2], [True, 0.5], "replay", "bool .* list of numbers"),
     ],
 )

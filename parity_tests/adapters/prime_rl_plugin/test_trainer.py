@@ -22,7 +22,6 @@ from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 from parity_tests.rigs.prime_rl_cpu.compare import Run, distance, largest, read
 
 STEPS = 3
-DPPO = OURS.replace("loss_fn", "dppo")
 Trained = Callable[..., Run]
 
 pytestmark = [
@@ -40,7 +39,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     @cache
     def once(loss: str, options: str, *flags: str) -> Run:
         out = tmp_path_factory.mktemp("run")
-        given = ["--source", str(checkout()), "--steps", str(STEPS), "--out", str(out), *flags]
         command = [
             sys.executable,
             "-m",
@@ -50,9 +48,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             "--kwargs",
             options,
         ]
-        done = subprocess.run(
-            [*command, *given], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        command += ["--source", str(checkout()), "--steps", str(STEPS), "--out", str(out), *flags]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return read(out)
 
@@ -121,12 +119,6 @@ def test_our_metrics_reach_its_metrics_file_and_agree_with_its_own(
             assert step[name] == pytest.approx(own_step[name], rel=1e-5, abs=1e-7), name
         assert step["loss/mean"] == pytest.approx(own_step["loss/mean"], rel=1e-5)
         assert 0 < step["is_masked/mean"] < 1
-
-
-def test_dppo_in_one_line_is_the_default_that_was_deleted(trained: Trained, found: list[Configured]) -> None:
-    if found[0].name != "default (DPPO)":
-        pytest.skip("DPPO is no loss of this checkout")
-    assert largest(trained(DPPO).after, own(trained, found[0]).after) <= 1e-6
 
 
 def test_without_bfloat16_only_float32s_rounding_is_between_them(

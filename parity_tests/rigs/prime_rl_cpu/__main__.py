@@ -11,7 +11,6 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(prog="python -m parity_tests.rigs.prime_rl_cpu", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="a checkout of PRIME-RL")
-    parser.add_argument("--verifiers", type=Path, help="a checkout of verifiers, instead of an empty package")
     parser.add_argument("--loss", default="default", help="a type of upstream's, or a dotted name of ours")
     parser.add_argument("--kwargs", default="{}", help="[trainer.loss.kwargs], or upstream's keys, as JSON")
     parser.add_argument("--float32", action="store_true", help="no bfloat16, under which roundings vanish")
@@ -22,14 +21,7 @@ def main() -> None:
     loss = {"type": args.loss, **given}
     if "." in args.loss:
         loss = {"type": "custom", "import_path": args.loss, "kwargs": given}
-    run(
-        args.source.resolve(),
-        args.out.resolve(),
-        loss,
-        steps=args.steps,
-        float32=args.float32,
-        verifiers=args.verifiers,
-    )
+    run(args.source.resolve(), args.out.resolve(), loss, steps=args.steps, float32=args.float32)
 
 
 if __name__ == "__main__":

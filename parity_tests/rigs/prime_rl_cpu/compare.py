@@ -1,11 +1,7 @@
-"""How far two runs ended from each other.
-
-`python -m parity_tests.rigs.prime_rl_cpu.compare OUT_A OUT_B`.
-"""
+"""How far two runs ended from each other."""
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,21 +36,3 @@ def distance(a: Parameters, b: Parameters) -> float:
     """The Euclidean distance of all parameters together, relative to the length of `b`."""
     apart = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
     return math.sqrt(apart / sum(float(b[name].double().square().sum()) for name in b))
-
-
-def main() -> None:
-    """Print the differences, and how far training moved."""
-    one, other = (read(Path(folder)) for folder in sys.argv[1:3])
-    unequal = sum(int((one.after[name] != other.after[name]).sum()) for name in other.after)
-    count = sum(value.numel() for value in other.after.values())
-    print(f"steps: {len(one.metrics)} and {len(other.metrics)}")
-    print(f"entries that differ: {unequal} of {count}")
-    print(
-        f"largest difference, relative to its tensor's largest entry: {largest(one.after, other.after):.1e}"
-    )
-    print(f"distance, relative to the length of all parameters: {distance(one.after, other.after):.1e}")
-    print(f"the second run moved by: {distance(other.before, other.after):.1e}")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,11 +14,11 @@ from torch import Tensor
 from parity_tests.rigs.prime_rl_cpu import absent, device, inputs
 
 
-def open_checkout(checkout: Path, verifiers: Path | None) -> Any:
+def open_checkout(checkout: Path) -> Any:
     """The module `prime_rl.trainer.rl.train` of this checkout."""
     os.environ.update(TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
-    folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src", verifiers]
-    sys.path[:0] = [str(folder) for folder in folders if folder and folder.is_dir()]
+    folders = [checkout / "src", checkout / "packages" / "prime-rl-configs" / "src"]
+    sys.path[:0] = [str(folder) for folder in folders if folder.is_dir()]
     empty = absent.stand_in()
     print("not installed, so empty here:", ", ".join(empty), flush=True)
     train = import_module("prime_rl.trainer.rl.train")
@@ -52,24 +52,15 @@ def configured(train: Any, out: Path, loss: dict[str, Any], steps: int) -> Any:
     return config
 
 
-def run(
-    checkout: Path,
-    out: Path,
-    loss: dict[str, Any],
-    *,
-    steps: int,
-    float32: bool = False,
-    verifiers: Path | None = None,
-) -> None:
+def run(checkout: Path, out: Path, loss: dict[str, Any], *, steps: int, float32: bool) -> None:
     """Train; leave metrics.jsonl, and the parameters before.pt and after.pt, in `out`."""
-    train = open_checkout(checkout, verifiers)
+    train = open_checkout(checkout)
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.jsonl").unlink(missing_ok=True)  # an earlier run's, to which this one would append
     inputs.tiny_model(out / "model")
     config = configured(train, out, loss, steps)
-    models = patch(
-        train, out, float32=float32, logs=bool({"file_monitor", "monitors"} & set(type(config).model_fields))
-    )
+    logs = bool({"file_monitor", "monitors"} & type(config).model_fields.keys())
+    models = patch(train, out, float32=float32, logs=logs)
     with device.cpu_as_cuda():
         train.train(config)
         torch.save(parameters(models[0]), out / "after.pt")
