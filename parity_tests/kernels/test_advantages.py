@@ -200,18 +200,6 @@ def test_nan_reward_of_an_unmasked_row_reaches_the_rows_that_are_its_scale(estim
     assert estimator(rewards, ids).isnan().tolist() == [True, True, elsewhere, elsewhere]
 
 
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_unknown_choices_are_errors_that_list_the_known() -> None:
-    rewards, ids = torch.ones(2), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(ValueError, match="'group', 'batch', 'none'"):
-        grpo(rewards, ids, scale="rows")
-    with pytest.raises(ValueError, match="'group', 'none'"):
-        pass_at_k(rewards, ids, scale="batch")
-    for estimator in (grpo, rloo):
-        with pytest.raises(ValueError, match="'zero', 'raw'"):
-            estimator(rewards, ids, singleton="nan")
-
-
 @every_estimator
 def test_no_rows_give_no_advantages(estimator: Estimator) -> None:
     assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)

@@ -114,13 +114,6 @@ def test_a_corrected_loss_is_the_loss_times_its_weight_where_there_is_a_mask() -
     assert x.grad is not None and x.grad.tolist() == [[0.5, 2.0, 0.0]]
 
 
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_unknown_level_is_an_error_that_lists_the_known() -> None:
-    x = torch.zeros(1, 2)
-    with pytest.raises(ValueError, match="'token', 'sequence', 'geometric'"):
-        tis(x, x, x == 0, level="row")
-
-
 def test_a_weight_on_a_bound_is_kept() -> None:
     """A log ratio of 0 is a weight of exactly 1."""
     old, mask = torch.full((1, 2), -1.0), torch.ones(1, 2, dtype=torch.bool)

@@ -117,15 +117,6 @@ def test_the_ratio_form_is_minus_the_ratio_times_the_advantage() -> None:
     assert_is(capped.loss, torch.full_like(lp, -2.0))
 
 
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_an_unknown_form_or_level_is_an_error_that_lists_the_known_ones() -> None:
-    lp, a = torch.zeros(1, 2), torch.zeros(1, 1)
-    with pytest.raises(ValueError, match="unknown form 'value'; known: score, ratio"):
-        policy.dppo_tv(lp, lp, a, lp == 0, form="value")
-    with pytest.raises(ValueError, match="unknown level 'row'; known: token, sequence"):
-        policy.masked_is(lp, lp, a, lp == 0, level="row")
-
-
 @few
 @given(batch=token_batches())
 def test_the_drift_term_applies_to_every_unmasked_token_inside_the_region_or_not(batch: Batch) -> None:

@@ -20,6 +20,7 @@ from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.derived import check_row
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, Parameter
+from composer_plugins.testing.settings import settings
 from parity_tests.rigs.every import row_id
 from parity_tests.rigs.paths import ROOT, TESTS
 
@@ -103,6 +104,15 @@ def test_a_parameter_takes_what_its_row_says(parameter: Any, right: Any, wrong: 
     with pytest.raises(ConfigError) as refused:
         parameter.check("policy_params.k", wrong, 1.0)
     assert str(refused.value) == f"policy_params.k: {error}"
+
+
+@over_rows
+def test_a_kernel_refuses_an_unknown_choice_and_lists_the_known_ones(loss: Loss) -> None:
+    setting = next(settings(loss, thorough=False))
+    for name, parameter in loss.parameters.items():
+        if choices := [one for one in parameter.choices if isinstance(one, str)]:
+            with pytest.raises(ValueError, match=f"known: .*{'.*'.join(choices)}"):
+                call(setting.choice, setting.draw(), **{name: "unknown"})
 
 
 # Errors of a config
