@@ -202,42 +202,9 @@ def test_cpo_has_three_links_and_simpo_two(link: str, want: float) -> None:
         assert ours.loss.item() == pytest.approx(want, rel=1e-14)
 
 
-def test_defaults_are_those_of_the_papers() -> None:
-    scores = one(-1.0, -2.0, -1.5, -1.75)
-    assert preference.dpo(*scores).loss.equal(preference.dpo(*scores, beta=0.1, label_smoothing=0.0).loss)
-    assert preference.simpo(*scores[:2]).loss.equal(
-        preference.simpo(*scores[:2], beta=2.0, gamma_beta_ratio=0.25).loss
-    )
-
-
-def test_chosen_may_beat_rejected_and_still_lose_to_the_reference() -> None:
-    ours = preference.dpo(*one(-1.0, -2.0, -1.0, -4.0), beta=0.5)
-    assert ours.loss > math.log(2)
-    assert {name: metric.value.item() for name, metric in ours.metrics.items()} == {
-        "rewards/chosen": 0.0,
-        "rewards/rejected": 1.0,
-        "rewards/margins": -1.0,
-        "rewards/accuracies": 0.0,
-    }
-
-
-def test_simpo_rewards_are_scores_times_beta_and_leave_out_the_margin() -> None:
-    ours = preference.simpo(*one(-1.0, -1.25), beta=2.0, gamma_beta_ratio=10.0)
-    assert {name: metric.value.item() for name, metric in ours.metrics.items()} == {
-        "rewards/chosen": -2.0,
-        "rewards/rejected": -2.5,
-        "rewards/margins": 0.5,
-        "rewards/accuracies": 1.0,
-    }
-
-
-@pytest.mark.parametrize(
-    "ours", [preference.dpo(*one(-1.0, -1.0, -2.0, -2.0)), preference.simpo(*one(-1.0, -1.0))]
-)
-def test_a_tie_is_no_accuracy_and_metrics_count_every_pair_detached(ours: PairLoss) -> None:
-    assert not ours.metrics["rewards/accuracies"].value.any()
-    for metric in ours.metrics.values():
-        assert metric.where.dtype == torch.bool and metric.where.all()
+def test_a_tie_is_no_accuracy() -> None:
+    for ours in (preference.dpo(*one(-1.0, -1.0, -2.0, -2.0)), preference.simpo(*one(-1.0, -1.0))):
+        assert not ours.metrics["rewards/accuracies"].value.any()
 
 
 @pytest.mark.parametrize("h", [-1e4, 1e4])
@@ -288,14 +255,6 @@ def test_tied_margins_share_a_sorted_loss_in_the_order_of_their_pairs() -> None:
     assert slope.tolist() == pytest.approx(want, rel=1e-14)
 
 
-def test_a_sorted_loss_is_not_that_of_its_parts() -> None:
-    inputs = drawn(ROWS["aot"])
-    halves = [
-        call(ROWS["aot"], {n: x[part] for n, x in inputs.items()}).loss for part in (slice(2), slice(2, 4))
-    ]
-    assert not torch.cat(halves).sort().values.allclose(call(ROWS["aot"], inputs).loss.sort().values)
-
-
 @given(seeds, st.sampled_from([0.0, 0.1, 0.3]))
 def test_over_flipped_labels_robust_is_dpo_without_noise(seed: int, eps: float) -> None:
     chosen, rejected, *reference = drawn(ROWS["robust"], seed).values()
@@ -338,11 +297,6 @@ def test_an_f_divergence_replaces_the_log_ratio_by_its_derivative(row: Loss, nam
 def test_a_likelihood_term_of_weight_0_is_left_out_even_if_infinite() -> None:
     ours = preference.cpo(*one(-1.0, -1.5, math.inf), nll_weight=0.0)
     assert ours.loss.isfinite().all() and ours.metrics["nll"].value.isinf().all()
-
-
-def test_alpha_po_at_0_is_simpo() -> None:
-    pair = one(-0.4, -1.0)
-    assert preference.alpha_po(*pair, alpha=0.0).loss.equal(preference.simpo(*pair).loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -170,40 +170,12 @@ def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
     assert path[0] == settings["t_start"] and path[-1] <= settings["t_end"]
 
 
-@given(losses, settings)
-def test_t_is_at_least_linear_and_ahead_of_it_only_by_alpha(
-    losses: list[float], settings: dict[str, float]
-) -> None:
-    ahead, linear = walk(losses, **settings), walk(losses, **settings, adaptive=False)
-    for before, after, line in zip(ahead, ahead[1:], linear[1:], strict=False):
-        assert after.t >= line.t
-        assert after.t <= max(line.t, before.t + settings["alpha"] * (1 - before.t)) + 1e-15
-    start, end, n = settings["t_start"], settings["t_end"], len(losses)
-    line = [start + (end - start) * i / (n - 1) for i in range(1, n)]
-    assert [state.t.item() for state in linear[2:]] == pytest.approx(line)
-
-
-def test_t_walks_faster_while_the_loss_falls() -> None:
-    still = {"t_start": 0.2, "t_end": 1.0, "alpha": 0.1, "momentum": 0.5}
-    states = {name: walk_at_rest([2.0, loss], **still) for name, loss in (("falls", 1.0), ("grows", 3.0))}
-    assert states["falls"].t > states["grows"].t > 0.2
-    assert states["falls"].momentum > 0 > states["grows"].momentum
-
-
 def walk_at_rest(losses: list[float], **settings: float) -> TaidState:
     """As `walk` but without progress: all that moves t is the loss. The last state."""
     state = start(t_start=settings["t_start"])
     for loss in losses:
         state = step(state, torch.tensor(loss), progress=0.0, **settings)
     return state
-
-
-def test_first_finite_loss_is_only_recorded() -> None:
-    """Without a loss before it there is no change of the loss; t waits, whatever the progress."""
-    before = start(t_start=0.3)
-    assert before.previous_loss.isinf() and not before.momentum
-    after = step(before, torch.tensor(1.7), progress=0.5)
-    assert after == (before.t, before.momentum, torch.tensor(1.7))
 
 
 def test_step_is_pure_and_cuts_the_graph() -> None:
