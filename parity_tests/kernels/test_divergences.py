@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from composer_plugins.kernels.divergences import jsd, sampled_token
+from composer_plugins.kernels.divergences import forward_kl, jsd, reverse_kl, sampled_token
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import betas, logit_pairs
 from parity_tests.rigs.logits import Pair, example, scale
@@ -34,6 +34,12 @@ def test_jsd_equals_plain_loops(pair: Pair, beta: float) -> None:
     student, teacher = pair["student_logits"], pair["teacher_logits"]
     want = per_token(lambda s, t: generalized_jsd(s, t, beta), student, teacher)
     assert_parity(loss, torch.where(pair["mask"], want, 0.0), **scale(pair))
+
+
+@given(logit_pairs())
+def test_the_ends_of_jsd_are_the_forward_and_the_reverse_kl(pair: Pair) -> None:
+    for divergence, beta in ((forward_kl, 0.0), (reverse_kl, 1.0)):
+        assert torch.equal(divergence(**pair).loss, jsd(**pair, beta=beta).loss)
 
 
 @each_beta
