@@ -19,7 +19,8 @@ from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import REQUIRED, Loss, of_kind
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import with_junk
+from composer_plugins.testing.inputs import draw, with_junk
+from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import seeds, token_batches
 
 ROWS = of_kind(losses(), "preference")
@@ -32,7 +33,7 @@ SETTINGS: dict[str, float | str] = {  # none a default, none neutral
     "undesirable_weight": 0.4,
     "tau": 0.25,
 }
-FIXED: dict[str, dict[str, Any]] = {"alpha_po": {"alpha": 0.4}}
+FIXED: dict[str, dict[str, Any]] = {"alpha_po": {"alpha": 0.1}}
 
 
 def sigmoid(x: float) -> float:
@@ -80,7 +81,7 @@ PAIRWISE: dict[str, Oracle] = {
         log_loss(b * (p["chosen"] - p["rejected"]) - b * g, e) + w * p["chosen_nll"]
     ),
     "alpha_po": lambda u, v, p, b, e, g, **_: log_loss(
-        b * (mean_reward(p["chosen"], 0.4) - mean_reward(p["rejected"], 0.4)) - b * g, e
+        b * (mean_reward(p["chosen"], 0.1) - mean_reward(p["rejected"], 0.1)) - b * g, e
     ),
     "cpo": lambda u, v, p, b, e, w, **_: log_loss(b * (p["chosen"] - p["rejected"]), e) + w * p["chosen_nll"],
     "orpo": lambda u, v, p, b, **_: (
@@ -100,23 +101,11 @@ UNPAIRED: dict[str, Callable[[float, float, bool], float]] = {  # of r, the refe
 SORTED = {"aot", "aot_unpaired"}
 
 over_rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-CARRIERS = {"chosen", "rejected", "chosen_nll", "gold_nll", "scores"}
 
 
-def drawn(row: Loss, seed: int = 0, rows: int = 4, scale: float = 2.0) -> dict[str, Tensor]:
-    """An input for each that the row needs: log-probabilities below 0, the rest above."""
-    g = torch.Generator().manual_seed(seed)
-    inputs = {}
-    for name in row.needs:
-        x = scale * torch.rand(rows, generator=g, dtype=torch.float64) + 0.01
-        if name == "desirable":
-            x = x > scale / 2
-        elif name in {"reference_kl", "reward_shift"}:
-            x = x[0]
-        elif not name.endswith("_nll"):
-            x = -x
-        inputs[name] = x.requires_grad_() if name in CARRIERS else x
-    return inputs
+def drawn(row: Loss, seed: int = 0, spread: float = 2.0) -> dict[str, Tensor]:
+    """The inputs that the row needs, for four pairs."""
+    return draw(next(settings_of(row, thorough=False)), seed, spread=spread)
 
 
 def settings(row: Loss) -> dict[str, Any]:
@@ -170,18 +159,18 @@ def one_pair(row: Loss, pair: Pair) -> float:
 
 
 @over_rows
-@given(seed=seeds, scale=st.sampled_from([0.1, 2.0, 8.0]))
-def test_each_loss_is_its_published_formula(row: Loss, seed: int, scale: float) -> None:
-    inputs = drawn(row, seed, scale=scale)
+@given(seed=seeds, spread=st.sampled_from([0.1, 2.0, 8.0]))
+def test_each_loss_is_its_published_formula(row: Loss, seed: int, spread: float) -> None:
+    inputs = drawn(row, seed, spread)
     ours = call(row, inputs, **settings(row)).loss
     want = torch.tensor(by_formula(row, inputs), dtype=torch.float64)
     # The formulas lose digits that the kernels keep: 1 - sigmoid(x), 1 - exp(s), and large terms that cancel.
-    assert_parity(ours, want, terms=16, magnitude=max(1.0, 10 * scale, float(want.abs().max())))
+    assert_parity(ours, want, terms=16, magnitude=max(1.0, 10 * spread, float(want.abs().max())))
 
 
 @pytest.mark.parametrize("name", sorted(set(ROWS) - SORTED - {"sft"} - set(UNPAIRED)))
 def test_a_rejected_completion_that_cannot_be_written_costs_nothing_that_is_nan(name: str) -> None:
-    inputs = {n: x.detach() for n, x in drawn(ROWS[name]).items()}
+    inputs = drawn(ROWS[name])
     inputs["rejected"][:] = -math.inf
     loss = call(ROWS[name], inputs, **defaults(ROWS[name])).loss
     assert not loss.isnan().any()
@@ -253,15 +242,6 @@ def test_tied_margins_share_a_sorted_loss_in_the_order_of_their_pairs() -> None:
     (slope,) = torch.autograd.grad(pair.loss.sum(), chosen)
     want = [-sigmoid(-h) for h in (1.0, -0.5, -2.0)]
     assert slope.tolist() == pytest.approx(want, rel=1e-14)
-
-
-@given(seeds, st.sampled_from([0.0, 0.1, 0.3]))
-def test_over_flipped_labels_robust_is_dpo_without_noise(seed: int, eps: float) -> None:
-    chosen, rejected, *reference = drawn(ROWS["robust"], seed).values()
-    straight = preference.robust(chosen, rejected, *reference, label_smoothing=eps).loss
-    flipped = preference.robust(rejected, chosen, *reversed(reference), label_smoothing=eps).loss
-    clean = preference.dpo(chosen, rejected, *reference).loss
-    assert_parity((1 - eps) * straight + eps * flipped, clean, terms=8, magnitude=4.0)
 
 
 @given(seeds)

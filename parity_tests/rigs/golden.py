@@ -89,19 +89,12 @@ def read(path: Path) -> tuple[Case, ...]:
     """Read the cases of a file; UsageError unless they are a list of objects that have an id."""
     try:
         record = json.loads(path.read_text())
-    except ValueError as error:
+        cases = record["cases"] if "cases" in record else _without_inputs(record)
+        ids = [case["id"] for case in cases]
+    except (ValueError, KeyError, TypeError) as error:
         raise _unsound(path, f"{type(error).__name__}: {error}") from None
-    if not isinstance(record, dict):
-        raise _unsound(path, "it must be an object with a list of cases")
-    cases = record.get("cases")
-    if cases is None and {"per_sequence", "packed"} <= record.keys():
-        cases = _without_inputs(path, record)
-    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise _unsound(path, "cases must be a list of objects")
-    if not cases:
+    if not ids:
         raise _unsound(path, "it has no cases")
-    if any("id" not in case for case in cases):
-        raise _unsound(path, "each case must have an id")
     return tuple(cases)
 
 
@@ -120,13 +113,10 @@ def beside(name: str, key: str) -> tuple[Case, ...]:
     return tuple(record[key])
 
 
-def _without_inputs(path: Path, record: Case) -> list[Case]:
+def _without_inputs(record: Case) -> list[Case]:
     """Read a file of PRIME-RL: results of sequences and of packs, whose inputs are in another file."""
-    try:
-        single = [{"id": f"{r['case']}-{r['fn']}", **r} for r in record["per_sequence"]]
-        return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
-    except (KeyError, TypeError) as error:
-        raise _unsound(path, f"per_sequence or packed: {type(error).__name__}: {error}") from None
+    single = [{"id": f"{r['case']}-{r['fn']}", **r} for r in record["per_sequence"]]
+    return single + [{"id": f"pack{r['pack']}-{r['mode']}", **r} for r in record["packed"]]
 
 
 def claim(name: str, where: Callable[[Case], bool] = lambda case: True) -> Callable[..., Any]:
