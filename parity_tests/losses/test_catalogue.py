@@ -204,22 +204,16 @@ def test_a_choice_calls_its_kernel_with_inputs_by_position_and_parameters_by_key
 
 
 def test_a_choice_passes_only_optional_inputs_that_it_takes_and_the_batch_has() -> None:
-    def kernel(logprobs: Any, *, entropies: Any = None, values: Any = None) -> tuple[Any, Any]:
-        return entropies, values
-
-    row = Loss(
-        name="mine", kind="policy", summary="", paper="", proof="", mode="token-mean", needs=("logprobs",),
-        optional=("entropies", "values"), path="",
-    )  # fmt: skip
-    object.__setattr__(row, "kernel", lambda: kernel)
-    choice, batch = Choice(row, {}), {"logprobs": 1, "entropies": 2, "values": 3}
-    assert call(choice, batch) == (None, None)
-    assert choice.with_optional("values", "mask").optional == ("values",)  # it has no optional input `mask`
-    assert replace(choice, optional=("values",)).with_optional("entropies").optional == (
-        "values",
-        "entropies",
-    )
-    assert call(choice.with_optional("values", "entropies"), {"logprobs": 1, "values": 3}) == (None, 3)
+    choice = choose("policy", "dppo_tv")
+    batch, region = tensors(choice.loss), {"region_logprobs": torch.full((2, 3), math.nan)}
+    plain = call(choice, batch).loss
+    assert torch.equal(call(choice, batch | region).loss, plain)
+    taking = choice.with_optional("region_logprobs", "entropies")  # it has no optional input `entropies`
+    assert taking.optional == ("region_logprobs",)
+    assert torch.equal(call(taking, batch).loss, plain)
+    assert call(taking, batch | region).loss.isnan().any()
+    sdpo = choose("divergence", "sdpo").with_optional("old_logprobs").with_optional("student_logprobs")
+    assert sdpo.optional == ("old_logprobs", "student_logprobs")
 
 
 def test_a_choice_checks_its_inputs_only_when_asked() -> None:
