@@ -57,11 +57,9 @@ def reduced(token: TokenLoss, inputs: Case, hp: dict[str, Any]) -> Tensor:
 
 def weighted(token: TokenLoss, weights: list[float] | None) -> TokenLoss:
     """The loss per token times `loss_weights`."""
-    return (
-        token
-        if weights is None
-        else token._replace(loss=token.loss * golden.tensor(weights, token.loss.dtype))
-    )
+    if weights is None:
+        return token
+    return token._replace(loss=token.loss * golden.tensor(weights, token.loss.dtype))
 
 
 def assert_equals(loss: Tensor, token_loss: Tensor, logprobs: Tensor, theirs: Any, gradient: Any) -> None:

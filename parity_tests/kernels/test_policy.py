@@ -28,6 +28,7 @@ Batch = dict[str, Tensor]
 few = settings(max_examples=12)  # there are many losses
 ROWS = of_kind(losses(), "policy").values()
 
+OF_DPO = {"label_smoothing", "divergence", "alpha"}
 # Presets: the kernel, the defaults that differ, and the parameters that are none of theirs.
 PRESETS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], set[str]]] = {
     "policy-grpo": (policy.grpo, policy.ppo, {}, set()),
@@ -39,10 +40,7 @@ PRESETS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any],
     "advantage-dr_grpo": (advantages.dr_grpo, advantages.grpo, {}, {"scale", "ddof", "eps"}),
     "correction-icepop": (corrections.icepop, corrections.mis, {"low": 0.5, "high": 5.0}, {"level"}),
     "divergence-reverse_kl": (divergences.reverse_kl, divergences.jsd, {}, {"beta"}),
-    "preference-sigmoid_norm": (
-        *(preference.sigmoid_norm, preference.dpo, {}),
-        {"label_smoothing", "divergence", "alpha"},
-    ),
+    "preference-sigmoid_norm": (preference.sigmoid_norm, preference.dpo, {}, OF_DPO),
 }
 
 
