@@ -1,4 +1,4 @@
-"""Trust regions and off-policy masks against loops over tokens; the two value forms; the drift term."""
+"""Trust regions and off-policy masks against loops over tokens; probabilities of 0, of 1 and on a border."""
 
 import math
 from collections.abc import Callable
