@@ -68,10 +68,8 @@ def test_dpo_equals_its_authors(case: Case) -> None:
 @claim("dpo_eric_mitchell", where=is_smoothed)
 def test_cdpo_is_the_dpo_of_its_authors_with_smoothing(case: Case) -> None:
     policy, used, _ = with_reference(case)
-    kwargs = case["kwargs"]
-    assert_recorded(
-        cdpo(*policy, *used, beta=kwargs["beta"], label_smoothing=kwargs["label_smoothing"]), policy, case
-    )
+    options = {name: case["kwargs"][name] for name in ("beta", "label_smoothing")}
+    assert_recorded(cdpo(*policy, *used, **options), policy, case)
 
 
 @claim("dpo_eric_mitchell", where=is_ipo)
@@ -109,11 +107,7 @@ def of_trl_cpo(case: Case) -> dict[str, float]:
     kwargs = case["kwargs"]
     assert kwargs["loss_type"] == "simpo"
     ratio = kwargs["simpo_gamma"] / kwargs["beta"]
-    return {
-        "beta": kwargs["beta"],
-        "label_smoothing": kwargs["label_smoothing"],
-        "gamma_beta_ratio": ratio,
-    }
+    return {**{name: kwargs[name] for name in ("beta", "label_smoothing")}, "gamma_beta_ratio": ratio}
 
 
 @claim("trl_cpo_simpo", where=lambda case: case["kwargs"]["alpha"] == 0)

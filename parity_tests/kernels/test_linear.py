@@ -287,18 +287,6 @@ def test_a_second_derivative_is_refused() -> None:
             gradient.sum().backward()
 
 
-def test_the_same_call_gives_the_same_bits() -> None:
-    b = batch(dtype=torch.float32)
-
-    def once() -> list[Tensor]:
-        pair = log_probs(b.hidden, b.weight, b.targets, b.mask, entropy=True)
-        total = divergence(b.hidden, b.weight, b.hidden.roll(1, 0), b.weight, b.mask).loss
-        loss = pair[0].sum() + pair[1].sum() + total
-        return [loss, *torch.autograd.grad(loss, [b.hidden, b.weight])]
-
-    assert all(torch.equal(x, y) for x, y in zip(once(), once(), strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("confidence", [0.0, 2.0, 6.0])
 def test_half_precision_keeps_the_log_probs_of_float32_and_the_gradient_of_confident_tokens(

@@ -194,9 +194,8 @@ def test_a_log_probability_may_exceed_zero_by_the_rounding_of_its_dtype(dtype: t
     check(GRPO, logprobs=torch.full((2, 3), 0.9 * most, dtype=dtype))
     for above in (1.2 * most, 0.45, float("inf")):
         x = torch.full((2, 3), above, dtype=dtype)
-        with pytest.raises(
-            ComposerError, match=f"it holds {float(x[0, 0]):.4g} at an unmasked token, and a log-"
-        ):
+        message = f"it holds {float(x[0, 0]):.4g} at an unmasked token, and a log-"
+        with pytest.raises(ComposerError, match=message):
             check(GRPO, logprobs=x)
 
 
