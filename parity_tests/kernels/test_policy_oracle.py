@@ -41,9 +41,13 @@ def clipped(r: float, a: float, **o: Any) -> Piece:
     return Piece(-a * dual, 0.0) if dual and a < 0 and -a * dual < worse.value else worse
 
 
+def fractions(ratio: float, low: bool, high: bool, what: str = "clip") -> dict[str, float]:
+    """The metrics of a token, and whether it is beyond a bound."""
+    return {"ratio": ratio, f"{what}_frac_low": float(low), f"{what}_frac_high": float(high)}
+
+
 def clip_metrics(r: float, a: float, **o: Any) -> dict[str, float]:
-    low, high = a < 0 and r < 1 - o["clip_low"], a > 0 and r > 1 + o["clip_high"]
-    return {"ratio": r, "clip_frac_low": float(low), "clip_frac_high": float(high)}
+    return fractions(r, a < 0 and r < 1 - o["clip_low"], a > 0 and r > 1 + o["clip_high"])
 
 
 def limited(d: float, o: dict[str, Any]) -> tuple[float, bool]:
@@ -88,8 +92,7 @@ def cispo(row: Row, **o: Any) -> list[Token]:
         r = math.exp(limited(logp - old, o)[0])
         low = -math.inf if o.get("clip_low") is None else 1 - o["clip_low"]
         w = min(max(r, low), 1 + o["clip_high"])
-        logged = {"ratio": r, "clip_frac_low": float(w > r), "clip_frac_high": float(w < r)}
-        out.append(Token(-w * a * logp, -w * a, logged))
+        out.append(Token(-w * a * logp, -w * a, fractions(r, w > r, w < r)))
     return out
 
 
@@ -110,8 +113,8 @@ def kimi(row: Row, **o: Any) -> list[Token]:
         d = logp - old
         r = math.exp(d)
         slope = (low < r < high) * -a * r + 2 * tau * d
-        logged = {"ratio": r, "clip_frac_low": float(r < low), "clip_frac_high": float(r > high)}
-        out.append(Token(-a * min(max(r, low), high) + tau * d * d, slope, logged))
+        loss = -a * min(max(r, low), high) + tau * d * d
+        out.append(Token(loss, slope, fractions(r, r < low, r > high)))
     return out
 
 
@@ -123,11 +126,7 @@ def gmpo(row: Row, **o: Any) -> list[Token]:
     pull = math.fsum(-a for _, _, a, _ in row) * s / len(row)
     out = []
     for d, z, (_, _, a, _) in zip(ds, zs, row, strict=True):
-        logged = {
-            "ratio": s,
-            "clip_frac_low": float(a < 0 and d < low),
-            "clip_frac_high": float(a > 0 and d > high),
-        }
+        logged = fractions(s, a < 0 and d < low, a > 0 and d > high)
         out.append(Token(-a * s, pull * (z == d), logged))
     return out
 
@@ -166,8 +165,8 @@ def in_region(logp: float, d: float, a: float, low: bool, high: bool, **o: Any) 
     r = math.exp(limited(d, o)[0])
     w = 0.0 if low or high else o.get("adv_tau", 1.0) * min(r, o["ratio_cap"] or math.inf)
     value, kl_tau = logp if o["form"] == "score" else 1.0, o.get("kl_tau", 0.0)
-    logged = {"ratio": r, "mask_frac_low": float(low), "mask_frac_high": float(high)}
-    return Token(-w * a * value + kl_tau * d * d, -w * a + 2 * kl_tau * d, logged)
+    loss, slope = -w * a * value + kl_tau * d * d, -w * a + 2 * kl_tau * d
+    return Token(loss, slope, fractions(r, low, high, "mask"))
 
 
 def dppo(row: Row, **o: Any) -> list[Token]:

@@ -37,7 +37,6 @@ _LOGGED = (
     "logged upstream and by no kernel: adapters/prime_rl_plugin/test_golden.py compares what its adapter logs"
 )
 NOT_COMPARED: dict[str, dict[str, str]] = {
-    "prime_rl/inputs": {"*": "inputs of the other prime_rl files, whose claims read them; it has no result"},
     "taid_loss": {
         "grad_teacher_if_not_detached": "a gradient upstream would have if it did not detach its teacher: "
         "ours is detached too (losses/test_laws.py: gradient_reaches_the_trained_inputs_only)"
