@@ -134,13 +134,8 @@ def test_trl_takes_gamma_itself_and_a_small_beta() -> None:
     assert theirs.params["gamma_beta_ratio"] == 0.5 / 0.1 == 20 * official.params["gamma_beta_ratio"]
 
 
-DIVERGENCES = {
-    "reverse_kl": "reverse_kl",
-    "forward_kl": "forward_kl",
-    "js_divergence": "js",
-    "alpha_divergence": "alpha",
-}
 ROWS = {"sigmoid": "dpo"}  # the others have TRL's names
+DIVERGENCES = {"js_divergence": "js", "alpha_divergence": "alpha"}  # the others too
 SMOOTHED = {"robust", "exo_pair", "aot", "aot_unpaired"}  # the others ignore label_smoothing
 
 
@@ -149,13 +144,13 @@ def of_trl(case: Case) -> tuple[PairLoss, Tensor, Tensor]:
 
     Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
     """
-    loss_type, divergence = case["loss_type"], DIVERGENCES[case["f_divergence_type"]]
+    loss_type, theirs = case["loss_type"], case["f_divergence_type"]
     choice = choose("preference", f"{ROWS.get(loss_type, loss_type)}@trl")
     settings = {"beta": case["beta"]}
     if loss_type in SMOOTHED:
         settings["label_smoothing"] = case["label_smoothing"]
-    if divergence != "reverse_kl":
-        settings["divergence"] = divergence
+    if theirs != "reverse_kl":
+        settings["divergence"] = DIVERGENCES.get(theirs, theirs)
 
     logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
     mask = torch.tensor(case["completion_mask"])[:, 1:].bool()
