@@ -131,19 +131,16 @@ def test_policy_losses_equal_trl(case: Case) -> None:
     assert_equals_trl(case, loss, per_token, logprobs)
 
 
-def masks_sequences(case: Case) -> bool:
-    simple = {
-        "loss_type",
-        "off_policy_mask_threshold",
-        "max_completion_length",
-        "epsilon_low",
-        "epsilon_high",
-    }
+OPSM = {"loss_type", "off_policy_mask_threshold", "max_completion_length", "epsilon_low", "epsilon_high"}
+
+
+def is_opsm(case: Case) -> bool:
     given = case["kwargs"]
-    return given.get("off_policy_mask_threshold") is not None and given.keys() <= simple
+    masks = given.get("off_policy_mask_threshold") is not None and given["loss_type"] != "cispo"
+    return masks and given.keys() <= OPSM
 
 
-@claim("trl_grpo_loss", where=lambda case: masks_sequences(case) and case["kwargs"]["loss_type"] != "cispo")
+@claim("trl_grpo_loss", where=is_opsm)
 def test_opsm_equals_trl(case: Case) -> None:
     given, inputs = options(case), trl_batch(case)
     logprobs, old, advantages, mask = inputs

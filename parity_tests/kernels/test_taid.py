@@ -1,6 +1,7 @@
 """TAID's loss at a fixed t, and its walk of t: against upstream's recordings and by their definition."""
 
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -140,38 +141,30 @@ def test_walk_of_t_equals_upstream(case: Case) -> None:
         assert_parity(torch.stack(column), want, terms=len(ours), dtype=dtype, what=name)
 
 
-losses = st.lists(st.floats(0, 1e6), min_size=1, max_size=12)
-settings = st.fixed_dictionaries(
-    {
-        "t_start": st.sampled_from([0.0, 0.2, 0.4]),
-        "t_end": st.sampled_from([0.5, 0.9, 1.0]),
-        "alpha": st.sampled_from([5e-4, 0.5, 1.0]),
-        "momentum": st.sampled_from([0.0, 0.5, 0.99]),
-    }
-)
+SETTINGS = {
+    "t_start": st.sampled_from([0.0, 0.2, 0.4]),
+    "t_end": st.sampled_from([0.5, 0.9, 1.0]),
+    "alpha": st.sampled_from([5e-4, 0.5, 1.0]),
+    "momentum": st.sampled_from([0.0, 0.5, 0.99]),
+    "adaptive": st.booleans(),
+}
 
 
-def walk(losses: list[float], **settings: float) -> list[TaidState]:
-    """One step per loss, progress growing evenly from 0 to 1; the first state is the start."""
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.fixed_dictionaries(SETTINGS))
+def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
+    losses: list[float], settings: dict[str, Any]
+) -> None:
     states = [start(t_start=settings["t_start"], dtype=torch.float64)]
     for i, loss in enumerate(losses):
         progress = i / max(len(losses) - 1, 1)
-        loss = torch.tensor(loss, dtype=torch.float64)
-        states.append(step(states[-1], loss, progress=progress, **settings))
-    return states
-
-
-@given(losses, settings, st.booleans())
-def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
-    losses: list[float], settings: dict[str, float], adaptive: bool
-) -> None:
-    path = [state.t.item() for state in walk(losses, **settings, adaptive=adaptive)]
+        states.append(step(states[-1], torch.tensor(loss).double(), progress=progress, **settings))
+    path = [state.t.item() for state in states]
     assert path == sorted(path)
     assert path[0] == settings["t_start"] and path[-1] <= settings["t_end"]
 
 
 def walk_at_rest(losses: list[float], **settings: float) -> TaidState:
-    """As `walk` but without progress: all that moves t is the loss. The last state."""
+    """The state after these losses without progress: all that moves t is the loss."""
     state = start(t_start=settings["t_start"])
     for loss in losses:
         state = step(state, torch.tensor(loss), progress=0.0, **settings)
