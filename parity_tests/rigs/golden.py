@@ -101,6 +101,16 @@ def _unsound(path: Path, why: str) -> pytest.UsageError:
     return pytest.UsageError(f"{path} is not a golden file: {why}")
 
 
+def is_nan(case: Case) -> bool:
+    """Whether upstream's loss is NaN: of a batch without an unmasked token, or of an impossible entry."""
+    return bool(case["loss"] == "nan")
+
+
+def is_number(case: Case) -> bool:
+    """Whether upstream's loss is a number."""
+    return not is_nan(case)
+
+
 def beside(name: str, key: str) -> tuple[Case, ...]:
     """Read another key of a golden file than its cases; empty if the directory in use does not have it."""
     if not load(name):
