@@ -1,5 +1,6 @@
 """Every recorded number is claimed, and the claims run on another directory of the same layout."""
 
+import fnmatch
 import json
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ MODULES = {
     for path in FILES
     if "\n@claim(" in path.read_text()
 }
+INPUTS = {"prime_rl/inputs"}  # of the claims on the other files of prime_rl
 Keys = tuple[str, ...]
 
 
@@ -33,7 +35,7 @@ def _every_claim() -> None:
 
 @pytest.mark.golden
 def test_every_case_of_every_file_is_claimed() -> None:
-    found = sorted(golden.names(golden.directory))
+    found = sorted(golden.names(golden.directory) - INPUTS)
     unread = [f"{golden.directory / name}.json" for name in found if name not in golden.CLAIMS]
     if unread:
         pytest.fail(f"read by no claim: {', '.join(unread)}", pytrace=False)
@@ -48,7 +50,7 @@ def test_every_case_of_every_file_is_claimed() -> None:
 
 
 def test_every_claim_has_its_file() -> None:
-    assert set(golden.CLAIMS) == golden.names(golden.GOLDEN)
+    assert set(golden.CLAIMS) == golden.names(golden.GOLDEN) - INPUTS
 
 
 def numbers(record: Any, at: Keys = ()) -> Iterator[Keys]:
@@ -127,12 +129,11 @@ def unread(name: str) -> set[str]:
 @pytest.mark.slow
 def test_every_recorded_number_is_read_or_declared_not_to_be() -> None:
     found = {name: keys for name in golden.CLAIMS if (keys := unread(name))}
-    declared = {name: set(keys) for name, keys in golden.NOT_COMPARED.items()}
-    for name, keys in declared.items():
-        if keys == {"*"}:
-            declared[name] = found.get(name, set())
-    assert found == declared
-    assert all(reason for keys in golden.NOT_COMPARED.values() for reason in keys.values())
+    for name, reasons in golden.NOT_COMPARED.items():
+        declared = {pattern: fnmatch.filter(found[name], pattern) for pattern in reasons}
+        assert all(reasons.values()) and all(declared.values())
+        found[name] = found[name].difference(*declared.values())
+    assert not any(found.values()), found
 
 
 def copied(tmp_path: Path, *names: str) -> Path:
@@ -146,7 +147,7 @@ def copied(tmp_path: Path, *names: str) -> Path:
 
 def run(where: Path, *paths: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "golden", "--golden-dir", str(where)]
-    options = ["-p", "no:cacheprovider", "-rf", "--tb=short", *map(str, paths or MODULES.values())]
+    options = ["-p", "no:cacheprovider", "-rf", "--tb=short", *map(str, paths)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
 
@@ -164,17 +165,18 @@ def test_the_claims_pass_on_a_copied_directory_and_say_what_it_leaves_out(tmp_pa
 
 
 def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None:
-    """A number that is wrong, and one that is not there."""
+    """A number that is wrong, one that is not there, and a file that no claim reads."""
     where = copied(tmp_path, "verl_policy_gspo", "simpo", "taid_loss")
+    shutil.copy(where / "simpo.json", where / "new_upstream.json")
     path, wrong = where / "verl_policy_gspo.json", json.loads((where / "verl_policy_gspo.json").read_text())
     wrong["cases"][3]["loss"] += 0.125
     path.write_text(json.dumps(wrong))
     path, short = where / "taid_loss.json", json.loads((where / "taid_loss.json").read_text())
     del short["cases"][1]["loss"]
     path.write_text(json.dumps(short))
-    status, output = run(where)
-    assert status == 1
-    failures = [line for line in output.splitlines() if line.startswith("FAILED")]
+    status, output = run(where, *MODULES.values(), Path(__file__))
+    assert status == 1 and f"read by no claim: {where}/new_upstream.json" in output
+    failures = [line for line in output.splitlines() if line.startswith("FAILED") and "[" in line]
     of_gspo, *of_taid = sorted(failures, key=lambda line: "taid_loss" in line)
     assert of_taid and all("taid_loss" in line for line in of_taid)
     case = golden.case_id(wrong["cases"][3])
@@ -185,30 +187,14 @@ def test_a_failure_names_the_file_the_case_and_the_error(tmp_path: Path) -> None
     assert f"{where}/taid_loss.json, case {case}: not recorded; max error inf: no key 'loss'" in output
 
 
-@pytest.mark.slow
-def test_a_file_that_no_claim_reads_fails_and_nothing_else_does(tmp_path: Path) -> None:
-    """Nor are the claims dumped."""
-    where = copied(tmp_path, "simpo")
-    shutil.copy(where / "simpo.json", where / "new_upstream.json")
-    status, output = run(where, GOLDEN / "test_preference.py", Path(__file__))
-    assert status == 1
-    assert f"read by no claim: {where}/new_upstream.json" in output
-    assert "function" not in output and output.count("\nFAILED") == 1
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{not json", "JSONDecodeError: Expecting property name"),
-        ("[]", "it must be an object"),
-        ('{"doc": ""}', "cases must be a list of objects"),
-        ('{"cases": {}}', "cases must be a list of objects"),
-        ('{"cases": {"a": 1}}', "cases must be a list of objects"),
-        ('{"cases": [1]}', "cases must be a list of objects"),
+        ("[]", "TypeError"),
         ('{"cases": []}', "it has no cases"),
-        ('{"cases": [{"loss": 1.0}]}', "each case must have an id"),
-        ('{"per_sequence": [], "packed": []}', "it has no cases"),
-        ('{"per_sequence": [{}], "packed": []}', "per_sequence or packed: KeyError: 'case'"),
+        ('{"cases": [{"loss": 1.0}]}', "KeyError: 'id'"),
+        ('{"per_sequence": [{}], "packed": []}', "KeyError: 'case'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -229,14 +215,3 @@ def test_a_directory_without_our_files_is_an_error(tmp_path: Path, monkeypatch: 
     with pytest.raises(pytest.UsageError, match=r"\(new_upstream\): nothing would be checked"):
         golden.use(tmp_path)
     assert golden.directory == golden.GOLDEN and not golden.not_checked()
-
-
-@pytest.mark.slow
-def test_a_run_on_files_that_cannot_be_read_fails(tmp_path: Path) -> None:
-    (where := tmp_path / "golden").mkdir()
-    (where / "simpo.json").write_text('{"cases": []}')
-    status, output = run(where)
-    assert status != 0 and "simpo.json is not a golden file: it has no cases" in output
-    (where / "simpo.json").unlink()
-    status, output = run(where)
-    assert status != 0 and "holds none of the files" in output

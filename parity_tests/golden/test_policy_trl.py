@@ -4,6 +4,7 @@ TRL's switches are compositions here: a kernel per `loss_type`, through its cata
 and terms on its loss per token.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
+from composer_plugins.frameworks.trl import LOSS_OPTIONS, TRL
 from composer_plugins.kernels import kl
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask, sequence_drift
+from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from parity_tests.rigs import dialects, golden
 from parity_tests.rigs.golden import Case, claim
@@ -21,24 +24,16 @@ DEFAULTS: dict[str, Any] = {
     "beta": 0.0,
     "epsilon_low": 0.2,
     "epsilon_high": 0.2,
-    "delta": None,
     "importance_sampling_level": "token",
     "off_policy_mask_threshold": None,
     "top_entropy_quantile": 1.0,
     "use_vllm": False,
     "use_bias_correction_kl": False,
-    "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
-    "vespo_k_pos": 2.0,
-    "vespo_lambda_pos": 3.0,
-    "vespo_k_neg": 3.0,
-    "vespo_lambda_neg": 2.0,
     "_entropy_bonus_enabled": False,
     "entropy_coef": 0.0,
 }
-
-CLIPPED = {"grpo": "grpo@trl", "bnpo": "grpo@trl", "dapo": "dapo@trl", "dr_grpo": "dr_grpo@trl"}
-LOG_WEIGHT_MIN = float(torch.tensor(1e-8, dtype=torch.float64).log())
+PARAMETERS = {key for key, option in LOSS_OPTIONS.items() if option.sets}
+LOG_WEIGHT_MIN = math.log(1e-8)
 
 
 def float32(x: float) -> float:
@@ -47,7 +42,7 @@ def float32(x: float) -> float:
 
 
 def options(case: Case) -> dict[str, Any]:
-    unknown = set(case["kwargs"]) - set(DEFAULTS) - {"loss_type", "max_completion_length"}
+    unknown = set(case["kwargs"]) - set(DEFAULTS) - PARAMETERS - {"loss_type", "max_completion_length"}
     assert not unknown, f"the comparison would ignore {unknown}"
     return DEFAULTS | case["kwargs"]
 
@@ -61,32 +56,23 @@ def vespo_log_weights(case: Case, mask: Tensor) -> Tensor | None:
     return share.expand(mask.shape)
 
 
+def row_of(loss_type: str, level: str = "token") -> str:
+    """The dialect that a `loss_type` and an importance sampling level choose."""
+    return TRL.row_of(loss_type=loss_type, importance_sampling_level=level) or ""
+
+
 def surrogate(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
     """The loss per token of a `loss_type` and an importance sampling level."""
     given = options(case)
-    loss_type, level = given["loss_type"], given["importance_sampling_level"]
-    if loss_type == "cispo":
-        assert level == "token"
-        loss = reductions.kernel("policy", "cispo@trl")
-        return loss(*inputs, clip_high=given["epsilon_high"] - 1).loss
-    if loss_type == "sapo":
-        assert level == "token"
-        taus = {f"tau_{sign}": float32(given[f"sapo_temperature_{sign}"]) for sign in ("pos", "neg")}
-        return reductions.kernel("policy", "sapo@trl")(*inputs, **taus).loss
-    if loss_type == "vespo":
-        # Rounded as above; its smallest w, e^-18.4 for ours of e^-20, is beyond float64 here.
-        shape = {
-            name: float32(given[f"vespo_{name}"]) for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")
-        }
-        weights = vespo_log_weights(case, inputs[3])
-        return reductions.kernel("policy", "vespo@trl")(*inputs, **shape, log_weights=weights).loss
-    clips = {"clip_low": given["epsilon_low"], "clip_high": given["epsilon_high"]}
-    if level == "sequence":
-        loss = reductions.kernel("policy", "luspo@trl" if loss_type == "luspo" else "gspo@trl")
-        return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
-    # With a ratio per token, TRL's luspo is its grpo summed.
-    loss = reductions.kernel("policy", CLIPPED.get(loss_type, "grpo@trl"))
-    return loss(*inputs, **clips, ratio_cap=given["delta"]).loss
+    choice = choose("policy", row_of(given["loss_type"], given["importance_sampling_level"]))
+    params = {name: choice.value(name) for name in choice.loss.parameters}
+    params |= TRL.parameters(choice.loss, given | {"epsilon": given["epsilon_low"]})
+    optional = {}
+    if choice.loss.name in ("sapo", "vespo"):
+        params = {name: float32(x) if isinstance(x, float) else x for name, x in params.items()}
+    if choice.loss.name == "vespo":  # its smallest w, e^-18.4 for ours of e^-20, is beyond float64 here
+        optional["log_weights"] = vespo_log_weights(case, inputs[3])
+    return choice.loss.kernel()(*inputs, **params, **optional).loss
 
 
 def high_entropy(case: Case, mask: Tensor) -> Tensor:
@@ -145,19 +131,16 @@ def test_policy_losses_equal_trl(case: Case) -> None:
     assert_equals_trl(case, loss, per_token, logprobs)
 
 
-def masks_sequences(case: Case) -> bool:
-    simple = {
-        "loss_type",
-        "off_policy_mask_threshold",
-        "max_completion_length",
-        "epsilon_low",
-        "epsilon_high",
-    }
+OPSM = {"loss_type", "off_policy_mask_threshold", "max_completion_length", "epsilon_low", "epsilon_high"}
+
+
+def is_opsm(case: Case) -> bool:
     given = case["kwargs"]
-    return given.get("off_policy_mask_threshold") is not None and given.keys() <= simple
+    masks = given.get("off_policy_mask_threshold") is not None and given["loss_type"] != "cispo"
+    return masks and given.keys() <= OPSM
 
 
-@claim("trl_grpo_loss", where=lambda case: masks_sequences(case) and case["kwargs"]["loss_type"] != "cispo")
+@claim("trl_grpo_loss", where=is_opsm)
 def test_opsm_equals_trl(case: Case) -> None:
     given, inputs = options(case), trl_batch(case)
     logprobs, old, advantages, mask = inputs
@@ -205,13 +188,13 @@ BY_DEFAULT = [
 ]
 
 
-@pytest.mark.parametrize("name", [*CLIPPED, "cispo", "vespo"])
+@pytest.mark.parametrize("name", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "vespo"])
 def test_a_dialect_alone_reproduces_the_recordings_made_by_default(name: str) -> None:
     cases = [c for c in BY_DEFAULT if c["kwargs"]["loss_type"] == name]
     assert cases or golden.directory != golden.GOLDEN
     for case in cases:
         inputs = trl_batch(case)
-        per_token = reductions.kernel("policy", CLIPPED.get(name, f"{name}@trl"))(*inputs).loss
+        per_token = reductions.kernel("policy", row_of(name))(*inputs).loss
         assert_equals_trl(case, dialects.trl(per_token, inputs[3], case), per_token, inputs[0])
 
 

@@ -68,10 +68,8 @@ def test_dpo_equals_its_authors(case: Case) -> None:
 @claim("dpo_eric_mitchell", where=is_smoothed)
 def test_cdpo_is_the_dpo_of_its_authors_with_smoothing(case: Case) -> None:
     policy, used, _ = with_reference(case)
-    kwargs = case["kwargs"]
-    assert_recorded(
-        cdpo(*policy, *used, beta=kwargs["beta"], label_smoothing=kwargs["label_smoothing"]), policy, case
-    )
+    options = {name: case["kwargs"][name] for name in ("beta", "label_smoothing")}
+    assert_recorded(cdpo(*policy, *used, **options), policy, case)
 
 
 @claim("dpo_eric_mitchell", where=is_ipo)
@@ -109,11 +107,7 @@ def of_trl_cpo(case: Case) -> dict[str, float]:
     kwargs = case["kwargs"]
     assert kwargs["loss_type"] == "simpo"
     ratio = kwargs["simpo_gamma"] / kwargs["beta"]
-    return {
-        "beta": kwargs["beta"],
-        "label_smoothing": kwargs["label_smoothing"],
-        "gamma_beta_ratio": ratio,
-    }
+    return {**{name: kwargs[name] for name in ("beta", "label_smoothing")}, "gamma_beta_ratio": ratio}
 
 
 @claim("trl_cpo_simpo", where=lambda case: case["kwargs"]["alpha"] == 0)
@@ -140,13 +134,8 @@ def test_trl_takes_gamma_itself_and_a_small_beta() -> None:
     assert theirs.params["gamma_beta_ratio"] == 0.5 / 0.1 == 20 * official.params["gamma_beta_ratio"]
 
 
-DIVERGENCES = {
-    "reverse_kl": "reverse_kl",
-    "forward_kl": "forward_kl",
-    "js_divergence": "js",
-    "alpha_divergence": "alpha",
-}
 ROWS = {"sigmoid": "dpo"}  # the others have TRL's names
+DIVERGENCES = {"js_divergence": "js", "alpha_divergence": "alpha"}  # the others too
 SMOOTHED = {"robust", "exo_pair", "aot", "aot_unpaired"}  # the others ignore label_smoothing
 
 
@@ -155,13 +144,13 @@ def of_trl(case: Case) -> tuple[PairLoss, Tensor, Tensor]:
 
     Rows are [chosen; rejected], the mask leads the log-probabilities by one position.
     """
-    loss_type, divergence = case["loss_type"], DIVERGENCES[case["f_divergence_type"]]
+    loss_type, theirs = case["loss_type"], case["f_divergence_type"]
     choice = choose("preference", f"{ROWS.get(loss_type, loss_type)}@trl")
     settings = {"beta": case["beta"]}
     if loss_type in SMOOTHED:
         settings["label_smoothing"] = case["label_smoothing"]
-    if divergence != "reverse_kl":
-        settings["divergence"] = divergence
+    if theirs != "reverse_kl":
+        settings["divergence"] = DIVERGENCES.get(theirs, theirs)
 
     logprobs = golden.tensor(case["per_token_logps"]).requires_grad_()
     mask = torch.tensor(case["completion_mask"])[:, 1:].bool()

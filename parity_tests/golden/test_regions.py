@@ -5,7 +5,6 @@ Of verl, Stable-RL and Tinker's cookbook.
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -38,17 +37,17 @@ def capped(case: Case, ours: TokenLoss) -> Tensor:
 def test_dppo_tv_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = reductions.kernel("policy", "dppo_tv@verl")(*inputs, **from_verl(case, "tv"))
-    assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
+    assert_equals_verl(case, ours, inputs[0], lower=capped(case, ours))
 
 
 @claim("verl_policy_dppo_kl")
 def test_dppo_kl_equals_verl(case: Case) -> None:
     inputs = batch(case)
     ours = reductions.kernel("policy", "dppo_kl@verl")(*inputs, **from_verl(case, "kl"))
-    assert_equals_verl(case, ours, inputs[0], "mask_frac_low", "mask_frac_high", lower=capped(case, ours))
+    assert_equals_verl(case, ours, inputs[0], lower=capped(case, ours))
 
 
-def stable_rl(case: Case, *, region: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def stable_rl(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """The loss per token of one of its modes, what it is a function of, and the mask.
 
     Its ratio is always the rollout policy's; a mode ending in `_recompute` measures the region from the
@@ -58,8 +57,7 @@ def stable_rl(case: Case, *, region: Tensor | None = None) -> tuple[Tensor, Tens
     inputs = logprobs, rollout, advantages, mask = batch(case, "rollout_log_prob")
     cap, low, high = case["clip_ratio_c"], case["clip_low"], case["clip_high"]
     assert cap < 1e8
-    if region is None:
-        region = golden.tensor(case["old_log_prob"]) if recomputes else rollout
+    region = golden.tensor(case["old_log_prob"]) if recomputes else rollout
     if mode == "pg_no_mask":
         return reductions.kernel("policy", "cispo")(*inputs, clip_high=cap - 1).loss, logprobs, mask
     if mode == "ppo":
@@ -89,24 +87,6 @@ def test_a_row_reproduces_the_recordings_made_with_stable_rls_numbers() -> None:
         token_loss = row(*inputs, ratio_cap=10.0).loss
         loss = dialects.stable_rl(token_loss, inputs[3], case["loss_agg_mode"])
         assert_equals(case, loss, token_loss, inputs[0])
-
-
-@pytest.mark.parametrize("mode", ["dppo_binary_tv", "dppo_binary_kl", "ppo"])
-def test_a_region_centred_on_the_wrong_policy_is_noticed(mode: str) -> None:
-    """Hardly a recorded `_recompute` case can tell: old and rollout policy mask the same tokens there."""
-    noticed = []
-    for case in golden.load("dppo_stable_rl"):
-        if case["loss_mode"] != f"{mode}_recompute":
-            continue
-        logprobs, rollout, advantages, _ = batch(case, "rollout_log_prob")
-        # An old policy so far off that every token is beyond its region, and a region that is not tiny.
-        away = torch.where(advantages > 0, torch.full_like(rollout, -9.0), -1e-3)
-        moved, _, mask = stable_rl(case | {"clip_low": 0.01, "clip_high": 0.01}, region=away)
-        at_the_rollout, _, _ = stable_rl(case | {"clip_low": 0.01, "clip_high": 0.01}, region=rollout)
-        beyond = mask & torch.where(advantages > 0, logprobs > -4, logprobs < -0.5)
-        assert not moved[beyond].any()
-        noticed.append(bool(at_the_rollout[beyond].any()))
-    assert any(noticed)
 
 
 @claim("dppo_topk_divergence")

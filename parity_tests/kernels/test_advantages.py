@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,14 +22,12 @@ from composer_plugins.kernels.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss
 from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.inputs import Batch, draw, float_tensors
-from composer_plugins.testing.settings import Setting
+from composer_plugins.testing.inputs import NUM_GROUPS, draw, float_tensors
 from composer_plugins.testing.settings import settings as settings_of
 from composer_plugins.testing.strategies import grouped_rewards
-from parity_tests.rigs.every import each
+from parity_tests.rigs.every import each, row_id, rows
 
 Estimator = Callable[..., Tensor]
 
@@ -41,12 +40,8 @@ def gdpo_of_one(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Ten
     return gdpo(rewards.unsqueeze(1), ids, mask)
 
 
-def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    return reinforce_pp_baseline(rewards, ids, None, mask)
-
-
-WITHIN_GROUPS = [grpo, dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
-every_estimator = pytest.mark.parametrize("estimator", [*WITHIN_GROUPS, gdpo_of_one, whitened])
+def whitened(rewards: Tensor, ids: Tensor, mask: Tensor | None = None, **options: float) -> Tensor:
+    return reinforce_pp_baseline(rewards, ids, None, mask, **options)
 
 
 def mean(xs: list[float]) -> float:
@@ -97,47 +92,43 @@ def whitened_loop(centred: Tensor, unmasked: Tensor) -> Tensor:
     return torch.where(unmasked, (centred - (mean(xs) if xs else 0.0)) * scale, 0.0)
 
 
-ORACLES: list[tuple[Callable[..., Tensor], Callable[..., float] | None]] = [
-    (grpo, lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6)),
-    (
-        lambda *rows: grpo(*rows, ddof=0, eps=1e-4),
-        lambda r, xs, _: scaled(xs, r, std(xs, 0), 1e-4),
-    ),
-    (
-        lambda *rows: grpo(*rows, scale="batch"),
-        lambda r, xs, batch: scaled(xs, r, std(batch, 1), 1e-6),
-    ),
-    (
-        lambda *rows: grpo(*rows, singleton="raw"),
+def against_the_others(r: float, xs: list[float]) -> float:
+    return r - (math.fsum(xs) - r) / (len(xs) - 1)
+
+
+ORACLES: dict[str, tuple[Estimator, Callable[..., float] | None]] = {
+    "grpo": (grpo, lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6)),
+    "grpo-ddof0": (partial(grpo, ddof=0, eps=1e-4), lambda r, xs, _: scaled(xs, r, std(xs, 0), 1e-4)),
+    "grpo-batch": (partial(grpo, scale="batch"), lambda r, xs, batch: scaled(xs, r, std(batch, 1), 1e-6)),
+    "grpo-raw": (
+        partial(grpo, singleton="raw"),
         lambda r, xs, _: scaled(xs, r, std(xs, 1), 1e-6) if len(xs) > 1 else r / (1 + 1e-6),
     ),
-    (dr_grpo, lambda r, xs, _: r - mean(xs)),
-    (rloo, lambda r, xs, _: r - (math.fsum(xs) - r) / (len(xs) - 1) if len(xs) > 1 else 0.0),
-    (
-        lambda *rows: rloo(*rows, singleton="raw"),
-        lambda r, xs, _: r - (math.fsum(xs) - r) / (len(xs) - 1) if len(xs) > 1 else r,
+    "dr_grpo": (dr_grpo, lambda r, xs, _: r - mean(xs)),
+    "rloo": (rloo, lambda r, xs, _: against_the_others(r, xs) if len(xs) > 1 else 0.0),
+    "rloo-raw": (
+        partial(rloo, singleton="raw"),
+        lambda r, xs, _: against_the_others(r, xs) if len(xs) > 1 else r,
     ),
-    (maxrl, lambda r, xs, _: (r - mean(xs)) / mean(xs) if mean(xs) > 1e-12 else 0.0),
-    (lambda *rows: opo(*rows[:2], lengths(rows[0]), rows[2]), lambda r, xs, _: r - weighted_mean(xs)),
-    (
-        lambda *rows: gpg(*rows, f_norm=2.0),
+    "maxrl": (maxrl, lambda r, xs, _: (r - mean(xs)) / mean(xs) if mean(xs) > 1e-12 else 0.0),
+    "opo": (
+        lambda rewards, ids, mask: opo(rewards, ids, lengths(rewards), mask),
+        lambda r, xs, _: r - weighted_mean(xs),
+    ),
+    "gpg": (
+        partial(gpg, f_norm=2.0),
         lambda r, xs, batch: (r - mean(xs)) * len(batch) / max(1, sum(x != 0 for x in batch)) / 2,
     ),
-    (pass_at_k, lambda r, xs, _: lead(r, xs)),
-    (
-        lambda *rows: pass_at_k(*rows, scale="group"),
+    "pass_at_k": (pass_at_k, lambda r, xs, _: lead(r, xs)),
+    "pass_at_k-group": (
+        partial(pass_at_k, scale="group"),
         lambda r, xs, _: lead(r, xs) / (std(xs, 1) + 1e-6) if lead(r, xs) else 0.0,
     ),
-    (
-        lambda *rows: reinforce_pp_baseline(*rows[:2], None, rows[2], variance_eps=0.01),
-        None,  # of the whole batch: below
-    ),
-]
-NAMES = ["grpo", "grpo-ddof0", "grpo-batch", "grpo-raw", "dr_grpo", "rloo", "rloo-raw"]
-NAMES += ["maxrl", "opo", "gpg", "pass_at_k", "pass_at_k-group", "reinforce_pp_baseline"]
+    "reinforce_pp_baseline": (partial(whitened, variance_eps=0.01), None),  # of the whole batch: below
+}
 
 
-@pytest.mark.parametrize("kernel, oracle", ORACLES, ids=NAMES)
+@pytest.mark.parametrize("kernel, oracle", ORACLES.values(), ids=ORACLES)
 @given(grouped=grouped_rewards(), seed=st.integers(0, 99), masked=st.sampled_from([0.0, 0.3, 1.0]))
 def test_advantages_equal_loops(
     kernel: Estimator,
@@ -189,7 +180,7 @@ def test_large_offset_does_not_swallow_advantages(dtype: torch.dtype, offset: fl
         assert_parity(ours, estimator(base, ids), terms=5, dtype=dtype, magnitude=2.0)
 
 
-OWN_GROUP = [*WITHIN_GROUPS, partial(grpo, scale="none")]
+OWN_GROUP = [grpo, partial(grpo, scale="none"), dr_grpo, rloo, maxrl, opo_of_equal_lengths, gpg, pass_at_k]
 WHOLE_BATCH = [gdpo_of_one, whitened, partial(grpo, scale="batch")]
 
 
@@ -200,21 +191,10 @@ def test_nan_reward_of_an_unmasked_row_reaches_the_rows_that_are_its_scale(estim
     assert estimator(rewards, ids).isnan().tolist() == [True, True, elsewhere, elsewhere]
 
 
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_unknown_choices_are_errors_that_list_the_known() -> None:
-    rewards, ids = torch.ones(2), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(ValueError, match="'group', 'batch', 'none'"):
-        grpo(rewards, ids, scale="rows")
-    with pytest.raises(ValueError, match="'group', 'none'"):
-        pass_at_k(rewards, ids, scale="batch")
-    for estimator in (grpo, rloo):
-        with pytest.raises(ValueError, match="'zero', 'raw'"):
-            estimator(rewards, ids, singleton="nan")
-
-
-@every_estimator
-def test_no_rows_give_no_advantages(estimator: Estimator) -> None:
-    assert estimator(torch.zeros(0), torch.zeros(0, dtype=torch.long)).shape == (0,)
+@each("advantage")
+def test_no_rows_give_no_advantages(row: Loss) -> None:
+    for setting in settings_of(row):
+        assert len(setting.result(draw(setting, size=0))) == 0
 
 
 def test_opo_of_a_group_without_an_unmasked_token_takes_the_plain_mean() -> None:
@@ -223,25 +203,18 @@ def test_opo_of_a_group_without_an_unmasked_token_takes_the_plain_mean() -> None
     assert ours.tolist() == [-2.0, -1.0, 3.0]
 
 
-NUMBERED = [row for row in losses() if row.kind == "advantage" and "num_groups" in row.optional]
+NUMBERED = [row for row in rows("advantage") if NUM_GROUPS in row.optional]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("row", NUMBERED, ids=lambda row: row.name)
-@settings(max_examples=25)
-@given(grouped_rewards(), st.integers(0, 3))
-def test_ids_that_are_numbered_already_give_the_same_without_a_sort(
-    row: Loss, batch: tuple[Tensor, Tensor], unused: int
-) -> None:
-    rewards, ids = batch
-    number = torch.unique(ids, return_inverse=True)[1]
-    lengths = (rewards.abs() * 10).long() % 5 + 1
-    components = torch.stack([rewards, rewards.square()], 1)
-    given = {"rewards": rewards, "group_ids": number, "lengths": lengths, "reward_components": components}
-    inputs = [given[name] for name in row.needs]
-    count = int(number.max()) + 1 + unused
-    sorted_ids = row.kernel()(*inputs)
-    assert_parity(row.kernel()(*inputs, num_groups=count), sorted_ids, terms=len(rewards))
+@pytest.mark.parametrize("row", NUMBERED, ids=row_id)
+def test_ids_that_are_numbered_already_give_the_same_without_a_sort(row: Loss) -> None:
+    *_, setting = settings_of(row, thorough=False)
+    for seed, unused in product(range(25), range(4)):
+        batch = draw(setting, seed, size=12)
+        count = batch.pop(NUM_GROUPS) + unused
+        sorted_ids = setting.result(batch)
+        assert_parity(setting.result(batch | {NUM_GROUPS: count}), sorted_ids, terms=12, magnitude=10.0)
 
 
 @pytest.mark.parametrize("unit", [1e-15, 1e-8, 1.0, 1e8, 1e15])
@@ -258,8 +231,11 @@ def test_rewards_of_these_magnitudes_keep_their_advantages_in_float32(unit: floa
     assert not beyond, "the README may promise more"
 
 
+OF_ROWS = [row for row in rows("advantage") if {"rewards", "reward_components"} & {*row.needs}]
+
+
 @pytest.mark.thorough
-@each("advantage")
+@pytest.mark.parametrize("row", OF_ROWS, ids=row_id)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.1, 0.0, -1 / 3, 1e-30, 1e6 + 0.1, 1e30])
 def test_equal_rewards_have_no_advantage_at_all(row: Loss, dtype: torch.dtype, reward: float) -> None:
@@ -267,22 +243,9 @@ def test_equal_rewards_have_no_advantage_at_all(row: Loss, dtype: torch.dtype, r
         if setting.params.get("singleton") == "raw":
             continue  # a group of one gets its reward
         for size in (1, 3, 8, 30):
-            ours = setting.result(equal_rewards(setting, size, reward, dtype))
-            assert not ours.any(), f"{setting.label}, {size} rows: {ours.flatten().tolist()}"
-
-
-def equal_rewards(setting: Setting, size: int, reward: float, dtype: torch.dtype) -> Batch:
-    """A batch in which every row earns the same, and what its critic or its baseline expects."""
-    batch = draw(setting, size=size, unmasked=0.7 if size > 3 else 1.0, dtype=dtype)
-    equal = {n: torch.full_like(x, reward) for n, x in float_tensors(batch).items() if "reward" in n}
-    if "baselines" in batch:  # a baseline of its own: what the row earns
-        equal = {n: torch.zeros_like(x) for n, x in equal.items()}
-        equal["token_rewards"][:, 0] = equal["baselines"] = torch.full((size,), reward, dtype=dtype)
-        batch["mask"] = torch.arange(batch["mask"].shape[1]).expand(batch["mask"].shape) == 0
-    if "values" in batch:
-        equal = {name: torch.zeros_like(batch["values"]) for name in ("token_rewards", "values")}
-    if setting.loss.name == "reinforce_pp":
-        equal["token_rewards"] = torch.zeros_like(batch["token_rewards"])
-        equal["token_rewards"][:, -1] = reward
-        batch["mask"] = torch.ones_like(batch["mask"])
-    return batch | equal
+            batch = draw(setting, size=size, unmasked=0.7 if size > 3 else 1.0, dtype=dtype)
+            rewards = {
+                n: torch.full_like(x, reward) for n, x in float_tensors(batch).items() if "reward" in n
+            }
+            ours = setting.result(batch | rewards)
+            assert not ours.any(), f"{setting.label}, {size} rows: {ours.tolist()}"

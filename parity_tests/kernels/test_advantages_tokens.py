@@ -51,11 +51,9 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def scale(batch: Batch) -> dict[str, float]:
-    rewards = (
-        batch["advantages"].abs().max() + batch["logprobs"].abs().max() + batch["old_logprobs"].abs().max()
-    )
+    largest = sum(float(batch[name].abs().max()) for name in ("advantages", "logprobs", "old_logprobs"))
     tokens = batch["mask"].shape[-1]
-    return {"terms": batch["mask"].numel(), "magnitude": float(rewards) * tokens / VARIANCE_EPS}
+    return {"terms": batch["mask"].numel(), "magnitude": largest * tokens / VARIANCE_EPS}
 
 
 @given(batch=token_batches(), gamma=GAMMAS)

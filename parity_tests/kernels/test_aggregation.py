@@ -10,25 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.aggregation import (
-    Mode,
-    aggregate,
-    prompt_mean,
-    seq_mean_token_mean,
-    seq_mean_token_sum,
-    seq_mean_token_sum_norm,
-    token_mean,
-    token_sum,
-)
+from composer_plugins.conformance import reductions
+from composer_plugins.kernels import aggregation
+from composer_plugins.kernels.aggregation import Mode, aggregate
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import of_kind
 from composer_plugins.testing.assertions import assert_loss_parity, assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import token_batches
 from parity_tests.rigs import dialects, golden
-from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.golden import Case, claim, is_nan, is_number
 
 MODES = Mode.__args__
+KERNELS = (
+    *(aggregation.token_mean, aggregation.token_sum, aggregation.prompt_mean),
+    *(aggregation.seq_mean_token_mean, aggregation.seq_mean_token_sum, aggregation.seq_mean_token_sum_norm),
+)
 LENGTH = 11  # of "seq-mean-token-sum-norm", longer than any drawn row
 
 
@@ -41,18 +38,18 @@ def verl_inputs(case: Case) -> tuple[Tensor, Tensor]:
     return golden.tensor(case["loss_mat"]).requires_grad_(), golden.tensor(case["loss_mask"]).bool()
 
 
-@claim("verl_agg_loss", lambda case: case["loss"] != "nan")
+@claim("verl_agg_loss", is_number)
 def test_aggregate_equals_verl(case: Case) -> None:
     x, mask = verl_inputs(case)
     # An empty batch is recorded without a gradient: there was nothing to differentiate.
     gradient = golden.tensor(case["grad"]) if "grad" in case else torch.zeros_like(x)
     token_loss = x * 1
-    loss = by_row(f"{case['mode']}@verl", token_loss, mask, case["kwargs"])
+    loss = dialects.verl(token_loss, mask, case["mode"], **case["kwargs"])
     theirs = golden.tensor(case["loss"])
     assert_loss_parity(loss, token_loss, x, theirs=theirs, their_gradient=gradient)
 
 
-@claim("verl_agg_loss", lambda case: case["loss"] == "nan")
+@claim("verl_agg_loss", is_nan)
 def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
     x, mask = verl_inputs(case)
     loss = dialects.verl(x, mask, case["mode"], **case["kwargs"])
@@ -61,22 +58,13 @@ def test_empty_batch_is_zero_with_a_graph_where_verl_is_nan(case: Case) -> None:
     assert not x.grad.any()
 
 
-def by_row(name: str, token_loss: Tensor, mask: Tensor, kwargs: dict[str, int], *inputs: Tensor) -> Tensor:
-    """A dialect's row, with the counts that upstream takes from the batch, and verl's length of n + 1e-8."""
-    row = of_kind(losses(), "aggregation")[name.partition("@")[0]]
-    dialect = row.dialect(name.partition("@")[2])
-    facts = {"rows": mask.shape[0], "width": mask.shape[-1]}
-    params = dict(dialect.params) | {n: facts[fact] for n, fact in dialect.denominators.items()}
-    passed = {
-        "num_tokens": kwargs.get("batch_num_tokens"),
-        "num_sequences": kwargs.get("global_batch_size"),
-        "max_length": kwargs.get("loss_scale_factor"),
-    }
-    params |= {n: count for n, count in passed.items() if count is not None and n in row.parameters}
-    if name == "seq-mean-token-mean@verl":
-        lengths = mask.sum(-1, keepdim=True).to(torch.float64)
-        token_loss = token_loss * (lengths / (lengths + dialects.VERL_LENGTH_EPS))
-    return kwargs.get("dp_size", 1) * row.kernel()(token_loss, mask, *inputs, **params)
+def by_row(name: str, token_loss: Tensor, mask: Tensor, *inputs: Tensor, **counts: float) -> Tensor:
+    """A dialect's row, with the counts that upstream takes from the batch."""
+    mode, _, upstream = name.partition("@")
+    sizes = {"rows": mask.shape[0], "width": mask.shape[-1]}
+    dialect = of_kind(losses(), "aggregation")[mode].dialect(upstream)
+    counts = {count: sizes[size] for count, size in dialect.denominators.items()} | counts
+    return reductions.kernel("aggregation", name, **counts)(token_loss, mask, *inputs)
 
 
 @given(batch=token_batches())
@@ -91,9 +79,9 @@ def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
         "seq-mean-token-sum-norm": total / (size * 512),
     }
     for mode, theirs in written.items():
-        ours = by_row(f"{mode}@trl", with_junk(x, mask), mask, {})
+        ours = by_row(f"{mode}@trl", with_junk(x, mask), mask)
         assert_parity(ours, theirs, terms=x.numel(), magnitude=float(x.abs().max()))
-    dapo = by_row("token-mean@trl", x, mask, {"batch_num_tokens": 40})
+    dapo = by_row("token-mean@trl", x, mask, num_tokens=40)
     assert_parity(dapo, total / 40, terms=x.numel(), magnitude=float(x.abs().max()))
 
 
@@ -101,9 +89,9 @@ def test_trl_dialects_equal_its_arithmetic(batch: dict[str, Tensor]) -> None:
 def test_verl_before_0_7_1_does_not_divide_its_norm_by_sequences(batch: dict[str, Tensor]) -> None:
     """verl's agg_loss of 2026-01 as written: the sum over rows, over the padded width."""
     x, mask = batch["logprobs"], batch["mask"]
-    older = by_row("seq-mean-token-sum-norm@verl<0.7.1", with_junk(x, mask), mask, {})
+    older = by_row("seq-mean-token-sum-norm@verl<0.7.1", with_junk(x, mask), mask)
     assert_parity(older, (x * mask).sum() / x.shape[-1], terms=x.numel(), magnitude=float(x.abs().max()))
-    now = by_row("seq-mean-token-sum-norm@verl", x, mask, {})
+    now = by_row("seq-mean-token-sum-norm@verl", x, mask)
     rows = max(1, int(mask.any(-1).sum()))
     assert_parity(older, now * rows, terms=x.numel(), magnitude=rows * float(x.abs().max()))
 
@@ -113,17 +101,9 @@ def test_a_mode_by_its_own_name_is_that_of_aggregate(batch: dict[str, Tensor]) -
     x, mask = batch["logprobs"], batch["mask"]
     rows = of_kind(losses(), "aggregation")
     assert tuple(sorted(rows)) == tuple(sorted(MODES))
-    kernels = (
-        token_mean,
-        token_sum,
-        seq_mean_token_mean,
-        seq_mean_token_sum,
-        seq_mean_token_sum_norm,
-        prompt_mean,
-    )
     for mode, row in rows.items():
         given = {name: value for name, value in facts(mask).items() if name in (*row.needs, *row.parameters)}
-        assert row.kernel() in kernels and row.kernel().__name__ == mode.replace("-", "_")
+        assert row.kernel() in KERNELS and row.kernel().__name__ == mode.replace("-", "_")
         assert torch.equal(row.kernel()(x, mask, **given), aggregate(x, mask, mode, **given))
 
 
@@ -135,7 +115,7 @@ def test_prompt_mean_equals_skyrl_as_written(batch: dict[str, Tensor]) -> None:
     scaled = torch.zeros_like(x)
     for start, end in boundaries:
         scaled[start:end] = x[start:end] / (len(boundaries) * mask[start:end].sum().clamp(min=1))
-    ours = by_row("prompt-mean@skyrl", with_junk(x, mask), mask, {}, torch.arange(len(x)) // 2)
+    ours = by_row("prompt-mean@skyrl", with_junk(x, mask), mask, torch.arange(len(x)) // 2)
     assert_parity(ours, (scaled * mask).sum(), terms=x.numel(), magnitude=float(x.abs().max()))
 
 
@@ -245,7 +225,7 @@ def test_a_length_below_one_counts_as_one() -> None:
     x, mask = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
     for length in (1, 0, 0.5, -3, -math.inf):
         assert aggregate(x, mask, "seq-mean-token-sum-norm", max_length=length) == 3
-        assert seq_mean_token_sum_norm(x, mask, max_length=length) == 3
+        assert aggregation.seq_mean_token_sum_norm(x, mask, max_length=length) == 3
     for count in (0, -2, 0.5):
         assert aggregate(x, mask, "token-mean", num_tokens=count) == 6
         assert aggregate(x, mask, "seq-mean-token-sum", num_sequences=count) == 6

@@ -11,7 +11,7 @@ from hypothesis import given
 from torch import Tensor
 
 from composer_plugins.kernels.divergences import forward_kl, jsd, reverse_kl, sampled_token
-from composer_plugins.testing.assertions import assert_parity, tolerance
+from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import betas, logit_pairs
 from parity_tests.rigs.logits import Pair, example, scale
 from parity_tests.rigs.oracles import generalized_jsd, kl, per_token
@@ -19,11 +19,6 @@ from parity_tests.rigs.oracles import generalized_jsd, kl, per_token
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 
 each_beta = pytest.mark.parametrize("beta", BETAS)
-
-
-def rounding(pair: Pair) -> float:
-    """How far from 0 the divergence of two equal distributions may be."""
-    return tolerance(torch.float64, **scale(pair))
 
 
 def gradient(pair: Pair, **settings: float) -> Tensor:
@@ -41,23 +36,10 @@ def test_jsd_equals_plain_loops(pair: Pair, beta: float) -> None:
     assert_parity(loss, torch.where(pair["mask"], want, 0.0), **scale(pair))
 
 
-def test_forward_kl_weighs_by_the_teacher_and_reverse_kl_by_the_student() -> None:
-    student, teacher = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.3, 0.5]]).double()
-    pair = {"student_logits": student.log()[None], "teacher_logits": teacher.log()[None]}
-    mask = torch.ones(1, dtype=torch.bool)
-    forward = 0.2 * math.log(0.2 / 0.5) + 0.3 * math.log(0.3 / 0.25) + 0.5 * math.log(0.5 / 0.25)
-    reverse = 0.5 * math.log(0.5 / 0.2) + 0.25 * math.log(0.25 / 0.3) + 0.25 * math.log(0.25 / 0.5)
-    for one in (forward_kl(**pair, mask=mask), jsd(**pair, mask=mask, beta=0.0)):
-        assert one.loss.item() == pytest.approx(forward, rel=1e-6)
-    for one in (reverse_kl(**pair, mask=mask), jsd(**pair, mask=mask, beta=1.0)):
-        assert one.loss.item() == pytest.approx(reverse, rel=1e-6)
-
-
-@given(logit_pairs(), betas)
-def test_divergence_and_gradient_are_zero_where_student_is_teacher(pair: Pair, beta: float) -> None:
-    pair["teacher_logits"] = pair["student_logits"]
-    assert (jsd(**pair, beta=beta).loss.abs() <= rounding(pair)).all()
-    assert (gradient(pair, beta=beta).abs() <= rounding(pair)).all()
+@given(logit_pairs())
+def test_the_ends_of_jsd_are_the_forward_and_the_reverse_kl(pair: Pair) -> None:
+    for divergence, beta in ((forward_kl, 0.0), (reverse_kl, 1.0)):
+        assert torch.equal(divergence(**pair).loss, jsd(**pair, beta=beta).loss)
 
 
 @each_beta
@@ -76,19 +58,6 @@ def test_one_side_alone_may_forbid(padding: float | str, dtype: torch.dtype, bet
         one_sided[other][:, 0] = lowest
         assert jsd(**one_sided, beta=beta).loss.isfinite().all()
         assert gradient(one_sided, beta=beta).isfinite().all()
-
-
-@each_beta
-def test_temperature_divides_the_logits_and_does_nothing_else(beta: float) -> None:
-    pair = example(2, 3, 7)
-    divided = {name: x / 0.7 if "logits" in name else x for name, x in pair.items()}
-    assert torch.equal(jsd(**pair, beta=beta, temperature=0.7).loss, jsd(**divided, beta=beta).loss)
-
-
-@pytest.mark.parametrize("beta", [-0.1, 1.1, math.nan])
-def test_beta_outside_the_unit_interval_is_refused(beta: float) -> None:
-    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
-        jsd(**example(1, 2), beta=beta)
 
 
 @given(logit_pairs(forbid=False))

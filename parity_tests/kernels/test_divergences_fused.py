@@ -92,15 +92,9 @@ def test_how_it_is_cut_does_not_matter(
         monkeypatch.setattr(fused, "CPU_TILE", elements)
         ours = value_and_gradient(one_pass, pair, beta, 1.0)
         assert torch.equal(ours[0], want[0]) and torch.equal(ours[1], want[1])
-        h = fused.entropy(pair["teacher_logits"], pair["mask"], temperature=1.0)
-        assert_parity(
-            h,
-            keep(per_token(lambda p: cross_entropy(p, p), pair["teacher_logits"]), pair["mask"])
-            if h.numel()
-            else h,
-            terms=11,
-            magnitude=1.0,
-        )
+        entropy = fused.entropy(pair["teacher_logits"], pair["mask"], temperature=1.0)
+        by_loops = per_token(lambda p: cross_entropy(p, p), pair["teacher_logits"])
+        assert_parity(entropy, keep(by_loops, pair["mask"]), terms=11, magnitude=1.0)
         sliced = {name: x[..., :-1, :] if "logits" in name else x[..., :-1] for name, x in pair.items()}
         copied = {name: x.contiguous() for name, x in sliced.items()}
         a, b = (value_and_gradient(one_pass, one, beta, 1.0) for one in (sliced, copied))
@@ -118,14 +112,6 @@ def test_an_underflowing_probability_adds_nothing(beta: float) -> None:
     assert_parity(loss, short, terms=4, dtype=torch.float32, magnitude=1.0)
     (slope,) = torch.autograd.grad(loss.sum(), student)
     assert slope.isfinite().all() and not slope[:, 2:].any()
-
-
-@each_beta
-def test_gradcheck_with_masked_rows_and_undefined_gradients(beta: float) -> None:
-    pair = example(2, 3, 4)
-    student = pair["student_logits"].requires_grad_()
-    rest = pair["teacher_logits"], pair["mask"], beta, 0.9
-    assert torch.autograd.gradcheck(lambda s: one_pass(s, *rest), student)
 
 
 def test_a_second_derivative_raises() -> None:

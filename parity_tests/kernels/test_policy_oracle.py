@@ -41,9 +41,13 @@ def clipped(r: float, a: float, **o: Any) -> Piece:
     return Piece(-a * dual, 0.0) if dual and a < 0 and -a * dual < worse.value else worse
 
 
+def fractions(ratio: float, low: bool, high: bool, what: str = "clip") -> dict[str, float]:
+    """The metrics of a token, and whether it is beyond a bound."""
+    return {"ratio": ratio, f"{what}_frac_low": float(low), f"{what}_frac_high": float(high)}
+
+
 def clip_metrics(r: float, a: float, **o: Any) -> dict[str, float]:
-    low, high = a < 0 and r < 1 - o["clip_low"], a > 0 and r > 1 + o["clip_high"]
-    return {"ratio": r, "clip_frac_low": float(low), "clip_frac_high": float(high)}
+    return fractions(r, a < 0 and r < 1 - o["clip_low"], a > 0 and r > 1 + o["clip_high"])
 
 
 def limited(d: float, o: dict[str, Any]) -> tuple[float, bool]:
@@ -88,8 +92,7 @@ def cispo(row: Row, **o: Any) -> list[Token]:
         r = math.exp(limited(logp - old, o)[0])
         low = -math.inf if o.get("clip_low") is None else 1 - o["clip_low"]
         w = min(max(r, low), 1 + o["clip_high"])
-        logged = {"ratio": r, "clip_frac_low": float(w > r), "clip_frac_high": float(w < r)}
-        out.append(Token(-w * a * logp, -w * a, logged))
+        out.append(Token(-w * a * logp, -w * a, fractions(r, w > r, w < r)))
     return out
 
 
@@ -110,8 +113,8 @@ def kimi(row: Row, **o: Any) -> list[Token]:
         d = logp - old
         r = math.exp(d)
         slope = (low < r < high) * -a * r + 2 * tau * d
-        logged = {"ratio": r, "clip_frac_low": float(r < low), "clip_frac_high": float(r > high)}
-        out.append(Token(-a * min(max(r, low), high) + tau * d * d, slope, logged))
+        loss = -a * min(max(r, low), high) + tau * d * d
+        out.append(Token(loss, slope, fractions(r, r < low, r > high)))
     return out
 
 
@@ -123,11 +126,7 @@ def gmpo(row: Row, **o: Any) -> list[Token]:
     pull = math.fsum(-a for _, _, a, _ in row) * s / len(row)
     out = []
     for d, z, (_, _, a, _) in zip(ds, zs, row, strict=True):
-        logged = {
-            "ratio": s,
-            "clip_frac_low": float(a < 0 and d < low),
-            "clip_frac_high": float(a > 0 and d > high),
-        }
+        logged = fractions(s, a < 0 and d < low, a > 0 and d > high)
         out.append(Token(-a * s, pull * (z == d), logged))
     return out
 
@@ -161,20 +160,35 @@ def dro(row: Row, beta: float) -> list[Token]:
     return out
 
 
+def in_region(logp: float, d: float, a: float, low: bool, high: bool, **o: Any) -> Token:
+    """A token and its drift term; `low` and `high` say whether it is beyond a bound of the region."""
+    r = math.exp(limited(d, o)[0])
+    w = 0.0 if low or high else o.get("adv_tau", 1.0) * min(r, o["ratio_cap"] or math.inf)
+    value, kl_tau = logp if o["form"] == "score" else 1.0, o.get("kl_tau", 0.0)
+    loss, slope = -w * a * value + kl_tau * d * d, -w * a + 2 * kl_tau * d
+    return Token(loss, slope, fractions(r, low, high, "mask"))
+
+
 def dppo(row: Row, **o: Any) -> list[Token]:
     out, divergence = [], "tv" if "tv_low" in o else "kl"
     for logp, rollout, a, centre in row:
-        r = math.exp(limited(logp - rollout, o)[0])
         p, q = math.exp(logp), math.exp(centre)
         moved = abs(p - q)
         if divergence == "kl":  # 1e-8 keeps upstream's logarithm finite at p = 1
             moved = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
-        out_high = a > 0 and p > q and moved > o[f"{divergence}_high"]
-        out_low = a <= 0 and p < q and moved > o[f"{divergence}_low"]
-        w = 0.0 if out_high or out_low else min(r, o.get("ratio_cap") or math.inf)
-        logged = {"ratio": r, "mask_frac_low": float(out_low), "mask_frac_high": float(out_high)}
-        out.append(Token(-w * a * logp, -w * a, logged))
+        high = a > 0 and p > q and moved > o[f"{divergence}_high"]
+        low = a <= 0 and p < q and moved > o[f"{divergence}_low"]
+        out.append(in_region(logp, logp - rollout, a, low, high, **o))
     return out
+
+
+def ipo(row: Row, **o: Any) -> list[Token]:
+    """It does not look at the sign of the advantage."""
+    shifts = [math.exp(logp) - math.exp(rollout) for logp, rollout, _, _ in row]
+    return [
+        in_region(logp, logp - rollout, a, shift < -o["tv_low"], shift > o["tv_high"], **o)
+        for shift, (logp, rollout, a, _) in zip(shifts, row, strict=True)
+    ]
 
 
 ROWS = of_kind(losses(), "policy")
@@ -184,7 +198,7 @@ ORACLES: dict[str, Any] = {
     **dict.fromkeys(("reinforce", "rloo", "gpg"), reinforce),
     **dict.fromkeys(("dppo_tv", "dppo_kl"), dppo),
     **{"gspo_token": gspo_token, "cispo": cispo, "sapo": sapo, "kimi": kimi, "gmpo": gmpo, "vespo": vespo},
-    **{"importance_sampling": importance_sampling, "dro": dro},
+    **{"importance_sampling": importance_sampling, "dro": dro, "ipo": ipo},
 }
 CHOICES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ORACLES if REQUIRED not in ROWS[name].defaults.values()),
@@ -198,6 +212,10 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("cispo", {"clip_low": 0.1, "clip_high": 0.5, "log_ratio_clamp": 1.0}),
     ("dppo_tv", {"tv_low": 0.05, "tv_high": 0.1}),
     ("dppo_tv", {"tv_low": 0.1, "tv_high": 0.02, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
+    ("dppo_tv", {"form": "ratio", "ratio_cap": 1.1}),
+    ("dppo_tv", {"tv_low": 0.01, "tv_high": 0.01, "adv_tau": 0.5, "kl_tau": 0.1, "log_ratio_clamp": 0.5}),
+    ("dppo_kl", {"form": "ratio"}),
+    ("ipo", {"tv_low": 0.02, "tv_high": 0.05, "kl_tau": 0.1, "form": "score"}),
     ("dppo_kl", {"kl_low": 0.05, "kl_high": 0.01}),
     ("dppo_kl", {"kl_low": 0.001, "kl_high": 0.05, "ratio_cap": 1.1, "log_ratio_clamp": 1.0}),
     ("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),

@@ -1,7 +1,8 @@
-"""Trust regions and off-policy masks against loops over tokens; the two value forms; the drift term."""
+"""Trust regions and off-policy masks against loops over tokens; probabilities of 0, of 1 and on a border."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from composer_plugins.kernels import policy
 from composer_plugins.kernels.policy.masked import off_policy_sequence_mask
 from composer_plugins.kernels.trust_regions import binary_kl, distance_mask, ratio_mask, tv_mask
-from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import token_batches
 
@@ -44,38 +44,26 @@ def test_a_region_over_k_buckets_keeps_what_the_paper_keeps(batch: Batch, measur
     """Two entries and the rest, shared by all tokens: P is (0.5, 0.3, 0.2), Q is (0.6, 0.1, 0.3)."""
     p, q = (0.5, 0.3), (0.6, 0.1)
     pairs = [(0.5, 0.6), (0.3, 0.1), (0.2, 0.3)]
-    distance = {
-        "tv": sum(abs(a - b) for a, b in pairs) / 2,
-        "kl": sum(b * math.log(b / a) for a, b in pairs),
-    }[measure]
+    distance = sum(abs(a - b) / 2 if measure == "tv" else b * math.log(b / a) for a, b in pairs)
     shape = (*batch["mask"].shape, 2)
     top_p, top_q = (torch.tensor(x, dtype=torch.float64).log().expand(shape) for x in (p, q))
 
-    def loss(low: float, high: float) -> Callable[[float, float, float], float]:
-        def of(lp: float, lq: float, a: float) -> float:
-            leaves = math.exp(lp) > math.exp(lq) if a > 0 else math.exp(lp) < math.exp(lq)
-            beyond = leaves and distance > (high if a > 0 else low)
-            return 0.0 if beyond else -math.exp(lp - lq) * a * lp
-
-        return of
+    def loss(low: float, high: float, lp: float, lq: float, a: float) -> float:
+        leaves = lp > lq if a > 0 else lp < lq
+        beyond = leaves and distance > (high if a > 0 else low)
+        return 0.0 if beyond else -math.exp(lp - lq) * a * lp
 
     kernel = {"tv": policy.dppo_topk_tv, "kl": policy.dppo_topk_kl}[measure]
     for low, high in ((0.9, 0.9), (0.9, 0.01), (0.01, 0.9), (distance * 0.999, distance * 1.001)):
         given = {f"{measure}_low": low, f"{measure}_high": high}
         ours = kernel(*rollout(batch), top_p, top_q, **given)
-        assert_is(ours.loss, by_token(batch, loss(low, high)))
+        assert_is(ours.loss, by_token(batch, partial(loss, low, high)))
 
 
-def test_a_nan_distance_is_a_nan_loss() -> None:
-    lp = torch.zeros(1, 1, dtype=torch.float64) - 1
-    mask, advantages = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
-    top = torch.full((1, 1, 2), -1.0, dtype=torch.float64)
+def test_a_rollout_whose_top_k_is_impossible_has_a_finite_distance() -> None:
+    lp, top = one(-1.0), one(-1.0, -1.0).unsqueeze(0)
     for kernel in (policy.dppo_topk_tv, policy.dppo_topk_kl):
-        hole = top.clone()
-        hole[0, 0, 1] = torch.nan
-        assert kernel(lp, lp, advantages, mask, hole, top).loss.isnan().all()
-        assert kernel(lp, lp, advantages, mask, top, hole).loss.isnan().all()
-        assert kernel(lp, lp, advantages, mask, top, torch.full_like(top, -torch.inf)).loss.isfinite().all()
+        assert kernel(lp, lp, one(1.0), lp < 0, top, torch.full_like(top, -math.inf)).loss.isfinite().all()
 
 
 @few
@@ -93,58 +81,6 @@ def test_minirl_is_clipped_by_the_old_policy_and_weighted_by_the_rollouts(batch:
         logprobs, old, sampler, advantages, mask, clip_low=0.2, clip_high=0.27, ratio_cap=2.0
     )
     assert_is(ours.loss, by_token(batch, loss))
-
-
-@pytest.mark.parametrize("kernel", [policy.dppo_tv, policy.dppo_kl, policy.ipo])
-@few
-@given(batch=token_batches())
-def test_both_value_forms_have_one_gradient(kernel: Callable[..., TokenLoss], batch: Batch) -> None:
-    gradients = []
-    for form in ("score", "ratio"):
-        x = batch["logprobs"].detach().requires_grad_()
-        loss = kernel(x, *rollout(batch)[1:], form=form).loss
-        gradients.append(torch.autograd.grad(loss.sum(), x)[0])
-    assert_parity(*gradients, terms=2)
-
-
-def test_the_ratio_form_is_minus_the_ratio_times_the_advantage() -> None:
-    lp = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
-    ours = policy.dppo_tv(lp, lp - 0.25, torch.tensor([[2.0]], dtype=torch.float64), lp < 0, form="ratio")
-    assert_is(ours.loss, torch.full_like(lp, -2 * math.exp(0.25)))
-    capped = policy.dppo_tv(
-        lp, lp - 0.25, torch.tensor([[2.0]], dtype=torch.float64), lp < 0, form="ratio", ratio_cap=1.0
-    )
-    assert_is(capped.loss, torch.full_like(lp, -2.0))
-
-
-@pytest.mark.usefixtures("without_annotation_checks")
-def test_an_unknown_form_or_level_is_an_error_that_lists_the_known_ones() -> None:
-    lp, a = torch.zeros(1, 2), torch.zeros(1, 1)
-    with pytest.raises(ValueError, match="unknown form 'value'; known: score, ratio"):
-        policy.dppo_tv(lp, lp, a, lp == 0, form="value")
-    with pytest.raises(ValueError, match="unknown level 'row'; known: token, sequence"):
-        policy.masked_is(lp, lp, a, lp == 0, level="row")
-
-
-@few
-@given(batch=token_batches())
-def test_the_drift_term_applies_to_every_unmasked_token_inside_the_region_or_not(batch: Batch) -> None:
-    given = {"tv_low": 0.01, "tv_high": 0.01}
-    drift = by_token(batch, lambda lp, lq, a: 0.5 * (lp - lq) ** 2)
-    without = policy.dppo_tv(*rollout(batch), **given).loss
-    assert_is(policy.dppo_tv(*rollout(batch), **given, kl_tau=0.5).loss, without + drift)
-    halved = policy.dppo_tv(*rollout(batch), **given, adv_tau=0.5, kl_tau=0.5).loss
-    assert_is(halved, 0.5 * without + drift)
-
-
-@few
-@given(batch=token_batches())
-def test_ipo_does_not_look_at_the_advantage(batch: Batch) -> None:
-    def loss(lp: float, lq: float, a: float) -> float:
-        inside = -0.02 <= math.exp(lp) - math.exp(lq) <= 0.05
-        return -math.exp(lp - lq) * a * inside + 0.1 * (lp - lq) ** 2
-
-    assert_is(policy.ipo(*rollout(batch), tv_low=0.02, tv_high=0.05, kl_tau=0.1).loss, by_token(batch, loss))
 
 
 @few
@@ -245,15 +181,6 @@ def test_a_logprob_above_zero_by_rounding_counts_as_certain(dtype: torch.dtype, 
     assert binary_kl(unlikely, above).isfinite().all()
 
 
-def test_a_binary_kl_that_is_not_a_number_is_a_nan_loss() -> None:
-    lp, hole, mask = one(-1.0), one(math.nan), one(1.0) > 0
-    assert binary_kl(lp, hole).isnan().all() and binary_kl(hole, lp).isnan().all()
-    for advantages in (one(1.0), one(-1.0)):
-        assert policy.dppo_kl(lp, hole, advantages, mask).loss.isnan().all()
-        assert policy.dppo_kl(hole, lp, advantages, mask).loss.isnan().all()
-        assert policy.dppo_kl(lp, lp, advantages, mask, region_logprobs=hole).loss.isnan().all()
-
-
 def test_a_token_on_the_border_of_a_region_is_inside_of_it() -> None:
     """Probabilities of a half and a quarter are exact, and so is how far they are apart."""
     half, quarter, up, down = one(0.5), one(0.25), one(1.0), one(-1.0)
@@ -278,10 +205,3 @@ def test_masked_is_without_a_penalty_gives_nothing_to_a_token_its_sampler_though
     kept = policy.masked_is(one(-1.0, -1.0), never, one(1.0), mask, token_high=math.inf, ratio_cap=3.0)
     assert kept.loss.tolist() == [[3.0, 1.0]]
     assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), mask, kl_tau=0.1).loss.isnan()[0, 0]
-
-
-def test_the_drift_term_is_not_clamped_with_the_weight() -> None:
-    lp, mask = one(-1.0, -2.0), one(1.0, 1.0) > 0
-    given = {"tv_low": 1.0, "tv_high": 1.0, "log_ratio_clamp": 0.5}
-    ours = policy.dppo_tv(lp, lp - 3, one(2.0), mask, **given, kl_tau=0.1)
-    assert_is(ours.loss, -math.exp(0.5) * 2 * lp + 0.1 * 9)

@@ -1,6 +1,7 @@
 """TAID's loss at a fixed t, and its walk of t: against upstream's recordings and by their definition."""
 
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,7 +15,7 @@ from composer_plugins.kernels.taid import TaidState, start, step, taid
 from composer_plugins.testing.assertions import assert_parity, largest_term
 from composer_plugins.testing.strategies import logit_pairs
 from parity_tests.rigs import golden
-from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.golden import Case, claim, is_nan, is_number
 from parity_tests.rigs.logits import Pair, example, scale
 from parity_tests.rigs.oracles import cross_entropy, kl, per_token
 
@@ -31,7 +32,7 @@ def recorded(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     return student, loss, torch.autograd.grad(loss, student)[0]
 
 
-@claim("taid_loss", where=lambda case: case["loss"] != "nan")
+@claim("taid_loss", where=is_number)
 def test_taid_equals_upstream(case: Case) -> None:
     student, loss, gradient = recorded(case)
     teacher = golden.tensor(case["teacher_logits"], student.dtype)
@@ -44,7 +45,7 @@ def test_taid_equals_upstream(case: Case) -> None:
     assert_parity(gradient, want, **scale, magnitude=magnitude, what="gradient")
 
 
-@claim("taid_loss", where=lambda case: case["loss"] == "nan")
+@claim("taid_loss", where=is_nan)
 def test_empty_batch_is_zero_where_upstream_is_nan(case: Case) -> None:
     _, loss, gradient = recorded(case)
     assert not torch.tensor(case["mask"]).any()
@@ -140,70 +141,34 @@ def test_walk_of_t_equals_upstream(case: Case) -> None:
         assert_parity(torch.stack(column), want, terms=len(ours), dtype=dtype, what=name)
 
 
-losses = st.lists(st.floats(0, 1e6), min_size=1, max_size=12)
-settings = st.fixed_dictionaries(
-    {
-        "t_start": st.sampled_from([0.0, 0.2, 0.4]),
-        "t_end": st.sampled_from([0.5, 0.9, 1.0]),
-        "alpha": st.sampled_from([5e-4, 0.5, 1.0]),
-        "momentum": st.sampled_from([0.0, 0.5, 0.99]),
-    }
-)
+SETTINGS = {
+    "t_start": st.sampled_from([0.0, 0.2, 0.4]),
+    "t_end": st.sampled_from([0.5, 0.9, 1.0]),
+    "alpha": st.sampled_from([5e-4, 0.5, 1.0]),
+    "momentum": st.sampled_from([0.0, 0.5, 0.99]),
+    "adaptive": st.booleans(),
+}
 
 
-def walk(losses: list[float], **settings: float) -> list[TaidState]:
-    """One step per loss, progress growing evenly from 0 to 1; the first state is the start."""
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.fixed_dictionaries(SETTINGS))
+def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
+    losses: list[float], settings: dict[str, Any]
+) -> None:
     states = [start(t_start=settings["t_start"], dtype=torch.float64)]
     for i, loss in enumerate(losses):
         progress = i / max(len(losses) - 1, 1)
-        loss = torch.tensor(loss, dtype=torch.float64)
-        states.append(step(states[-1], loss, progress=progress, **settings))
-    return states
-
-
-@given(losses, settings, st.booleans())
-def test_t_never_falls_while_progress_grows_and_stays_within_its_ends(
-    losses: list[float], settings: dict[str, float], adaptive: bool
-) -> None:
-    path = [state.t.item() for state in walk(losses, **settings, adaptive=adaptive)]
+        states.append(step(states[-1], torch.tensor(loss).double(), progress=progress, **settings))
+    path = [state.t.item() for state in states]
     assert path == sorted(path)
     assert path[0] == settings["t_start"] and path[-1] <= settings["t_end"]
 
 
-@given(losses, settings)
-def test_t_is_at_least_linear_and_ahead_of_it_only_by_alpha(
-    losses: list[float], settings: dict[str, float]
-) -> None:
-    ahead, linear = walk(losses, **settings), walk(losses, **settings, adaptive=False)
-    for before, after, line in zip(ahead, ahead[1:], linear[1:], strict=False):
-        assert after.t >= line.t
-        assert after.t <= max(line.t, before.t + settings["alpha"] * (1 - before.t)) + 1e-15
-    start, end, n = settings["t_start"], settings["t_end"], len(losses)
-    line = [start + (end - start) * i / (n - 1) for i in range(1, n)]
-    assert [state.t.item() for state in linear[2:]] == pytest.approx(line)
-
-
-def test_t_walks_faster_while_the_loss_falls() -> None:
-    still = {"t_start": 0.2, "t_end": 1.0, "alpha": 0.1, "momentum": 0.5}
-    states = {name: walk_at_rest([2.0, loss], **still) for name, loss in (("falls", 1.0), ("grows", 3.0))}
-    assert states["falls"].t > states["grows"].t > 0.2
-    assert states["falls"].momentum > 0 > states["grows"].momentum
-
-
 def walk_at_rest(losses: list[float], **settings: float) -> TaidState:
-    """As `walk` but without progress: all that moves t is the loss. The last state."""
+    """The state after these losses without progress: all that moves t is the loss."""
     state = start(t_start=settings["t_start"])
     for loss in losses:
         state = step(state, torch.tensor(loss), progress=0.0, **settings)
     return state
-
-
-def test_first_finite_loss_is_only_recorded() -> None:
-    """Without a loss before it there is no change of the loss; t waits, whatever the progress."""
-    before = start(t_start=0.3)
-    assert before.previous_loss.isinf() and not before.momentum
-    after = step(before, torch.tensor(1.7), progress=0.5)
-    assert after == (before.t, before.momentum, torch.tensor(1.7))
 
 
 def test_step_is_pure_and_cuts_the_graph() -> None:
@@ -238,8 +203,6 @@ def test_a_loss_that_is_no_number_leaves_the_momentum_as_it_is(bad: float, dtype
     assert spoilt.momentum == sound.momentum > 0 and spoilt.t > sound.t > 0.2
     late = walk_at_rest([bad, 1.0, 0.9], **settings)
     assert late == walk_at_rest([1.0, 0.9], **settings)  # nothing was seen before
-    upstream = 0.5 * 0.0 + 0.5 * (1.0 - bad) / 1.0
-    assert not math.isfinite(0.5 * upstream)
 
 
 def test_a_change_of_the_loss_beyond_the_largest_number_leaves_the_momentum_as_it_is() -> None:

@@ -31,24 +31,17 @@ def check(choice: Choice, *, values: bool = True, **changed: Any) -> None:
     check_inputs(choice, tensors(choice.loss) | changed, values=values)
 
 
+LOSS, WHERE = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
 WRONG: list[tuple[Choice, Any, str]] = [
-    (GRPO, torch.zeros(2, 3), "returned Tensor; return TokenLoss(loss, metrics)"),
+    (GRPO, LOSS, "returned Tensor; return TokenLoss(loss, metrics)"),
     (GRPO, None, "returned NoneType; return TokenLoss(loss, metrics)"),
     (GRPO, TokenLoss(torch.zeros(()), {}), r"returned the shape [], and not [2, 3]; return TokenLoss"),
-    (GRPO, TokenLoss(torch.zeros(2, 1), {}), "returned the shape [2, 1], and not [2, 3]"),
-    (GRPO, TokenLoss(torch.zeros(2, 3), {"m": 1.0}), "returned the metric 'm' as float; return Metric"),  # type: ignore[dict-item]
-    (
-        GRPO,
-        TokenLoss(torch.zeros(2, 3), {"m": (torch.zeros(3), torch.ones(3).bool())}),
-        "the metric 'm' with",
-    ),  # type: ignore[dict-item]
-    (GRPO, TokenLoss(torch.zeros(2, 3), {"m": (torch.zeros(2, 3),) * 2}), "both [2, 3], `where` of booleans"),  # type: ignore[dict-item]
-    (
-        GRPO,
-        TokenLoss(torch.zeros(2, 3), {"loss": Metric(torch.zeros(2, 3), torch.ones(2, 3).bool())}),
-        "another name",
-    ),
-    (GRPO, TokenLoss(torch.zeros(2, 3), {}), "has no gradient; compute it from logprobs, not detached"),
+    (GRPO, TokenLoss(LOSS[:, :1], {}), "returned the shape [2, 1], and not [2, 3]"),
+    (GRPO, TokenLoss(LOSS, {"m": 1.0}), "returned the metric 'm' as float; return Metric"),  # type: ignore[dict-item]
+    (GRPO, TokenLoss(LOSS, {"m": (LOSS[0], WHERE[0])}), "the metric 'm' with"),  # type: ignore[dict-item]
+    (GRPO, TokenLoss(LOSS, {"m": (LOSS, LOSS)}), "both [2, 3], `where` of booleans"),  # type: ignore[dict-item]
+    (GRPO, TokenLoss(LOSS, {"loss": Metric(LOSS, WHERE)}), "another name"),
+    (GRPO, TokenLoss(LOSS, {}), "has no gradient; compute it from logprobs, not detached"),
     (DPO, PairLoss(torch.zeros(3, 1), {}), "returned the shape [3, 1], and not [3]; return PairLoss"),
     (ADVANTAGE, torch.zeros(6, 1), "returned the shape [6, 1], and not [6]; return a tensor"),
 ]
@@ -201,9 +194,8 @@ def test_a_log_probability_may_exceed_zero_by_the_rounding_of_its_dtype(dtype: t
     check(GRPO, logprobs=torch.full((2, 3), 0.9 * most, dtype=dtype))
     for above in (1.2 * most, 0.45, float("inf")):
         x = torch.full((2, 3), above, dtype=dtype)
-        with pytest.raises(
-            ComposerError, match=f"it holds {float(x[0, 0]):.4g} at an unmasked token, and a log-"
-        ):
+        message = f"it holds {float(x[0, 0]):.4g} at an unmasked token, and a log-"
+        with pytest.raises(ComposerError, match=message):
             check(GRPO, logprobs=x)
 
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from composer_plugins.cli import app
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.derived import check_row
@@ -240,21 +239,6 @@ def test_ctrl_c_during_an_import_ends_the_program(tmp_path: Path, monkeypatch: p
         choose("policy", "interrupted_losses:loss")
 
 
-@pytest.mark.parametrize("command", ["check", "plot", "explain"])
-def test_a_function_without_a_signature_is_an_error(command: str) -> None:
-    message = "'builtins:max' has no signature; name a function written in Python"
-    raised = CliRunner().invoke(app, [command, "builtins:max"]).exception
-    assert isinstance(raised, ConfigError) and message in str(raised)
-
-
 def test_a_dot_before_the_function_is_corrected_to_a_colon() -> None:
     with pytest.raises(ConfigError, match="write 'my_package.losses:mine'"):
         choose("policy", "my_package.losses.mine")
-
-
-def test_a_framework_refuses_an_import_path_whose_inputs_it_does_not_have() -> None:
-    acme = Framework(name="acme", title="Acme", provides={"policy": frozenset({"logprobs", "mask"})})
-    with pytest.raises(
-        ConfigError, match="'foreign_kernels:mine' needs advantages, which acme does not provide"
-    ):
-        acme.require(chosen("mine"))

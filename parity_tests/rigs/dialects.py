@@ -9,34 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import reductions
+from composer_plugins.frameworks.trl import TRL
 from composer_plugins.kernels.aggregation import Mode, aggregate
 
 VERL_LENGTH_EPS = 1e-8
 NEMO_RL_EPS = 1e-8
 
 
-def verl(
-    token_loss: Tensor,
-    mask: Tensor,
-    mode: Mode,
-    *,
-    dp_size: int = 1,
-    batch_num_tokens: int | None = None,
-    global_batch_size: int | None = None,
-    loss_scale_factor: int | None = None,
-) -> Tensor:
+def verl(token_loss: Tensor, mask: Tensor, mode: str, **info: Any) -> Tensor:
     """Reduce as verl 0.9.1's agg_loss: the length of a row is n + 1e-8, the number of ranks a factor."""
     if mode == "seq-mean-token-mean":
         lengths = mask.sum(-1, keepdim=True).to(torch.float64)
         token_loss = token_loss * (lengths / (lengths + VERL_LENGTH_EPS))
-    return dp_size * aggregate(
-        token_loss,
-        mask,
-        mode,
-        num_tokens=batch_num_tokens,
-        num_sequences=global_batch_size,
-        max_length=loss_scale_factor or mask.shape[-1],
-    )
+    return reductions.verl(token_loss, mask, mode, info)
 
 
 def nemo_rl(token_loss: Tensor, mask: Tensor, *, num_sequences: float | None = None) -> Tensor:
@@ -60,17 +46,10 @@ def stable_rl(token_loss: Tensor, mask: Tensor, mode: Mode) -> Tensor:
 
 def trl(token_loss: Tensor, mask: Tensor, case: dict[str, Any]) -> Tensor:
     """Reduce as the loss_type of TRL 1.16; a row that is masked out counts as a sequence."""
-    rows, loss_type = mask.shape[0], case["kwargs"]["loss_type"]
-    if loss_type in {"cispo", "dapo", "vespo"}:
-        return aggregate(token_loss, mask, "token-mean", num_tokens=case["num_items_in_batch"])
-    if loss_type == "bnpo":
+    mode: Any = TRL.denominators[case["kwargs"]["loss_type"]]
+    if mode == "bnpo":  # a token mean of the micro-batch
         return aggregate(token_loss, mask, "token-mean")
-    if loss_type in {"grpo", "sapo"}:
-        return aggregate(token_loss, mask, "seq-mean-token-mean", num_sequences=rows)
-    if loss_type == "luspo":
-        return aggregate(token_loss, mask, "seq-mean-token-sum", num_sequences=rows)
-    if loss_type == "dr_grpo":
-        length = case["kwargs"]["max_completion_length"]
-        mode = "seq-mean-token-sum-norm"
-        return aggregate(token_loss, mask, mode, num_sequences=rows, max_length=length)
-    raise ValueError(f"unknown loss_type {loss_type!r}")
+    tokens, length = case.get("num_items_in_batch"), case["kwargs"].get("max_completion_length")
+    return aggregate(
+        token_loss, mask, mode, num_tokens=tokens, num_sequences=mask.shape[0], max_length=length
+    )
