@@ -25,6 +25,7 @@ from composer_plugins.testing.report import Report
 from composer_plugins.testing.trainer_options import MOVES, NOT_MOVED
 from composer_plugins.testing.trainer_runs import padded
 from composer_plugins.testing.trainers import check_trainer
+from parity_tests.rigs import faulty_trainers as faulty
 from parity_tests.rigs.paths import ROOT
 
 SAME, CUT = "two_runs_give_the_same_gradient", "micro_batches_leave_the_gradient_alone"
@@ -107,122 +108,12 @@ def test_the_sign_of_our_trainer_is_right(options: dict[str, Any]) -> None:
 
 
 def test_a_trainer_without_a_policy_loss_has_no_sign() -> None:
-    (outcome,) = check_trainer(maker(WithoutAdvantages), [SIGN]).outcomes
+    (outcome,) = check_trainer(maker(faulty.WithoutAdvantages), [SIGN]).outcomes
     assert outcome.status == "not applicable" and "either sign" in outcome.detail
 
 
 def test_bnpo_depends_on_the_micro_batches_as_its_documentation_says() -> None:
     assert set(failed(check_trainer(maker(loss_type="bnpo"), [CUT, MASKED, PADDED]))) == {CUT}
-
-
-class MeanOfTheMicroBatch(GRPOTrainer):
-    """A user's loss per token, and the mean over the tokens of the micro-batch."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].shape[1]
-        logprobs = self._get_per_token_logps_and_entropies(model, ids, attention, width)[0]
-        loss = -inputs["advantages"].unsqueeze(1) * logprobs * self.weight(logprobs, inputs)
-        return self.reduced(loss, inputs["completion_mask"])
-
-    def weight(self, logprobs: Tensor, inputs: dict[str, Any]) -> Tensor:
-        return torch.ones_like(logprobs)
-
-    def reduced(self, loss: Tensor, mask: Tensor) -> Tensor:
-        return (loss * mask).sum() / mask.sum() / self.current_gradient_accumulation_steps
-
-
-class NotDivided(MeanOfTheMicroBatch):
-    def reduced(self, loss: Tensor, mask: Tensor) -> Tensor:
-        return ((loss * mask).sum(-1) / mask.sum(-1)).mean()
-
-
-class OverPadding(MeanOfTheMicroBatch):
-    def reduced(self, loss: Tensor, mask: Tensor) -> Tensor:
-        return (loss * mask).mean() / self.current_gradient_accumulation_steps
-
-
-class NearlyDivided(MeanOfTheMicroBatch):
-    """Each cut of the step into two adds one in a hundred."""
-
-    def reduced(self, loss: Tensor, mask: Tensor) -> Tensor:
-        parts = self.current_gradient_accumulation_steps
-        return ((loss * mask).sum(-1) / mask.sum(-1)).mean() / parts * (1 + 0.01 * (parts - 1))
-
-
-class DividedByTheGeneration(MeanOfTheMicroBatch):
-    """It counts the micro-batches of the generation batch, and not those of the step."""
-
-    def reduced(self, loss: Tensor, mask: Tensor) -> Tensor:
-        return ((loss * mask).sum(-1) / mask.sum(-1)).mean() / self.args.steps_per_generation
-
-
-class UnmaskedTokens(MeanOfTheMicroBatch):
-    """A weight by the tokens of the whole padded row: no log-probability of another policy is read."""
-
-    def weight(self, logprobs: Tensor, inputs: dict[str, Any]) -> Tensor:
-        return inputs["completion_ids"].to(logprobs).mean(-1, keepdim=True)
-
-
-class UnmaskedRatio(MeanOfTheMicroBatch):
-    """The ratio of the sequence, over its padding too."""
-
-    def weight(self, logprobs: Tensor, inputs: dict[str, Any]) -> Tensor:
-        old = inputs["old_per_token_logps"]
-        return (logprobs.detach() - old).mean(-1, keepdim=True).clamp(-1, 1).exp()
-
-
-class Random(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self.calls = torch.randint(1, 1000, (), generator=GENERATOR)
-        return super()._compute_loss(model, inputs) * self.calls
-
-
-class RandomOfTorch(GRPOTrainer):
-    """torch's own random numbers, which TRL seeds in the same way for every run."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return super()._compute_loss(model, inputs) * (1 + torch.rand(()))
-
-
-class FirstTokens(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mask = inputs["completion_mask"].clone()
-        mask[:, 1:] = 0
-        return super()._compute_loss(model, inputs | {"completion_mask": mask})
-
-
-class WithoutLastTokens(GRPOTrainer):
-    """A mask that is shifted by one."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mask = inputs["completion_mask"]
-        shifted = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
-        return super()._compute_loss(model, inputs | {"completion_mask": shifted})
-
-
-class Ascending(GRPOTrainer):
-    """A forgotten minus."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return -super()._compute_loss(model, inputs)
-
-
-class LearnsFromGoodAnswers(GRPOTrainer):
-    """RAFT."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        good = inputs["advantages"].clamp(min=0)
-        return super()._compute_loss(model, inputs | {"advantages": good})
-
-
-class WithoutAdvantages(GRPOTrainer):
-    """The likelihood of every completion."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        ones = torch.ones_like(inputs["advantages"])
-        return super()._compute_loss(model, inputs | {"advantages": ones})
 
 
 class Raises(GRPOTrainer):
@@ -248,26 +139,27 @@ class WithBonus(GRPOConfig):
     length_bonus: float = field(default=0.5)
 
 
-GENERATOR = torch.Generator().manual_seed(3)
-
-
 @pytest.mark.parametrize(
     ("make", "check", "words"),
     [
-        (maker(MeanOfTheMicroBatch, loss_type="dapo"), CUT, "2 micro-batches of 8 rows"),
-        (maker(NotDivided, loss_type="grpo"), CUT, "the gradient of 2 micro-batches of 8 rows"),
-        (maker(OverPadding, loss_type="grpo"), PADDED, "3 more columns"),
-        (maker(UnmaskedRatio, loss_type="grpo"), MASKED, "other tokens where masked"),
-        (maker(NearlyDivided, loss_type="grpo"), CUT, "2 micro-batches of 8 rows"),
-        (maker(UnmaskedTokens, loss_type="grpo"), MASKED, "other tokens where masked"),
-        (maker(Random), SAME, "in a second call with the same inputs, the gradient"),
-        (maker(RandomOfTorch), SAME, "in a second call with the same inputs, the gradient"),
-        (maker(FirstTokens), COUNTED, "24 of 32 unmasked tokens is 0"),
-        (maker(WithoutLastTokens), COUNTED, "8 of 32 unmasked tokens is 0"),
-        (maker(Ascending, loss_type="dapo"), SIGN, "8 of 8 rows too little with a positive advantage"),
-        (maker(Ascending, loss_type="cispo"), SIGN, "8 of 8 rows too little with a positive advantage"),
+        (maker(faulty.MeanOfTheMicroBatch, loss_type="dapo"), CUT, "2 micro-batches of 8 rows"),
+        (maker(faulty.NotDivided, loss_type="grpo"), CUT, "the gradient of 2 micro-batches of 8 rows"),
+        (maker(faulty.OverPadding, loss_type="grpo"), PADDED, "3 more columns"),
+        (maker(faulty.UnmaskedRatio, loss_type="grpo"), MASKED, "other tokens where masked"),
+        (maker(faulty.NearlyDivided, loss_type="grpo"), CUT, "2 micro-batches of 8 rows"),
+        (maker(faulty.UnmaskedTokens, loss_type="grpo"), MASKED, "other tokens where masked"),
+        (maker(faulty.Random), SAME, "in a second call with the same inputs, the gradient"),
+        (maker(faulty.RandomOfTorch), SAME, "in a second call with the same inputs, the gradient"),
+        (maker(faulty.FirstTokens), COUNTED, "24 of 32 unmasked tokens is 0"),
+        (maker(faulty.WithoutLastTokens), COUNTED, "8 of 32 unmasked tokens is 0"),
+        (maker(faulty.Ascending, loss_type="dapo"), SIGN, "8 of 8 rows too little"),
+        (
+            maker(faulty.Ascending, loss_type="cispo"),
+            SIGN,
+            "8 of 8 rows too little",
+        ),
         (maker(WithoutKL), option_check("beta"), "beta=0.0 and beta=0.1 give the same gradient"),
-        (maker(MeanOfTheMicroBatch), option_check("epsilon"), "epsilon=0.2 and epsilon=0.05"),
+        (maker(faulty.MeanOfTheMicroBatch), option_check("epsilon"), "epsilon=0.2 and epsilon=0.05"),
         (maker(config=WithBonus), option_check("length_bonus"), "length_bonus=0.5"),
     ],
 )
@@ -277,11 +169,11 @@ def test_a_planted_fault_of_a_subclass_is_found(make: Any, check: str, words: st
 
 
 def test_a_trainer_that_learns_from_good_answers_alone_has_the_right_sign() -> None:
-    assert len(check_trainer(maker(LearnsFromGoodAnswers), [SIGN]).having("passed")) == 1
+    assert len(check_trainer(maker(faulty.LearnsFromGoodAnswers), [SIGN]).having("passed")) == 1
 
 
 def test_a_denominator_of_the_generation_batch_is_found_where_a_step_is_half_of_it() -> None:
-    report = check_trainer(maker(DividedByTheGeneration, loss_type="grpo"), [CUT, GENERATED])
+    report = check_trainer(maker(faulty.DividedByTheGeneration, loss_type="grpo"), [CUT, GENERATED])
     assert set(failed(report)) == {GENERATED}, str(report)
 
 
@@ -351,7 +243,7 @@ def test_a_function_of_another_contract_is_an_error() -> None:
 
 
 def test_the_command_exits_with_0_1_and_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(sound=maker(), wrong=maker(MeanOfTheMicroBatch))
+    module = SimpleNamespace(sound=maker(), wrong=maker(faulty.MeanOfTheMicroBatch))
     monkeypatch.setitem(__import__("sys").modules, "trainers_of_a_user", module)  # type: ignore[arg-type]
 
     def run(*arguments: str) -> Any:
