@@ -1,10 +1,12 @@
 """`check --as trl`: TRL's loss types, and subclasses of its trainer with a planted fault."""
 
+from typing import Any
+
 import pytest
-from torch import Tensor
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.conventions import check_as
+from docs.generator.written import part
 from parity_tests.rigs.faulty_trainers import Ascending, NotDivided, OverPadding, Sound, Unmasked
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
@@ -40,18 +42,20 @@ def test_a_planted_fault_of_a_subclass_is_named(trainer: type, law: str, words: 
     assert words in outcome.detail
 
 
-def test_errors_say_what_is_accepted() -> None:
-    with pytest.raises(ConfigError, match="TRL does not take loss_type='grop'"):
-        check_as("grop", "trl")
-    with pytest.raises(ConfigError, match="int is not a GRPOTrainer"):
-        check_as(int, "trl")
-    with pytest.raises(ConfigError, match="it returned NoneType, and not a GRPOTrainer"):
-        check_as(lambda: None, "trl")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("grop", "TRL does not take loss_type='grop'"),
+        (int, "int is not a GRPOTrainer"),
+        (lambda: None, "it returned NoneType, and not a GRPOTrainer"),
+        (lambda logprobs, advantages, mask: logprobs, "no trainer can be made of it: TypeError"),
+    ],
+)
+def test_what_is_no_trainer_is_an_error(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_as(given, "trl")
 
 
-def test_a_function_of_another_convention_is_an_error() -> None:
-    def of_torch(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        return logprobs
-
-    with pytest.raises(ConfigError, match="no trainer can be made of it: TypeError"):
-        check_as(of_torch, "trl")
+@pytest.mark.slow
+def test_the_page_is_what_a_new_run_finds() -> None:
+    part("docs/findings.md", "trl").check()
