@@ -37,16 +37,20 @@ def policy(made: Any) -> Any:
 
 
 NAN = "the {} channel, step 1: its loss is nan, because .* values of {} are not finite, the first .*; {}"
-SIMPO = {"replay_weight": 1.0, "replay_loss": "simpo"}
+HINT, SIMPO = {"hint_weight": 1.0}, {"replay_weight": 1.0, "replay_loss": "simpo"}
 SIZE = "the policy channel, step 1: its metric 'size' is inf, and all its inputs are finite, so it o"
 
 
 @pytest.mark.parametrize(
     ("options", "poisoned", "message"),
     [
-        ({}, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
-        ({"fused_linear": False}, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
-        ({"hint_divergence": "sampled_token"}, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
+        (HINT, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
+        ({**HINT, "fused_linear": False}, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
+        (
+            {**HINT, "hint_divergence": "sampled_token"},
+            teacher,
+            NAN.format("hint", "teacher_logprobs", TEACHER),
+        ),
         ({"replay_weight": 1.0}, reference, NAN.format("replay", "ref_chosen", ".* the reference")),
         ({"policy": "grpo"}, policy, NAN.format("policy", "logprobs", POLICY)),
         (SIMPO, policy, NAN.format("replay", "chosen", POLICY)),
@@ -55,7 +59,7 @@ SIZE = "the policy channel, step 1: its metric 'size' is inf, and all its inputs
     ids=("hint", "hint from logits", "hint, sampled token", "reference", "policy", "simpo", "metric"),
 )
 def test_a_run_ends_with_channel_step_and_input(options: dict[str, Any], poisoned: Any, message: str) -> None:
-    made = tiny.trainer(**{"hint_weight": 1.0} if poisoned is teacher else {}, **options)
+    made = tiny.trainer(**options)
     before = {name: weight.clone() for name, weight in made.model.named_parameters()}
     if poisoned is not None:
         poisoned(made).lm_head.weight.data[4, 0] = torch.nan
