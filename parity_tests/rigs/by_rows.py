@@ -66,10 +66,7 @@ def hint(
 
 
 def replay(made: Any, base: Any, loss: str) -> tuple[Tensor, dict[str, float]]:
-    """The replay loss of one generation batch, and the means of its metrics.
-
-    Generation g of a prompt takes the g-th pair.
-    """
+    """The loss of a generation batch, whose generation g takes the g-th pair, and its metrics' means."""
     metrics = defaultdict[str, list[float]](list)
     total = torch.zeros((), dtype=torch.float64)
     data, generations = tiny.rows(), made.num_generations

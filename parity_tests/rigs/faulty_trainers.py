@@ -57,10 +57,9 @@ def mean_of_rows(loss: Tensor, mask: Tensor) -> Tensor:
     return (masked(loss, mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
 
 
-def steps(trainer: Any) -> int:
+def steps(trainer: Any) -> Any:
     """The number of micro-batches of an optimizer step."""
-    found: int = trainer.current_gradient_accumulation_steps
-    return found
+    return trainer.current_gradient_accumulation_steps
 
 
 def sound(loss: Tensor, mask: Tensor, trainer: Any) -> Tensor:

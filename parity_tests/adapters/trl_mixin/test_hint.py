@@ -134,11 +134,7 @@ def test_a_live_teacher_warns_and_passes_no_gradient() -> None:
 
 
 def test_sampled_token_gradient_with_a_ratio_cap_equals_its_definition() -> None:
-    """The policy's log-probabilities are those of TRL's own forward pass, with its temperature.
-
-    A ratio cap weighs each token by its ratio to the policy that sampled it, as in SDPO. With
-    num_iterations=2 the policy has moved at the second step.
-    """
+    """Each token weighs by its ratio to the policy that sampled it, as in SDPO, at TRL's temperature."""
     options: dict[str, Any] = {"hint_divergence": "sampled_token", "temperature": 0.7}
     options |= {"hint_params": {"ratio_cap": 1.01}, "num_iterations": 2, "learning_rate": 3e-2}
     made = tiny.trainer(**HINT_ONLY, **options)
