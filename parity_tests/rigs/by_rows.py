@@ -1,5 +1,7 @@
 """A second opinion of the channels' losses: row by row, from forward passes without padding."""
 
+from collections import defaultdict
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,9 +31,11 @@ def logits(model: Any, inputs: dict[str, Any], row: int, prompt: str = "prompt")
     return found
 
 
-def logprobs(model: Any, inputs: dict[str, Any], row: int, prompt: str = "prompt") -> Tensor:
+def logprobs(
+    model: Any, inputs: dict[str, Any], row: int, prompt: str = "prompt", *, temperature: float = 1.0
+) -> Tensor:
     """A model's log-probabilities of a row's completion."""
-    return of_tokens(logits(model, inputs, row, prompt), completion(inputs, row))
+    return of_tokens(logits(model, inputs, row, prompt) / temperature, completion(inputs, row))
 
 
 def of_tokens(logits: Tensor, ids: Tensor) -> Tensor:
@@ -61,8 +65,9 @@ def hint(
     return total / len(inputs["completion_ids"])
 
 
-def replay(made: Any, base: Any, loss: str) -> Tensor:
-    """The replay loss of one generation batch: generation g of a prompt takes the g-th pair."""
+def replay(made: Any, base: Any, loss: str) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a generation batch, whose generation g takes the g-th pair, and its metrics' means."""
+    metrics = defaultdict[str, list[float]](list)
     total = torch.zeros((), dtype=torch.float64)
     data, generations = tiny.rows(), made.num_generations
     for row in data:
@@ -78,7 +83,9 @@ def replay(made: Any, base: Any, loss: str) -> Tensor:
                     ref = [_score(base, row["prompt"], one, temperature).sum()[None] for one in answers]
                 pair = dpo(*(score.sum()[None] for score in mine), *ref, beta=0.3)
             total = total + row["n_teachers_agreeing"][pick] * pair.loss[0]
-    return total / (len(data) * generations)
+            for name, metric in pair.metrics.items():
+                metrics[name].append(float(metric.value[0]))
+    return total / (len(data) * generations), {name: fmean(values) for name, values in metrics.items()}
 
 
 def _score(model: Any, prompt: str, answer: str, temperature: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Run under torchrun on two processes: one launch trains every case with an engine that cuts the weights.
+"""Run under torchrun on two processes: one launch trains every case of an engine.
 
 `torchrun --nproc_per_node 2 -m parity_tests.rigs.sharded ENGINE JOB FOLDER` writes its results there.
 """
@@ -26,6 +26,7 @@ AUTO += ["gradient_accumulation_steps", "gradient_clipping"]
 LAYER = {"transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"]}
 ENGINES: dict[str, dict[str, Any]] = {
     ONE: {},
+    "ddp": {"ddp_backend": "gloo"},
     "fsdp2": {"fsdp": True, "fsdp_config": {"version": 2, **LAYER}},
     **{
         engine: {
@@ -36,11 +37,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
 }
 
+WHOLE = ("ddp", "zero2")  # the engines that do not cut the weights
+HINT = {"policy_weight": 0.0, "hint_weight": 1.0}
 ALL = {"policy": "grpo", "hint_weight": 0.7, "replay_weight": 0.3}
 # Two steps of two micro-batches each: the second step has moved averages and moved weights.
 # Adam with this eps is smooth at gradients of 0, where roundings would otherwise decide a step's sign.
 MOVED = {"max_steps": 2, "gradient_accumulation_steps": 2, "adam_epsilon": 1.0, "learning_rate": 0.05}
-CASES: dict[str, dict[str, Any]] = {
+SHARDED: dict[str, dict[str, Any]] = {
     "TRL's own": {},
     "hint, base": {"hint_weight": 1.0, **MOVED},
     "hint, ema": {"hint_weight": 1.0, "hint_teacher": "ema", "hint_ema_rate": 0.3, **MOVED},
@@ -63,14 +66,37 @@ CASES: dict[str, dict[str, Any]] = {
     "all, one rank without, ema": {**ALL, "first_row_only": True, "hint_teacher": "ema"},
     "all, evaluated": {**ALL, "evaluated": True},
 }
+POLICIES = ("grpo", "gspo", "dr_grpo", "dapo", "cispo", "luspo", "importance_sampling")
+# What is divided by a number of the whole batch, or gathered from it: the same with every engine.
+GATHERED: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in POLICIES},
+    "hint, taid": {**HINT, "hint_divergence": "taid", "hint_params": {"t": 0.5}},
+    # One group on all ranks: a row's demonstration may be another rank's.
+    "hint, successful rollout": {
+        **HINT,
+        "hint_source": "successful_rollout",
+        "success_reward_threshold": 0.8,
+        "num_generations": 16,
+        "include_environment_feedback": True,
+        "reprompt_template": "{prompt}{solution}{feedback}",
+        "solution_template": "[{successful_previous_attempt}]",
+        "feedback_template": "_{feedback_raw}",
+    },
+}
+CASES = SHARDED | GATHERED
 SPECIAL = ("lora", "frozen", "modules_to_save", "path", "first_row_only", "evaluated")  # not options of TRL
 SAVED: dict[str, dict[str, Any]] = {
     name: {**ALL, **MOVED, "hint_teacher": "ema", "hint_ema_rate": 0.3, "lora": lora}
     for name, lora in {"resumed": False, "resumed, lora": True}.items()
 }
 
-# ZeRO-2 keeps the weights whole, as DDP does, so these are enough of it.
-OF_ZERO2 = ("hint, base", "hint, ema", "replay, dpo", "all, lora, ema", "all, evaluated")
+PLAIN = ("TRL's own", "hint, base", "hint, ema", "hint, sampled token", "replay, dpo", "replay, simpo", "all")
+# The cases of an engine: of those that keep the weights whole, fewer are enough.
+CASES_OF = {
+    ONE: tuple(CASES),
+    "ddp": (*PLAIN, "all, evaluated", *GATHERED),
+    "zero2": ("hint, base", "hint, ema", "replay, dpo", "all, lora, ema", "all, evaluated"),
+}
 
 
 class GradientRecorder(tiny.GradientRecorder):
@@ -78,11 +104,10 @@ class GradientRecorder(tiny.GradientRecorder):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if not args.deepspeed:  # it has taken its step when the callbacks are called
-            self.record(parameter.grad for parameter in model.parameters())
+            super().on_pre_optimizer_step(args, state, control, model=model)
 
-    def record(self, found: Iterable[Any]) -> None:
-        parts = [g.full_tensor() if isinstance(g, DTensor) else g for g in found if g is not None]
-        self.gradients.append(torch.cat([part.flatten() for part in parts]).detach().double().cpu())
+    def record(self, gradients: Iterable[Any]) -> None:
+        super().record(g.full_tensor() if isinstance(g, DTensor) else g for g in gradients)
 
 
 def record_steps_of(trainer: Any, recorder: GradientRecorder) -> None:
@@ -154,18 +179,13 @@ def trained(trainer: Any, *, evaluated: bool = False, checkpoint: str | None = N
     return found
 
 
-def case_names(engine: str) -> tuple[str, ...]:
-    """The cases that an engine runs."""
-    return OF_ZERO2 if engine == "zero2" else tuple(CASES)
-
-
 def results(engine: str, job: str, ranks: int, folder: Path) -> dict[str, Any]:
     """The results of every case; of the job `resume` those of the third step of the saved cases."""
     found = {}
-    for name in case_names(engine) if job == "cases" else ():
+    for name in CASES_OF.get(engine, SHARDED) if job == "cases" else ():
         case = CASES[name]
         found[name] = trained(made(engine, ranks, folder, case), evaluated=case.get("evaluated", False))
-    for name, case in (SAVED if engine != "zero2" else {}).items():
+    for name, case in ({} if engine in WHOLE else SAVED).items():
         output = folder / f"{engine} {name}"
         options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3, "output_dir": str(output)}
         trainer = made(engine, ranks, folder, {**case, **options})
@@ -178,7 +198,7 @@ def main(engine: str, job: str, folder: Path) -> None:
     torch.set_num_threads(1)
     if engine == "fsdp2":
         on_a_cpu.shard_with_fsdp()
-    else:
+    elif engine != "ddp":
         on_a_cpu.compile_nothing()
     ranks = PartialState(cpu=True).num_processes
     found = results(engine, job, ranks, folder)

@@ -5,7 +5,8 @@ rows come out whatever the micro-batch, the accumulation or the number of proces
 """
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,13 +16,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
-from composer_plugins.adapters.trl_mixin.forward import completion
-from composer_plugins.adapters.trl_mixin.predictions import Logits
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher
 from composer_plugins.adapters.trl_mixin.upstream import tokenizer as tokenizer_of
 from composer_plugins.conformance.trl_claims import tiny
 from composer_plugins.conformance.trl_claims.tiny import MAX_LENGTH, OPTIONS, SYMBOLS, model
 
+FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
+# Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
+ROTARY = 1e-6
 GOOD = {"prompt": "a?", "privileged_context": "[12]", "chosen": "12", "rejected": "3"}
 
 
@@ -90,8 +92,12 @@ class GradientRecorder(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, **_: Any
     ) -> None:
-        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        self.gradients.append(torch.cat(parts).detach().double().clone())
+        self.record(parameter.grad for parameter in model.parameters())
+
+    def record(self, gradients: Iterable[Any]) -> None:
+        """Keep the gradients of one step; None is that of a weight that is not trained."""
+        parts = [gradient.flatten() for gradient in gradients if gradient is not None]
+        self.gradients.append(torch.cat(parts).detach().double().cpu().clone())
 
 
 def trainer(
@@ -176,11 +182,10 @@ def batch(made: Any) -> dict[str, Any]:
     return made._prepare_inputs(next(iter(made.get_train_dataloader())))
 
 
-def completion_logits(made: Any, *given: Any) -> torch.Tensor:
-    """The model's own logits of the tokens of a completion; `given` as `forward.completion` takes them."""
-    logits = completion(made, *given, fused_linear=False)
-    assert isinstance(logits, Logits)
-    return logits.values
+def shown(made: Any, inputs: dict[str, Any], name: str, row: int = 0) -> str:
+    """The text of the tokens of a row, such as its "hint_prompt" or its "replay_chosen", without padding."""
+    attention = inputs[f"{name}_attention" if name.startswith("replay") else f"{name}_mask"]
+    return str(tokenizer_of(made).decode(inputs[f"{name}_ids"][row][attention[row].bool()]))
 
 
 def loss_and_gradient(made: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,6 +199,21 @@ def flat_gradient(made: Any, loss: torch.Tensor) -> torch.Tensor:
     made.model.zero_grad()
     loss.backward()
     return torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+
+
+def assert_computes(
+    made: Any, inputs: dict[str, Any], expected: Any, *, value: float = ROTARY, gradient: float = ROTARY
+) -> None:
+    """The loss that `_compute_loss` gives for `inputs`, and its gradient, are those of `expected`."""
+    loss, found = loss_and_gradient(made, inputs)
+    assert math.isclose(float(loss), expected.item(), rel_tol=value), (float(loss), expected.item())
+    assert relative_difference(flat_gradient(made, expected), found) <= gradient
+
+
+def logged(made: Any, name: str) -> list[float]:
+    """Train `made`; the values of a metric that it has logged."""
+    made.train()
+    return [float(entry[name]) for entry in made.state.log_history if name in entry]
 
 
 def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -20,20 +20,22 @@ def options_read() -> set[str]:
     assert isinstance(body, ast.ClassDef)
     methods = {node.name: node for node in body.body if isinstance(node, ast.FunctionDef)}
     sources = _sources_of_attributes(methods["__init__"])
-    found = set()
+    todo = [f"self.{name}" for name in ROOTS]
     for node in ast.walk(methods["__init__"]):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == HEAD:
-            for keyword in node.keywords:
-                found |= _fields(_reads(keyword.value), sources)
-    todo, done = list(ROOTS), {GENERATION}
+            todo += [read for keyword in node.keywords for read in _reads(keyword.value)]
+    found, done = set(), {f"self.{GENERATION}"}
     while todo:
-        name = todo.pop()
-        if name in done:
+        read = todo.pop()
+        if read in done:
             continue
-        done.add(name)
-        reads = _reads(methods[name])
-        todo += [read.removeprefix("self.") for read in reads if read.removeprefix("self.") in methods]
-        found |= _fields({read for read in reads if read.startswith(("self.", "args."))}, sources)
+        done.add(read)
+        owner, _, name = read.rpartition(".")
+        if owner == "args" and name in FIELDS:
+            found.add(name)
+        if owner == "self" and name in methods:
+            todo += [one for one in _reads(methods[name]) if "." in one]  # and not its local variables
+        todo += sources.get(read, ())
     return found
 
 
@@ -64,19 +66,4 @@ def _sources_of_attributes(init: ast.FunctionDef) -> dict[str, set[str]]:
                 found.setdefault(target.id, set()).update(_reads(node.value))
             elif isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
                 found.setdefault(f"self.{target.attr}", set()).update(_reads(node.value))
-    return found
-
-
-def _fields(reads: set[str], sources: dict[str, set[str]]) -> set[str]:
-    """The fields of GRPOConfig that these names come from."""
-    todo, done, found = list(reads), set(), set()
-    while todo:
-        name = todo.pop()
-        if name in done:
-            continue
-        done.add(name)
-        owner, _, attribute = name.rpartition(".")
-        if owner == "args" and attribute in FIELDS:
-            found.add(attribute)
-        todo += sources.get(name, ())
     return found

@@ -46,14 +46,11 @@ class Engine:
         config = {"weight_transfer_config": {"backend": "nccl"}}
         config["model_config"] = {"logprobs_mode": "processed_logprobs"}
         return {
-            "/health": {},
+            **dict.fromkeys(("/health", "/start_weight_update", "/finish_weight_update"), {}),
+            **dict.fromkeys(("/init_weight_transfer_engine", "/reset_prefix_cache"), {}),
             "/v1/models": {"data": [{"id": "tiny"}]},
             "/server_info": {"vllm_config": config},
             "/get_world_size": {"world_size": 1},
-            "/init_weight_transfer_engine": {},
-            "/start_weight_update": {},
-            "/finish_weight_update": {},
-            "/reset_prefix_cache": {},
         }[path]
 
     def receive(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerParser
 from composer_plugins.errors import ConfigError
@@ -29,9 +28,7 @@ WORDS = [
 
 @pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("source", ["yaml", "command line"])
-def test_a_file_and_the_command_line_are_answered_as_the_constructor_is(
-    source: str, name: str, tmp_path: Path
-) -> None:
+def test_file_and_command_line_say_what_a_config_says(source: str, name: str, tmp_path: Path) -> None:
     options = cases.OPTIONS[name]
     (yaml := tmp_path / "config.yaml").write_text(
         json.dumps({**cases.CPU, **(options if source == "yaml" else {})})
@@ -43,14 +40,11 @@ def test_a_file_and_the_command_line_are_answered_as_the_constructor_is(
     assert in_words(refused.value) == recorded("trl")[name].trainer
 
 
-def test_our_config_in_a_trainer_without_the_mixin_still_has_a_log_level() -> None:
-    """The trainer would train TRL's own loss, in which policy, hint and replay have no effect."""
-    args = config()
-    assert args.get_process_log_level() > 0  # as a script may call it
-    with pytest.raises(ConfigError, match="args: it is a ComposerGRPOConfig"):
-        tiny.trainer(GRPOTrainer, lambda **_: args)
+def test_our_config_has_a_log_level_for_a_script_that_asks_for_it() -> None:
+    assert config().get_process_log_level() > 0
 
 
+@pytest.mark.filterwarnings("ignore:train_dataset. in 2 of 4 hints the teacher's prompt has the same tokens")
 def test_a_chat_template_that_cuts_the_hint_off_gives_no_hint() -> None:
     """Teacher and policy would see the same tokens in row 0, and its hint would still count."""
     tokenizer = tiny.tokenizer("{% for m in messages %}{{ m['content'][:4] }}{% endfor %}")
@@ -59,15 +53,9 @@ def test_a_chat_template_that_cuts_the_hint_off_gives_no_hint() -> None:
         for text in ("aaaa?", "b?")
     ]
     options = {"hint_weight": 1.0, "teacher_prompt_template": "{prompt}{privileged_context}"}
-    same = "the teacher's prompt has the same tokens as the policy's"
     arguments = {"processing_class": tokenizer}
-    with pytest.warns(ComposerWarning, match=f"in 2 of 4 hints {same}, first in row 0; set a chat template"):
-        made = tiny.trainer(
-            **options, dataset=Dataset.from_list(rows * 2), arguments=arguments, scripted=False
-        )
-    with pytest.warns(
-        ComposerWarning, match=f"hint_weight: in 8 of 16 rows of a batch {same}, so they count"
-    ):
+    made = tiny.trainer(**options, dataset=Dataset.from_list(rows * 2), arguments=arguments, scripted=False)
+    with pytest.warns(ComposerWarning, match="hint_weight: in 8 of 16 rows of a batch the teacher's prompt"):
         inputs = tiny.batch(made)
     made._compute_loss(made.model, inputs)
     assert made._metrics["train"]["composer/hint/row_frac"] == [0.5]
@@ -100,6 +88,7 @@ def test_yaml_and_command_line_make_a_config(tmp_path: Path) -> None:
         {"policy": "gspo", "importance_sampling_level": "sequence"},
         {"policy": "luspo", "importance_sampling_level": "sequence"},
         {"policy": "gspo", "policy_params": {"clip_high": 3e-4}, "loss_type": "grpo", "policy_weight": 0.5},
+        {"policy": "grpo", "epsilon": 10.0},  # as DeepSeek-R1
         {"policy_weight": 0.0, "hint_weight": 1.0},
         {"hint_weight": 1.0, "num_generations_eval": 1},
         {**cases.ROLLOUTS, "num_generations_eval": 2},
@@ -114,13 +103,3 @@ def test_options_that_act_are_no_warning(options: dict[str, Any]) -> None:
 
 def test_an_ema_rate_below_a_half_is_no_warning() -> None:
     tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=0.49)
-
-
-def test_trls_clip_options_reach_our_kernel() -> None:
-    assert config(policy="grpo").resolved.policy.params == {}
-    params = config(policy="gspo", epsilon=0.001).resolved.policy.params
-    assert params == {"clip_low": 0.001, "clip_high": 0.001}
-    params = config(policy="grpo", epsilon=10.0).resolved.policy.params  # TRL's settings for DeepSeek-R1
-    assert params == {"clip_low": 10.0, "clip_high": 10.0}
-    made = config(policy="grpo", epsilon_high=0.28, delta=2.0).resolved.policy.params
-    assert made == {"clip_high": 0.28, "ratio_cap": 2.0}

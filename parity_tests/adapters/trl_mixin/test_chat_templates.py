@@ -7,7 +7,6 @@ import pytest
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
-from composer_plugins.errors import DataError
 from parity_tests.rigs import tiny
 
 QUESTION = [{"role": "user", "content": "a?"}]
@@ -60,21 +59,9 @@ def test_pairs_with_reasoning_train(opens: Any) -> None:
     made = with_template(
         OPENS, dataset=Dataset.from_list(rows), scripted=False, policy_weight=0.0, max_steps=3
     )
-    made.train()
-    losses = [float(e["composer/replay/loss"]) for e in made.state.log_history if "composer/replay/loss" in e]
+    losses = tiny.logged(made, "composer/replay/loss")
     assert losses[-1] < losses[0]
-    inputs = tiny.batch(made)
-    whole = inputs["replay_chosen_ids"][0][inputs["replay_chosen_attention"][0].bool()]
-    assert made.processing_class.decode(whole) == "U:a?\nA:<t>\n12</t>3<eos>"
-
-
-def test_another_template_that_rewrites_the_prompt_names_trls_remedy(opens: Any) -> None:
-    made = with_template("{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    for completion in ("12", [{"role": "assistant", "content": "1"}, {"role": "user", "content": "2"}]):
-        with pytest.raises(
-            DataError, match=r"set processing_class.chat_template .*get_training_chat_template"
-        ):
-            encode_replayed(made, {"prompt": QUESTION}, [completion])[1][0]
+    assert tiny.shown(made, tiny.batch(made), "replay_chosen") == "U:a?\nA:<t>\n12</t>3<eos>"
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen3_5_think"])

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from trl import GRPOTrainer
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.testing.conventions import check_as
+from docs.generator.written import part
+from parity_tests.rigs.faulty_trainers import Ascending, NotDivided, OverPadding, Sound, Unmasked
 
 CUT = "micro_batches_and_ranks_leave_the_gradient_alone"
 MASKED = "masked_tokens_have_no_influence"
@@ -22,45 +21,6 @@ def test_every_loss_type_is_called_and_bnpo_alone_depends_on_the_cut(loss_type: 
     assert status["result_is_what_the_framework_takes"] == "passed", str(report)
     assert status[MASKED] == "passed", str(report)
     assert (status[CUT] == "failed") is (loss_type == "bnpo"), str(report)
-
-
-def own_loss(trainer: Any, inputs: dict[str, Any], masked: bool = True) -> tuple[Tensor, Tensor]:
-    """A user's loss per token, and the mask."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    logprobs = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 1)[0]
-    mask = inputs["completion_mask"].bool()
-    loss = -inputs["advantages"] * logprobs
-    return torch.where(mask, loss, 0.0) if masked else loss, mask
-
-
-class Sound(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss, mask = own_loss(self, inputs)
-        rows = loss.sum(-1) / mask.sum(-1).clamp(min=1)
-        return rows.mean() / self.current_gradient_accumulation_steps
-
-
-class NotDivided(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss, mask = own_loss(self, inputs)
-        return (loss.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-
-
-class OverPadding(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss, _ = own_loss(self, inputs)
-        return loss.mean() / self.current_gradient_accumulation_steps
-
-
-class Unmasked(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss, _ = own_loss(self, inputs, masked=False)
-        return loss.mean() / self.current_gradient_accumulation_steps
-
-
-class Ascending(GRPOTrainer):
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return -super()._compute_loss(model, inputs)
 
 
 def test_a_sound_subclass_passes_what_the_masks_of_trl_pass() -> None:
@@ -82,18 +42,20 @@ def test_a_planted_fault_of_a_subclass_is_named(trainer: type, law: str, words: 
     assert words in outcome.detail
 
 
-def test_errors_say_what_is_accepted() -> None:
-    with pytest.raises(ConfigError, match="TRL does not take loss_type='grop'"):
-        check_as("grop", "trl")
-    with pytest.raises(ConfigError, match="int is not a GRPOTrainer"):
-        check_as(int, "trl")
-    with pytest.raises(ConfigError, match="it returned NoneType, and not a GRPOTrainer"):
-        check_as(lambda: None, "trl")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("grop", "TRL does not take loss_type='grop'"),
+        (int, "int is not a GRPOTrainer"),
+        (lambda: None, "it returned NoneType, and not a GRPOTrainer"),
+        (lambda logprobs, advantages, mask: logprobs, "no trainer can be made of it: TypeError"),
+    ],
+)
+def test_what_is_no_trainer_is_an_error(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_as(given, "trl")
 
 
-def test_a_function_of_another_convention_is_an_error() -> None:
-    def of_torch(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        return logprobs
-
-    with pytest.raises(ConfigError, match="no trainer can be made of it: TypeError"):
-        check_as(of_torch, "trl")
+@pytest.mark.slow
+def test_the_page_is_what_a_new_run_finds() -> None:
+    part("docs/findings.md", "trl").check()

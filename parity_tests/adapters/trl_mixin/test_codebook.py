@@ -92,9 +92,7 @@ def test_channels_are_put_in_order_and_run_once() -> None:
     assert options.parse_seeds(["3,0", "3"]) == [3, 0]
 
 
-def test_an_interrupt_before_the_first_run_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_interrupt_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(seed: int) -> None:
         raise KeyboardInterrupt
 
@@ -127,9 +125,7 @@ def test_an_interrupt_between_a_run_and_its_file_still_writes_it(
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
 
 
-def test_an_error_of_the_config_comes_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_config_is_told_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(channels: options.Channels, *_: object, **__: object) -> None:
         if channels == ("replay",):
             raise ConfigError("replay_weight", "not available", "set it to 0")

@@ -5,29 +5,27 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from composer_plugins import cli
 from composer_plugins.recipes import shared
+from parity_tests.rigs.commands import error, output
 from parity_tests.rigs.paths import ROOT
 
 COMMAND = [sys.executable, "-c", "from composer_plugins.cli import main; main()", "demo"]
 CHANNELS = ["rl", "rl+hint+replay"]
 STEPS = 4
 
-Main = Callable[..., int]
 Demo = tuple[Path, str, str]  # folder, stdout, stderr
 
 
-def start_demo(*options: str, hash_seed: str = "random") -> subprocess.Popen[str]:
+def start_demo(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONUNBUFFERED": "1", "COLUMNS": "80"},
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "COLUMNS": "80"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -36,39 +34,27 @@ def start_demo(*options: str, hash_seed: str = "random") -> subprocess.Popen[str
     )
 
 
-def run_demo(folder: Path, hash_seed: str) -> Demo:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    folder = tmp_path_factory.mktemp("demo")
     options = ("--channels", ",".join(CHANNELS), "--steps", str(STEPS), "--out", str(folder))
-    process = start_demo(*options, hash_seed=hash_seed)
+    process = start_demo(*options)
     printed = process.communicate(timeout=600)
     assert process.returncode == 0, printed
     return folder, *printed
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    return run_demo(tmp_path_factory.mktemp("hash_seed_0"), "0")
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> Main:
-    """The command line in this process; returns the exit status. No test that uses it may train."""
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line in this process ends where it would train."""
     from composer_plugins.recipes.codebook import demo
 
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["composer-plugins", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return int(stop.value.code or 0)
-
-    def no_training(*_: Any) -> None:
-        raise AssertionError("training started")
-
-    monkeypatch.setattr(demo, "run_demo", no_training)
-    return run
+    monkeypatch.setattr(demo, "run_demo", lambda *_: None)
 
 
 def test_results_hold_every_run_and_the_definitions(demo: Demo) -> None:
-    results = json.loads((demo[0] / "results.json").read_text())
+    results = json.loads(text := (demo[0] / "results.json").read_text())
+    assert str(demo[0]) not in text
     assert list(results) == ["task", "settings", "versions", "definitions", "runs", "timing"]
     assert results["settings"]["steps"] == STEPS
     assert [run["channels"] for run in results["runs"]] == CHANNELS
@@ -86,18 +72,8 @@ def test_results_hold_every_run_and_the_definitions(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_times_differ_between_two_hash_seeds(demo: Demo, tmp_path: Path) -> None:
-    texts = []
-    for folder, _, _ in (demo, run_demo(tmp_path, "1")):
-        results = json.loads((folder / "results.json").read_text())
-        del results["timing"]
-        texts.append(json.dumps(results))
-        assert str(folder) not in texts[-1]
-    assert texts[0] == texts[1]
-
-
-@pytest.mark.slow
-def test_a_run_does_not_depend_on_those_before_it(demo: Demo) -> None:
+def test_a_run_does_not_depend_on_those_before_it_or_the_hash_seed(demo: Demo) -> None:
+    """This process has a random hash seed; the demo's is 0."""
     from composer_plugins.recipes.codebook import run
     from composer_plugins.recipes.codebook.options import Settings
 
@@ -145,55 +121,30 @@ def test_ctrl_c_leaves_the_finished_runs_and_says_so(tmp_path: Path) -> None:
         (["--seeds", "-1"], "--seeds: it has '-1'; set whole numbers below 2**32: --seeds 0,1,2"),
     ],
 )
-def test_a_wrong_name_is_one_line_and_status_2(
-    main: Main, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], message: str
-) -> None:
-    assert main("demo", *options, "--out", str(tmp_path / "out")) == 2
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+def test_a_wrong_name_is_an_error_before_training(tmp_path: Path, options: list[str], message: str) -> None:
+    assert error("demo", *options, "--out", str(tmp_path / "out")) == message
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_training(
-    main: Main, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    # Root may write anywhere, but not into a file.
-    (tmp_path / "file").touch()
-    assert main("demo", "--out", str(tmp_path / "file" / "out")) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    said = f"error: --out: {str(tmp_path / 'file' / 'out')!r} cannot be written (Not a dir"
-    assert printed.err.startswith(said)
-    assert printed.err.count("\n") == 1
-
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # root may write anywhere, but not into a file
+    out = str(tmp_path / "file" / "out")
+    assert error("demo", "--out", out).startswith(f"--out: {out!r} cannot be written (Not a directory)")
     (tmp_path / "results.json").mkdir()
-    assert main("demo", "--out", str(tmp_path)) == 2
-    assert f"results.json in {tmp_path} is a folder" in capsys.readouterr().err
+    assert f"results.json in {tmp_path} is a folder" in error("demo", "--out", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "results.json"]
 
 
-def test_a_missing_package_is_named_with_the_remedy(
-    main: Main, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shared, "find_spec", lambda name: None if name == "matplotlib" else object())
-    assert main("demo", "--out", str(tmp_path)) == 2
-    problem = "error: demo: it needs matplotlib, which is not installed here; run pip install -e '.[demo]'"
-    assert capsys.readouterr().err.startswith(problem)
+    problem = "demo: it needs matplotlib, which is not installed here; run pip install -e '.[demo]'"
+    assert error("demo", "--out", str(tmp_path)).startswith(problem)
 
 
 @pytest.mark.parametrize(("channels", "warnings"), [("rl,rl+hint", 1), ("rl,rl+replay", 0)])
-def test_the_live_teacher_is_warned_of_where_a_run_has_hints(
-    main: Main,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    channels: str,
-    warnings: int,
-) -> None:
-    from composer_plugins.recipes.codebook import demo
-
-    monkeypatch.setattr(demo, "run_demo", lambda *_: None)
-    assert main("demo", "--teacher", "live", "--channels", channels, "--out", str(tmp_path)) == 0
-    assert capsys.readouterr().out.count("collapsed to reward 0 in 3 of 3 measured seeds") == warnings
+def test_a_live_teacher_is_a_warning_with_hints(tmp_path: Path, channels: str, warnings: int) -> None:
+    said = output("demo", "--teacher", "live", "--channels", channels, "--out", str(tmp_path))
+    assert said.count("collapsed to reward 0 in 3 of 3 measured seeds") == warnings
 
 
 def test_an_error_about_names_needs_no_torch() -> None:
@@ -207,9 +158,8 @@ def test_an_error_about_names_needs_no_torch() -> None:
     assert (run.returncode, run.stdout) == (2, "False\n")
 
 
-def test_version(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--version") == 0
-    assert capsys.readouterr().out == f"composer-plugins {cli.__version__}\n"
+def test_version() -> None:
+    assert output("--version") == f"composer-plugins {cli.__version__}\n"
 
 
 @pytest.mark.slow

@@ -4,12 +4,8 @@ Every denominator is one of the whole batch: the gradient depends neither on mic
 """
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +14,11 @@ from torch import Tensor
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.conformance.reductions import kernel
-from parity_tests.rigs import by_rows, tiny
-from parity_tests.rigs.paths import ROOT
-from parity_tests.rigs.two_ranks import CASES, POLICIES, first_gradients
+from parity_tests.rigs import by_rows, sharded, tiny
 
 # The advantages are TRL's here, whichever the paper of the loss has.
 pytestmark = pytest.mark.filterwarnings("ignore:scale_rewards. it is 'group'")
 
-FLOAT32 = 1e-6  # sums of a few hundred terms in another order; TRL's fused head computes in float32
 LENGTH = 5  # tiny.trainer's max_completion_length
 
 Rows = list[Tensor]  # the losses of each completion's tokens, without padding
@@ -78,9 +71,7 @@ def policy_by_rows(made: Any, inputs: dict[str, Any], policy: str, reduction: st
 
 
 @pytest.mark.parametrize(("policy", "loss_type"), [*((policy, None) for policy in PAPERS), *OTHERS.items()])
-def test_a_policy_is_reduced_as_its_paper_does_unless_loss_type_is_set(
-    policy: str, loss_type: str | None
-) -> None:
+def test_a_policy_is_reduced_as_in_its_paper_or_by_loss_type(policy: str, loss_type: str | None) -> None:
     made = tiny.trainer(policy=policy, loss_type=loss_type, num_iterations=2)
     inputs = tiny.batch(made)
     torch.manual_seed(0)  # ratios away from 1, on both sides of a clip
@@ -89,15 +80,16 @@ def test_a_policy_is_reduced_as_its_paper_does_unless_loss_type_is_set(
     value, gradient = tiny.loss_and_gradient(made, inputs)
     expected = policy_by_rows(made, inputs, policy, PAPERS[loss_type or policy])
     flat = tiny.flat_gradient(made, expected)
-    assert float(value) == pytest.approx(expected.item(), rel=1e-5, abs=FLOAT32)
-    assert tiny.relative_difference(flat, gradient) <= FLOAT32
+    assert float(value) == pytest.approx(expected.item(), rel=1e-5, abs=tiny.FLOAT32)
+    assert tiny.relative_difference(flat, gradient) <= tiny.FLOAT32
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_gradient_does_not_depend_on_gradient_accumulation(case: dict[str, Any]) -> None:
-    whole = tiny.gradients(tiny.trainer(**case))
-    cut = tiny.gradients(tiny.trainer(per_device_train_batch_size=4, gradient_accumulation_steps=4, **case))
-    assert tiny.relative_difference(whole[0], cut[0]) <= FLOAT32
+@pytest.mark.parametrize("name", (*sharded.PLAIN, *sharded.GATHERED))
+def test_the_gradient_does_not_depend_on_gradient_accumulation(name: str) -> None:
+    case = {**sharded.CASES[name], "max_steps": 1}
+    sizes = ({"per_device_train_batch_size": 16 // n, "gradient_accumulation_steps": n} for n in (1, 4))
+    whole, cut = (tiny.gradients(tiny.trainer(**case | size)) for size in sizes)
+    assert tiny.relative_difference(whole[0], cut[0]) <= tiny.FLOAT32
 
 
 def test_an_optimizer_step_on_half_of_the_generated_completions_counts_their_tokens_as_trl_does() -> None:
@@ -106,60 +98,13 @@ def test_an_optimizer_step_on_half_of_the_generated_completions_counts_their_tok
     ours = tiny.gradients(tiny.trainer(policy="dapo", **half))[0]
     theirs = tiny.gradients(tiny.trainer(policy="trl", loss_type="dapo", **half))[0]
     factor = 1.0 if upstream.counts_tokens_of_the_step() else 0.5
-    assert tiny.relative_difference(factor * ours, theirs) <= FLOAT32
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_gradient_of_one(tmp_path: Path) -> None:
-    """One launch for all cases, since most of the time is the start of two processes."""
-    assert set(POLICIES) == set(PAPERS)
-    found = tmp_path / "gradients.pt"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    # --multi_gpu is the launcher that starts torch.distributed; use_cpu in the config makes it gloo.
-    launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    launch += ["--dynamo_backend", "no", "--main_process_port", "0"]
-    launch += ["-m", "parity_tests.rigs.two_ranks", str(found)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launch, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stderr.count("composer loss = ") == len(CASES), "not the main process alone logs its loss"
-    one, two = first_gradients(ranks=1), torch.load(found)
-    assert two.pop("ranks") == 2
-    differences = {case: tiny.relative_difference(one[case], two[case]) for case in CASES}
-    assert max(differences.values()) <= FLOAT32, differences
-
-
-@pytest.mark.parametrize("loss_type", [None, "dr_grpo"])
-def test_trls_kl_has_the_denominator_of_our_policy(tmp_path: Path, loss_type: str | None) -> None:
-    """beta > 0 with its default bias correction, whose ratio TRL computes under zeroed advantages.
-
-    Two steps: TRL's fused head is float32, the two terms are added in another order, and each optimizer
-    step multiplies that difference.
-    """
-    tiny.model(torch.float64).save_pretrained(tmp_path)
-    options = {
-        "policy_model": str(tmp_path),
-        "model_init_kwargs": {"dtype": torch.float64},
-        "max_steps": 2,
-        "num_iterations": 2,
-        "beta": 0.5,
-        "learning_rate": 3e-2,
-    }
-    theirs = tiny.gradients(tiny.trainer(**options, loss_type=loss_type or "grpo"))
-    ours = tiny.gradients(tiny.trainer(policy="grpo", **options, loss_type=loss_type))
-    assert max(map(tiny.relative_difference, theirs, ours)) <= FLOAT32
+    assert tiny.relative_difference(factor * ours, theirs) <= tiny.FLOAT32
 
 
 def test_a_copied_config_has_no_loss_type_that_nobody_set() -> None:
     gspo = replace(tiny.config(), policy="gspo", generation_batch_size=None)
     choice = gspo.resolved.policy
     assert choice is not None and gspo.resolved.mode == "seq-mean-token-mean"
-
-
-def test_without_a_policy_of_ours_loss_type_is_trls() -> None:
-    """Not set it is TRL's default; set, it is TRL's own loss of that name."""
-    assert tiny.trainer().loss_type == "dapo"
-    assert tiny.trainer(loss_type="cispo").loss_type == "cispo"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
 
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import by_rows, tool_calls
-from parity_tests.rigs.tiny import batch, flat_gradient, gradients, loss_and_gradient
+from parity_tests.rigs.tiny import assert_computes, batch, logged, shown
 from parity_tests.rigs.tool_calls import HINT, ONE_CLASS, Hinting, Plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
@@ -55,12 +54,10 @@ def test_the_tokens_of_the_turn_that_the_hint_is_about_are_distilled(environment
     found = marked(made, inputs)
     assert [found[i] for i in hinted] == [text] * 2
     assert [one for i, one in enumerate(found) if i not in hinted] == [""] * 2
-    for i, (ids, attention) in enumerate(
-        zip(inputs["hint_prompt_ids"], inputs["hint_prompt_mask"], strict=True)
-    ):
+    for i in range(4):
         prompt = f"Guess. Start with {int(i in hinted)}."
         expected = f"{prompt}\n\n{HINT}" if i in hinted else prompt
-        asked = made.processing_class.decode(ids[attention.bool()])
+        asked = shown(made, inputs, "hint_prompt", i)
         assert asked.split("<|im_start|>user\n")[1].split("<|im_end|>")[0] == expected
         assert "guess" in asked.split("<|im_start|>user\n")[0]  # the tools of the environment
 
@@ -69,18 +66,13 @@ def test_only_the_tokens_of_that_turn_have_a_gradient() -> None:
     """The loss is the mean over rows of the mean JSD over the turn's tokens, from forward passes by row."""
     made = trainer(Hinting)
     inputs = batch(made)
-    loss, gradient = loss_and_gradient(made, inputs)
-    total = by_rows.hint(made, inputs, made._hint.teacher.model, tokens=inputs["hint_mask"])
-    expected = flat_gradient(made, total)
-    assert torch.allclose(loss.double(), total.detach(), rtol=1e-5)
-    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+    expected = by_rows.hint(made, inputs, made._hint.teacher.model, tokens=inputs["hint_mask"])
+    assert_computes(made, inputs, expected, value=1e-5, gradient=1e-5)
 
 
 def test_training_runs_and_logs_the_fraction_of_rollouts_with_a_hint() -> None:
     made = trainer(Hinting, max_steps=2, policy_weight=1.0, policy="grpo")
-    assert len(gradients(made)) == 2
-    logged = [log["composer/hint/row_frac"] for log in made.state.log_history if "loss" in log]
-    assert logged == [0.5, 0.5]
+    assert logged(made, "composer/hint/row_frac") == [0.5, 0.5]
 
 
 def test_a_column_is_a_hint_beside_an_environment() -> None:
@@ -88,7 +80,7 @@ def test_a_column_is_a_hint_beside_an_environment() -> None:
     rows = [{"prompt": tool_calls.QUESTION, "start": i, "privileged_context": HINT} for i in range(2)]
     made = trainer(Plain, rows=rows, hint_source="column")
     inputs = batch(made)
-    asked = made.processing_class.decode(inputs["hint_prompt_ids"][0])
+    asked = shown(made, inputs, "hint_prompt")
     assert f"Start with {int(0 in rows_of(inputs))}.\n\n{HINT}" in asked
     assert marked(made, inputs) == ["".join(tool_calls.TURNS)] * 4
 
@@ -98,7 +90,7 @@ def test_feedback_of_an_environment_is_feedback_for_successful_rollouts() -> Non
     rows = [{"prompt": tool_calls.QUESTION, "start": i, "privileged_context": None} for i in range(2)]
     made = trainer(AllTurns, rows=rows, **feedback)
     inputs = batch(made)
-    asked = [made.processing_class.decode(ids) for ids in inputs["hint_prompt_ids"]]
+    asked = [shown(made, inputs, "hint_prompt", i) for i in range(4)]
     assert [f"unsuccessful earlier attempt:\n\n{HINT}" in one for one in asked] == [
         i in rows_of(inputs) for i in range(4)
     ]
@@ -113,22 +105,15 @@ def test_a_hint_that_does_not_fit_is_left_out_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "message"),
     [
-        (
-            {"arguments": {"environment_factory": None, "tools": [Plain().guess]}},
-            "hint_source: it is 'environment', and the trainer has none; pass environment_factory, or set "
-            "hint_source='column'",
-        ),
-        (
-            {"arguments": {"environment_factory": Plain}},
-            "hint_source: it is 'environment', and Plain has no attribute privileged_context; set the",
-        ),
+        ({"environment_factory": None, "tools": [Plain().guess]}, "the trainer has none; pass environment_f"),
+        ({"environment_factory": Plain}, "Plain has no attribute privileged_context; set the"),
     ],
 )
-def test_what_cannot_work_is_an_error_before_training(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trainer(Hinting, **options)
+def test_what_cannot_work_is_an_error_before_training(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"hint_source: it is 'environment', and {message}"):
+        trainer(Hinting, arguments=arguments)
 
 
 def test_a_turn_that_the_completion_does_not_have_is_a_warning() -> None:
@@ -153,7 +138,7 @@ def test_feedback_comes_from_the_environments_that_have_it() -> None:
     feedback = {"hint_source": "successful_rollout", "include_environment_feedback": True}
     arguments = {"environment_factory": {"a": AllTurns, "b": Plain}}
     inputs = batch(made := trainer(AllTurns, rows=rows, arguments=arguments, **feedback))
-    asked = [made.processing_class.decode(ids) for ids in inputs["hint_prompt_ids"]]
+    asked = [shown(made, inputs, "hint_prompt", i) for i in range(4)]
     assert (
         sorted((HINT in one, "Of the row." in one) for one in asked)
         == [(False, True)] * 2 + [(True, False)] * 2

@@ -1,13 +1,11 @@
 """The channels beside environments and custom rollouts: replayed pairs, multi-turn completions, masks."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import tiny, tool_calls
@@ -88,9 +86,7 @@ def test_all_three_channels_with_an_environment_are_the_sum_of_each() -> None:
 
 def test_what_reset_adds_to_the_prompt_of_pairs_is_a_warning() -> None:
     made = trainer(Plain)
-    with pytest.warns(
-        ComposerWarning, match=r"environment_factory: reset\(\) adds to the prompt of a row, and"
-    ):
+    with pytest.warns(ComposerWarning, match=r"environment_factory: reset\(\) adds to the prompt of a"):
         tiny.batch(made)
 
 
@@ -109,13 +105,6 @@ class Partly(Plain):
         return super().reset(**row) if row["start"] else None
 
 
-def shown(made: Any, inputs: dict[str, Any], row: int) -> str:
-    """The prompt and completion of a row's chosen side."""
-    ids = inputs["replay_chosen_ids"][row][inputs["replay_chosen_attention"][row].bool()]
-    text: str = made._tokenizer.decode(ids)
-    return text
-
-
 @pytest.mark.skipif(ONE_CLASS, reason="environments of several classes, which TRL 1.8 brought")
 def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_own() -> None:
     kinds = {"a": Silent, "b": Reading}
@@ -126,7 +115,7 @@ def test_pairs_show_the_tools_of_their_rows_environment_unless_the_row_has_its_o
     inputs = tiny.batch(made)
     texts = sorted(
         ('"name": "guess"' in text, '"name": "read"' in text)
-        for text in (shown(made, inputs, i) for i in range(6))
+        for text in (tiny.shown(made, inputs, "replay_chosen", i) for i in range(6))
     )
     assert texts == [(False, True)] * 2 + [(True, False)] * 2 + [(True, True)] * 2
 
@@ -137,15 +126,6 @@ def test_an_unknown_environment_is_an_error_of_its_row(name: str | None) -> None
     rows = [{**ROWS[0], "environment": "a"}, {**ROWS[1], "environment": name}]
     with pytest.raises(DataError, match=f"row 1, environment: it is {name!r}; set it to one of .*: 'a', 'b'"):
         trainer({"a": Silent, "b": Reading}, rows)
-
-
-@pytest.mark.skipif(ONE_CLASS, reason="a trainer without reward functions, which TRL 1.8 brought")
-def test_pairs_need_a_data_set(tmp_path: Path) -> None:
-    """Without one the environment has the prompts, and TRL makes rows of empty ones."""
-    made = tool_calls.model()
-    args = ComposerGRPOConfig(str(tmp_path), max_steps=1, replay_weight=1.0, use_cpu=True, bf16=False)
-    with pytest.raises(ConfigError, match="replay_weight: it needs the column 'chosen', and train_da"):
-        ComposerGRPOTrainer(made, args=args, processing_class=made.tokenizer, environment_factory=Silent)
 
 
 TURNS = [[5, 6, 7, 8, 9, 1], [4, 3, 10, 11, 1]]

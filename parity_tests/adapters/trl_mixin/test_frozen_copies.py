@@ -71,17 +71,23 @@ def test_a_reference_model_with_other_weights_than_the_policy_is_not_the_base_te
     assert all(map(torch.equal, made._hint.teacher.model.parameters(), policy.parameters()))
 
 
-@pytest.mark.parametrize("peft", [True, False])
-def test_no_model_is_copied_with_an_adapter_or_an_ema_teacher(peft: bool) -> None:
+@pytest.mark.parametrize("teacher", ["base", "ema"])
+@pytest.mark.parametrize("peft", [True, False], ids=["lora", "full"])
+def test_base_teacher_and_reference_are_one_copy_and_none_with_an_adapter(peft: bool, teacher: str) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj"]) if peft else None
-    options = {"beta": 0.4, "replay_weight": 1.0} if peft else {"hint_teacher": "ema"}
-    made, models = held(
-        hint_weight=1.0, **options, policy_model=tiny.model(), arguments={"peft_config": adapter}
-    )
-    assert models == 0 and made.ref_model is None
-    assert made._hint.teacher.model is made.model
+    options = {
+        "beta": 0.4 if peft else 0.0,
+        "hint_weight": 1.0,
+        "hint_teacher": teacher,
+        "replay_weight": 1.0,
+    }
+    made, models = held(**options, policy_model=tiny.model(), arguments={"peft_config": adapter})
+    assert models == (0 if peft else 1) and made.ref_model is None
+    assert (made._replay.reference.model is made.model) is peft
+    assert made._hint.teacher.model is (made.model if teacher == "ema" else made._replay.reference.model)
 
 
 def test_without_a_channel_that_needs_it_trls_reference_model_is_left_as_it_is(saved: str) -> None:
     made = tiny.trainer(policy_model=load(saved), beta=0.4, replay_weight=1.0, replay_loss="simpo")
+    assert made._replay.reference is None
     assert all(parameter.requires_grad for parameter in made.ref_model.parameters())

@@ -21,7 +21,10 @@ def per_sequence(logprobs, old_logprobs, advantages, mask, *, cap=1e9):
     return policy(logprobs, old_logprobs, advantages, mask, cap=cap)
 per_sequence.mode = "seq-mean-token-mean"
 
+shapes = set()
+
 def divergence(student_logits, teacher_logits, mask):
+    shapes.add(student_logits.shape)
     return reverse_kl(student_logits, teacher_logits, mask)
 
 def preference(chosen, rejected, *, margin=1.0):
@@ -58,17 +61,14 @@ def test_a_policy_has_the_gradient_of_the_same_loss_of_ours(mine: str, ours: str
 
 
 def test_all_three_channels_train() -> None:
-    made = tiny.trainer(
-        policy="my_losses:policy",
-        policy_params={"cap": 2.0},
-        hint_weight=0.7,
-        hint_divergence="my_losses:divergence",
-        replay_weight=0.3,
-        replay_loss="my_losses:preference",
-        replay_params={"margin": 0.5},
-        max_steps=2,
-    )
+    options = {"policy": "my_losses:policy", "policy_params": {"cap": 2.0}, "max_steps": 2}
+    options |= {"hint_weight": 0.7, "hint_divergence": "my_losses:divergence", "replay_weight": 0.3}
+    made = tiny.trainer(**options, replay_loss="my_losses:preference", replay_params={"margin": 0.5})
     made.train()
+    import my_losses
+
+    # A divergence may compare the tokens of a row with each other, so it gets the logits of whole rows.
+    assert {(rows, vocabulary) for rows, _, vocabulary in my_losses.shapes} == {(16, len(tiny.SYMBOLS))}
     entry = made.state.log_history[1]
     assert {f"composer/{channel}/loss" for channel in ("policy", "hint", "replay")} <= entry.keys()
     expected, gradient = (

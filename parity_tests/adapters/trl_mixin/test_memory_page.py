@@ -2,19 +2,16 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from composer_plugins.kernels.linear.tiles import GPU_TILE
 from docs.generator import memory
 from docs.generator.written import ROOT
-from parity_tests.rigs import tiny
 
 CONFIGS = dict(zip((model.name for model in memory.MODELS), (Qwen2Config, LlamaConfig), strict=True))
 
@@ -52,25 +49,6 @@ def test_the_weights_are_those_of_transformers_and_peft(model: memory.Model) -> 
         assert math.isclose(built.num_parameters(), model.parameters, rel_tol=1e-3)
         lora = get_peft_model(built, LoraConfig(r=memory.RANK, target_modules="all-linear"))
     assert lora.get_nb_trainable_parameters()[0] == model.adapter
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_the_copies_are_what_a_trainer_holds(lora: bool, tmp_path: Path) -> None:
-    """One frozen copy for teacher and reference, none with LoRA; the ema average in float32."""
-    given = {"arguments": {"peft_config": LoraConfig(r=4, target_modules="all-linear")}} if lora else {}
-    base = tiny.trainer(hint_weight=1.0, replay_weight=1.0, **given)
-    saves = {"save_strategy": "steps", "save_steps": 1, "output_dir": str(tmp_path)}
-    ema = tiny.trainer(hint_weight=1.0, hint_teacher="ema", max_steps=1, **saves, **given)
-    ema.train()
-
-    def of(model: torch.nn.Module) -> int:
-        return sum(p.numel() * p.element_size() for p in model.parameters())
-
-    copies = {base._hint.teacher.model, base._replay.reference.model} - {base.model}
-    assert [of(copy) for copy in copies] == ([] if lora else [of(base.model)])
-    averages = load_file(tmp_path / "checkpoint-1" / "composer_ema_teacher.safetensors").values()
-    trained = sum(p.numel() for p in ema.model.parameters() if p.requires_grad)
-    assert sum(w.numel() * w.element_size() for w in averages) == 4 * trained
 
 
 @pytest.mark.parametrize("model", memory.MODELS, ids=str)

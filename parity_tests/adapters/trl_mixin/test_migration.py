@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 import yaml
 from trl import GRPOConfig
-from typer.testing import CliRunner
 
-from composer_plugins import cli
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.migration import BATCH, READ
-from composer_plugins.cli import app
+from composer_plugins.adapters.trl_mixin.migration import BATCH
 from composer_plugins.cli.migrate import comments
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS, LOSS_TYPES
 from composer_plugins.losses.choosing import choose
 from composer_plugins.objective.objective import MISSING, of_choice
 from composer_plugins.objective.resolve import migrate, resolve
+from composer_plugins.testing.trainer_options import MOVES, Move
 from parity_tests.rigs import tiny
+from parity_tests.rigs.commands import invoke, output
 from parity_tests.rigs.paths import ROOT
 
 
@@ -100,10 +99,6 @@ def test_a_config_that_trl_would_not_take_is_one_error(table: dict[str, Any], me
         resolve("trl", table).required()
 
 
-def test_a_key_that_was_not_read_is_named() -> None:
-    assert resolve("trl", {"epsilon_hgih": 0.28, "beta": 0.1}).unread == ("epsilon_hgih",)
-
-
 # What a training script of TRL reads beside GRPOConfig, in this release and in earlier ones, and the loss.
 USUAL = """
 model_name_or_path: Qwen/Qwen3-4B
@@ -133,29 +128,17 @@ reward_weights: [1.0, 1, 1.0]
 """
 
 
-def migrated(tmp_path: Path, text: str, target: str = "trl") -> tuple[int, str, str]:
-    """The status of `migrate` on a file of this text, its stdout, and the error that it shows."""
-    (tmp_path / "a.yaml").write_text(text)
-    found = CliRunner().invoke(
-        cli.app, ["migrate", str(tmp_path / "a.yaml"), "--from", "trl", "--to", target]
-    )
-    error = str(found.exception) if isinstance(found.exception, ConfigError) else ""
-    return 2 if error else found.exit_code, found.stdout, error
-
-
 def test_a_usual_config_of_trl_is_understood(tmp_path: Path) -> None:
-    status, out, _ = migrated(tmp_path, USUAL)
-    assert status == 0 and "# Nothing differs.\n" in out, out
+    (file := tmp_path / "a.yaml").write_text(USUAL)
+    said = output("migrate", str(file), "--from", "trl", "--to", "trl")
     versions = f"TRL {upstream.VERSION}, which is installed here"
-    assert out.splitlines()[1] == f"# Read as a config of {versions}. Written for {versions}."
+    assert said.splitlines()[1] == f"# Read as a config of {versions}. Written for {versions}."
+    assert "# Nothing differs.\n" in said
 
 
-@pytest.mark.parametrize("more", ["scale_reward: false", "apply_gdpo: {x: 1}", "my_fork: 3"])
-def test_a_key_that_is_not_understood_stands_in_the_first_line(tmp_path: Path, more: str) -> None:
-    status, out, _ = migrated(tmp_path, f"{USUAL}{more}\n")
-    key = more.partition(":")[0]
-    assert status == 1 and out.startswith(f"# Not understood, and it may bear on the loss: {key}\n")
-    assert "# Of what was understood, nothing differs.\n" in out and "Nothing differs" not in out
+@pytest.mark.parametrize("more", [{"scale_reward": False}, {"apply_gdpo": {"x": 1}}, {"my_fork": 3}])
+def test_a_key_that_was_not_read_is_named(more: dict[str, Any]) -> None:
+    assert resolve("trl", yaml.safe_load(USUAL) | more).unread == tuple(more)
 
 
 def test_every_option_of_grpo_config_has_its_place() -> None:
@@ -181,32 +164,21 @@ def test_a_value_that_changes_nothing_is_no_difference(key: str, neutral: object
     assert differences("trl", {key: other}, "trl") == [f"not carried over: {key} = {other!r}"]
 
 
-AXOLOTL = """
-base_model: x/y
-rl: gdpo
-trl:
-  beta: 0.04
-  num_generations: 2
-  loss_type: grpo
-learning_rate: 1.0e-5
-"""
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (AXOLOTL, "Axolotl: base_model, rl, trl stand"),
         (
-            "stage: ppo\nfinetuning_type: lora\nlearning_rate: 1.0e-5",
-            "LLaMA-Factory: finetuning_type, stage stand",
+            "base_model: x/y\nrl: gdpo\ntrl: {beta: 0.04}",
+            "Axolotl: base_model, rl, trl stand",
         ),
+        ("stage: ppo\nfinetuning_type: lora", "LLaMA-Factory: finetuning_type, stage stand"),
         ("rlhf_type: grpo\nbeta: 0.04\nnum_generations: 8", "ms-swift: rlhf_type stands"),
         ("actor_rollout_ref: {}\nbeta: 0.04", "verl: actor_rollout_ref stands"),
     ],
 )
-def test_a_config_of_another_schema_is_refused_by_its_name(tmp_path: Path, text: str, words: str) -> None:
-    status, out, error = migrated(tmp_path, text)
-    assert (status, out) == (2, "") and error.startswith(f"--from: the config is one of {words}"), error
+def test_a_config_of_another_schema_is_refused_by_its_name(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--from: the config is one of {words}"):
+        resolve("trl", yaml.safe_load(text))
 
 
 def test_a_policy_loss_that_is_not_there_is_left_to_the_user() -> None:
@@ -239,35 +211,18 @@ def test_trl_has_no_groups_of_one() -> None:
 
 def test_every_option_of_the_loss_is_a_fact_or_a_remark() -> None:
     """A value other than TRL's default changes what is compared, for each option in LOSS_OPTIONS."""
-    values: dict[str, Any] = {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "scale_rewards": "batch",
-        "vllm_importance_sampling_mode": "token_mask",
-        "multi_objective_aggregation": "normalize_then_sum",
-        "num_generations": 4,
-        "delta": 2.0,
-        "max_completion_length": 100,
-        "vllm_importance_sampling_clip_min": 0.5,
-    }
-    beside: dict[str, dict[str, Any]] = {
-        "use_bias_correction_kl": {"beta": 0.1},
-        "max_completion_length": {"loss_type": "dr_grpo"},
-        "sapo_temperature_pos": {"loss_type": "sapo"},
-        "sapo_temperature_neg": {"loss_type": "sapo"},
-    }
-    beside |= {name: {"use_vllm": True} for name in READ if name.startswith("vllm_")}
-    beside |= {name: {"loss_type": "vespo"} for name in LOSS_OPTIONS if name.startswith("vespo_")}
+    values: dict[str, Any] = {"scale_rewards": "batch", "multi_objective_aggregation": "normalize_then_sum"}
+    values |= {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5}
+    values |= {"max_completion_length": 100, "num_generations": 4}
     entropy = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
-    beside |= dict.fromkeys(entropy, {"use_adaptive_entropy": True})
-    for name in LOSS_OPTIONS:
-        default = upstream.DEFAULTS[name]
-        if name in BATCH:
-            continue
-        value = values.get(name)
+    for name in LOSS_OPTIONS.keys() - BATCH:
+        default, move = upstream.DEFAULTS[name], MOVES.get(name, Move(()))
+        value = next((one for one in move.values if one != default), values.get(name))
         if value is None:
             value = not default if isinstance(default, bool) else (default or 0.0) + 0.25
-        table = beside.get(name, {})
+        table = {**move.beside, **({"loss_type": move.loss_types[0]} if move.loss_types else {})}
+        table |= {"use_vllm": True} if name.startswith("vllm_") else {}
+        table |= {"use_adaptive_entropy": True} if name in entropy else {}
         before = resolve("trl", table).required()
         after = resolve("trl", table | {name: value}).required()
         changed = before.facts() != after.facts() or before.remarks != after.remarks
@@ -323,14 +278,14 @@ def test_a_bare_loss_has_no_constant_length() -> None:
 
 def test_the_doctor_examines_a_config_of_trl(tmp_path: Path) -> None:
     """Without a doctor of its own: what `resolve` finds is what a trainer would raise or warn of."""
-    file = tmp_path / "grpo.yaml"
+    doctor = ("doctor", "--framework", "trl", str(file := tmp_path / "grpo.yaml"))
     file.write_text("policy: cispo\npolicy_params: {clip_high: 28}\nepsilon_hgih: 0.3\n")
-    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
-    assert done.exit_code == 0 and "2 warnings, against the options of TRL" in done.output
-    assert "policy_params.clip_high\n  clip_high=28" in done.output
-    assert "epsilon_hgih\n  it is no option of TRL that is known here" in done.output
-    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", "--json", str(file)])
-    assert [one["severity"] for one in json.loads(done.output)["findings"]] == ["warning", "warning"]
+    said = output(*doctor)
+    assert "2 warnings, against the options of TRL" in said
+    assert "policy_params.clip_high\n  clip_high=28" in said
+    assert "epsilon_hgih\n  it is no option of TRL that is known here" in said
+    found = json.loads(output(*doctor, "--json"))["findings"]
+    assert [one["severity"] for one in found] == ["warning", "warning"]
     file.write_text("policy: cispoo\n")
-    done = CliRunner().invoke(app, ["doctor", "--framework", "trl", str(file)])
+    done = invoke(*doctor)
     assert done.exit_code == 1 and "error: policy\n  unknown policy loss 'cispoo'" in done.output

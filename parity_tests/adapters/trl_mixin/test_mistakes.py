@@ -10,7 +10,3 @@ from parity_tests.cases.recorded import assert_told
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_what_is_said_of_a_mistake_is_what_was_recorded(case: cases.Case) -> None:
     assert_told(cases.row(case), "trl")
-
-
-def test_there_are_forty() -> None:
-    assert len(cases.CASES) >= 40

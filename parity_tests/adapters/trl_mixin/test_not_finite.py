@@ -24,73 +24,64 @@ def overflowing(
     return TokenLoss(scale * token.loss, {"size": Metric(torch.full_like(token.loss, torch.inf), mask)})
 
 
-def poison(model: Any) -> None:
-    """Set one weight of a model to NaN."""
-    model.lm_head.weight.data[4, 0] = torch.nan
+def teacher(made: Any) -> Any:
+    return made._hint.teacher.model
+
+
+def reference(made: Any) -> Any:
+    return made._replay.reference.model
+
+
+def policy(made: Any) -> Any:
+    return made.model
+
+
+NAN = "the {} channel, step 1: its loss is nan, because .* values of {} are not finite, the first .*; {}"
+HINT, SIMPO = {"hint_weight": 1.0}, {"replay_weight": 1.0, "replay_loss": "simpo"}
+SIZE = "the policy channel, step 1: its metric 'size' is inf, and all its inputs are finite, so it o"
 
 
 @pytest.mark.parametrize(
     ("options", "poisoned", "message"),
     [
+        (HINT, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
+        ({**HINT, "fused_linear": False}, teacher, NAN.format("hint", "teacher_logprobs", TEACHER)),
         (
-            {"hint_weight": 1.0},
-            lambda made: made._hint.teacher.model,
-            r"the hint channel, step 1: its loss is nan, because \d+ of \d+ values of teacher_logprobs are "
-            rf"not finite, the first \(nan\) at row \d+, token 0; {TEACHER}",
+            {**HINT, "hint_divergence": "sampled_token"},
+            teacher,
+            NAN.format("hint", "teacher_logprobs", TEACHER),
         ),
-        (
-            {"hint_weight": 1.0, "fused_linear": False},
-            lambda made: made._hint.teacher.model,
-            f"its loss is nan, because .* values of teacher_logprobs .*; {TEACHER}",
-        ),
-        (
-            {"hint_weight": 1.0, "hint_divergence": "sampled_token"},
-            lambda made: made._hint.teacher.model,
-            f"its loss is nan, because .* values of teacher_logprobs .*; {TEACHER}",
-        ),
-        (
-            {"replay_weight": 1.0},
-            lambda made: made._replay.reference.model,
-            "the replay channel, step 1: its loss is nan, because .* values of ref_chosen .*the reference",
-        ),
-        (
-            {"policy": "grpo"},
-            lambda made: made.model,
-            f"the policy channel, step 1: its loss is nan, because .* values of logprobs .*; {POLICY}",
-        ),
-        (
-            {"replay_weight": 1.0, "replay_loss": "simpo"},
-            lambda made: made.model,
-            f"the replay channel, step 1: its loss is nan, because .* values of chosen .*; {POLICY}",
-        ),
-        (
-            {"policy": f"{__name__}:overflowing"},
-            None,
-            "the policy channel, step 1: its metric 'size' is inf, and all its inputs are finite, so it o",
-        ),
+        ({"replay_weight": 1.0}, reference, NAN.format("replay", "ref_chosen", ".* the reference")),
+        ({"policy": "grpo"}, policy, NAN.format("policy", "logprobs", POLICY)),
+        (SIMPO, policy, NAN.format("replay", "chosen", POLICY)),
+        ({"policy": f"{__name__}:overflowing"}, None, SIZE),
     ],
     ids=("hint", "hint from logits", "hint, sampled token", "reference", "policy", "simpo", "metric"),
 )
-def test_the_run_ends_with_channel_step_and_input(
-    options: dict[str, Any], poisoned: Any, message: str
-) -> None:
+def test_a_run_ends_with_channel_step_and_input(options: dict[str, Any], poisoned: Any, message: str) -> None:
     made = tiny.trainer(**options)
     before = {name: weight.clone() for name, weight in made.model.named_parameters()}
     if poisoned is not None:
-        poison(poisoned(made))
+        poisoned(made).lm_head.weight.data[4, 0] = torch.nan
     with pytest.raises(DataError, match=message):
         made.train()
-    if poisoned is None or poisoned(made) is not made.model:
+    if poisoned is not policy:
         assert all(weight.equal(before[name]) for name, weight in made.model.named_parameters())
 
 
-def test_advantages_that_are_not_finite_are_named_in_the_step_in_which_they_come() -> None:
-    made = tiny.trainer(policy="gspo", max_steps=2)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("advantages", -torch.inf, r"of advantages .* \(-inf\) at row 3, token 0; look at the rewards"),
+        ("old_per_token_logps", torch.nan, rf"of old_logprobs .* \(nan\) at row 3, token 0; {POLICY}"),
+    ],
+)
+def test_an_input_that_is_not_finite_is_named_in_its_step(name: str, value: float, words: str) -> None:
+    made = tiny.trainer(policy="gspo", max_steps=2, num_iterations=2)
     made.train()
     inputs = tiny.batch(made)
-    inputs["advantages"][3] = -torch.inf
-    message = r"step 3: its loss is -?(nan|inf), because .* of advantages .* \(-inf\) at row 3, token 0; look"
-    with pytest.raises(DataError, match=message):
+    inputs[name][3] = value
+    with pytest.raises(DataError, match=rf"step 3: its loss is -?(nan|inf), because .* {words}"):
         made._compute_loss(made.model, inputs)
 
 
@@ -108,7 +99,5 @@ def test_a_process_whose_inputs_are_finite_raises_with_the_others(monkeypatch: p
     inputs = tiny.batch(made)
     monkeypatch.setattr(Accelerator, "reduce", lambda _, sums, reduction: sums * torch.nan)
     monkeypatch.setattr(Accelerator, "num_processes", 2)
-    with pytest.raises(
-        DataError, match="all its inputs are finite, unless they are of another process, which"
-    ):
+    with pytest.raises(DataError, match="inputs are finite, unless they are of another process"):
         made._compute_loss(made.model, inputs)

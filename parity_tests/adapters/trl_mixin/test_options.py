@@ -19,7 +19,6 @@ from parity_tests.rigs.tiny import config
 # Bounds are set here that hardly anyone intends.
 FAR_OFF = "ignore:(epsilon|policy_params.clip_):composer_plugins.findings.ComposerWarning"
 pytestmark = pytest.mark.filterwarnings(FAR_OFF)
-FLOAT32 = 1e-6  # as in test_equality
 
 # A value of each option that sets parameters, away from its default.
 VALUES = {
@@ -58,7 +57,7 @@ def test_a_dialect_trains_as_trls_own_loss_type(theirs: dict[str, Any], policy: 
     options = {"max_steps": 2, "num_iterations": 2, "learning_rate": 3e-2}
     own = tiny.gradients(tiny.trainer(**options, **theirs))
     ours = tiny.gradients(tiny.trainer(**options, policy=policy))
-    assert max(map(tiny.relative_difference, own, ours)) <= FLOAT32
+    assert max(map(tiny.relative_difference, own, ours)) <= tiny.FLOAT32
 
 
 def test_a_dialect_of_another_upstream_has_that_upstreams_denominator() -> None:
@@ -76,10 +75,6 @@ def test_a_dialect_of_another_upstream_has_that_upstreams_denominator() -> None:
 )
 def test_a_parameter_of_ones_own_stands_over_the_dialects(options: dict[str, Any], clip: float) -> None:
     assert config(**options).resolved.policy.params["clip_high"] == clip
-
-
-def test_the_k_largest_entries_of_the_student_train() -> None:
-    tiny.trainer(hint_weight=1.0, hint_params={"top_k": 4, "top_k_of": "student", "rest": "tail"}).train()
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +110,8 @@ def assert_acts_as_in_trl(
     without = tiny.trainer(**common | theirs)
     _, other = tiny.loss_and_gradient(without, off_policy_batch(without))
     assert tiny.relative_difference(wanted, other) > 1e-4, "the option changed nothing"
-    assert float(abs(loss - expected)) <= FLOAT32 * max(1.0, float(abs(expected)))
-    assert tiny.relative_difference(wanted, gradient) <= FLOAT32
+    assert float(abs(loss - expected)) <= tiny.FLOAT32 * max(1.0, float(abs(expected)))
+    assert tiny.relative_difference(wanted, gradient) <= tiny.FLOAT32
 
 
 def test_every_option_that_trl_reads_for_the_loss_is_classified() -> None:
@@ -152,9 +147,7 @@ def test_an_option_sets_a_parameter_of_the_loss_or_is_an_error(loss: Any) -> Non
         for parameter in sets:
             other = 1.7 if parameter == "ratio_cap" else 0.9
             options["policy_params"] = {**(params or {}), parameter: other}
-            with pytest.raises(
-                ConfigError, match=f"{name}: it is .*, which sets {parameter} to .*; set one of them"
-            ):
+            with pytest.raises(ConfigError, match=f"{name}: it is .*, which sets {parameter} to .*; set"):
                 config(**options)
 
 
@@ -174,9 +167,7 @@ def test_an_option_at_trls_default_counts_as_not_set(name: str) -> None:
         if LOSS_OPTIONS[name].values(find_one(policy, "policy").loss, value)
     ],
 )
-def test_an_option_that_sets_a_parameter_acts_as_in_trl(
-    theirs: dict[str, Any], policy: str, name: str
-) -> None:
+def test_an_option_of_a_parameter_acts_as_in_trl(theirs: dict[str, Any], policy: str, name: str) -> None:
     assert_acts_as_in_trl(theirs, policy, {name: VALUES[name]})
 
 
@@ -211,31 +202,20 @@ def test_the_length_of_dr_grpos_denominator_is_trls() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"entropy_target": 0.1},
-        {"entropy_coef_delta": 0.2},
-        {"entropy_coef_min": 0.15},
-        {"entropy_coef_max": 0.05},
-    ],
-    ids=lambda value: next(iter(value)),
+    ("name", "value"), [("target", 0.1), ("coef_delta", 0.2), ("coef_min", 0.15), ("coef_max", 0.05)]
 )
-def test_the_adaptive_entropy_bonus_is_trls(change: dict[str, float]) -> None:
+def test_the_adaptive_entropy_bonus_is_trls(name: str, value: float) -> None:
     """Over four steps, because the coefficient moves after each."""
-    adaptive = {
-        "max_steps": 4,
-        "learning_rate": 1e-3,
-        "use_adaptive_entropy": True,
-        "entropy_coef": 0.1,
-        "entropy_target": 9.0,
-    }
-    adaptive |= {"entropy_coef_delta": 0.05, "entropy_coef_min": 0.0, "entropy_coef_max": 0.3}
-    if "entropy_coef_min" in change:  # the coefficient must sink to meet its minimum
+    change = {f"entropy_{name}": value}
+    adaptive = {"max_steps": 4, "learning_rate": 1e-3, "use_adaptive_entropy": True, "entropy_coef": 0.1}
+    adaptive |= {"entropy_target": 9.0, "entropy_coef_delta": 0.05}
+    adaptive |= {"entropy_coef_min": 0.0, "entropy_coef_max": 0.3}
+    if name == "coef_min":  # the coefficient must sink to meet its minimum
         adaptive |= {"entropy_target": 2.0, "entropy_coef_delta": 0.1}
     theirs = tiny.trainer(**adaptive | change, loss_type="grpo")
     mine = tiny.trainer(**adaptive | change, policy="grpo@trl")
     expected, found = tiny.gradients(theirs), tiny.gradients(mine)
-    assert max(map(tiny.relative_difference, expected, found)) <= FLOAT32
+    assert max(map(tiny.relative_difference, expected, found)) <= tiny.FLOAT32
     assert theirs.entropy_coef == mine.entropy_coef
     without = tiny.trainer(**adaptive, loss_type="grpo")
     others = tiny.gradients(without)
@@ -253,13 +233,7 @@ def test_the_page_has_every_option_that_trl_does_not_have() -> None:
 def test_the_page_of_options_names_the_defaults_that_differ() -> None:
     """The numbers of its sentences about cispo@trl and simpo@trl."""
     written = (ROOT / "docs/trl_options.md").read_text()
-    cispo = choose("policy", "cispo@trl")
-    logprobs = torch.tensor([[3.0, 0.1, -5.0]], dtype=torch.float64)  # ratios on both sides of the cap
-    mask, one = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.float64)
-    leaf = logprobs.clone().requires_grad_()
-    cispo.loss.kernel()(leaf, torch.zeros_like(logprobs), one, mask, **cispo.params).loss.sum().backward()
-    weights = -leaf.grad
-    assert weights.max() == pytest.approx(0.2, rel=1e-12) and weights.min() < 0.2
+    assert choose("policy", "cispo@trl").params["clip_high"] == -0.8
     assert "`cispo@trl` with `clip_high=-0.8` caps each weight at\n0.2" in written
     for name, beta in (("simpo", 2.0), ("simpo@trl", 0.1)):
         simpo = choose("preference", name)

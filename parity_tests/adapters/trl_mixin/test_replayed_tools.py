@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin.upstream import encode_replayed
 from composer_plugins.errors import DataError
 from parity_tests.rigs import tool_calls
-from parity_tests.rigs.tiny import batch
-from parity_tests.rigs.tool_calls import PAIR, PROMPT, READ, call, of_pairs
+from parity_tests.rigs.tiny import batch, logged, shown
+from parity_tests.rigs.tool_calls import PAIR, PROMPT, READ, of_pairs
 
 
 def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -31,12 +30,11 @@ def test_a_pair_is_rendered_with_the_tools_of_its_row(tools: Any) -> None:
     made = of_pairs(tools=tools)
     inputs, words = batch(made), made.processing_class
     for side in ("chosen", "rejected"):
-        ids = inputs[f"replay_{side}_ids"][0][inputs[f"replay_{side}_attention"][0].bool()]
-        shown = {"tools": READ} if tools else {}
-        text = words.apply_chat_template(plain([*PROMPT, *PAIR[side]]), tokenize=False, **shown)
-        assert words.decode(ids) == text
+        given = {"tools": READ} if tools else {}
+        text = words.apply_chat_template(plain([*PROMPT, *PAIR[side]]), tokenize=False, **given)
+        assert shown(made, inputs, f"replay_{side}") == text
         length = int(inputs[f"replay_{side}_mask"][0].sum())
-        completion = words.decode(ids[-length:])
+        completion = words.decode(inputs[f"replay_{side}_ids"][0, -length:])
         assert completion.count("<tool_call>") == 1 and "no such file" not in completion
         assert ('"name": "read", "parameters"' in text) == bool(tools)
 
@@ -49,34 +47,27 @@ def test_the_policys_prompt_is_rendered_as_that_of_the_pairs() -> None:
     assert ids == encode_replayed(made, PAIR | {"tools": None}, [PAIR["chosen"]])[0]
 
 
+CONTENT = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+NAME = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+THINKS = (
+    "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}A:{% endif %}{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}A:<think>{% endif %}"
+)
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (
-            "{% for m in messages %}{{ m.content }}|{% endfor %}",
-            "row 0, chat template: it does not show the call of read; set one that shows tool calls, or remo",
-        ),
-        (
-            "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-            "{% endfor %}|{% endfor %}",
-            "row 0, chosen: it differs from rejected, and their tokens are equal; set a chat template that",
-        ),
-        (
-            "{{ raise_exception('one call at a time') }}",
-            "row 0, chat template: it does not take this conversation .TemplateError: one call at a time.; w",
-        ),
-        (
-            "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}A:{{ m.content }}{% else %}"
-            "{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}A:<think>{% endif %}",
-            "row 0, chat template: its prompt ends with <think>, and it drops the reasoning from a "
-            "completion with tool calls, so the tokens of the completion are not known; set",
-        ),
+        (CONTENT, "chat template: it does not show the call of read; set one that shows tool calls, or remo"),
+        (NAME, "chosen: it differs from rejected, and their tokens are equal; set a chat template that"),
+        ("{{ raise_exception('no') }}", "chat template: it does not take this conversation .TemplateError"),
+        (THINKS, "chat template: its prompt ends with <think>, and it drops the reasoning from a completion"),
     ],
 )
 def test_a_template_that_loses_a_tool_call_is_an_error(template: str, message: str) -> None:
     words = tool_calls.tokenizer()
     words.chat_template = template
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"row 0, {message}"):
         of_pairs(arguments={"processing_class": words})
 
 
@@ -90,28 +81,11 @@ def test_the_trainers_tools_are_shown_unless_the_row_has_its_own() -> None:
         return path
 
     made = of_pairs(arguments={"tools": [look]})
-    texts = {}
-    for tools in (None, "[]", PAIR["tools"]):
-        texts[tools] = made.processing_class.decode(
-            encode_replayed(made, PAIR | {"tools": tools}, [PAIR["chosen"]])[0]
-        )
-    assert ['"name": "look"' in text for text in texts.values()] == [True, False, False]
-
-
-def test_text_beside_a_call_is_in_the_completion() -> None:
-    made = of_pairs()
-    said = [{**call("a")[0], "content": [{"type": "text", "text": "I look."}]}]
-    assert "I look.\n<tool_call>" in made.processing_class.decode(encode_replayed(made, PAIR, [said])[1][0])
+    for tools, is_shown in ((None, True), ("[]", False), (PAIR["tools"], False)):
+        prompt, _ = encode_replayed(made, PAIR | {"tools": tools}, [PAIR["chosen"]])
+        assert ('"name": "look"' in made.processing_class.decode(prompt)) is is_shown
 
 
 def test_the_margin_of_tool_calls_rises() -> None:
-    made = of_pairs(max_steps=4)
-    made.train()
-    margins = [log["composer/replay/rewards/margins"] for log in made.state.log_history if "loss" in log]
+    margins = logged(of_pairs(max_steps=4), "composer/replay/rewards/margins")
     assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > margins[1] > 0
-
-
-def test_plain_rows_of_the_parquet_file_are_those_of_the_list() -> None:
-    """Dataset.from_list adds the keys that other messages have."""
-    message = Dataset.from_list([PAIR])[0]["prompt"][0]
-    assert message["tool_call_id"] is None and "tool_calls" in message

@@ -1,6 +1,7 @@
 """Rewards that cannot be right, and another number of processes than was asked for."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,54 +84,36 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return SimpleNamespace(set=monkeypatch.setenv, config=config)
 
 
+TWO_PODS = {"WORLD_SIZE": "2"}  # as a cluster sets it
+# What accelerate launch --cpu --num_processes 2 sets for the one process that it starts.
+ONE_OF_TWO = {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
+LAUNCHED = {"ACCELERATE_USE_CPU": "False"}  # accelerate launch --num_processes 1
+
+
 @pytest.mark.parametrize(
-    ("variables", "config", "message"),
+    ("variables", "config", "processes", "asked_for"),
     [
-        # A cluster sets WORLD_SIZE for its pods; without LOCAL_RANK each trains alone.
-        ({"WORLD_SIZE": "2"}, "", "has 1, and the environment variable WORLD_SIZE asks for 2"),
-        (
-            {"OMPI_COMM_WORLD_SIZE": "4"},
-            "",
-            "has 1, and the environment variable OMPI_COMM_WORLD_SIZE asks for 4",
-        ),
-        ({}, "num_processes: 2\n", "has 1, and .*default_config.yaml asks for 2; start it with torchrun"),
-        # What accelerate launch --cpu --num_processes 2 sets for the one process that it starts.
-        (
-            {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
-            "",
-            "has 1, and accelerate launch asks for more than 1",
-        ),
+        (TWO_PODS, "", 1, "the environment variable WORLD_SIZE asks for 2"),  # without LOCAL_RANK
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "", 1, "the environment variable OMPI_COMM_WORLD_SIZE asks for 4"),
+        ({}, "num_processes: 2\n", 1, ".*default_config.yaml asks for 2; start it with torchrun"),
+        (ONE_OF_TWO, "", 1, "accelerate launch asks for more than 1"),
+        ({}, "", 1, None),
+        ({**TWO_PODS, **LAUNCHED, "LOCAL_RANK": "0"}, "num_processes: 8\n", 2, None),
+        (LAUNCHED, "num_processes: 8\n", 1, None),
+        ({}, "num_processes: -1\n", 1, None),
+        ({}, "# nothing\n", 1, None),
     ],
-    ids=["cluster", "mpi", "config", "launcher"],
 )
 def test_another_number_of_processes_than_was_asked_for_is_a_warning(
-    environment: Any, variables: dict[str, str], config: str, message: str
+    environment: Any, variables: dict[str, str], config: str, processes: int, asked_for: str | None
 ) -> None:
     for name, value in variables.items():
         environment.set(name, value)
     if config:
         environment.config.write_text(config)
-    with pytest.warns(ComposerWarning, match=f"num_processes: this run {message}"):
-        before_training.warn_of_processes(1)
-
-
-@pytest.mark.parametrize(
-    ("variables", "config", "processes"),
-    [
-        ({}, "", 1),
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "False"}, "num_processes: 8\n", 2),
-        ({"ACCELERATE_USE_CPU": "False"}, "num_processes: 8\n", 1),  # accelerate launch --num_processes 1
-        ({}, "num_processes: -1\n", 1),
-        ({}, "# nothing\n", 1),
-    ],
-)
-def test_the_number_of_processes_that_was_asked_for_is_no_warning(
-    environment: Any, variables: dict[str, str], config: str, processes: int
-) -> None:
-    for name, value in variables.items():
-        environment.set(name, value)
-    environment.config.write_text(config)
-    before_training.warn_of_processes(processes)
+    message = f"num_processes: this run has {processes}, and {asked_for}"
+    with nullcontext() if asked_for is None else pytest.warns(ComposerWarning, match=message):
+        before_training.warn_of_processes(processes)
 
 
 def test_the_trainer_compares_the_number_of_processes(environment: Any) -> None:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, hints
 from composer_plugins.adapters.trl_mixin.hints import RolloutOptions
 from composer_plugins.columns import filled_prompt
-from composer_plugins.conformance.trl_claims.upstream import metrics
 from composer_plugins.findings import ComposerWarning
 from parity_tests.cases.trl import HINT, ROLLOUTS, SHORT
-from parity_tests.rigs import tiny
+from parity_tests.rigs import by_rows, tiny
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,9 +25,8 @@ with warnings.catch_warnings():
     from trl.experimental.sdpo.sdpo_config import SDPOConfig
     from trl.experimental.sdpo.sdpo_trainer import SDPOTrainer, SuccessfulRolloutTeacherContextBuilder
 
-# Qwen3 computes its rotary angles in float32 whatever the model's dtype, and padding shifts positions.
-ROTARY = 1e-6
 
+ROW_FRAC = "composer/hint/row_frac"
 FEEDBACK = {"feedback_template": "_{feedback_raw}_"}
 
 
@@ -65,12 +63,18 @@ def prompts_only(count: int = 4) -> Dataset:
 
 
 def chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": "A"}, {"role": "user", "content": text}]
+    turns = (("user", "9"), ("assistant", "A"), ("user", text))
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def trainer(**options: Any) -> Any:
+    """A trainer whose hints are successful rollouts, with short templates, on prompts alone."""
+    return tiny.trainer(**ROLLOUTS, **{**SHORT, "dataset": prompts_only(), **options})
 
 
 @pytest.fixture(scope="module")
 def made() -> Any:
-    return tiny.trainer(**ROLLOUTS, **SHORT, dataset=prompts_only())
+    return trainer()
 
 
 @settings(max_examples=60)
@@ -137,22 +141,14 @@ def both(made: Any, index: int, mine: slice, everything: dict[str, Any]) -> tupl
         )
         patched.setattr(hints, "gather_object", lambda _: own._texts(made, ids))
         patched.setattr(hints, "longest_input", lambda _: None)  # TRL's builder does not know it
-        gathered = {"prompts": [row["prompt"] for row in rows]}
-        feedbacks = [row["privileged_context"] for row in rows]
-        patched.setattr(
-            sdpo_trainer,
-            "gather_object",
-            lambda x: feedbacks if x is local_feedback else gathered["prompts"],
-        )
+        prompts, feedbacks = ([row[name] for row in rows] for name in ("prompt", "privileged_context"))
+        patched.setattr(sdpo_trainer, "gather_object", lambda x: feedbacks if x is local else prompts)
         patched.setattr(made, "accelerator", Ranks(made, index))
         prompt_ids, has_hint = own.teacher_prompts(made, rows[mine], batch, everything["rewards"])
         patched.setattr(made, "accelerator", accelerator)
-        local_feedback = feedbacks[mine]
+        local = feedbacks[mine]
         theirs = SuccessfulRolloutTeacherContextBuilder(sdpo(made, index, everything)).build(
-            batch,
-            [row["prompt"] for row in rows[mine]],
-            everything["rewards"][mine],
-            feedbacks=local_feedback,
+            batch, prompts[mine], everything["rewards"][mine], feedbacks=local
         )
     width = theirs["teacher_input_ids"].shape[1] - ids.shape[1]
     attention = theirs["teacher_attention_mask"][:, :width].bool()
@@ -164,53 +160,21 @@ def both(made: Any, index: int, mine: slice, everything: dict[str, Any]) -> tupl
     return (with_hint, has_hint), ([x for x, used in zip(their_ids, masks, strict=True) if used], masks)
 
 
-@pytest.mark.parametrize(
-    ("divergence", "params", "mode"),
-    [("jsd", {"beta": 0.3}, "full_logits"), ("sampled_token", {}, "sampled_token")],
-    ids=["jsd", "sampled_token"],
-)
-def test_loss_and_gradient_equal_trls_sdpo(divergence: str, params: dict[str, Any], mode: str) -> None:
+def test_loss_and_gradient_equal_a_loop_over_unpadded_rows() -> None:
     """On one batch with rows without a hint, once the policy has moved away from its teacher."""
-    options = {"success_reward_threshold": 0.7, "hint_divergence": divergence, "hint_params": params}
-    options |= {"policy_weight": 0.0, "max_steps": 2, "dtype": torch.float64, "temperature": 0.7}
-    made = tiny.trainer(**ROLLOUTS, **SHORT, **options, dataset=prompts_only())
+    options = {"success_reward_threshold": 0.7, "hint_params": {"beta": 0.3}, "temperature": 0.7}
+    options |= {"policy_weight": 0.0, "max_steps": 2, "dtype": torch.float64}
+    made = trainer(**options)
     made.train()
     inputs = tiny.batch(made)
-    loss, gradient = tiny.loss_and_gradient(made, inputs)
     has_hint = inputs["hint_mask"].any(1)
     assert 0 < has_hint.sum() < len(has_hint), "the rows are all alike"
-    theirs = sdpo(made, 0, {})
-    theirs.args = SimpleNamespace(
-        distillation_mode=mode,
-        distillation_alpha=params.get("beta", 1.0),
-        distillation_is_clip=None,
-        teacher_model_kind="base",
-    )
-    theirs.model, theirs.temperature, theirs._metrics, theirs._name = made.model, 0.7, metrics(), "SDPO"
-    theirs.model_kwarg_keys = {"logits_to_keep"}
-    theirs.accelerator.gather = lambda x: x
-    for name in (
-        "_forward_logits",
-        "_get_teacher_context_for_self_distillation",
-        "_log_self_distillation_metric",
-    ):
-        setattr(theirs, name, getattr(SDPOTrainer, name).__get__(theirs))
-    ids, attention = inputs["completion_ids"], inputs["completion_mask"]
-    batch = inputs | {
-        "teacher_input_ids": torch.cat([inputs["hint_prompt_ids"], ids], 1),
-        "teacher_attention_mask": torch.cat([inputs["hint_prompt_mask"], attention], 1),
-        "self_distillation_mask": has_hint.float(),
-    }
-    teacher = made._hint.teacher.model
-    logits = SDPOTrainer._compute_teacher_student_logits(theirs, made.model, teacher, batch)
-    expected = SDPOTrainer._compute_self_distillation_loss(theirs, made.model, batch, logits)
-    if divergence == "jsd":  # the value of a score surrogate differs: its gradient is what counts
-        assert float(loss) == pytest.approx(expected.item(), rel=ROTARY)
-    assert tiny.relative_difference(tiny.flat_gradient(made, expected), gradient) <= ROTARY
-    assert made._metrics["train"]["composer/hint/row_frac"][-1] == has_hint.double().mean()
-    rewards = made._rewards.view(-1, 4)
-    successful = (rewards >= 0.7).any(1).double().mean()
-    assert made._metrics["train"]["composer/hint/success_group_frac"][-1] == successful
+    expected = by_rows.hint(made, inputs, made._hint.teacher.model, 0.3, temperature=0.7)
+    tiny.assert_computes(made, inputs, expected)
+    logged = made._metrics["train"]
+    assert logged["composer/hint/row_frac"][-1] == has_hint.double().mean()
+    successful = (made._rewards.view(-1, 4) >= 0.7).any(1).double().mean()
+    assert logged["composer/hint/success_group_frac"][-1] == successful
 
 
 def test_the_options_have_the_names_and_defaults_of_sdpo() -> None:
@@ -231,20 +195,17 @@ def test_a_demonstration_fits_the_model_with_the_length_that_the_error_names() -
 
 def test_without_a_bound_of_the_completions_a_demonstration_is_measured_with_each_batch() -> None:
     """TRL trains with max_completion_length=None. The default template alone has more than 32 tokens."""
-    options = ROLLOUTS | {"success_reward_threshold": 0.5, "max_completion_length": None}
-    made = tiny.trainer(**options, dataset=prompts_only())
+    options = {"success_reward_threshold": 0.5, "max_completion_length": None}
     with pytest.warns(ComposerWarning, match="prompt: the teacher's has .* exceeds the 32"):
-        made.train()
-    assert made.state.log_history[0]["composer/hint/row_frac"] == 0
-    short = tiny.trainer(**options, **SHORT, dataset=prompts_only())
-    short.train()
-    assert short.state.log_history[0]["composer/hint/row_frac"] > 0
+        long = tiny.logged(tiny.trainer(**ROLLOUTS, **options, dataset=prompts_only()), ROW_FRAC)
+    (short,) = tiny.logged(trainer(**options), ROW_FRAC)
+    assert long == [0] and short > 0
 
 
 def test_a_reward_equal_to_the_threshold_is_a_success() -> None:
     """Rewards are float32, in which 0.7 is less than 0.7 in float64."""
     rewards = torch.full((4,), 0.7).tolist()
-    made = tiny.trainer(**ROLLOUTS, **SHORT, success_reward_threshold=0.7, dataset=prompts_only())
+    made = trainer(success_reward_threshold=0.7)
     assert made._hint.source._demonstrations(made, rewards, 4) == [1, 0, 0, 0]
 
 
@@ -277,28 +238,20 @@ def test_feedback_that_does_not_fit_the_model_is_left_out_with_a_warning(make: A
         r"prompt: the teacher's has 10\d tokens, and with the 5 .* exceeds the 32 .* or lower max_reprom"
     )
     with pytest.warns(ComposerWarning, match=message) as seen:
-        made.train()
+        assert tiny.logged(made, ROW_FRAC) == [0.5]
     assert sum("so this rollout has no hint" in str(one.message) for one in seen) == 1
-    assert made.state.log_history[0]["composer/hint/row_frac"] == 0.5
 
 
 def test_rewards_that_are_never_successful_are_a_warning_with_the_largest() -> None:
-    made = tiny.trainer(
-        **ROLLOUTS, **SHORT, success_reward_threshold=5.0, max_steps=12, dataset=prompts_only()
-    )
-    with pytest.warns(
-        ComposerWarning, match="it is 5, and the largest reward of the last 10 gen.* 0.857"
-    ) as seen:
+    made = trainer(success_reward_threshold=5.0, max_steps=12)
+    with pytest.warns(ComposerWarning, match="it is 5, .* largest reward of the last 10 .* 0.857") as seen:
         made.train()
     assert sum("success_reward_threshold" in str(one.message) for one in seen) == 1
 
 
 def test_a_prompt_that_is_cut_is_a_warning() -> None:
-    options = {"success_reward_threshold": 0.5, "max_reprompt_len": 4, "dataset": prompts_only()}
-    made = tiny.trainer(**ROLLOUTS, **SHORT, **options)
-    with pytest.warns(
-        ComposerWarning, match="max_reprompt_len: a teacher's prompt has .* the last 4 are kept"
-    ):
+    made = trainer(success_reward_threshold=0.5, max_reprompt_len=4)
+    with pytest.warns(ComposerWarning, match="max_reprompt_len: a teacher's .* the last 4 are kept"):
         inputs = tiny.batch(made)
     assert inputs["hint_prompt_ids"].shape[1] == 4
 
@@ -307,7 +260,7 @@ def test_a_row_that_no_reward_function_applies_to_is_no_demonstration() -> None:
     """TRL's SDPO counts its reward as 0, which is successful where the threshold is 0."""
     source = inspect.getsource(SDPOTrainer._prepare_training_batch)
     assert "nansum(dim=1)" in source and "isnan" not in source
-    made = tiny.trainer(**ROLLOUTS, **SHORT, success_reward_threshold=0.0, dataset=prompts_only())
+    made = trainer(success_reward_threshold=0.0)
     rewards = torch.tensor([float("nan"), 0.0, float("nan"), -1.0])
     assert made._hint.source._demonstrations(made, rewards.tolist(), 4) == [1, None, 1, 1]
 

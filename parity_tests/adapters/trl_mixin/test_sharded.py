@@ -1,4 +1,4 @@
-"""FSDP2 and DeepSpeed on two processes give the gradients of one process, and so does a resumed run."""
+"""DDP, FSDP2 and DeepSpeed on two processes give the gradients of one process, and so does a resumed run."""
 
 import os
 import re
@@ -22,7 +22,6 @@ from composer_plugins.findings import ComposerWarning
 from parity_tests.rigs import sharded, tiny
 from parity_tests.rigs.paths import ROOT
 
-FLOAT32 = 1e-6  # of the first step: sums of a few hundred terms in another order
 LIMIT = 600  # seconds: processes that wait for each other would never end
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]  # a free port
@@ -77,7 +76,7 @@ def assert_equal(expected: Results, found: Results, last: int | None = None) -> 
         first = 1 if last is None else len(mine) - last + 1
         for step, (a, b) in enumerate(zip(mine[first - 1 :], theirs, strict=True), first):
             difference = tiny.relative_difference(a, b)
-            if difference > step * FLOAT32:
+            if difference > step * tiny.FLOAT32:
                 wrong[f"{name}, step {step}"] = difference
     assert not wrong
 
@@ -94,10 +93,8 @@ def test_an_engine_gives_the_gradients_of_one_process_and_resumes(
     assert_equal(one_process, cases)
     expected, found = (results["all, evaluated"]["evaluation"] for results in (one_process, cases))
     assert len(expected) > 8 and found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    if engine == "zero2":
-        return
-    assert cases.keys() == one_process.keys()
-    assert_equal(one_process, launched(engine, "resume", folder), last=1)
+    if engine not in sharded.WHOLE:
+        assert_equal(one_process, launched(engine, "resume", folder), last=1)
 
 
 @pytest.mark.slow

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.cpo import CPOConfig
 
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.trl_claims import upstream_pairs
-from composer_plugins.kernels.preference import sequence_logprobs
 from composer_plugins.testing.assertions import assert_parity
 
 
@@ -44,22 +43,6 @@ def test_alpha_divergence_in_float64_is_a_key_error_in_trl() -> None:
     trainer = upstream_pairs.dpo_trainer(logprobs, ["sigmoid"], f_divergence_type="alpha_divergence")
     with pytest.raises(KeyError):
         upstream_pairs.dpo_loss(trainer, logprobs, torch.ones(2, 1, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("average", [False, True])
-def test_sequence_logprobs_equal_trl(average: bool) -> None:
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 6, 9, generator=g, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(0, 9, (3, 6), generator=g)
-    labels[0, :4] = labels[1, 4:] = -100
-    theirs = CPOTrainer.get_batch_logps(logits, labels, average_log_prob=average)
-    shifted = labels[:, 1:]
-    tokens = shifted.clamp(min=0)[..., None]
-    logprobs = torch.log_softmax(logits[:, :-1], -1).gather(-1, tokens).squeeze(-1)
-    ours = sequence_logprobs(logprobs, shifted != -100, average=average)
-    assert_parity(ours, theirs, terms=6 * 9)
-    mine, want = (torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (ours, theirs))
-    assert_parity(mine, want, terms=6 * 9, what="gradient")
 
 
 @pytest.mark.parametrize(("loss_type", "row"), [("sigmoid", "dpo@trl"), ("sigmoid_norm", "sigmoid_norm@trl")])
