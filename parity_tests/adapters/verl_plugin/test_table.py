@@ -15,8 +15,9 @@ CLAIMS = policies() + advantages()
 THEIRS = {f"{name}@verl": name for name in ("clip_cov", "kl_cov", "gdpo", "gae", "remax")}
 
 
-@proves(CLAIMS)
+@proves(CLAIMS, examples=60)
 def test_a_registered_loss_is_verls(claim: Claim, data: st.DataObject) -> None:
+    """Value, gradient and verl's own metrics, by verl's options and by ours."""
     check(claim, data)
 
 
