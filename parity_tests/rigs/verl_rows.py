@@ -23,6 +23,7 @@ from parity_tests.rigs.verl_actor import composer_actor
 
 VOCABULARY = 7
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
+EVERY = list(range(len(LENGTHS)))
 SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
 JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
 PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
