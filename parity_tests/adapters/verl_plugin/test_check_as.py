@@ -38,10 +38,7 @@ def test_our_own_losses_in_verl_obey_every_law(name: str) -> None:
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        (
-            lambda config: getattr(config, "clip_ratio_hgih", 0.2),
-            "config.clip_ratio_hgih, which verl does not",
-        ),
+        (lambda config: getattr(config, "clip_ratio_hgih", 0.2), "clip_ratio_hgih, which verl does not"),
         (lambda config: config.get("clip_ratio_hgih", 0.2), "did you mean 'config.clip_ratio_high'?"),
         (lambda config: config.policy_loss.get("clip_ratio_high"), "did you mean 'config.clip_ratio_high'?"),
         (lambda config: getattr(config, "dro_beta", 0.1), "did you mean 'config.policy_loss.dro_beta'?"),
@@ -53,15 +50,11 @@ def test_an_option_that_is_read_by_a_misspelt_name_is_named(read: Callable[[Any]
         return registered_loss("vanilla")(*given, config=config, **named)
 
     (outcome,) = check_as(function, "verl", ["every_parameter_has_an_effect"]).outcomes
-    assert outcome.status == "failed"
-    assert words in outcome.detail
+    assert outcome.status == "failed" and words in outcome.detail
 
 
 def test_an_option_of_verl_that_does_not_exist_is_an_error_with_the_nearest() -> None:
-    def function(*given: Any, config: Any, **named: Any) -> Any:
-        return config.clip_ratio_hgih
-
-    (outcome, *_) = check_as(function, "verl").outcomes
+    (outcome, *_) = check_as(lambda *_, config, **__: config.clip_ratio_hgih, "verl").outcomes
     assert "AttributeError: verl's config has no 'clip_ratio_hgih': did you mean" in outcome.detail
 
 
