@@ -23,14 +23,12 @@ from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
-    BYPASS,
     DAPO,
     DEFAULTS,
     DISTILLATION,
     DISTILLED,
     ESTIMATOR,
     FACTS,
-    GROUP_SIZE,
     GRPO,
     HINT,
     LEGACY,
@@ -45,15 +43,14 @@ from parity_tests.cases.verl_config import (
     REPLAY,
     SOUND,
     VERL,
-    WORKERS,
     Changes,
     actor,
     answered,
+    both,
     distilled,
     judged,
     loss,
     node,
-    sent,
     tree,
 )
 from parity_tests.cases.verl_environment import MODULES, NO_VERL, PLUGINS
@@ -66,20 +63,6 @@ APP.command()(doctor)
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_config_has_no_finding(name: str) -> None:
     assert judged(tree(SOUND[name])) == []
-
-
-def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any, *, sharpness: float) -> Any:
-    """A loss that verl can run."""
-
-
-def test_a_policy_with_parameters_that_the_workers_see_has_no_finding() -> None:
-    policy = WORKERS | node(policy="cispo", policy_params={"clip_high": 4.0})
-    assert judged(sent(tree(OURS | policy))) == []
-    hint_alone = node(policy_weight=0.0) | {GROUP_SIZE: 1}
-    assert judged(sent(tree(HINT | policy | hint_alone))) == []  # no advantage is used
-    by_path = WORKERS | node(policy=f"{__name__}:of_rollouts", policy_params={"sharpness": 2})
-    assert judged(sent(tree(OURS | by_path | {BYPASS: True}))) == []
-    assert judged(sent(tree(HINT | policy | node(policy_weight=0.5)))) == []
 
 
 def test_an_environment_alone_is_judged_without_a_config() -> None:
@@ -111,23 +94,21 @@ def check(found: Finding, key: str, words: str) -> None:
     assert found.problem and found.remedy and "\n" not in text and " None" not in text
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"), [(HINT, "privileged_context"), (REPLAY, "chosen"), (REPLAY, "rejected")]
-)
-def test_a_file_without_a_channels_column_is_named_with_those_it_has(changes: Changes, missing: str) -> None:
-    columns = {"a.parquet": [name for name in PARQUET["train.parquet"] if name != missing]}
-    (found,) = judged(tree(changes), columns=columns)
-    check(found, "data.train_files", f"'{missing}' a.parquet has {', '.join(sorted(columns['a.parquet']))}")
-    custom = changes | {"data.custom_cls.path": "mine.py"}
-    assert judged(tree(custom), columns=columns) == judged(tree(OURS), columns=columns) == []
+def test_a_files_columns_are_judged_unless_a_class_of_ones_own_makes_them() -> None:
+    bare = {"a.parquet": ["prompt", "chosen"]}
+    for changes, missing in ((HINT, "privileged_context"), (REPLAY, "rejected")):
+        (found,) = judged(tree(changes), columns=bare)
+        check(found, "data.train_files", f"'{missing}' a.parquet has chosen, prompt")
+        assert judged(tree(changes | {"data.custom_cls.path": "mine.py"}), columns=bare) == []
+    assert judged(tree(OURS), columns=bare) == []
 
 
 def test_every_mistake_in_the_options_is_found_at_once() -> None:
-    mistakes = node(hint_wieght=0.1, advantage="grop", replay_weight="1", rollout_correction="tis")
+    options = {"hint_wieght": 0.1, "advantage": "grop", "replay_weight": "1", "rollout_correction": "tis"}
     params = {"clip_hihg": 0.3, "clip_low": -3}
     inert = loss(kl_cov_ratio=0.1) | actor(tau_pos=2.0)
-    found = judged(sent(tree(OURS | WORKERS | PAPERS | mistakes | node(policy_params=params) | inert)))
-    expected = [*mistakes, *(f"{NODE}.policy_params.{name}" for name in params), *inert]
+    found = judged(tree(OURS | PAPERS | both(**options, policy_params=params) | inert))
+    expected = [*node(**options), *(f"{NODE}.policy_params.{name}" for name in params), *inert]
     assert sorted(one.key for one in found) == sorted(expected)
 
 
@@ -152,24 +133,15 @@ def test_a_mistake_hides_no_other_and_is_not_blamed_on_its_neighbours() -> None:
     ]
 
 
-@pytest.mark.parametrize("by_policy_gradient", [True, False])
 @pytest.mark.parametrize(
     ("named", "is_ours"),
-    [
-        (OURS, True),
-        (GRPO | DAPO, True),
-        (OURS | LEGACY, True),
-        (GRPO, False),
-        ({MODE: TRAINER} | GRPO, False),
-    ],
+    [(OURS | LEGACY, True), (GRPO | DAPO, True), (GRPO, False), ({MODE: TRAINER} | GRPO, False)],
 )
 def test_a_distillation_without_task_rewards_is_an_error_where_a_loss_is_ours(
-    named: Changes, is_ours: bool, by_policy_gradient: bool
+    named: Changes, is_ours: bool
 ) -> None:
-    """Also under use_policy_gradient, where verl logs the metrics of a policy loss that it sets to 0."""
-    changes = named | {DISTILLATION: True} | distilled(use_policy_gradient=by_policy_gradient)
-    before = judged(tree(changes))
-    found = judged(tree(changes | distilled(use_task_rewards=False)))
+    before = judged(tree(named | {DISTILLATION: True}))
+    found = judged(tree(named | {DISTILLATION: True} | distilled(use_task_rewards=False)))
     added = [one.key for one in found if one not in before]
     assert added == [f"{DISTILLED}.use_task_rewards"] * is_ours
 
@@ -217,7 +189,7 @@ def test_a_value_of_any_shape_is_a_finding_or_nothing() -> None:
     keys += [f"{NODE}.{name}" for name in ("policy", "hint_weight", "hint_params", "hint_teacher")]
     for key in keys:
         for shape in SHAPES:
-            made = sent(tree(HINT))
+            made = tree(HINT | {f"{LOSS}.composer": {"policy": "grpo"}})
             *above, last = key.split(".")
             holder = made
             for name in above:
