@@ -2,11 +2,11 @@
 
 import re
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import verl
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -21,24 +21,21 @@ from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.verl import OPTIONS, ULYSSES
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
-from parity_tests.rigs.verl_wheels import folder
+from parity_tests.rigs.verl_wheels import INSTALLED, wheel
 
-INSTALLED = Path(next(iter(find_spec("verl").submodule_search_locations)))  # type: ignore[union-attr, arg-type]
+SITE = Path(verl.__file__).parents[1]
+VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
 # Options whose default differs between verl's releases, or between its YAML, which counts, and its dataclass.
 OTHERWISE = ("data_loader_seed", "rollout_correction.rollout_is")
 CLASSIFIED = [(option.kind, option.key) for option in OPTIONS]
 
 
 def source(version: str) -> Path:
-    """verl's folder in a wheel, or the installed one."""
-    if version == "installed":
-        return INSTALLED
-    if (found := folder(version)) is None:
-        pytest.skip(f"no verl {version} (nox -s verl makes it)")
-    return found / "verl"
+    """The source of a version of verl."""
+    return (wheel(version) or SITE) / "verl"
 
 
-@pytest.mark.parametrize("version", ["0.6.1", "0.7.1", "0.8.0", "installed"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_option_that_verls_losses_and_advantages_read_is_classified(version: str) -> None:
     found = read(source(version))
     assert len(found) > 20 and ("policy", "clip_ratio_high") in found and ("advantage", "gamma") in found
@@ -46,12 +43,12 @@ def test_every_option_that_verls_losses_and_advantages_read_is_classified(versio
 
 
 def test_no_option_is_classified_that_verl_does_not_have() -> None:
-    known = {one for version in ("0.6.1", "installed") for one in fields(source(version))}
+    known = {one for version in ("0.6.1", INSTALLED) for one in fields(source(version))}
     assert sorted({*CLASSIFIED} - known) == []
     assert len({*CLASSIFIED}) == len(CLASSIFIED)
 
 
-@pytest.mark.parametrize("version", ["0.6.1", "0.7.1", "0.8.0", "installed"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_defaults_are_verls(version: str) -> None:
     known = fields(source(version))
     for option in OPTIONS:
@@ -64,7 +61,7 @@ def test_the_defaults_are_verls(version: str) -> None:
 def test_the_options_that_cut_sequences_for_several_ranks_are_those_that_verls_engine_gets(
     model: str,
 ) -> None:
-    config = OmegaConf.load(INSTALLED / "trainer/config/_generated_ppo_trainer.yaml")
+    config = OmegaConf.load(SITE / "verl/trainer/config/_generated_ppo_trainer.yaml")
     config.actor_rollout_ref.actor.use_dynamic_bsz = True
     found = []
     for key in options_of(OmegaConf.to_container(config.actor_rollout_ref[model])):
