@@ -19,7 +19,6 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance.reductions import verl as reduced
-from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.upstream import names
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
@@ -28,31 +27,9 @@ from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_actor import ONES, algorithm, policy_loss
-from parity_tests.rigs.verl_facts import global_batches, policy_batches
+from parity_tests.rigs.verl_drawn import global_batches, policy_batches
 
 examples = settings(max_examples=40)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("cuts", [1, 2, 4])
-def test_micro_batches_and_ranks_leave_the_gradient_alone(mode: str, ranks: int, cuts: int) -> None:
-    g = torch.Generator().manual_seed(3)
-    logprobs = -3 * torch.rand(8, 6, generator=g, dtype=torch.float64)
-    old = (logprobs + 0.1 * torch.randn(8, 6, generator=g, dtype=torch.float64)).clamp(max=0)
-    advantages = torch.randn(8, 1, generator=g, dtype=torch.float64).expand(8, 6).contiguous()
-    mask = torch.rand(8, 6, generator=g) < 0.7
-    batch = Batch(logprobs, old, advantages, mask, None)
-    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": 8, "loss_scale_factor": 6}
-    whole = policy_loss("composer/cispo", batch, mode, {"dp_size": 1, **counts}, policy="cispo@verl")[1]
-    rows = torch.arange(8).chunk(ranks)
-    found = torch.zeros_like(whole)
-    for of_rank in rows:  # FSDP takes the mean of the ranks' gradients
-        for part in of_rank.chunk(cuts):
-            cut = Batch(*(x[part] for x in batch[:4]), None)
-            info = {"dp_size": ranks, **counts}
-            found[part] += policy_loss("composer/cispo", cut, mode, info, policy="cispo@verl")[1] / ranks
-    assert_parity(found, whole, terms=48)
 
 
 def test_every_loss_that_verl_can_feed_is_registered_under_its_name() -> None:

@@ -19,8 +19,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     nested,
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
-from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK, TopKTrainingWorker
-from composer_plugins.errors import ConfigError
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKTrainingWorker
 from composer_plugins.kernels import divergences
 from composer_plugins.kernels.divergences.supports import log_probs_at
 from composer_plugins.testing.assertions import assert_parity
@@ -93,17 +92,6 @@ def test_a_worker_returns_the_teachers_entries_of_each_response_in_the_order_of_
         sampled = logprobs.gather(-1, response.unsqueeze(-1)).squeeze(-1)
         assert torch.equal(entries(found, TEACHER)[i], sampled)
     assert {name: found[name].dtype for name in TOP_DTYPES} == TOP_DTYPES
-
-
-def test_a_part_of_the_logits_is_an_error(table: Tensor) -> None:
-    """As a rank gets them where the engine cuts sequences; these positions are all in the first half."""
-    data = asked().update({"composer_row": torch.arange(5)})
-    packed = table[torch.cat(entries(data, "input_ids"))]
-    data["responses"] = nested([entries(data, "responses")[0], *[torch.zeros(0, dtype=torch.long)] * 4])
-    assert TopK(K)(data=data, student_logits=packed.unsqueeze(0)) == {}
-    message = f"the logits of all {len(packed)} tokens of a micro-batch, and verl passed 12; set ulysses_"
-    with pytest.raises(ConfigError, match=message):
-        TopK(K)(data=data, student_logits=packed[:12].unsqueeze(0))
 
 
 def test_any_other_call_is_verls_own(table: Tensor) -> None:

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from parity_tests.cases.verl_config import (
     actor,
     answered,
     both,
+    changed,
     distilled,
     judged,
     loss,
@@ -180,16 +182,10 @@ SHAPES: tuple[Any, ...] = (3, "", [], ["composer"], {"a": 1}, True, float("nan")
 def test_a_value_of_any_shape_is_a_finding_or_nothing() -> None:
     keys = [*DEFAULTS, NODE, f"{LOSS}.composer", "algorithm", "trainer", "trainer.v1", "data", "ray_kwargs"]
     keys += [f"{NODE}.{name}" for name in ("policy", "hint_weight", "hint_params", "hint_teacher")]
-    for key in keys:
-        for shape in SHAPES:
-            made = tree(HINT | {f"{LOSS}.composer": {"policy": "grpo"}})
-            *above, last = key.split(".")
-            holder = made
-            for name in above:
-                holder = holder[name]
-            holder[last] = shape
-            for found in judged(made):
-                assert found.key and found.problem and found.remedy
+    for key, shape in product(keys, SHAPES):
+        made = tree(HINT | {f"{LOSS}.composer": {"policy": "grpo"}})
+        for found in judged(changed(made, {key: shape})):
+            assert found.key and found.problem and found.remedy
 
 
 # --- the command -----------------------------------------------------------------------------------------
@@ -271,11 +267,9 @@ def test_the_help_says_what_verl_is_given() -> None:
 
 
 def test_a_release_that_nobody_has_read_is_marked() -> None:
-    facts = answered(None, verl=VERL | {"version": "0.10.0"})
-    assert verl_doctor.compared_with(Target("py", None), facts, (0, 10)).endswith(
-        "the doctor knows 0.6 to 0.9"
-    )
-    assert verl_doctor.compared_with(Target("py", None), facts, (0, 9)).endswith("verl 0.10.0 (py)")
+    facts, target = answered(None, verl=VERL | {"version": "0.10.0"}), Target("py", None)
+    known = "verl 0.10.0 (py); the doctor knows 0.6 to 0.9"
+    assert verl_doctor.compared_with(target, facts, (0, 10)) == known
 
 
 def test_the_doctor_loads_neither_verl_nor_hydra() -> None:
@@ -305,18 +299,17 @@ def test_the_probe_needs_nothing_but_the_standard_library() -> None:
     assert {str(name).partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 
-def test_the_columns_of_parquet_and_json_are_read_and_other_files_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": 1}\n\n{"prompt": 2, "chosen": null}\n')
-    (tmp_path / "b.json").write_text('\n [{"prompt": 1, "rejected": "x"}, {"hint": "y"}]')
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "c.csv").write_text("prompt")
-    names = {
-        name: str(tmp_path / name) for name in ("a.jsonl", "b.json", "broken.json", "c.csv", "gone.json")
-    }
-    assert file_columns([*names.values(), "hdfs://x/a.jsonl"]) == {
-        names["a.jsonl"]: ["prompt", "chosen"],
-        names["b.json"]: ["prompt", "rejected", "hint"],
-    }
+def test_the_columns_of_json_are_read_and_other_files_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"prompt": 1}\n\n{"prompt": 2, "chosen": null}\n')
+    Path("b.json").write_text('\n [{"prompt": 1, "rejected": "x"}, {"hint": "y"}]')
+    Path("broken.json").write_text("{")
+    Path("c.csv").write_text("prompt")
+    names = ["a.jsonl", "b.json", "broken.json", "c.csv", "gone.json", "hdfs://x/a.jsonl"]
+    found = {"a.jsonl": ["prompt", "chosen"], "b.json": ["prompt", "rejected", "hint"]}
+    assert file_columns(names) == found
 
 
 def test_a_data_file_that_is_not_there_is_a_warning_with_the_folder(tmp_path: Path) -> None:
