@@ -340,6 +340,12 @@ SOUND: dict[str, Changes] = {
     "a policy loss": CISPO | GRPO,
     "the same twice": CISPO | OURS | node(policy="cispo"),
     "verl's clips": OURS | DAPO | actor(clip_ratio_high=0.3, clip_ratio_c=10.0),
+    "verl's clip and the same in the node": (
+        OURS | both(policy="grpo@verl", policy_params={"clip_high": 0.28}) | actor(clip_ratio_high=0.28)
+    ),
+    "verl's default clip and another one in the node": (
+        OURS | both(policy="grpo@verl", policy_params={"clip_high": 0.3}) | actor(clip_ratio_high=0.2)
+    ),
     "verl's beta of dro": OURS | both(policy="dro") | loss(dro_beta=0.1),
     "no standard deviation": OURS | algorithm(norm_adv_by_std_in_grpo=False),
     "no standard deviation, twice": ({ESTIMATOR: "composer/rloo"} | algorithm(norm_adv_by_std_in_grpo=False)),

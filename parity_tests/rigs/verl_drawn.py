@@ -1,18 +1,15 @@
-"""The batches of `conformance.verl_claims` as Hypothesis strategies, and drawn outside a test."""
+"""The batches of `conformance.verl_claims` as Hypothesis strategies, and the scale of their losses."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import hypothesis.strategies as st
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor
 
 from composer_plugins.conformance.reductions import verl as reduced
 from composer_plugins.conformance.verl_claims import batches
 from composer_plugins.testing.strategies import drawn_by
-
-T = TypeVar("T")
 
 
 def policy_batches() -> st.SearchStrategy[batches.Batch]:
@@ -23,32 +20,6 @@ def policy_batches() -> st.SearchStrategy[batches.Batch]:
 def global_batches(mask: Tensor) -> st.SearchStrategy[dict[str, Any]]:
     """What verl passes beside the mode: nothing, or the counts of the whole batch over ranks."""
     return drawn_by(batches.global_batch, mask)
-
-
-def rollouts(min_group: int = 1) -> st.SearchStrategy[batches.Rollouts]:
-    """Groups of any size in any order; rewards non-dyadic and often tied, small beside their offset too."""
-    return drawn_by(batches.rollouts, min_group)
-
-
-def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    """At least `count` examples for a program, always the same; one that a strategy refuses is none."""
-    found: list[Any] = []
-    quiet = settings(
-        max_examples=count,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-
-    @quiet
-    @given(strategy)
-    def keep(example: T) -> None:
-        found.append(example)
-
-    keep()
-    return found
 
 
 def largest_term(kernel: Callable[..., Any], batch: batches.Batch, mode: str, info: dict[str, Any]) -> float:
