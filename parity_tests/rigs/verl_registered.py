@@ -6,14 +6,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, precision
+from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, kernel, precision
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
-from composer_plugins.conformance.verl_claims.token_advantages import cut_to_a_power_of_two, for_whitening
+from composer_plugins.conformance.verl_claims.token_advantages import (
+    cut_to_a_power_of_two,
+    for_whitening,
+    per_token,
+    whitened,
+)
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.testing.draws import Draw, flag
 from parity_tests.rigs.verl_actor import algorithm, composer_actor
@@ -124,27 +128,23 @@ def advantage(row: Estimator, draw: Draw) -> Iterator[Compared]:
         warnings.simplefilter("ignore", ComposerWarning)  # of rewards at masked tokens
         ours = upstream.advantages(f"composer/{row.ours.partition('@')[0]}", batch, config=config)
     theirs, returns = upstream.estimated(row.theirs, batch, config=config, **switch)
+    if row.whitened:
+        largest, raw = float(batch.rewards.abs().max()), returns
+        if "baseline" in row.ours:  # verl returns what is whitened already
+            raw = per_token(kernel("dr_grpo@verl")(batch.rewards, batch.ids), batch)
+        else:
+            largest *= batch.mask.shape[1]
+        assert not ours[~batch.mask].any()
+        yield whitened(ours, theirs, raw, batch.mask, largest, FLOAT64)
+        return
     # Where the mask is False verl may leave something, and 0 / 0 in a group without an unmasked token.
     theirs = torch.where(batch.mask, theirs, 0.0)
-    if row.whitened:
-        yield Compared(ours, theirs, 2 * int(batch.mask.sum()), whitening(row, batch, returns))
-        return
     alpha = len(batch.rewards) / max(1, int(batch.rewards.count_nonzero()))  # gpg's
     for group in batch.ids.unique():
         rows = batch.ids == group
         scale = precision(batch, rows, row.eps)
         scale = {"gpg": alpha * scale}.get(row.theirs, scale)
         yield Compared(ours[rows], theirs[rows], 2 * len(batch.ids), scale, row.dtype)
-
-
-def whitening(row: Estimator, batch: Rollouts, returns: Tensor) -> float:
-    """The largest term behind a whitened advantage, which a small deviation magnifies twice."""
-    largest, raw = float(batch.rewards.abs().max()) * batch.mask.shape[1], returns
-    if "baseline" in row.ours:  # verl returns what is whitened already
-        largest, config = float(batch.rewards.abs().max()), algorithm(advantage="dr_grpo@verl")
-        raw = upstream.advantages("composer/dr_grpo", batch, config=config)
-    divisor = float((raw[batch.mask].var() + 1e-8).sqrt())
-    return largest * (1 + largest / divisor) / divisor
 
 
 def advantages() -> list[Claim]:

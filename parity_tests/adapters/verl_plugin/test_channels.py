@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from benchmarks.verl_logits import gathered
-from composer_plugins.adapters.verl_plugin.surface import parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
     BatchLayout,
     interleave,
@@ -18,10 +17,9 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
-from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.frameworks.verl import MODES
-from composer_plugins.kernels import divergences, preference
+from composer_plugins.kernels import divergences
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_rows import (
     EVERY,
@@ -153,35 +151,15 @@ def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: i
     assert nothing == {}
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
-def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> None:
-    """At the policy that was scored: the first update of a step."""
-    node = {"replay_weight": 0.3, "replay_loss": name}
-    choice = parse_channels(node).replay
-    assert choice is not None
-    rows, weights = drawn(LENGTHS), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-    logits = [x.clone().requires_grad_() for x in rows.logits]
-    logprobs = logprobs_of_responses(rows, logits)
-    sums = torch.stack([s.mean() if choice.average else s.sum() for s in logprobs])
-    scores = dict(zip(("chosen", "rejected"), sums.chunk(2), strict=True))
-    scores |= {
-        "ref_chosen": scores["chosen"].detach() - 0.4,
-        "ref_rejected": scores["rejected"].detach() + 0.2,
-    }
-    kernel = getattr(preference, name)
-    wanted = 0.3 * (weights * kernel(*(scores[n] for n in choice.loss.needs)).loss).mean()
-    theirs = torch.autograd.grad(wanted, logits)
-
-    _, slopes = linearise(choice, {side: x.detach() for side, x in scores.items()}, weights)
-    empty = [torch.zeros_like(mask) for mask in rows.fields["response_mask"]]
-    per_token = [s / len(r) if choice.average else s for s, r in zip(slopes, rows.responses, strict=True)]
-    coefficients = [c.expand(len(r)) for c, r in zip(per_token, rows.responses, strict=True)]
-    fields = rows.fields | {"response_mask": empty, "loss_mask": [*empty[:-1], torch.ones(2).long()]}
-    _, ours, _ = called(
-        loss_of(node, policy=0.0), rows._replace(fields=fields | {REPLAY: coefficients}), EVERY, {}
-    )
-    for mine, own in zip(ours, theirs, strict=True):
-        assert_parity(mine, own, terms=8 * VOCABULARY, magnitude=max(float(x.abs().max()) for x in theirs))
+def test_the_replay_term_is_linear_in_the_log_probabilities() -> None:
+    """Its coefficients are the slopes of the preference loss: test_driver.py."""
+    rows = with_teacher(drawn(LENGTHS))
+    value, gradients, _ = called(loss_of(SIMPO, policy=0.0), rows, EVERY, {})
+    logits = response_logits(rows)
+    wanted = 0.3 * (flat(rows, REPLAY) * gathered(logits, torch.cat(rows.responses))).sum()
+    assert float(wanted.detach().abs()) > 0.1
+    assert_parity(value, wanted, terms=8 * VOCABULARY)
+    assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=8)
 
 
 @settings(max_examples=60)

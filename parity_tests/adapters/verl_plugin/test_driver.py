@@ -178,7 +178,7 @@ def test_a_batch_without_a_hint_asks_nobody(make: Make) -> None:
     assert not any(len(row) for row in written(queue, TOP_IDS))
 
 
-@pytest.mark.parametrize("name", ["dpo", "simpo"])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
 def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make: Make, name: str) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": name})
     metrics: dict[str, Any] = {}
@@ -187,19 +187,19 @@ def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make:
     texts = [one.tokenizer.decode(r.sequence.response) for r in found]
     ends = "<|im_end|>\n"
     assert texts == [s + ends for s in ("0", "2", "two", "3", "no", "?", "!", "4")]
-    mean = name == "simpo"
+    choice = one.channels.replay
 
     def scores(model: Any) -> tuple[Tensor, ...]:
         of_tokens = [model.of(*row.sequence) for row in found]
-        return torch.stack([x.mean() if mean else x.sum() for x in of_tokens]).chunk(2)
+        return torch.stack([x.mean() if choice.average else x.sum() for x in of_tokens]).chunk(2)
 
     leaves = [half.requires_grad_() for half in scores(one.actor_rollout_wg)]
-    given = [*leaves, *scores(one.ref_policy_wg)] if name == "dpo" else leaves
+    given = [*leaves, *scores(one.ref_policy_wg)] if "ref_chosen" in choice.loss.needs else leaves
     weights = torch.tensor([1.0, 3.0, 0.0, 2.0], dtype=torch.float64)
     slopes = torch.cat(torch.autograd.grad((weights * getattr(preference, name)(*given).loss).mean(), leaves))
     for row, slope in zip(found, slopes, strict=True):
         n = len(row.sequence.response)
-        wanted = (slope / n if mean else slope).expand(n)
+        wanted = (slope / n if choice.average else slope).expand(n)
         assert_parity(row.coefficients, wanted, terms=64, dtype=torch.float32)
 
 

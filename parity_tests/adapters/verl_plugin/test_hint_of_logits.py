@@ -107,11 +107,9 @@ def converted(rows: Drawn, dtype: torch.dtype) -> Drawn:
 )
 def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, which: str) -> None:
     """As verl's engine shows them on a GPU, where verl's cross-entropy overwrites them in the backward."""
-    rows = hinted(with_teacher(drawn(LENGTHS), K), which)
-    extra = EXTRA | ({TAID_T: T_NOW} if name == "taid" else {})
     full = with_teacher(drawn(LENGTHS), K)
-    fields = full.fields | {HINT_MASK: rows.fields[HINT_MASK]}
-    wanted = of_all_logits(name, full._replace(fields=fields))
+    rows, extra = hinted(full, which), EXTRA | ({TAID_T: T_NOW} if name == "taid" else {})
+    wanted = of_all_logits(name, full._replace(fields=full.fields | {HINT_MASK: rows.fields[HINT_MASK]}))
     for dtype in (torch.float64, torch.float32):
         given, loss = converted(rows, dtype), loss_of(node_of(name), policy=0.0)
         for layout, logprobs_of in (("view", overwriting), ("new", gathered)):

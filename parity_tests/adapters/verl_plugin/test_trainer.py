@@ -21,11 +21,6 @@ from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-SENT = [
-    f"{LOSS}.loss_mode=composer",
-    f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
-    f"+{LOSS}.composer=${{algorithm.composer}}",
-]
 Make = Callable[..., Any]
 
 
@@ -42,10 +37,10 @@ def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
 
 
 def test_the_constructor_warns_once_of_a_reduction_that_is_not_the_papers(make: Make) -> None:
-    with pytest.warns(
-        ComposerWarning, match="loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
-    ) as found:
-        make({"policy": "gspo"}, *SENT, "algorithm.adv_estimator=composer", "critic.enable=False")
+    problem = "loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
+    sound = ("algorithm.adv_estimator=composer", "critic.enable=False")
+    with pytest.warns(ComposerWarning, match=problem) as found:
+        make({}, f"{LOSS}.loss_mode=composer/gspo", *sound)
     assert len(found) == 1
 
 
@@ -113,10 +108,8 @@ def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> Non
     node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
     trainer = make(node)
     trainer.total_training_steps = 6
-    found = []
-    for trainer.global_steps in range(1, 8):
-        found.append(trainer.taid_t())
-    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
+    for trainer.global_steps, wanted in enumerate((0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9), 1):
+        assert trainer.taid_t() == pytest.approx(wanted)
     trainer.total_training_steps, trainer.global_steps = 1, 1
     assert trainer.taid_t() == 0.4
 
