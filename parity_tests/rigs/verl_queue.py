@@ -34,12 +34,8 @@ class Queue:
         self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: Any = None
     ) -> KVBatchMeta:
         """Each row's fields over what it has."""
-        columns = {
-            name: list(values.unbind())
-            if isinstance(values, Tensor)
-            else [getattr(v, "data", v) for v in values]
-            for name, values in fields.items()
-        }
+        rows_of = {name: x.unbind() if isinstance(x, Tensor) else x for name, x in fields.items()}
+        columns = {name: [getattr(row, "data", row) for row in rows] for name, rows in rows_of.items()}
         for i, key in enumerate(keys):
             row = {name: values[i] for name, values in columns.items()}
             self.rows.setdefault((partition_id, key), {}).update(row)

@@ -11,7 +11,7 @@ from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, kernel, precision
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
+from composer_plugins.conformance.verl_claims.batches import FLOAT64, rollouts
 from composer_plugins.conformance.verl_claims.token_advantages import (
     cut_to_a_power_of_two,
     for_whitening,
@@ -111,16 +111,12 @@ ESTIMATORS = [
 ]
 
 
-def in_float64(batch: Rollouts) -> Rollouts:
-    """As many unmasked tokens as let verl whiten in float64."""
-    batch, dtype = for_whitening(batch)
-    return batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
-
-
 def advantage(row: Estimator, draw: Draw) -> Iterator[Compared]:
     """An estimator of both registries, on the same rollouts."""
     batch = rollouts(draw, row.min_group)
-    batch = in_float64(batch) if row.whitened else batch
+    if row.whitened:  # as many unmasked tokens as let verl whiten in float64
+        batch, dtype = for_whitening(batch)
+        batch = batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
     switch = {"norm_adv_by_std_in_grpo": row.by_deviation}
     discount = {"gamma": draw.choose(GAMMAS, "gamma")} if row.theirs == "reinforce_plus_plus" else {}
     config = algorithm(switch | discount, advantage=row.ours, advantage_params=row.params)

@@ -27,16 +27,10 @@ STUBS = {
 }
 
 
-def folder(version: str) -> Path | None:
-    """Where a wheel lies unpacked; None: nowhere."""
-    root = Path(os.environ.get(FOLDERS) or "none", version)
-    return root if (root / "verl").is_dir() else None
-
-
 def wheel(version: str) -> Path | None:
-    """The folder of a version, None for the installed one; the test is skipped where there is none."""
-    found = folder(version)
-    if found is None and version != INSTALLED:
+    """Where a version lies unpacked, None for the installed one; the test is skipped where it is nowhere."""
+    found = None if version == INSTALLED else Path(os.environ.get(FOLDERS) or "none", version)
+    if found and not (found / "verl").is_dir():
         pytest.skip(f"no verl {version} in a folder that {FOLDERS} names (nox -s verl makes it)")
     return found
 

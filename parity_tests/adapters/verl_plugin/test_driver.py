@@ -1,5 +1,6 @@
 """composer_sync's own steps in the driver: who is asked, about what, and what is written beside each row."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,23 +97,22 @@ def test_the_teachers_entries_are_the_actors_own_largest_where_it_teaches_itself
         assert bool(row[HINT_MASK].any()) == (i not in (2, 3, 7))
 
 
-class Driver:
-    """The queue as the driver uses it: how many numbers of each field it got and put."""
+class Driver(Queue):
+    """A queue as the driver uses it: how many numbers of each field it got and put."""
 
     def __init__(self, queue: Queue) -> None:
-        self.queue, self.numbers = queue, dict[str, int]()
+        self.rows, self.numbers = queue.rows, Counter[str]()
 
     def kv_batch_get(self, **where: Any) -> Any:
-        return self.counted(self.queue.kv_batch_get(**where))
+        return self.counted(super().kv_batch_get(**where))
 
     def kv_batch_put(self, *, fields: Any, **where: Any) -> Any:
-        return self.queue.kv_batch_put(fields=self.counted(fields), **where)
+        return super().kv_batch_put(fields=self.counted(fields), **where)
 
     def counted(self, fields: Any) -> Any:
         for name, values in fields.items():
             if isinstance(values, Tensor):
-                size = sum(row.numel() for row in values.unbind())
-                self.numbers[name] = self.numbers.get(name, 0) + size
+                self.numbers[name] += sum(row.numel() for row in values.unbind())
         return fields
 
 

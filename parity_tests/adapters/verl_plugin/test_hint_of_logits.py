@@ -122,15 +122,10 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
     assert (float(wanted[0]) == 0) == (which == "none")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("logprobs_of", [gathered, overwriting])
-def test_the_hint_adds_its_gradient_to_verls_in_every_layout(
-    layout: str, logprobs_of: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    rows = with_teacher(drawn(LENGTHS), K)
-    made = {"shaped": LAYOUTS[layout], "logprobs_of": logprobs_of}
-    node = node_of("jsd")
-    whole = called(loss_of(node), rows, EVERY, EXTRA, **made)
+def test_the_hint_adds_its_gradient_to_verls() -> None:
+    """In one layout of the logits; in the others: without_verl/test_logits.py."""
+    rows, node = with_teacher(drawn(LENGTHS), K), node_of("jsd")
+    whole = called(loss_of(node), rows, EVERY, EXTRA, logprobs_of=overwriting)
     hint = called(loss_of(node, policy=0.0), rows, EVERY, EXTRA)
     policy = called(loss_of(node | {"hint_weight": 1e-300}), rows, EVERY, EXTRA)
     assert_parity(whole[0], hint[0] + policy[0], terms=64, magnitude=1.0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,24 +71,18 @@ def test_what_is_probably_a_mistake_is_warned_of_once_by_any_number_of_processes
         assert one.startswith(f"training data: {text}")
 
 
-def test_a_second_start_reads_the_checks_from_the_cache(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_reads_the_checks_from_the_cache(make: Make) -> None:
     filtered = "data.filter_overlong_prompts=True"  # after which the fingerprint of verl's data set is random
     trainer = make(LIVE | SIMPO, filtered, rejected=[None, ["0"]], chosen=[None, ["0"]])
     trainer._init_tokenizer()
-    calls = list[int]()
-    render = type(trainer.tokenizer).apply_chat_template
-
-    def counted(*given: Any, **options: Any) -> Any:
-        calls.append(1)
-        return render(*given, **options)
-
-    monkeypatch.setattr(type(trainer.tokenizer), "apply_chat_template", counted)
-    numbers = []
-    for longest in (16, 16, 17):
-        trainer.config.data.max_response_length = longest
-        with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
-            trainer._init_dataloader()
-        numbers.append(len(calls))
+    cls, numbers = type(trainer.tokenizer), []
+    render = cls.apply_chat_template
+    with mock.patch.object(cls, "apply_chat_template", autospec=True, side_effect=render) as rendered:
+        for longest in (16, 16, 17):
+            trainer.config.data.max_response_length = longest
+            with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
+                trainer._init_dataloader()
+            numbers.append(rendered.call_count)
     assert 0 < numbers[0] == numbers[1] < numbers[2]  # another limit is another check
 
 

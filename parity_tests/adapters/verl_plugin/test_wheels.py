@@ -16,7 +16,7 @@ from composer_plugins.frameworks.verl import MODES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_drawn import largest_term
 from parity_tests.rigs.verl_probe import NODE
-from parity_tests.rigs.verl_wheels import INSTALLED, TARGET, folder, probe, start, wheel
+from parity_tests.rigs.verl_wheels import INSTALLED, TARGET, probe, start, wheel
 
 VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
 NORM = "seq-mean-token-sum-norm"
@@ -42,7 +42,7 @@ def test_import_verl_alone_registers_the_same_names_and_says_nothing(
     found: dict[str, Any], version: str
 ) -> None:
     assert found["version"] == version, f"not the wheel: {found['file']}"
-    assert version == INSTALLED or Path(found["file"]).is_relative_to(str(folder(version)))
+    assert version == INSTALLED or Path(found["file"]).is_relative_to(str(wheel(version)))
     assert found["loaded"] and found["warnings"] == []
     for kind, registry in (("advantage", ADV_ESTIMATOR_REGISTRY), ("policy", POLICY_LOSS_REGISTRY)):
         names = sorted(name for name in registry if name.startswith("composer"))
