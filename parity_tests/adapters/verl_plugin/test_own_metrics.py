@@ -9,8 +9,8 @@ from torch import Tensor
 from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, of_kind
+from composer_plugins.losses.row import REQUIRED
+from parity_tests.rigs.every import rows
 from parity_tests.rigs.verl_actor import policy_loss
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
@@ -32,11 +32,10 @@ def test_every_policy_loss_logs_the_kl_and_only_those_with_a_clip_or_a_mask_its_
     advantages = torch.tensor([[1.0], [-1.0], [0.5]]).expand(3, 4).contiguous()
     batch = Batch(moved.clamp(max=0), old, advantages, torch.rand(3, 4, generator=g) < 0.8, None)
     found = {}
-    for name, loss in of_kind(losses(), "policy").items():
+    for loss in filter(VERL.runs, rows("policy")):
         required = [one for one, default in loss.defaults.items() if default is REQUIRED]
-        if VERL.runs(loss):
-            examples = {one: loss.parameters[one].example for one in required}
-            found[name] = logged(batch, name, **examples)
+        examples = {one: loss.parameters[one].example for one in required}
+        found[loss.name] = logged(batch, loss.name, **examples)
     assert len(found) > 20 and all(KL in one for one in found.values())
     assert {name for name, one in found.items() if CLIPPED not in one} == {
         *("dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo")
@@ -74,13 +73,12 @@ def test_the_lower_fraction_is_of_tokens_beyond_the_second_bound(
 
 def with_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """A loss of the user's own, which says that it clipped every token but the first."""
-    clipped = torch.ones_like(mask)
-    clipped[:, 0] = False
+    clipped = torch.arange(mask.shape[1]).expand(mask.shape) > 0
     loss = torch.where(mask, -advantages * (logprobs - old_logprobs).exp(), 0.0)
     return TokenLoss(loss, {"clip_frac_high": Metric(clipped, mask)})
 
 
 def test_a_loss_of_the_users_own_has_the_fractions_that_it_reports() -> None:
-    rows = -torch.ones(2, 4, dtype=torch.float64)
-    batch = Batch(rows, rows, rows, rows.bool(), None)
+    ones = -torch.ones(2, 4, dtype=torch.float64)
+    batch = Batch(ones, ones, ones, ones.bool(), None)
     assert logged(batch, f"{__name__}:with_clip") == {KL: 0.0, CLIPPED: 0.75, LOWER: 0.0}

@@ -7,8 +7,8 @@ from composer_plugins.conformance.claims import Claim
 from composer_plugins.conformance.verl_claims.policy import NOT_COMPARED as NO_LOSS
 from composer_plugins.conformance.verl_claims.suite import NO_KERNEL
 from composer_plugins.conformance.verl_claims.upstream import of_verl
-from composer_plugins.losses.registry import losses
 from parity_tests.rigs.claims import check, proves
+from parity_tests.rigs.every import rows
 from parity_tests.rigs.verl_registered import LEFT_OUT, advantages, policies
 
 CLAIMS = policies() + advantages()
@@ -22,11 +22,11 @@ def test_a_registered_loss_is_verls(claim: Claim, data: st.DataObject) -> None:
 
 
 def test_every_dialect_of_verl_is_in_the_table_or_left_out_with_a_reason() -> None:
-    registered = [loss for loss in losses() if loss.kind in ("policy", "advantage")]
-    rows = {f"{x.name}@verl" for x in registered if any(one.upstream == "verl" for one in x.dialects)}
+    registered = rows("policy", "advantage")
+    named = {f"{x.name}@verl" for x in registered if any(one.upstream == "verl" for one in x.dialects)}
     compared = {claim.ours for claim in CLAIMS if claim.ours.endswith("@verl")}
     assert not compared & set(LEFT_OUT)
-    assert compared | set(LEFT_OUT) == rows
+    assert compared | set(LEFT_OUT) == named
 
 
 def test_every_name_in_verls_registries_is_in_the_table_or_left_out_with_a_reason() -> None:

@@ -25,11 +25,6 @@ LOSS = "actor_rollout_ref.actor.policy_loss"
 Make = Callable[..., Any]
 
 
-def messages(found: pytest.WarningsRecorder) -> list[str]:
-    """Ours among the warnings."""
-    return [str(one.message) for one in found if one.category is ComposerWarning]
-
-
 def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
     trainer = make({})
     assert isinstance(trainer, ComposerTrainer) and trainer.trainer_mode == "sync"
@@ -65,9 +60,10 @@ OF_DOUBTFUL = [
 def test_what_is_probably_a_mistake_is_warned_of_once_by_any_number_of_processes(
     make: Make, columns: dict[str, Any], wanted: list[str], workers: int
 ) -> None:
-    with pytest.warns(ComposerWarning) as found:
+    with pytest.warns(ComposerWarning) as caught:
         checked(make(LIVE | SIMPO, f"data.filter_overlong_prompts_workers={workers}", **columns))
-    for one, text in zip(messages(found), wanted, strict=True):
+    ours = [str(one.message) for one in caught if one.category is ComposerWarning]
+    for one, text in zip(ours, wanted, strict=True):
         assert one.startswith(f"training data: {text}")
 
 
