@@ -87,12 +87,6 @@ def changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return config
 
 
-def sent(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the node interpolated into the workers' policy_loss."""
-    config["actor_rollout_ref"]["actor"]["policy_loss"]["composer"] = config["algorithm"]["composer"]
-    return config
-
-
 def answered(config: dict[str, Any] | None, **others: Any) -> dict[str, Any]:
     """What the probe answers, with these other answers."""
     columns = others.pop("columns", PARQUET)
@@ -165,7 +159,16 @@ def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
     """A preference loss that asks for an input that verl does not provide."""
 
 
+def of_logits(student_logits: Any, teacher_logits: Any, mask: Any, *, sharpness: float = 1.0) -> Any:
+    """A divergence that verl can run."""
+
+
+def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any, *, sharpness: float) -> Any:
+    """A policy loss that verl can run."""
+
+
 OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
+OF_LOGITS, OF_ROLLOUTS = f"{__name__}:of_logits", f"{__name__}:of_rollouts"
 
 MISTAKES: dict[str, Changes] = {
     "an unknown estimator": {ESTIMATOR: "composer/rlo"},
@@ -337,12 +340,29 @@ SOUND: dict[str, Changes] = {
     "a policy loss": CISPO | GRPO,
     "the same twice": CISPO | OURS | node(policy="cispo"),
     "verl's clips": OURS | DAPO | actor(clip_ratio_high=0.3, clip_ratio_c=10.0),
+    "verl's clip and the same in the node": (
+        OURS | both(policy="grpo@verl", policy_params={"clip_high": 0.28}) | actor(clip_ratio_high=0.28)
+    ),
+    "verl's default clip and another one in the node": (
+        OURS | both(policy="grpo@verl", policy_params={"clip_high": 0.3}) | actor(clip_ratio_high=0.2)
+    ),
     "verl's beta of dro": OURS | both(policy="dro") | loss(dro_beta=0.1),
     "no standard deviation": OURS | algorithm(norm_adv_by_std_in_grpo=False),
     "no standard deviation, twice": ({ESTIMATOR: "composer/rloo"} | algorithm(norm_adv_by_std_in_grpo=False)),
     "verl's correction": OURS | correction(rollout_is="token"),
     "the legacy trainer": OURS | LEGACY,
+    "a policy and its parameters": OURS | both(policy="cispo", policy_params={"clip_high": 4.0}),
+    "a policy of the user's own": (
+        OURS | both(policy=OF_ROLLOUTS, policy_params={"sharpness": 2}) | {BYPASS: True}
+    ),
+    "a policy's weight beside a hint": HINT | both(policy="cispo", policy_weight=0.5),
+    "one rollout where no advantage is used": (
+        HINT | both(policy="cispo", policy_weight=0.0, hint_weight=0.1, hint_top_k=20) | {GROUP_SIZE: 1}
+    ),
     "a hint": HINT,
+    "a hint of the largest entries": TOP_K,
+    "a hint of TAID": TAID,
+    "a hint of the user's own": TOP_K | node(hint_divergence=OF_LOGITS, hint_params={"sharpness": 2.0}),
     "a hint of sampled tokens": SAMPLED,
     "a hint of sampled tokens with fused kernels": SAMPLED | {FUSED: True},
     "a live hint": HINT | NO_REFERENCE | node(hint_teacher="live"),

@@ -1,40 +1,28 @@
-"""Batches of the tests' strategies outside a test: for a program that wants many, the same each time."""
+"""The batches of `conformance.verl_claims` as Hypothesis strategies, and the scale of their losses."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import hypothesis.strategies as st
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from torch import Tensor
 
 from composer_plugins.conformance.reductions import verl as reduced
-from composer_plugins.conformance.verl_claims.batches import Batch
-
-T = TypeVar("T")
-
-
-def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    """At least `count` examples, and always the same; an example that a strategy refuses is none."""
-    found: list[Any] = []
-    quiet = settings(
-        max_examples=count,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-
-    @quiet
-    @given(strategy)
-    def keep(example: T) -> None:
-        found.append(example)
-
-    keep()
-    return found
+from composer_plugins.conformance.verl_claims import batches
+from composer_plugins.testing.strategies import drawn_by
 
 
-def largest_term(kernel: Callable[..., Any], batch: Batch, mode: str, info: dict[str, Any]) -> float:
+def policy_batches() -> st.SearchStrategy[batches.Batch]:
+    """Log-probabilities at any distance, advantages per token or per row, ties and zeros among them."""
+    return drawn_by(batches.policy_batch)
+
+
+def global_batches(mask: Tensor) -> st.SearchStrategy[dict[str, Any]]:
+    """What verl passes beside the mode: nothing, or the counts of the whole batch over ranks."""
+    return drawn_by(batches.global_batch, mask)
+
+
+def largest_term(kernel: Callable[..., Any], batch: batches.Batch, mode: str, info: dict[str, Any]) -> float:
     """What the largest token adds to the reduced loss: the scale of a sum, which itself may cancel."""
     terms = kernel(batch.logprobs, batch.old_logprobs, batch.advantages, batch.mask).loss.detach()
     terms = (terms if batch.weights is None else terms * batch.weights).requires_grad_()

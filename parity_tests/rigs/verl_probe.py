@@ -77,12 +77,12 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
+    from composer_plugins.conformance.verl_claims.batches import rollouts
     from composer_plugins.conformance.verl_claims.upstream import names
-    from parity_tests.rigs.verl_drawn import drawn
-    from parity_tests.rigs.verl_facts import rollouts
+    from composer_plugins.testing.draws import Seeded
 
     found = []
-    for batch in drawn(rollouts(min_group=2), 20):
+    for batch in (rollouts(Seeded(seed), min_group=2) for seed in range(20)):
         row: dict[str, Any] = {"batch": batch}
         for who, algorithm, estimator in (
             ("theirs", own, "grpo"),
@@ -99,14 +99,15 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
 
 def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[dict[str, Any]]:
     """Drawn batches in every mode by the keywords of this verl's workers: ours, and its own vanilla."""
-    from composer_plugins.frameworks.verl import MODES
-    from parity_tests.rigs.verl_drawn import drawn
-    from parity_tests.rigs.verl_facts import global_batches, policy_batches
+    from composer_plugins.conformance.verl_claims.batches import global_batch, policy_batch
+    from composer_plugins.conformance.verl_claims.upstream import modes
+    from composer_plugins.testing.draws import Seeded
 
     found = []
-    for batch in drawn(policy_batches(), 12):
-        infos = [{}] + (drawn(global_batches(batch.mask), 3) if hasattr(own, "global_batch_info") else [])
-        for mode, info, names in product(filter(known, MODES), infos, keywords):
+    for draw in map(Seeded, range(12)):
+        batch, counts = policy_batch(draw), range(3 if hasattr(own, "global_batch_info") else 0)
+        infos = [{}, *(global_batch(draw, batch.mask) for _ in counts)]
+        for mode, info, names in product(modes(), infos, keywords):
             row: dict[str, Any] = {"mode": mode, "info": info, "keywords": names, "batch": batch}
             row["theirs"] = policy_loss("vanilla", row, own)
             row["ours"] = policy_loss("composer/grpo", row, ours)
@@ -148,17 +149,6 @@ def across_a_tool(own: Any) -> dict[str, torch.Tensor]:
         data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask})
         found[who] = compute_advantage(data, adv_estimator=name, config=algorithm).batch["advantages"]
     return found
-
-
-def known(mode: str) -> bool:
-    """Whether this verl has the mode."""
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    try:
-        agg_loss(torch.ones(1, 1), torch.ones(1, 1), mode)
-    except ValueError:
-        return False
-    return True
 
 
 def policy_loss(

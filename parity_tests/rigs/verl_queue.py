@@ -19,6 +19,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TOP_LOGPROBS,
     nested,
 )
+from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 
 VOCABULARY = 300
 
@@ -33,12 +34,8 @@ class Queue:
         self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: Any = None
     ) -> KVBatchMeta:
         """Each row's fields over what it has."""
-        columns = {
-            name: list(values.unbind())
-            if isinstance(values, Tensor)
-            else [getattr(v, "data", v) for v in values]
-            for name, values in fields.items()
-        }
+        rows_of = {name: x.unbind() if isinstance(x, Tensor) else x for name, x in fields.items()}
+        columns = {name: [getattr(row, "data", row) for row in rows] for name, rows in rows_of.items()}
         for i, key in enumerate(keys):
             row = {name: values[i] for name, values in columns.items()}
             self.rows.setdefault((partition_id, key), {}).update(row)
@@ -56,7 +53,6 @@ class Queue:
         return list_of_dict_to_tensordict([{n: row[n] for n in select_fields or row} for row in rows])
 
     def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
-        """Forget them."""
         for key in keys:
             del self.rows[partition_id, key]
 
@@ -102,25 +98,29 @@ class Model:
     compute_ref_log_prob = compute_log_prob
 
 
+def rollout(trainer: Any, i: int, responses: Tensor, **fields: Any) -> dict[str, Any]:
+    """A row of a batch: a response to prompt number `i`, with these fields more."""
+    messages = [{"role": "user", "content": f"{i}+0=?"}]
+    return {
+        "uid": f"uid{i}",
+        "raw_prompt": messages,
+        "prompts": torch.tensor(Prompts(trainer).ids(messages)),
+        "responses": responses,
+        "response_mask": torch.ones_like(responses),
+        **fields,
+    }
+
+
 def trainer(queue: Queue, tokenizer: Any, node: dict[str, Any]) -> Any:
     """What hint.py, replay.py and batch_layout.py read of a trainer: two ranks, micro-batches of three."""
-    rollout = {
-        "temperature": 1.0,
-        "log_prob_use_dynamic_bsz": False,
-        "log_prob_micro_batch_size_per_gpu": 3,
-        "n": 2,
-    }
-    actor = {"use_dynamic_bsz": False, "ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 2}
-    config = {
-        "actor_rollout_ref": {
-            "rollout": rollout,
-            "ref": rollout | {"log_prob_micro_batch_size_per_gpu": 4},
-            "actor": actor,
-        },
-        "data": {},
+    sampling = {"temperature": 1.0, "n": 2, "log_prob_use_dynamic_bsz": False}
+    models = {
+        "rollout": sampling | {"log_prob_micro_batch_size_per_gpu": 3},
+        "ref": sampling | {"log_prob_micro_batch_size_per_gpu": 4},
+        "actor": {"use_dynamic_bsz": False, "ppo_mini_batch_size": 2, "ppo_micro_batch_size_per_gpu": 2},
     }
     return SimpleNamespace(
-        config=OmegaConf.create(config),
+        config=OmegaConf.create({"actor_rollout_ref": models, "data": {}}),
         channels=parse_channels(node),
         tokenizer=tokenizer,
         positions=512,

@@ -1,24 +1,26 @@
 """Our losses in verl's registries beside verl's own: the claims of `conform`, through the adapter."""
 
-import inspect
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, precision
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
-from composer_plugins.conformance.verl_claims.token_advantages import cut_to_a_power_of_two, for_whitening
+from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, kernel, precision
+from composer_plugins.conformance.verl_claims.batches import FLOAT64, rollouts
+from composer_plugins.conformance.verl_claims.token_advantages import (
+    cut_to_a_power_of_two,
+    for_whitening,
+    per_token,
+    whitened,
+)
 from composer_plugins.findings import ComposerWarning
-from composer_plugins.testing.draws import Draw
-from parity_tests.rigs.verl_calls import algorithm, policy_loss
+from composer_plugins.testing.draws import Draw, flag
+from parity_tests.rigs.verl_actor import algorithm, composer_actor
 from parity_tests.rigs.verl_drawn import largest_term
 
 GEO_MEAN = {"clip_ratio_low": [0.01, 0.4], "clip_ratio_high": [0.01, 0.4]}
@@ -36,23 +38,35 @@ LEFT_OUT = {
 
 
 def policy(theirs: str, row: str, options: claims.Options, draw: Draw) -> Iterator[Compared]:
-    """A loss of both registries; options that are not drawn are those of our dialect."""
+    """A loss of both registries; options that are not drawn are those of our dialect.
+
+    In half of the draws verl's options set our parameters too, and in the other half `policy_params` does.
+    """
     batch, mode, info = claims.draw_case(draw)
     if theirs == "geo_mean":  # one mean over all rows, whatever is set
         mode, info = "seq-mean-token-mean", {"global_batch_size": len(batch.mask)}
-        batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape), weights=None)
-    drawn = claims.draw_options(draw, theirs, options)
-    numbers = drawn if row == claims.ours(theirs).row else claims.numbers_of(row.partition("@")[0])
-    actor = upstream.actor(info, **claims.by_name(numbers))
-    own, own_gradient, _ = upstream.policy_loss(theirs, batch, actor, mode)
-    params, name = claims.our_params(row, drawn), f"composer/{row.partition('@')[0]}"
+        batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
+    drawn, name = claims.draw_options(draw, theirs, options), row.partition("@")[0]
+    is_main_row = row == claims.ours(theirs).row
+    numbers = claims.by_name(drawn if is_main_row else claims.numbers_of(name))
+    config = upstream.actor(info, **numbers)
+    own, own_gradient, own_metrics = upstream.policy_loss(theirs, batch, config, mode)
+    by_verl = is_main_row and flag(draw, "by verl's options")
+    node = {"policy": row, "policy_params": {} if by_verl else claims.our_params(row, drawn)}
+    config = composer_actor(node, info, **(numbers if by_verl else {}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComposerWarning)  # of a reduction that is not the loss's own
-        loss, gradient, _ = policy_loss(name, batch, mode, info, policy=row, policy_params=params)
+        loss, gradient, metrics = upstream.policy_loss(f"composer/{name}", batch, config, mode)
     forced = claims.ours(theirs).mode
     scale = largest_term(claims.our_kernel(row, drawn), batch, forced or mode, info)
     yield Compared(loss, own, batch.mask.numel(), scale)
     yield Compared(gradient, own_gradient, batch.mask.shape[1], what=GRADIENT)
+    under_verls_names = {key for key in metrics if not key.startswith("actor/composer/")}
+    assert under_verls_names == own_metrics.keys() | {"actor/ppo_kl"}  # verl's gpg logs nothing
+    largest = max(1.0, float((batch.logprobs - batch.old_logprobs).abs().max()))
+    for key, value in own_metrics.items():
+        found, wanted = torch.tensor(metrics[key]), torch.tensor(value)
+        yield Compared(found, wanted, batch.mask.numel(), largest, torch.float32, key)
 
 
 def policies() -> list[Claim]:
@@ -72,10 +86,10 @@ class Estimator(NamedTuple):
     min_group: int = 2
     eps: float | None = None  # what is added to a deviation; None: nothing is divided
     dtype: torch.dtype = FLOAT64
-    options: dict[str, Any] = {}  # verl's
     params: dict[str, Any] = {}  # ours
     note: str = ""
     whitened: bool = False
+    by_deviation: bool = True  # verl's norm_adv_by_std_in_grpo
 
 
 EPS = 1e-6
@@ -84,74 +98,49 @@ ESTIMATORS = [
     Estimator("grpo@verl", "grpo", eps=EPS),
     Estimator("grpo@verl", "grpo", 1, EPS, torch.float32, note=ROUNDED),
     Estimator("grpo@verl", "grpo_vectorized", 1, EPS, torch.float32, note="verl's is in float32"),
-    Estimator("dr_grpo@verl", "grpo", 1, options={"norm_adv_by_std_in_grpo": False}),
+    Estimator("grpo@verl", "grpo", 1, by_deviation=False),
+    Estimator("dr_grpo@verl", "grpo", 1, by_deviation=False),
     Estimator("rloo@verl", "rloo", 1),
     Estimator("rloo@verl", "rloo_vectorized", 1, params={"singleton": "zero"}),
     Estimator("opo@verl", "opo", 1),
-    Estimator("gpg@verl", "gpg", dtype=torch.float32, note="verl's alpha is a float32"),
-    Estimator("pass_at_k@verl", "grpo_passk", eps=EPS, options={"config": {}}),
+    Estimator("gpg@verl", "gpg", 1, dtype=torch.float32, note="verl's alpha is a float32"),
+    Estimator("pass_at_k@verl", "grpo_passk", eps=EPS),
+    Estimator("pass_at_k@verl", "grpo_passk", by_deviation=False),
     Estimator("reinforce_pp@verl", "reinforce_plus_plus", whitened=True),
     Estimator("reinforce_pp_baseline@verl", "reinforce_plus_plus_baseline", whitened=True),
 ]
 
 
-def keywords(batch: Rollouts) -> dict[str, Any]:
-    """What compute_advantage takes from a batch."""
-    return {
-        "token_level_rewards": batch.token_rewards,
-        "response_mask": batch.mask.long(),
-        "index": upstream.names(batch.ids.tolist()),
-    }
-
-
-def asked(name: str, **given: Any) -> tuple[Tensor, Tensor]:
-    """A registered estimator's answer, by those of the keywords that it has."""
-    function = get_adv_estimator_fn(name)
-    parameters = inspect.signature(function).parameters.values()
-    everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    known = given if everything else {p.name: given[p.name] for p in parameters if p.name in given}
-    return function(**known)
-
-
-def in_float64(batch: Rollouts) -> Rollouts:
-    """As many unmasked tokens as let verl whiten in float64."""
-    batch, dtype = for_whitening(batch)
-    return batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
-
-
 def advantage(row: Estimator, draw: Draw) -> Iterator[Compared]:
     """An estimator of both registries, on the same rollouts."""
-    batch, gamma = rollouts(draw, row.min_group), draw.choose(GAMMAS, "gamma")
-    batch = in_float64(batch) if row.whitened else batch
-    given = keywords(batch)
-    params = dict(row.params) | ({"gamma": gamma} if row.theirs == "reinforce_plus_plus" else {})
-    config = algorithm(advantage=row.ours, advantage_params=params)
+    batch = rollouts(draw, row.min_group)
+    if row.whitened:  # as many unmasked tokens as let verl whiten in float64
+        batch, dtype = for_whitening(batch)
+        batch = batch if dtype == FLOAT64 else cut_to_a_power_of_two(batch)
+    switch = {"norm_adv_by_std_in_grpo": row.by_deviation}
+    discount = {"gamma": draw.choose(GAMMAS, "gamma")} if row.theirs == "reinforce_plus_plus" else {}
+    config = algorithm(switch | discount, advantage=row.ours, advantage_params=row.params)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComposerWarning)  # of rewards at masked tokens
-        (ours, _) = asked(f"composer/{row.ours.partition('@')[0]}", config=config, **given)
-    own = {"config": type("Config", (), {"gamma": gamma})} | row.options
-    (theirs, returns) = asked(row.theirs, **given | own)
+        ours = upstream.advantages(f"composer/{row.ours.partition('@')[0]}", batch, config=config)
+    theirs, returns = upstream.estimated(row.theirs, batch, config=config, **switch)
+    if row.whitened:
+        largest, raw = float(batch.rewards.abs().max()), returns
+        if "baseline" in row.ours:  # verl returns what is whitened already
+            raw = per_token(kernel("dr_grpo@verl")(batch.rewards, batch.ids), batch)
+        else:
+            largest *= batch.mask.shape[1]
+        assert not ours[~batch.mask].any()
+        yield whitened(ours, theirs, raw, batch.mask, largest, FLOAT64)
+        return
     # Where the mask is False verl may leave something, and 0 / 0 in a group without an unmasked token.
     theirs = torch.where(batch.mask, theirs, 0.0)
-    if row.whitened:
-        yield Compared(ours, theirs, 2 * int(batch.mask.sum()), whitening(row, batch, returns))
-        return
     alpha = len(batch.rewards) / max(1, int(batch.rewards.count_nonzero()))  # gpg's
     for group in batch.ids.unique():
         rows = batch.ids == group
         scale = precision(batch, rows, row.eps)
         scale = {"gpg": alpha * scale}.get(row.theirs, scale)
         yield Compared(ours[rows], theirs[rows], 2 * len(batch.ids), scale, row.dtype)
-
-
-def whitening(row: Estimator, batch: Rollouts, returns: Tensor) -> float:
-    """The largest term behind a whitened advantage, which a small deviation magnifies twice."""
-    largest, raw = float(batch.rewards.abs().max()) * batch.mask.shape[1], returns
-    if "baseline" in row.ours:  # verl returns what is whitened already
-        largest, config = float(batch.rewards.abs().max()), algorithm(advantage="dr_grpo@verl")
-        raw = asked("composer/dr_grpo", config=config, **keywords(batch))[0]
-    divisor = float((raw[batch.mask].var() + 1e-8).sqrt())
-    return largest * (1 + largest / divisor) / divisor
 
 
 def advantages() -> list[Claim]:

@@ -23,6 +23,7 @@ from parity_tests.rigs.verl_actor import composer_actor
 
 VOCABULARY = 7
 LENGTHS = [(2, 3), (1, 5), (4, 1), (3, 2), (2, 4), (1, 1), (5, 3), (2, 2)]
+EVERY = list(range(len(LENGTHS)))
 SAMPLED = {"hint_weight": 0.7, "hint_divergence": "sampled_token", "hint_teacher": "live"}
 JSD = {"hint_weight": 0.7, "hint_divergence": "jsd", "hint_top_k": 3, "hint_teacher": "live"}
 PARAMS: dict[str, Any] = {"taid": {"t": 0.5}, "sdpo": {"top_k": 4, "rest": "renormalised"}}
@@ -39,24 +40,25 @@ class Drawn(NamedTuple):
     fields: dict[str, list[Tensor]]
 
 
+def normal(g: torch.Generator, *shape: int) -> Tensor:
+    """Normal numbers in float64."""
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
 def drawn(lengths: list[tuple[int, int]], seed: int = 0) -> Drawn:
     """Rows of so many prompt and response tokens, on-policy but for the last decimals."""
     g = torch.Generator().manual_seed(seed)
     prompts, responses = (
         [torch.randint(VOCABULARY, (n,), generator=g) for n in side] for side in zip(*lengths, strict=True)
     )
-    logits = [torch.randn(p + r, VOCABULARY, generator=g, dtype=torch.float64) for p, r in lengths]
+    logits = [normal(g, p + r, VOCABULARY) for p, r in lengths]
     logprobs = [response_logprobs(x, p, r) for x, p, r in zip(logits, prompts, responses, strict=True)]
     masks = [(torch.rand(r, generator=g) < 0.8).long() for _, r in lengths]
     fields = {
         "response_mask": masks,
         "loss_mask": masks,
-        "old_log_probs": [
-            (s + 0.1 * torch.randn(s.shape, generator=g, dtype=s.dtype)).clamp(max=0) for s in logprobs
-        ],
-        "advantages": [
-            torch.randn(1, generator=g, dtype=torch.float64).expand(r).contiguous() for _, r in lengths
-        ],
+        "old_log_probs": [(s + 0.1 * normal(g, len(s))).clamp(max=0) for s in logprobs],
+        "advantages": [normal(g, 1).expand(r).contiguous() for _, r in lengths],
     }
     return Drawn(prompts, responses, logits, fields)
 
@@ -90,11 +92,8 @@ def called(
     logits = [rows.logits[i].clone().requires_grad_() for i in indices]
     ids = [torch.cat([rows.prompts[i], rows.responses[i]]) for i in indices]
     columns = {name: [values[i] for i in indices] for name, values in rows.fields.items()}
-    columns |= {
-        "prompts": [rows.prompts[i] for i in indices],
-        "responses": [rows.responses[i] for i in indices],
-        "input_ids": ids,
-    }
+    columns["prompts"] = [rows.prompts[i] for i in indices]
+    columns |= {"responses": [rows.responses[i] for i in indices], "input_ids": ids}
     data = TensorDict({name: nested(values) for name, values in columns.items()}, batch_size=len(indices))
     tokens = int(sum(mask.sum() for mask in rows.fields["loss_mask"]))
     counts = {"dp_size": ranks, "batch_num_tokens": tokens, "global_batch_size": len(rows.prompts)}
@@ -119,8 +118,7 @@ def loss_of(node: dict[str, Any], mode: str = "token-mean", policy: float = 1.0)
 def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
     """With a teacher's numbers of every response; the third row has no hint, the last is a replayed one."""
     g = torch.Generator().manual_seed(5)
-    logits = [torch.randn(len(r), VOCABULARY, generator=g, dtype=torch.float64) for r in rows.responses]
-    logprobs = [torch.log_softmax(x, -1) for x in logits]
+    logprobs = [normal(g, len(r), VOCABULARY).log_softmax(-1) for r in rows.responses]
     top = [x.topk(k, -1) for x in logprobs]
     rests = [
         x.scatter(-1, t.indices, -torch.inf).logsumexp(-1, True) for x, t in zip(logprobs, top, strict=True)
@@ -128,12 +126,10 @@ def with_teacher(rows: Drawn, k: int = 3) -> Drawn:
     masks = [mask * (i != 2) for i, mask in enumerate(rows.fields["response_mask"])]
     zeros = torch.zeros_like(masks[-1])
     replay = [torch.zeros(len(r), dtype=torch.float64) for r in rows.responses]
-    replay[-1] = torch.randn(len(replay[-1]), generator=g, dtype=torch.float64)
+    replay[-1] = normal(g, len(replay[-1]))
     fields = rows.fields | {
         HINT_MASK: [*masks[:-1], zeros],
-        TEACHER: [
-            x.gather(-1, r.unsqueeze(-1)).squeeze(-1) for x, r in zip(logprobs, rows.responses, strict=True)
-        ],
+        TEACHER: [gathered(x, r) for x, r in zip(logprobs, rows.responses, strict=True)],
         TOP_LOGPROBS: [torch.cat([t.values, rest], -1) for t, rest in zip(top, rests, strict=True)],
         TOP_IDS: [t.indices for t in top],
         REPLAY: replay,

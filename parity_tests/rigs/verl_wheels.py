@@ -4,16 +4,19 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version as installed
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from parity_tests.rigs.paths import ROOT
 
 PLUGIN = "composer_plugins.adapters.verl_plugin.register"
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
+INSTALLED = installed("verl")
 FOLDERS = "VERL_WHEELS"  # a folder with one wheel unpacked in <version>/ each
 # What a version imports and the environment may lack, nothing of which is called here.
 STUBS = {
@@ -24,10 +27,12 @@ STUBS = {
 }
 
 
-def folder(version: str) -> Path | None:
-    """Where a wheel lies unpacked; None: nowhere."""
-    root = Path(os.environ.get(FOLDERS) or "none", version)
-    return root if (root / "verl").is_dir() else None
+def wheel(version: str) -> Path | None:
+    """Where a version lies unpacked, None for the installed one; the test is skipped where it is nowhere."""
+    found = None if version == INSTALLED else Path(os.environ.get(FOLDERS) or "none", version)
+    if found and not (found / "verl").is_dir():
+        pytest.skip(f"no verl {version} in a folder that {FOLDERS} names (nox -s verl makes it)")
+    return found
 
 
 def start(code: list[str], wheel: Path | None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -8,29 +8,21 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from composer_plugins.adapters.verl_plugin.surface import parse_channels
+from benchmarks.verl_logits import gathered
 from composer_plugins.adapters.verl_plugin.sync_trainer.batch_layout import (
     BatchLayout,
     interleave,
     rows_per_share,
 )
-from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
-    HINT_MASK,
-    REPLAY,
-    TAID_T,
-    TEACHER,
-    TOP_IDS,
-    TOP_LOGPROBS,
-)
+from composer_plugins.adapters.verl_plugin.sync_trainer.fields import HINT_MASK, REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import sums_to_means
-from composer_plugins.adapters.verl_plugin.sync_trainer.replay import linearise
 from composer_plugins.conformance.verl_claims.upstream import actor
 from composer_plugins.frameworks.verl import MODES
-from composer_plugins.kernels import divergences, preference
-from composer_plugins.kernels.taid import taid
+from composer_plugins.kernels import divergences
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_rows import (
+    EVERY,
     EXTRA,
     JSD,
     LENGTHS,
@@ -59,7 +51,7 @@ def test_micro_batches_and_ranks_leave_the_gradient_alone(
     mode: str, node: dict[str, Any], ranks: int
 ) -> None:
     rows, extra = with_teacher(drawn(LENGTHS)), EXTRA if "hint_top_k" in node else {}
-    whole = called(loss_of(node, mode), rows, list(range(8)), extra)[1]
+    whole = called(loss_of(node, mode), rows, EVERY, extra)[1]
     rows = without_entries(rows)
     for cuts in (1, 2, 4):
         found: list[Tensor] = [torch.zeros(0)] * 8
@@ -73,12 +65,18 @@ def test_micro_batches_and_ranks_leave_the_gradient_alone(
             assert_parity(mine, all_, terms=8 * VOCABULARY, magnitude=largest)
 
 
-def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominator() -> None:
+@pytest.mark.parametrize("params", [{}, {"ratio_cap": 2.0}], ids=str)
+def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominator(
+    params: dict[str, float],
+) -> None:
+    """With a cap, each token is weighed by its ratio to the old policy."""
     rows = with_teacher(drawn(LENGTHS))
-    value, gradients, metrics = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})
+    loss = loss_of(SAMPLED | {"hint_params": params}, policy=0.0)
+    value, gradients, metrics = called(loss, rows, EVERY, {})
     logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
-    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
-    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask)
+    logprobs = gathered(logits, torch.cat(rows.responses))
+    more = params | {"old_logprobs": flat(rows, "old_log_probs")} if params else {}
+    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask, **more)
     wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
     terms = mask.numel() * VOCABULARY
     assert_parity(value, wanted, terms=terms, magnitude=float(token.loss.detach().abs().max()))
@@ -88,62 +86,6 @@ def test_the_hint_of_the_sampled_token_is_the_kernels_over_the_policys_denominat
     ]
     tokens = metrics["actor/composer/hint/#tokens"].values[0]
     assert tokens == int(mask.sum()) and "actor/composer/hint/kl#sum" in metrics
-
-
-@pytest.mark.parametrize(
-    ("divergence", "params", "kernel", "extra"),
-    [
-        ("jsd", {"beta": 0.3}, lambda s, t, m: divergences.jsd(s, t, m, beta=0.3), {}),
-        ("reverse_kl", {}, lambda s, t, m: divergences.reverse_kl(s, t, m), {}),
-        ("taid", {"t": 1.0}, lambda s, t, m: taid(s, t, m, t=0.25), {TAID_T: 0.25}),
-    ],
-)
-def test_a_teacher_of_all_but_one_entry_is_the_teacher_itself(
-    divergence: str, params: dict[str, Any], kernel: Any, extra: dict[str, Any]
-) -> None:
-    """Its tail is then the one entry that is left: the divergence is the kernel's on the whole vocabulary."""
-    rows, k = drawn(LENGTHS), VOCABULARY - 1
-    rows = with_teacher(rows, k)
-    node = {**JSD, "hint_divergence": divergence, "hint_params": params, "hint_top_k": k}
-    node |= {"hint_t_start": 0.25} if extra else {}
-    value, gradients, _ = called(loss_of(node, policy=0.0), rows, list(range(8)), EXTRA | extra)
-    entries, left = flat(rows, TOP_LOGPROBS).split([k, 1], -1)
-    teacher = left.expand(-1, VOCABULARY).scatter(-1, flat(rows, TOP_IDS), entries)
-    logits, mask = response_logits(rows), flat(rows, HINT_MASK).bool()
-    token = kernel(logits, teacher, mask)
-    wanted = 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum()
-    terms = 64 * mask.numel() * VOCABULARY  # 1 - P_k loses digits where P_k is nearly 1
-    assert_parity(value, wanted, terms=terms, magnitude=float(token.loss.detach().abs().max()))
-    assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=terms)
-
-
-def test_sdpo_weighs_each_token_by_the_ratio_and_jsd_does_not() -> None:
-    """At a ratio of 1 the two are equal; beyond the cap the weight is the cap."""
-    rows = with_teacher(drawn(LENGTHS), VOCABULARY - 1)
-    logprobs = logprobs_of_responses(rows)
-    node = JSD | {"hint_top_k": VOCABULARY - 1}
-    sdpo = node | {"hint_divergence": "sdpo", "hint_params": {"top_k": VOCABULARY, "rest": "renormalised"}}
-    jsd = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), rows, list(range(8)), EXTRA)[0]
-    for ratio, weight in ((1.0, 1.0), (1.5, 1.5), (40.0, 2.0)):
-        old = [s - torch.tensor(ratio, dtype=torch.float64).log() for s in logprobs]
-        moved = rows._replace(fields=rows.fields | {"old_log_probs": old})
-        value = called(loss_of(sdpo, policy=0.0), moved, list(range(8)), EXTRA)[0]
-        assert_parity(value, weight * jsd, terms=512)
-    plain = called(loss_of(node | {"hint_params": {"beta": 0.5}}, policy=0.0), moved, list(range(8)), EXTRA)
-    assert torch.equal(plain[0], jsd)
-
-
-def test_a_sampled_token_with_a_cap_is_weighed_by_its_ratio_to_the_old_policy() -> None:
-    rows = with_teacher(drawn(LENGTHS))
-    capped = SAMPLED | {"hint_params": {"ratio_cap": 2.0}}
-    value = called(loss_of(capped, policy=0.0), rows, list(range(8)), {})[0]
-    logits, mask = response_logits(rows).detach(), flat(rows, HINT_MASK).bool()
-    logprobs = torch.log_softmax(logits, -1).gather(-1, torch.cat(rows.responses).unsqueeze(-1)).squeeze(-1)
-    old = flat(rows, "old_log_probs")
-    token = divergences.sampled_token(logprobs, flat(rows, TEACHER), mask, old_logprobs=old, ratio_cap=2.0)
-    assert_parity(value, 0.7 * token.loss.sum() / flat(rows, "loss_mask").sum(), terms=512)
-    plain = called(loss_of(SAMPLED, policy=0.0), rows, list(range(8)), {})[0]
-    assert abs(float(value - plain)) > 1e-4
 
 
 @pytest.mark.parametrize("rows", [[2], [7], [0, 2]])
@@ -168,7 +110,7 @@ def test_the_kl_of_the_first_update_has_one_name_and_one_value_for_every_diverge
     nodes = [JSD | {"hint_divergence": name, "hint_params": params} for name, params in PARAMS.items()]
     for node in [SAMPLED, JSD, *nodes]:
         extra = EXTRA if "hint_top_k" in node else {}
-        metrics = called(loss_of(node), without_entries(rows), list(range(8)), extra)[2]
+        metrics = called(loss_of(node), without_entries(rows), EVERY, extra)[2]
         assert metrics["actor/composer/hint/kl#sum"].values == [pytest.approx(wanted, rel=1e-6)]
 
 
@@ -209,35 +151,15 @@ def test_what_is_logged_is_the_mean_over_tokens_however_the_batch_is_cut(cuts: i
     assert nothing == {}
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
-def test_the_replay_term_has_the_gradient_of_the_preference_loss(name: str) -> None:
-    """At the policy that was scored: the first update of a step."""
-    node = {"replay_weight": 0.3, "replay_loss": name}
-    choice = parse_channels(node).replay
-    assert choice is not None
-    rows, weights = drawn(LENGTHS), torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=torch.float64)
-    logits = [x.clone().requires_grad_() for x in rows.logits]
-    logprobs = logprobs_of_responses(rows, logits)
-    sums = torch.stack([s.mean() if choice.average else s.sum() for s in logprobs])
-    scores = dict(zip(("chosen", "rejected"), sums.chunk(2), strict=True))
-    scores |= {
-        "ref_chosen": scores["chosen"].detach() - 0.4,
-        "ref_rejected": scores["rejected"].detach() + 0.2,
-    }
-    kernel = getattr(preference, name)
-    wanted = 0.3 * (weights * kernel(*(scores[n] for n in choice.loss.needs)).loss).mean()
-    theirs = torch.autograd.grad(wanted, logits)
-
-    _, slopes = linearise(choice, {side: x.detach() for side, x in scores.items()}, weights)
-    empty = [torch.zeros_like(mask) for mask in rows.fields["response_mask"]]
-    per_token = [s / len(r) if choice.average else s for s, r in zip(slopes, rows.responses, strict=True)]
-    coefficients = [c.expand(len(r)) for c, r in zip(per_token, rows.responses, strict=True)]
-    fields = rows.fields | {"response_mask": empty, "loss_mask": [*empty[:-1], torch.ones(2).long()]}
-    _, ours, _ = called(
-        loss_of(node, policy=0.0), rows._replace(fields=fields | {REPLAY: coefficients}), list(range(8)), {}
-    )
-    for mine, own in zip(ours, theirs, strict=True):
-        assert_parity(mine, own, terms=8 * VOCABULARY, magnitude=max(float(x.abs().max()) for x in theirs))
+def test_the_replay_term_is_linear_in_the_log_probabilities() -> None:
+    """Its coefficients are the slopes of the preference loss: test_driver.py."""
+    rows = with_teacher(drawn(LENGTHS))
+    value, gradients, _ = called(loss_of(SIMPO, policy=0.0), rows, EVERY, {})
+    logits = response_logits(rows)
+    wanted = 0.3 * (flat(rows, REPLAY) * gathered(logits, torch.cat(rows.responses))).sum()
+    assert float(wanted.detach().abs()) > 0.1
+    assert_parity(value, wanted, terms=8 * VOCABULARY)
+    assert_parity(of_responses(rows, gradients), torch.autograd.grad(wanted, logits)[0], terms=8)
 
 
 @settings(max_examples=60)

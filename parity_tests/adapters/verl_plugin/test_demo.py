@@ -1,7 +1,7 @@
 """What `make demo-verl` shows, of a run that was recorded, one that failed and one that was cut off."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ LATER = RECORDED | {
     "actor/composer/replay/rewards/margins": 3.27,
     "actor/composer/replay/rewards/accuracies": 1.0,
 }
+Shown = Callable[[Any], tuple[int, str]]
 STEPS = [RECORDED, *[LATER] * (demo.STEPS - 1)]
 
 
@@ -46,13 +47,15 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def shown_by(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Any
-) -> tuple[int, str]:
-    """Status and output of a demo whose training is this function."""
-    monkeypatch.setattr(demo, "train", run)
-    code = demo.main([])
-    return code, capsys.readouterr().out
+@pytest.fixture
+def shown_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shown:
+    """Status and output of a demo whose training is a function, or ends with a run."""
+
+    def shown(run: Any) -> tuple[int, str]:
+        monkeypatch.setattr(demo, "train", run if callable(run) else lambda *_: run)
+        return demo.main([]), capsys.readouterr().out
+
+    return shown
 
 
 def printed(table: Table) -> list[list[str]]:
@@ -89,18 +92,14 @@ def test_the_line_says_how_far_a_run_is(log: str, steps: int, stage: str) -> Non
     assert demo.stage(log, STEPS[:steps]) == stage
 
 
-def test_a_run_that_ended_well_shows_the_table_and_where_the_log_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown = shown_by(monkeypatch, capsys, lambda *_: ended(0, STEPS))
+def test_a_run_that_ended_well_shows_the_table_and_where_the_log_is(shown_by: Shown) -> None:
+    code, shown = shown_by(ended(0, STEPS))
     assert code == 0 and "Reward" in shown and f"101 s; verl's log: {demo.OUT}/main_ppo.log" in shown
 
 
-def test_a_run_that_failed_shows_its_error_and_the_end_of_its_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_failed_shows_its_error_and_the_end_of_its_log(shown_by: Shown) -> None:
     log = "\n".join(["ConfigError: algorithm.composer: [no] such", *(f"line {i}" for i in range(40))])
-    code, shown = shown_by(monkeypatch, capsys, lambda *_: ended(1, [], log))
+    code, shown = shown_by(ended(1, [], log))
     assert code == 1 and "main_ppo ended with exit status 1" in shown
     assert "ConfigError: algorithm.composer: [no] such" in shown
     assert "line 39" in shown and "line 24" not in shown
@@ -109,16 +108,12 @@ def test_a_run_that_failed_shows_its_error_and_the_end_of_its_log(
 @pytest.mark.parametrize(
     "run", [ended(0, STEPS[:3]), ended(None, STEPS), ended(0, STEPS, left=["17 raylet"])]
 )
-def test_a_run_that_is_not_whole_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Run
-) -> None:
-    code, shown = shown_by(monkeypatch, capsys, lambda *_: run)
+def test_a_run_that_is_not_whole_is_a_failure(shown_by: Shown, run: Run) -> None:
+    code, shown = shown_by(run)
     assert code == 1 and ("raylet" in shown) == bool(run.left)
 
 
-def test_ctrl_c_ends_a_run_once_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_a_run_once_and_says_so(shown_by: Shown) -> None:
     """The second one, while the processes are killed, is not heard."""
 
     def interrupted(*_: Any) -> None:
@@ -127,5 +122,5 @@ def test_ctrl_c_ends_a_run_once_and_says_so(
         finally:
             signal.raise_signal(signal.SIGINT)
 
-    code, shown = shown_by(monkeypatch, capsys, interrupted)
+    code, shown = shown_by(interrupted)
     assert code == 130 and "interrupted after 0 s; verl and Ray are stopped" in shown

@@ -4,18 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.errors import InstantiationException
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.distillation.losses import distillation_ppo_loss
-from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
-from composer_plugins.adapters.verl_plugin.doctor.options import Run, findings
-from composer_plugins.adapters.verl_plugin.upstream import registries
 from composer_plugins.frameworks.verl import Key
+from parity_tests.cases.verl_config import DAPO, DISTILLATION, OURS, distilled, judged, tree
 from parity_tests.rigs.verl_actor import composer_actor
 
 KINDS = [(rewards, gradient) for rewards in (True, False) for gradient in (True, False)]
@@ -49,24 +45,13 @@ def test_the_doctor_names_the_distillation_in_which_our_loss_trains_nothing(
     is_inert = torch.equal(one, other)
     logged = any(name.startswith("actor/composer/") for name in metrics)
     assert is_inert is not use_task_rewards and logged is (use_task_rewards or use_policy_gradient)
-    loss = {"policy_loss": {"loss_mode": "composer/dapo"}, "loss_agg_mode": "token-mean"}
-    tree = {
-        "algorithm": {"adv_estimator": "composer"},
-        "actor_rollout_ref": {"actor": loss},
-        "distillation": {"enabled": True, "distillation_loss": options},
-    }
-    found = [one.key for one in findings(Run(tree), registries(trainers=False), {})]
-    assert found == [Key.TASK_REWARDS] * is_inert
+    found = judged(tree(OURS | DAPO | {DISTILLATION: True} | distilled(**options)))
+    assert [one.key for one in found] == [Key.TASK_REWARDS] * is_inert
 
 
 @pytest.mark.parametrize("use_policy_gradient", [True, False])
 def test_verls_distillation_takes_no_policy_loss_but_vanilla(use_policy_gradient: bool) -> None:
     """verl raises where a worker reads the config, so after Ray has started."""
-    options = {
-        "use_policy_gradient": use_policy_gradient,
-        "_target_": "verl.workers.config.DistillationLossConfig",
-    }
     for name in ("composer", "composer/dapo", "gspo"):
-        with pytest.raises(InstantiationException, match="Only vanilla policy loss is currently supported"):
-            omega_conf_to_dataclass(OmegaConf.create({**options, "policy_loss_mode": name}))
-    assert omega_conf_to_dataclass(OmegaConf.create({**options, "policy_loss_mode": "vanilla"}))
+        with pytest.raises(NotImplementedError, match="Only vanilla policy loss is currently supported"):
+            DistillationLossConfig(use_policy_gradient=use_policy_gradient, policy_loss_mode=name)

@@ -1,5 +1,6 @@
 """composer_sync's own steps in the driver: who is asked, about what, and what is written beside each row."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,15 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TOP_IDS,
     TOP_LOGPROBS,
 )
-from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
-from composer_plugins.errors import DataError
 from composer_plugins.kernels import preference
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.verl_queue import Queue, trainer
+from parity_tests.rigs.verl_queue import Queue, rollout, trainer
 
 SAMPLED = {"hint_weight": 0.5, "hint_divergence": "sampled_token"}
 TOP = {"hint_weight": 0.5, "hint_divergence": "jsd", "hint_top_k": 4, "hint_teacher": "live"}
 HINTS = ["It is 0.", None, "It is 2.", "It is 3."]  # of prompt 0, 1 ...
 PAIRS = [("0", "no"), (None, None), (["2", "two"], ["?", "!"]), ("3", "4")]
+AGREEING = [1.0, None, [3.0, 0.0], 2.0]
 Make = Callable[[dict[str, Any]], Any]
 
 
@@ -46,23 +46,13 @@ def make(folder: Path, queue: Queue) -> Make:
 
 
 def _row(one: Any, i: int, length: int, g: torch.Generator) -> dict[str, Any]:
-    messages = [{"role": "user", "content": f"{i}+0=?"}]
     mask = torch.ones(length, dtype=torch.long)
     mask[1:2] = 0  # a tool's token
     old = -torch.rand(length, generator=g, dtype=torch.float64)
-    return {
-        "uid": f"uid{i}",
-        "raw_prompt": messages,
-        "prompts": torch.tensor(Prompts(one).ids(messages)),
-        "responses": torch.randint(5, 260, (length,), generator=g),
-        "response_mask": mask,
-        "old_log_probs": old,
-        "advantages": torch.ones(length, dtype=torch.float64),
-        "privileged_context": HINTS[i],
-        "chosen": PAIRS[i][0],
-        "rejected": PAIRS[i][1],
-        "n_teachers_agreeing": [1.0, None, [3.0, 0.0], 2.0][i],
-    }
+    responses = torch.randint(5, 260, (length,), generator=g)
+    numbers = {"response_mask": mask, "old_log_probs": old, "advantages": torch.ones_like(old)}
+    columns = {"privileged_context": HINTS[i], "chosen": PAIRS[i][0], "rejected": PAIRS[i][1]}
+    return rollout(one, i, responses, **numbers, **columns, n_teachers_agreeing=AGREEING[i])
 
 
 def written(queue: Queue, name: str) -> list[Tensor]:
@@ -107,26 +97,22 @@ def test_the_teachers_entries_are_the_actors_own_largest_where_it_teaches_itself
         assert bool(row[HINT_MASK].any()) == (i not in (2, 3, 7))
 
 
-class Driver:
-    """The queue as the driver uses it: how many numbers of each field it got and put."""
+class Driver(Queue):
+    """A queue as the driver uses it: how many numbers of each field it got and put."""
 
     def __init__(self, queue: Queue) -> None:
-        self.queue, self.numbers = queue, dict[str, int]()
+        self.rows, self.numbers = queue.rows, Counter[str]()
 
     def kv_batch_get(self, **where: Any) -> Any:
-        """As the queue's."""
-        return self.counted(self.queue.kv_batch_get(**where))
+        return self.counted(super().kv_batch_get(**where))
 
     def kv_batch_put(self, *, fields: Any, **where: Any) -> Any:
-        """As the queue's."""
-        return self.queue.kv_batch_put(fields=self.counted(fields), **where)
+        return super().kv_batch_put(fields=self.counted(fields), **where)
 
     def counted(self, fields: Any) -> Any:
-        """The same fields."""
         for name, values in fields.items():
             if isinstance(values, Tensor):
-                size = sum(row.numel() for row in values.unbind())
-                self.numbers[name] = self.numbers.get(name, 0) + size
+                self.numbers[name] += sum(row.numel() for row in values.unbind())
         return fields
 
 
@@ -192,14 +178,7 @@ def test_a_batch_without_a_hint_asks_nobody(make: Make) -> None:
     assert not any(len(row) for row in written(queue, TOP_IDS))
 
 
-def test_a_prompt_that_the_template_did_not_make_is_an_error(make: Make) -> None:
-    one, queue, batch = make(SAMPLED)
-    queue.rows["train", "row_0"]["prompts"] = torch.tensor([5, 6])
-    with pytest.raises(DataError, match="a rollout's prompt is not its row's prompt"):
-        hint.add_teacher_logprobs(one, batch, {})
-
-
-@pytest.mark.parametrize("name", ["dpo", "simpo"])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo"])
 def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make: Make, name: str) -> None:
     one, queue, batch = make({"replay_weight": 1.0, "replay_loss": name})
     metrics: dict[str, Any] = {}
@@ -208,23 +187,20 @@ def test_each_prompts_pairs_are_replayed_once_with_the_slope_of_their_loss(make:
     texts = [one.tokenizer.decode(r.sequence.response) for r in found]
     ends = "<|im_end|>\n"
     assert texts == [s + ends for s in ("0", "2", "two", "3", "no", "?", "!", "4")]
-    mean = name == "simpo"
-    of = {
-        which: torch.stack(
-            [(x.mean() if mean else x.sum()) for x in (model.of(*r.sequence) for r in found)]
-        ).chunk(2)
-        for which, model in (("", one.actor_rollout_wg), ("ref_", one.ref_policy_wg))
-    }
-    leaves = [half.requires_grad_() for half in of[""]]
-    given = (*leaves, *of["ref_"]) if name == "dpo" else tuple(leaves)
+    choice = one.channels.replay
+
+    def scores(model: Any) -> tuple[Tensor, ...]:
+        of_tokens = [model.of(*row.sequence) for row in found]
+        return torch.stack([x.mean() if choice.average else x.sum() for x in of_tokens]).chunk(2)
+
+    leaves = [half.requires_grad_() for half in scores(one.actor_rollout_wg)]
+    given = [*leaves, *scores(one.ref_policy_wg)] if "ref_chosen" in choice.loss.needs else leaves
     weights = torch.tensor([1.0, 3.0, 0.0, 2.0], dtype=torch.float64)
     slopes = torch.cat(torch.autograd.grad((weights * getattr(preference, name)(*given).loss).mean(), leaves))
-    for one_, slope in zip(found, slopes, strict=True):
-        per_token = slope / len(one_.coefficients) if mean else slope
-        assert len(one_.coefficients) == len(one_.sequence.response)
-        assert_parity(
-            one_.coefficients, per_token.expand(len(one_.coefficients)), terms=64, dtype=torch.float32
-        )
+    for row, slope in zip(found, slopes, strict=True):
+        n = len(row.sequence.response)
+        wanted = (slope / n if choice.average else slope).expand(n)
+        assert_parity(row.coefficients, wanted, terms=64, dtype=torch.float32)
 
 
 def test_replayed_rows_stand_beside_the_batch_and_count_nowhere_but_by_their_coefficients(make: Make) -> None:

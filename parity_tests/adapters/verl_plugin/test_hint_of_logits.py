@@ -17,6 +17,7 @@ from composer_plugins.kernels.taid import taid
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_rows import (
+    EVERY,
     EXTRA,
     JSD,
     LENGTHS,
@@ -34,6 +35,7 @@ from parity_tests.rigs.verl_rows import (
 
 Kernel = Callable[..., TokenLoss]
 K = 3
+T_NOW = 0.4
 RAW: dict[str, Any] = {"rest": "raw", "logprob_floor": -10.0, "non_negative": True, "value_cap": 10.0}
 CHOICES: dict[str, tuple[Kernel, dict[str, Any]]] = {
     "jsd": (divergences.jsd, {"beta": 0.3}),
@@ -47,7 +49,7 @@ CHOICES: dict[str, tuple[Kernel, dict[str, Any]]] = {
     "adaptive_kl": (divergences.adaptive_kl, {}),
     "tv": (divergences.tv, {}),
     "entropy_gated_kl": (divergences.entropy_gated_kl, {"min_entropy": 1.0}),
-    "taid": (taid, {"t": 0.4}),
+    "taid": (taid, {"t": 1.0}),  # the t of a step, which the trainer sends, comes before it
     "sdpo": (divergences.sdpo, {"top_k": 4, "rest": "renormalised"}),
     "forward_kl_topk": (divergences.forward_kl_topk, RAW),
     "reverse_kl_topk": (divergences.reverse_kl_topk, {}),
@@ -59,6 +61,8 @@ def of_all_logits(name: str, rows: Drawn) -> tuple[Tensor, Tensor]:
     kernel, params = CHOICES[name]
     student, ids, mask = response_logits(rows), flat(rows, TOP_IDS).long(), flat(rows, HINT_MASK).bool()
     teacher = sum_to_one(flat(rows, TOP_LOGPROBS))
+    if name == "taid":
+        params = params | {"t": T_NOW}
     if name == "sdpo":
         logprobs = gathered(student, torch.cat(rows.responses)).detach()
         params = params | {"student_logprobs": logprobs, "old_logprobs": flat(rows, "old_log_probs")}
@@ -103,23 +107,14 @@ def converted(rows: Drawn, dtype: torch.dtype) -> Drawn:
 )
 def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, which: str) -> None:
     """As verl's engine shows them on a GPU, where verl's cross-entropy overwrites them in the backward."""
-    rows = hinted(with_teacher(drawn(LENGTHS), K), which)
-    extra = EXTRA | ({TAID_T: 0.4} if name == "taid" else {})
     full = with_teacher(drawn(LENGTHS), K)
-    fields = full.fields | {HINT_MASK: rows.fields[HINT_MASK]}
-    wanted = of_all_logits(name, full._replace(fields=fields))
+    rows, extra = hinted(full, which), EXTRA | ({TAID_T: T_NOW} if name == "taid" else {})
+    wanted = of_all_logits(name, full._replace(fields=full.fields | {HINT_MASK: rows.fields[HINT_MASK]}))
     for dtype in (torch.float64, torch.float32):
         given, loss = converted(rows, dtype), loss_of(node_of(name), policy=0.0)
-        every = list(range(len(LENGTHS)))
-        for layout, overwrites in (("view", True), ("new", False)):
-            value, gradients, _ = called(
-                loss,
-                given,
-                every,
-                extra,
-                shaped=LAYOUTS[layout],
-                logprobs_of=overwriting if overwrites else gathered,
-            )
+        for layout, logprobs_of in (("view", overwriting), ("new", gathered)):
+            made = {"shaped": LAYOUTS[layout], "logprobs_of": logprobs_of}
+            value, gradients, _ = called(loss, given, EVERY, extra, **made)
             for found, theirs in zip((value, of_responses(rows, gradients)), wanted, strict=True):
                 assert_parity(found, theirs, terms=64, dtype=dtype, magnitude=1.0)
             assert loss.shown is None  # it would keep the graph
@@ -127,17 +122,12 @@ def test_each_divergence_has_the_value_and_gradient_of_all_logits(name: str, whi
     assert (float(wanted[0]) == 0) == (which == "none")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("logprobs_of", [gathered, overwriting])
-def test_the_hint_adds_its_gradient_to_verls_in_every_layout(
-    layout: str, logprobs_of: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    rows, every = with_teacher(drawn(LENGTHS), K), list(range(len(LENGTHS)))
-    made = {"shaped": LAYOUTS[layout], "logprobs_of": logprobs_of}
-    node = node_of("jsd")
-    whole = called(loss_of(node), rows, every, EXTRA, **made)
-    hint = called(loss_of(node, policy=0.0), rows, every, EXTRA)
-    policy = called(loss_of(node | {"hint_weight": 1e-300}), rows, every, EXTRA)
+def test_the_hint_adds_its_gradient_to_verls() -> None:
+    """In one layout of the logits; in the others: without_verl/test_logits.py."""
+    rows, node = with_teacher(drawn(LENGTHS), K), node_of("jsd")
+    whole = called(loss_of(node), rows, EVERY, EXTRA, logprobs_of=overwriting)
+    hint = called(loss_of(node, policy=0.0), rows, EVERY, EXTRA)
+    policy = called(loss_of({}), rows, EVERY, {})
     assert_parity(whole[0], hint[0] + policy[0], terms=64, magnitude=1.0)
     for found, *parts in zip(whole[1], hint[1], policy[1], strict=True):
         assert_parity(found, parts[0] + parts[1], terms=64, magnitude=1.0)
@@ -150,7 +140,7 @@ def test_half_precision_log_probabilities_of_verl_are_an_error() -> None:
         return gathered(logits, labels).bfloat16()
 
     with pytest.raises(ConfigError, match=r"algorithm\.composer\.hint_divergence: .*bfloat16"):
-        called(loss_of(node_of("jsd")), rows, list(range(8)), EXTRA, logprobs_of=rounded)
+        called(loss_of(node_of("jsd")), rows, EVERY, EXTRA, logprobs_of=rounded)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -166,13 +156,13 @@ def test_a_part_of_the_logits_is_an_error(rank: int) -> None:
     problem = f"hint_divergence: it needs the logits of all {tokens} tokens .* verl passed {half}; "
     remedy = "set ulysses_sequence_parallel_size and fsdp_config.ulysses_sequence_parallel_size to 1"
     with pytest.raises(ConfigError, match=problem + remedy):
-        called(loss_of(node_of("jsd")), rows, list(range(len(LENGTHS))), EXTRA, shaped=of_rank)
+        called(loss_of(node_of("jsd")), rows, EVERY, EXTRA, shaped=of_rank)
     # One token with a hint, in the first half: rank 1 found a row for it, of another token.
     one = [torch.zeros_like(mask) for mask in rows.fields[HINT_MASK]]
     one[0][0] = 1
     rows = rows._replace(fields=rows.fields | {HINT_MASK: one})
     with pytest.raises(ConfigError, match=problem):
-        called(loss_of(node_of("jsd")), rows, list(range(len(LENGTHS))), EXTRA, shaped=of_rank)
+        called(loss_of(node_of("jsd")), rows, EVERY, EXTRA, shaped=of_rank)
 
 
 SEEN: list[tuple[Tensor, Tensor]] = []
@@ -190,7 +180,7 @@ def test_a_loss_of_someone_else_gets_all_logits_of_the_tokens_with_a_hint() -> N
     rows = without_entries(with_teacher(drawn(LENGTHS), K))
     node = JSD | {"hint_divergence": f"{__name__}:of_someone_else", "hint_top_k": K}
     SEEN.clear()
-    gradients = called(loss_of(node, policy=0.0), rows, list(range(8)), EXTRA)[1]
+    gradients = called(loss_of(node, policy=0.0), rows, EVERY, EXTRA)[1]
     mask, student = flat(rows, HINT_MASK).bool(), response_logits(rows)
     (logits, ids), *_ = SEEN
     assert torch.equal(logits, student.detach()[mask])

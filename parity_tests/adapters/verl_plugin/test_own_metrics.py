@@ -2,56 +2,27 @@
 
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
 from torch import Tensor
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from composer_plugins.conformance.verl_claims.batches import Batch
-from composer_plugins.conformance.verl_claims.policy import GEO_MEAN, LOSSES, by_name, draw_options
-from composer_plugins.conformance.verl_claims.policy import ours as row_of
-from composer_plugins.conformance.verl_claims.upstream import actor
-from composer_plugins.conformance.verl_claims.upstream import policy_loss as verl_policy_loss
 from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
-from composer_plugins.losses.registry import losses
-from composer_plugins.losses.row import REQUIRED, of_kind
-from composer_plugins.testing.assertions import assert_parity
-from composer_plugins.testing.strategies import ByHypothesis
-from parity_tests.rigs.verl_actor import composer_actor
-from parity_tests.rigs.verl_facts import policy_batches
+from composer_plugins.losses.row import REQUIRED
+from parity_tests.rigs.every import rows
+from parity_tests.rigs.verl_actor import policy_loss
 
 KL, CLIPPED, LOWER = (f"actor/{name}" for name in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"))
-OPTIONS = {name: loss.options for name, loss in LOSSES.items()} | {"geo_mean": GEO_MEAN}
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")
 
 
-def logged(batch: Batch, policy: str, *, params: Any = None, **options: Any) -> dict[str, float]:
-    """What our loss logs, called as verl calls it, without our own metrics."""
-    config = composer_actor({"policy": policy, "policy_params": params or {}}, **options)
-    found = verl_policy_loss("composer", batch, config, "token-mean")[2]
+def logged(batch: Batch, policy: str, **params: Any) -> dict[str, float]:
+    """What our loss logs under verl's names."""
+    found = policy_loss("composer", batch, policy=policy, policy_params=params)[2]
     assert all(type(value) is float for value in found.values())
     return {name: value for name, value in found.items() if not name.startswith("actor/composer/")}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-@given(data=st.data())
-def test_a_loss_logs_what_verls_own_logs(name: str, data: st.DataObject) -> None:
-    batch = data.draw(policy_batches())
-    if name == "geo_mean":
-        batch = batch._replace(advantages=batch.advantages[:, :1].expand(batch.mask.shape))
-    drawn = by_name(draw_options(ByHypothesis(data.draw), name, OPTIONS[name], always=name == "geo_mean"))
-    theirs = verl_policy_loss(name, batch, actor(**drawn), "token-mean")[2]
-    ours = logged(batch, row_of(name).row, **drawn)
-    assert ours.keys() == theirs.keys() | {KL}  # verl's gpg logs nothing
-    largest = float((batch.logprobs - batch.old_logprobs).abs().max())
-    for key, value in theirs.items():
-        found, wanted = torch.tensor(ours[key]), torch.tensor(value)
-        terms, magnitude = batch.mask.numel(), max(1.0, largest)
-        assert_parity(found, wanted, terms=terms, dtype=torch.float32, magnitude=magnitude, what=key)
 
 
 def test_every_policy_loss_logs_the_kl_and_only_those_with_a_clip_or_a_mask_its_fraction() -> None:
@@ -61,11 +32,10 @@ def test_every_policy_loss_logs_the_kl_and_only_those_with_a_clip_or_a_mask_its_
     advantages = torch.tensor([[1.0], [-1.0], [0.5]]).expand(3, 4).contiguous()
     batch = Batch(moved.clamp(max=0), old, advantages, torch.rand(3, 4, generator=g) < 0.8, None)
     found = {}
-    for name, loss in of_kind(losses(), "policy").items():
+    for loss in filter(VERL.runs, rows("policy")):
         required = [one for one, default in loss.defaults.items() if default is REQUIRED]
-        if VERL.runs(loss):
-            examples = {one: loss.parameters[one].example for one in required}
-            found[name] = logged(batch, name, params=examples)
+        examples = {one: loss.parameters[one].example for one in required}
+        found[loss.name] = logged(batch, loss.name, **examples)
     assert len(found) > 20 and all(KL in one for one in found.values())
     assert {name for name, one in found.items() if CLIPPED not in one} == {
         *("dro", "gpg", "importance_sampling", "reinforce", "rloo", "vespo")
@@ -73,14 +43,6 @@ def test_every_policy_loss_logs_the_kl_and_only_those_with_a_clip_or_a_mask_its_
     assert all((LOWER in one) == (CLIPPED in one) for one in found.values())
     kl = float((old - batch.logprobs)[batch.mask].mean())
     assert all(one[KL] == pytest.approx(kl, abs=1e-6) for one in found.values())
-
-
-def one_token(ratio: float, advantage: float, **options: Any) -> tuple[float, float]:
-    """The two fractions of a batch of one token with this ratio."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    batch = Batch(-3 * one, -3 * one - torch.log(ratio * one), advantage * one, one.bool(), None)
-    found = logged(batch, options.pop("policy"), params=options)
-    return found[CLIPPED], found[LOWER]
 
 
 @pytest.mark.parametrize(
@@ -103,32 +65,20 @@ def one_token(ratio: float, advantage: float, **options: Any) -> tuple[float, fl
 def test_the_lower_fraction_is_of_tokens_beyond_the_second_bound(
     ratio: float, advantage: float, options: dict[str, Any], wanted: tuple[float, float]
 ) -> None:
-    assert one_token(ratio, advantage, **options) == wanted
+    one = torch.ones(1, 1, dtype=torch.float64)
+    batch = Batch(-3 * one, -3 * one - torch.log(ratio * one), advantage * one, one.bool(), None)
+    found = logged(batch, **options)
+    assert (found[CLIPPED], found[LOWER]) == wanted
 
 
 def with_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """A loss of the user's own, which says that it clipped every token but the first."""
-    clipped = torch.ones_like(mask)
-    clipped[:, 0] = False
+    clipped = torch.arange(mask.shape[1]).expand(mask.shape) > 0
     loss = torch.where(mask, -advantages * (logprobs - old_logprobs).exp(), 0.0)
     return TokenLoss(loss, {"clip_frac_high": Metric(clipped, mask)})
 
 
-def without_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
-    """A loss of the user's own without metrics."""
-    return TokenLoss(with_clip(logprobs, old_logprobs, advantages, mask).loss, {})
-
-
 def test_a_loss_of_the_users_own_has_the_fractions_that_it_reports() -> None:
-    rows = -torch.ones(2, 4, dtype=torch.float64)
-    batch = Batch(rows, rows, rows, rows.bool(), None)
-    reporting, silent = (f"{__name__}:{loss.__name__}" for loss in (with_clip, without_clip))
-    assert logged(batch, reporting) == {KL: 0.0, CLIPPED: 0.75, LOWER: 0.0}
-    assert logged(batch, silent) == {KL: 0.0}
-
-
-def test_ours_are_under_names_of_their_own() -> None:
-    rows = -torch.ones(2, 4, dtype=torch.float64)
-    given = {"old_log_prob": rows, "log_prob": rows, "advantages": rows, "response_mask": rows.bool()}
-    _, found = get_policy_loss_fn("composer/grpo")(config=actor(), **given)
-    assert {name.rpartition("/")[0] for name in found} == {"actor", "actor/composer/policy"}
+    ones = -torch.ones(2, 4, dtype=torch.float64)
+    batch = Batch(ones, ones, ones, ones.bool(), None)
+    assert logged(batch, f"{__name__}:with_clip") == {KL: 0.0, CLIPPED: 0.75, LOWER: 0.0}

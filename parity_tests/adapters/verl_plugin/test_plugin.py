@@ -19,7 +19,6 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 from composer_plugins.adapters.verl_plugin import estimators
 from composer_plugins.adapters.verl_plugin.surface import log_once
 from composer_plugins.conformance.reductions import verl as reduced
-from composer_plugins.conformance.verl_claims.batches import Batch
 from composer_plugins.conformance.verl_claims.upstream import names
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
@@ -27,32 +26,10 @@ from composer_plugins.frameworks.verl import MODES, VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
-from parity_tests.rigs.verl_calls import algorithm, policy_loss
-from parity_tests.rigs.verl_facts import global_batches, policy_batches
+from parity_tests.rigs.verl_actor import ONES, algorithm, policy_loss
+from parity_tests.rigs.verl_drawn import global_batches, policy_batches
 
 examples = settings(max_examples=40)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("cuts", [1, 2, 4])
-def test_micro_batches_and_ranks_leave_the_gradient_alone(mode: str, ranks: int, cuts: int) -> None:
-    g = torch.Generator().manual_seed(3)
-    logprobs = -3 * torch.rand(8, 6, generator=g, dtype=torch.float64)
-    old = (logprobs + 0.1 * torch.randn(8, 6, generator=g, dtype=torch.float64)).clamp(max=0)
-    advantages = torch.randn(8, 1, generator=g, dtype=torch.float64).expand(8, 6).contiguous()
-    mask = torch.rand(8, 6, generator=g) < 0.7
-    batch = Batch(logprobs, old, advantages, mask, None)
-    counts = {"batch_num_tokens": int(mask.sum()), "global_batch_size": 8, "loss_scale_factor": 6}
-    whole = policy_loss("composer/cispo", batch, mode, {"dp_size": 1, **counts}, policy="cispo@verl")[1]
-    rows = torch.arange(8).chunk(ranks)
-    found = torch.zeros_like(whole)
-    for of_rank in rows:  # FSDP takes the mean of the ranks' gradients
-        for part in of_rank.chunk(cuts):
-            cut = Batch(*(x[part] for x in batch[:4]), None)
-            info = {"dp_size": ranks, **counts}
-            found[part] += policy_loss("composer/cispo", cut, mode, info, policy="cispo@verl")[1] / ranks
-    assert_parity(found, whole, terms=48)
 
 
 def test_every_loss_that_verl_can_feed_is_registered_under_its_name() -> None:
@@ -101,8 +78,8 @@ def my_loss(
     return TokenLoss(loss, {"ratio": Metric(ratio.detach(), mask)})
 
 
-def my_advantage(rewards: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
-    """An advantage of the user's own."""
+def my_advantage(rewards: Tensor, group_ids: Tensor, mask: Tensor, *, scale: float = 0.0) -> Tensor:
+    """An advantage of the user's own, which gets the groups as one that compares rollouts does."""
     return torch.where(mask, scale * rewards, 0.0)
 
 
@@ -132,23 +109,19 @@ def test_an_advantage_named_by_import_path_is_called() -> None:
 
 
 def test_a_count_of_the_whole_batch_is_needed_on_two_ranks() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    loss, _, _ = policy_loss("composer/cispo", batch, "token-mean", {}, policy_params={"clip_high": 1.0})
-    assert loss.isfinite()
+    assert policy_loss("composer/cispo", ONES, policy_params={"clip_high": 1.0})[0].isfinite()
     with pytest.raises(ConfigError, match="on 2 ranks needs batch_num_tokens"):
-        policy_loss("composer/cispo", batch, "token-mean", {"dp_size": 2})
+        policy_loss("composer/cispo", ONES, "token-mean", {"dp_size": 2})
 
 
 def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) -> None:
     """verl's clip_ratio_high is 0.2, and a config with that value looks as one without it."""
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
     rewards = {"token_level_rewards": torch.eye(2), "response_mask": torch.ones(2, 2), "index": names([0, 0])}
     caplog.set_level(logging.INFO, logger="composer_plugins")
     log_once.cache_clear()
     for _ in range(2):  # with parameters that no other test has
-        policy_loss("composer/dapo", batch, "token-mean", {}, policy_params={"clip_low": 0.21})
-        node = {"policy": "sapo@verl", "policy_params": {"tau_neg": 1.07}}
-        policy_loss("composer/sapo", batch, "token-mean", {}, **node)
+        policy_loss("composer/dapo", ONES, policy_params={"clip_low": 0.21})
+        policy_loss("composer/sapo", ONES, policy="sapo@verl", policy_params={"tau_neg": 1.07})
         get_adv_estimator_fn("composer/dr_grpo")(**rewards, config=algorithm())
     assert [record.getMessage() for record in caplog.records] == [
         "policy dapo(clip_low=0.21, clip_high=0.28), token-mean",
@@ -159,25 +132,17 @@ def test_the_log_says_once_which_values_act(caplog: pytest.LogCaptureFixture) ->
 
 def test_every_micro_batch_is_looked_at_for_advantages_that_differ_within_a_response() -> None:
     """Not the first one alone, and without another wait for the device than that for the metrics."""
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.tensor([[1, 1, 0], [0, 0, 0]]).bool(), None)
+    batch = ONES._replace(mask=torch.tensor([[1, 1, 0], [0, 0, 0]]).bool())
     differing = batch._replace(advantages=torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]))
     masked = batch._replace(advantages=torch.tensor([[1.0, 1.0, 9.0], [1.0, 2.0, 3.0]]))
     for name in ("composer/gspo", "composer/luspo", "composer/gmpo"):
         mode = "seq-mean-token-sum" if name.endswith("luspo") else "seq-mean-token-mean"
-        policy_loss(name, batch, mode, {})
+        policy_loss(name, batch, mode)
         with mock.patch.object(Tensor, "__bool__", side_effect=AssertionError("it waits for the device")):
-            _, _, metrics = policy_loss(name, masked, mode, {})
+            _, _, metrics = policy_loss(name, masked, mode)
         assert not any("differ" in key for key in metrics)
         with pytest.raises(DataError, match="advantages: they differ within a sequence, .* gspo_token"):
-            policy_loss(name, differing, mode, {})
-
-
-def test_an_unknown_mode_is_an_error_with_the_nearest_name() -> None:
-    batch = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
-    message = r"actor.loss_agg_mode: unknown mode 'token_mean'; did you mean 'token-mean'\?"
-    for name in ("composer/cispo", "composer/sapo"):
-        with pytest.raises(ConfigError, match=message):
-            policy_loss(name, batch, "token_mean", {})
+            policy_loss(name, differing, mode)
 
 
 GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "pass_at_k", "reinforce_pp_baseline")
@@ -202,7 +167,10 @@ def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return warned
 
 
-@pytest.mark.parametrize("name", [*GROUPED, *(f"{one}@verl" for one in GROUPED if one != "maxrl")])
+OF_VERL = [f"{one}@verl" for one in GROUPED if one != "maxrl"]
+
+
+@pytest.mark.parametrize("name", [*GROUPED, *OF_VERL, f"{__name__}:my_advantage"])
 @pytest.mark.parametrize("rollouts_per_prompt", [None, 1, 8])
 def test_groups_of_one_are_warned_of_once_with_what_is_computed(
     name: str, rollouts_per_prompt: int | None, a_new_process: set[str]
@@ -217,23 +185,6 @@ def test_groups_of_one_are_warned_of_once_with_what_is_computed(
     assert bool(advantages.any()) == from_rewards
     others = batch_of(["x", "y", "z"], advantage=name)
     get_adv_estimator_fn("composer")(**others)  # a warning would be an error
-    theirs = {"grpo@verl": "grpo", "rloo@verl": "rloo", "opo@verl": "opo", "gpg@verl": "gpg"}.get(name)
-    if theirs:
-        call.pop("config")
-        own, _ = get_adv_estimator_fn(theirs)(**call)
-        assert_parity(advantages, own, terms=8, magnitude=8.0, dtype=torch.float32)
-
-
-def of_own_groups(rewards: Tensor, group_ids: Tensor, mask: Tensor) -> Tensor:
-    """An advantage of the user's own that compares rollouts."""
-    return rewards * 0
-
-
-@pytest.mark.usefixtures("a_new_process")
-def test_an_advantage_of_the_users_own_in_groups_of_one_is_warned_of() -> None:
-    name = f"{__name__}:of_own_groups"
-    with pytest.warns(ComposerWarning, match="2 groups of 1, .*of_own_groups' compares .* is 0; set"):
-        get_adv_estimator_fn("composer")(**batch_of(["a", "b"], advantage=name))
 
 
 @pytest.mark.usefixtures("a_new_process")

@@ -1,6 +1,6 @@
 """The options of a registered loss or estimator are parsed once, and read anew only after a change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,43 +23,32 @@ Loss = Callable[..., tuple[Tensor, dict[str, float]]]
 def config_of(**options: Any) -> Any:
     """An actor's config with our loss, as verl's worker makes it."""
     counts = {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2}
-    return composer_actor(options.pop("composer", {"policy": "grpo@verl"}), counts, **options)
+    return composer_actor({"policy": "grpo@verl"}, counts, **options)
 
 
 def called(loss: Loss, config: Any, mode: str = "token-mean") -> float:
     """The loss of one micro-batch, in which every token's ratio is 1.25 and its advantage 1."""
     ones = torch.ones(2, 4)
-    found, _ = loss(
-        old_log_prob=-ones,
-        log_prob=-ones + torch.log(1.25 * ones),
-        advantages=ones,
-        response_mask=ones,
-        loss_agg_mode=mode,
-        config=config,
-    )
-    return float(found)
+    tensors = {"old_log_prob": -ones, "log_prob": -ones + torch.log(1.25 * ones)}
+    tensors |= {"advantages": ones, "response_mask": ones}
+    return float(loss(**tensors, loss_agg_mode=mode, config=config)[0])
 
 
 @pytest.fixture
-def loss() -> Iterator[Loss]:
+def loss() -> Loss:
     """The loss mode `composer` as a new process registers it."""
-    yield policy_loss(None)
+    return policy_loss(None)
 
 
-def test_a_micro_batch_after_the_first_reads_no_option(loss: Loss) -> None:
+def test_a_micro_batch_after_the_first_reads_its_counts_and_no_option(loss: Loss) -> None:
     config = config_of(clip_ratio_high=0.28)
     first = calls(lambda: called(loss, config))
     assert all(first[name] for name in READS), first
+    before = called(loss, config)
     config.global_batch_info["batch_num_tokens"] = 16  # verl writes the counts of each micro-batch into it
     found = calls(lambda: called(loss, config))
     assert not [name for name in READS if found[name]], found
     assert sum(found.values()) <= 40, found.most_common()
-
-
-def test_the_counts_of_a_micro_batch_are_those_of_its_own_call(loss: Loss) -> None:
-    config = config_of(clip_ratio_high=0.28)
-    before = called(loss, config)
-    config.global_batch_info["batch_num_tokens"] = 16
     assert called(loss, config) == before / 2
 
 
@@ -84,13 +73,8 @@ def test_a_length_that_verl_cannot_divide_by_is_an_error_at_every_call(loss: Los
 
 
 def test_a_mapping_in_place_of_verls_dataclass_is_read_anew_after_a_change(loss: Loss) -> None:
-    config = OmegaConf.create(
-        {
-            "clip_ratio_high": 0.1,
-            "policy_loss": {"composer": {"policy": "grpo@verl"}},
-            "global_batch_info": {},
-        }
-    )
+    table = {"policy_loss": {"composer": {"policy": "grpo@verl"}}, "global_batch_info": {}}
+    config = OmegaConf.create({"clip_ratio_high": 0.1, **table})
     assert called(loss, config) == pytest.approx(-1.1)
     config.clip_ratio_high = 0.2
     assert called(loss, config) == pytest.approx(-1.2)

@@ -14,7 +14,6 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
@@ -32,15 +31,20 @@ REWARDS = [0.0, 1.0, 0.5, 0.25, 0.0, 0.5, 3.0, 7.0, 1.0]
 CONFIG = {"actor_rollout_ref": {"rollout": {"n": 3}}, "trainer": {"use_v1": True}}
 
 
-def data(keys: list[str] = KEYS) -> DataProto:
-    """One row per key, with its reward at its last token; the last token of row 1 is masked."""
-    mask = torch.ones(len(keys), 3, dtype=torch.long)
-    mask[1, 2] = mask[4, 0] = 0
-    rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
-    rewards[:, 2] = torch.tensor(REWARDS[: len(keys)], dtype=torch.float64)
-    tensors = {"token_level_rewards": rewards, "response_mask": mask}
+def batch_of(keys: list[str], rewards: list[float], mask: Tensor, **more: Tensor) -> DataProto:
+    """One row per key, with its reward at its last token."""
+    at_the_end = torch.zeros(mask.shape, dtype=torch.float64)
+    at_the_end[:, 2] = torch.tensor(rewards)
+    tensors = {"token_level_rewards": at_the_end, "response_mask": mask, **more}
     uids = np.array([key.split("_")[0] for key in keys], dtype=object)
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+
+
+def data(keys: list[str] = KEYS) -> DataProto:
+    """A row for each of these keys; the last token of row 1 is masked."""
+    mask = torch.ones(len(keys), 3, dtype=torch.long)
+    mask[1, 2] = mask[4, 0] = 0
+    return batch_of(keys, REWARDS[: len(keys)], mask)
 
 
 def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None, **node: Any) -> Tensor:
@@ -53,28 +57,16 @@ def advantages(name: str, keys: list[str] = KEYS, batch: DataProto | None = None
     return found.batch["advantages"]
 
 
-def test_under_composer_sync_grpo_is_grouped_by_session_as_verls_own() -> None:
-    theirs = advantages("grpo")
-    with sessions_of(KEYS):
-        ours = advantages("composer", advantage="grpo@verl")
-    assert_parity(ours, theirs, terms=9, magnitude=1.0)
-    assert [round(float(row.max() + row.min()), 2) for row in theirs[[0, 2, 5]]] == [2.0, -2.0, 0.0]
-
-
 @pytest.mark.parametrize("name", ["rloo@verl", "opo@verl", "dr_grpo@verl", "gpg@verl", "pass_at_k@verl"])
 def test_every_grouped_estimator_takes_the_final_outputs_alone(name: str) -> None:
     final = [1, 4, 5, 6, 8]
     batch = data()
-    call = {"token_level_rewards": batch.batch["token_level_rewards"][final]}
-    call["response_mask"] = batch.batch["response_mask"][final]
-    config = OmegaConf.create({"composer": {"advantage": name}})
-    alone, _ = get_adv_estimator_fn("composer")(
-        index=batch.non_tensor_batch["uid"][final], config=config, **call
-    )
+    alone = advantages("composer", [KEYS[i] for i in final], batch[final], advantage=name)
     with sessions_of(KEYS):
         whole = advantages("composer", advantage=name)
-    per_row = alone.sum(-1) / call["response_mask"].sum(-1)
-    wanted = per_row[[0, 0, 1, 1, 1, 2, 3, 3, 4]].unsqueeze(-1) * batch.batch["response_mask"]
+    mask = batch.batch["response_mask"]
+    per_row = alone.sum(-1) / mask[final].sum(-1)
+    wanted = per_row[[0, 0, 1, 1, 1, 2, 3, 3, 4]].unsqueeze(-1) * mask
     assert torch.equal(whole, wanted.to(whole.dtype)) or torch.allclose(whole, wanted, rtol=1e-14)
 
 
@@ -86,11 +78,8 @@ def sessions(draw: st.DrawFn) -> tuple[list[str], DataProto]:
     keys = [*draw(st.permutations(keys)), *(f"pad0_{i}_0" for i in range(draw(st.integers(0, 2))))]
     rows = st.lists(st.integers(0, 1), min_size=3, max_size=3)
     mask = torch.tensor([[0] * 3 if key.startswith("pad") else draw(rows) for key in keys])
-    rewards = torch.zeros(len(keys), 3, dtype=torch.float64)
-    rewards[:, 2] = torch.tensor([0 if key.startswith("pad") else draw(st.integers(0, 2)) for key in keys])
-    tensors = {"token_level_rewards": rewards, "response_mask": mask}
-    uids = np.array([key.split("_")[0] for key in keys], dtype=object)
-    return keys, DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
+    rewards = [0.0 if key.startswith("pad") else float(draw(st.integers(0, 2))) for key in keys]
+    return keys, batch_of(keys, rewards, mask)
 
 
 @pytest.mark.filterwarnings("ignore::composer_plugins.findings.ComposerWarning")  # of groups of one
@@ -120,11 +109,9 @@ def test_a_token_or_a_row_that_verl_rejects_keeps_its_reward(
     keys, old = [f"a_{row}_0" for row in range(3)], torch.full((3, 3), -1.0)
     sampled = old.clone()
     sampled[0, 2] = -5.0
-    tensors = {"old_log_probs": old, "rollout_log_probs": sampled, "response_mask": torch.ones_like(old)}
-    tensors["token_level_rewards"] = torch.tensor([1.0, 0.0, 2.0]).unsqueeze(1) * torch.eye(3)[2]
-    uids = np.array(["a"] * 3, dtype=object)
+    logprobs = {"old_log_probs": old, "rollout_log_probs": sampled}
+    batch = batch_of(keys, [1.0, 0.0, 2.0], torch.ones_like(old), **logprobs)
     options = RolloutCorrectionConfig(rollout_is=None, rollout_rs=level, rollout_rs_threshold="0.5_2.0")
-    batch = DataProto.from_dict(tensors=tensors, non_tensors={"uid": uids})
     batch, _ = compute_rollout_correction_and_add_to_batch(batch, options)
     assert int(batch.batch["response_mask"].sum()) == (8 if level == "token_k1" else 6)
     own = advantages(theirs, keys, batch)

@@ -9,6 +9,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import TrainingWorker
 
+from benchmarks.verl_logits import gathered
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TEACHER,
     TEACHER_PROMPT,
@@ -17,21 +18,16 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     TOP_K,
     TOP_LOGPROBS,
     nested,
+    rows_of,
 )
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import sum_to_one
-from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopK, TopKTrainingWorker
-from composer_plugins.errors import ConfigError
+from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKTrainingWorker
 from composer_plugins.kernels import divergences
 from composer_plugins.kernels.divergences.supports import log_probs_at
 from composer_plugins.testing.assertions import assert_parity
 
 VOCABULARY, K = 40, 3
 MICRO_BATCHES = ([3, 0], [2], [1, 4])  # as verl cuts and sorts the rows of a dynamic batch
-
-
-def entries(data: TensorDict, name: str) -> list[Tensor]:
-    """The rows of a field."""
-    return list(data[name].unbind())
 
 
 @pytest.fixture
@@ -44,13 +40,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Tensor:
         tensordict_utils.assign_non_tensor(data, metrics={"seen": sorted(data.keys())})
         for part in MICRO_BATCHES if tensordict_utils.get_non_tensor_data(data, TOP_K, None) else ():
             micro = tensordict_utils.index_select_tensor_dict(data, part)
-            packed = logits[torch.cat(entries(micro, "input_ids"))]
+            packed = logits[torch.cat(rows_of(micro["input_ids"]))]
             assert self.loss_fn(student_logits=packed.unsqueeze(0), data=micro) == {}
             value, logged = self.loss_fn(model_output={}, data=micro, dp_group=None)
             assert float(value) == 0 and logged == {}
-        whole = [torch.log_softmax(logits[x].float(), -1) for x in entries(data, "input_ids")]
-        following = [x.roll(-1).unsqueeze(-1) for x in entries(data, "input_ids")]
-        logprobs = [x.gather(-1, y).squeeze(-1) for x, y in zip(whole, following, strict=True)]
+        logprobs = [gathered(logits[x].float(), x.roll(-1)) for x in rows_of(data["input_ids"])]
         return tensordict_utils.get_tensordict({"log_probs": nested(logprobs)}, {"metrics": data["metrics"]})
 
     monkeypatch.setattr(TrainingWorker, "infer_batch", infer_batch)
@@ -80,30 +74,18 @@ def test_a_worker_returns_the_teachers_entries_of_each_response_in_the_order_of_
     assert worker.loss_fn == "that of the training"
     assert set(found.keys()) == {TEACHER, TOP_LOGPROBS, TOP_IDS, "metrics"} and found.batch_size == (5,)
     for i, (prompt, response) in enumerate(
-        zip(entries(data, TEACHER_PROMPT), entries(data, "responses"), strict=True)
+        zip(rows_of(data[TEACHER_PROMPT]), rows_of(data["responses"]), strict=True)
     ):
         before = torch.cat([prompt[-1:], response[:-1]])
         logprobs = torch.log_softmax(table[before].float(), -1)  # of probabilities in float32
         wanted = logprobs.topk(K, -1)
-        assert torch.equal(entries(found, TOP_IDS)[i], wanted.indices.int())
+        assert torch.equal(rows_of(found[TOP_IDS])[i], wanted.indices.int())
         rest = torch.log1p(-wanted.values.exp().sum(-1, keepdim=True))
-        logged = entries(found, TOP_LOGPROBS)[i]
+        logged = rows_of(found[TOP_LOGPROBS])[i]
         assert torch.equal(logged[:, :K], wanted.values.half())
         assert_parity(logged[:, K:], rest, terms=1, dtype=torch.float16)
-        sampled = logprobs.gather(-1, response.unsqueeze(-1)).squeeze(-1)
-        assert torch.equal(entries(found, TEACHER)[i], sampled)
+        assert torch.equal(rows_of(found[TEACHER])[i], gathered(table[before].float(), response))
     assert {name: found[name].dtype for name in TOP_DTYPES} == TOP_DTYPES
-
-
-def test_a_part_of_the_logits_is_an_error(table: Tensor) -> None:
-    """As a rank gets them where the engine cuts sequences; these positions are all in the first half."""
-    data = asked().update({"composer_row": torch.arange(5)})
-    packed = table[torch.cat(entries(data, "input_ids"))]
-    data["responses"] = nested([entries(data, "responses")[0], *[torch.zeros(0, dtype=torch.long)] * 4])
-    assert TopK(K)(data=data, student_logits=packed.unsqueeze(0)) == {}
-    message = f"the logits of all {len(packed)} tokens of a micro-batch, and verl passed 12; set ulysses_"
-    with pytest.raises(ConfigError, match=message):
-        TopK(K)(data=data, student_logits=packed[:12].unsqueeze(0))
 
 
 def test_any_other_call_is_verls_own(table: Tensor) -> None:

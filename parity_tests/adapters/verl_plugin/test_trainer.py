@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,17 +22,7 @@ from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-SENT = [
-    f"{LOSS}.loss_mode=composer",
-    f"{LOSS}._target_=composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig",
-    f"+{LOSS}.composer=${{algorithm.composer}}",
-]
 Make = Callable[..., Any]
-
-
-def messages(found: pytest.WarningsRecorder) -> list[str]:
-    """Ours among the warnings."""
-    return [str(one.message) for one in found if one.category is ComposerWarning]
 
 
 def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
@@ -42,76 +33,59 @@ def test_verl_keeps_it_for_a_synchronous_trainer(make: Make) -> None:
 
 
 def test_the_constructor_warns_once_of_a_reduction_that_is_not_the_papers(make: Make) -> None:
-    with pytest.warns(
-        ComposerWarning, match="loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
-    ) as found:
-        make({"policy": "gspo"}, *SENT, "algorithm.adv_estimator=composer", "critic.enable=False")
+    problem = "loss_agg_mode: it is 'token-mean', and 'gspo' is reduced"
+    sound = ("algorithm.adv_estimator=composer", "critic.enable=False")
+    with pytest.warns(ComposerWarning, match=problem) as found:
+        make({}, f"{LOSS}.loss_mode=composer/gspo", *sound)
     assert len(found) == 1
 
 
-def test_a_row_without_a_hint_or_a_pair_is_legal(make: Make) -> None:
-    with pytest.warns(ComposerWarning) as found:
-        trainer = checked(make(LIVE | SIMPO, privileged_context=[], chosen=[], rejected=[]))
-    assert {"chosen", "privileged_context"} < trainer.columns
-    assert [one.partition(", so")[0] for one in messages(found)] == [
-        "training data: none of its 16 rows has a hint",
-        "training data: none of its 16 rows has a pair with a weight above 0",
-    ]
+NOTHING: dict[str, Any] = {"privileged_context": [], "chosen": [], "rejected": []}
+DOUBTFUL: dict[str, Any] = {
+    "privileged_context": [None, "NaN", "None", "0+3=?", "It is 1."],
+    "chosen": [None, ["1", "2"], ["same"]],
+    "rejected": [None, ["0", "3<|im_end|>"], ["same"]],
+}
+OF_NOTHING = ["none of its 16 rows has a hint", "none of its 16 rows has a pair with a weight above 0"]
+OF_DOUBTFUL = [
+    "in 2 of 4 hints the text is 'NaN', first in row 1;",
+    "in 1 of 4 hints the text is the prompt, first in row 3;",
+    "in 1 of 3 pairs chosen equals rejected, first in row 2;",
+    "in 1 of 3 pairs chosen or rejected contains '<|im_end|>', first in row 1;",
+]
 
 
-def test_what_is_probably_a_mistake_is_warned_of_once_with_its_number_and_first_row(make: Make) -> None:
-    hints = [None, "NaN", "It is 1.", "None", "0+3=?"]
-    pairs = {"chosen": [None, ["1", "2"], ["same"]], "rejected": [None, ["0", "3<|im_end|>"], ["same"]]}
-    trainer = make(LIVE | SIMPO, privileged_context=hints, **pairs)
-    trainer._init_tokenizer()
-    with pytest.warns(ComposerWarning) as found:
-        trainer._init_dataloader()
-    assert [one.rpartition(";")[0] for one in messages(found)] == [
-        "training data: in 2 of 4 hints the text is 'NaN', first in row 1",
-        "training data: in 1 of 3 pairs chosen equals rejected, first in row 2",
-        "training data: in 1 of 3 pairs chosen or rejected contains '<|im_end|>', first in row 1",
-    ]
+@pytest.mark.parametrize(("columns", "wanted"), [(NOTHING, OF_NOTHING), (DOUBTFUL, OF_DOUBTFUL)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_probably_a_mistake_is_warned_of_once_by_any_number_of_processes(
+    make: Make, columns: dict[str, Any], wanted: list[str], workers: int
+) -> None:
+    with pytest.warns(ComposerWarning) as caught:
+        checked(make(LIVE | SIMPO, f"data.filter_overlong_prompts_workers={workers}", **columns))
+    ours = [str(one.message) for one in caught if one.category is ComposerWarning]
+    for one, text in zip(ours, wanted, strict=True):
+        assert one.startswith(f"training data: {text}")
 
 
-def test_a_hint_that_is_the_prompt_is_warned_of(make: Make) -> None:
-    with pytest.warns(ComposerWarning, match="in 1 of 2 hints the text is the prompt, first in row 3; write"):
-        checked(make(LIVE, privileged_context=["ok", None, None, "0+3=?"]))
-
-
-def test_a_second_start_reads_the_checks_from_the_cache(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_reads_the_checks_from_the_cache(make: Make) -> None:
     filtered = "data.filter_overlong_prompts=True"  # after which the fingerprint of verl's data set is random
     trainer = make(LIVE | SIMPO, filtered, rejected=[None, ["0"]], chosen=[None, ["0"]])
     trainer._init_tokenizer()
-    calls = list[int]()
-    render = type(trainer.tokenizer).apply_chat_template
-
-    def counted(*given: Any, **options: Any) -> Any:
-        calls.append(1)
-        return render(*given, **options)
-
-    monkeypatch.setattr(type(trainer.tokenizer), "apply_chat_template", counted)
-    numbers = []
-    for longest in (16, 16, 17):
-        trainer.config.data.max_response_length = longest
-        with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
-            trainer._init_dataloader()
-        numbers.append(len(calls))
+    cls, numbers = type(trainer.tokenizer), []
+    render = cls.apply_chat_template
+    with mock.patch.object(cls, "apply_chat_template", autospec=True, side_effect=render) as rendered:
+        for longest in (16, 16, 17):
+            trainer.config.data.max_response_length = longest
+            with pytest.warns(ComposerWarning, match="chosen equals rejected, first in row 1"):
+                trainer._init_dataloader()
+            numbers.append(rendered.call_count)
     assert 0 < numbers[0] == numbers[1] < numbers[2]  # another limit is another check
 
 
-def test_several_processes_find_what_one_finds(make: Make) -> None:
-    columns = {"privileged_context": ["a", None, "nan", "b", None, "null", "0"], "chosen": [None, "x", "y"]}
-    columns["rejected"] = [None, "z", "y"]
-    said = []
-    for workers in (1, 3):
-        with pytest.warns(ComposerWarning) as found:
-            checked(make(LIVE | SIMPO, f"data.filter_overlong_prompts_workers={workers}", **columns))
-        said.append(messages(found))
-    assert said[0] == said[1] and len(said[0]) == 2
-    for workers in (1, 3):
-        bad = columns | {"privileged_context": ["a"] * 9 + [" ", "x" * 600]}
-        with pytest.raises(DataError, match="^training data, row 9, privileged_context: it is empty"):
-            checked(make(LIVE, f"data.filter_overlong_prompts_workers={workers}", **bad))
+def test_of_several_processes_the_error_of_the_first_row_is_raised(make: Make) -> None:
+    bad = ["a"] * 9 + [" ", "x" * 600]
+    with pytest.raises(DataError, match="^training data, row 9, privileged_context: it is empty"):
+        checked(make(LIVE, "data.filter_overlong_prompts_workers=3", privileged_context=bad))
 
 
 def test_more_entries_than_the_vocabulary_has_are_refused_before_a_worker_is_started(make: Make) -> None:
@@ -125,10 +99,8 @@ def test_taids_t_walks_from_its_start_to_its_end_over_the_run(make: Make) -> Non
     node = LIVE | {"hint_divergence": "taid", "hint_top_k": 4, "hint_params": "{t: 0.9}", "hint_t_start": 0.4}
     trainer = make(node)
     trainer.total_training_steps = 6
-    found = []
-    for trainer.global_steps in range(1, 8):
-        found.append(trainer.taid_t())
-    assert found == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9])
+    for trainer.global_steps, wanted in enumerate((0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9), 1):
+        assert trainer.taid_t() == pytest.approx(wanted)
     trainer.total_training_steps, trainer.global_steps = 1, 1
     assert trainer.taid_t() == 0.4
 
@@ -148,20 +120,29 @@ def test_the_chat_templates_options_are_the_datas(make: Make) -> None:
     assert trainer.tokenizer.decode(Prompts(trainer).ids([{"role": "user", "content": "1+1"}])) == "hm 1+1"
 
 
-def test_what_the_model_is_told_beside_its_files_counts(make: Make) -> None:
-    longer = "+actor_rollout_ref.model.override_config.max_position_embeddings=2048"
-    assert checked(make(LIVE, longer, privileged_context=["x" * 600])).positions == 2048
+MODELS = "actor_rollout_ref"
+OF_BATCHES = [f"{MODELS}.actor.use_dynamic_bsz=True", f"{MODELS}.rollout.log_prob_use_dynamic_bsz=True"]
+OF_BATCHES += [f"{MODELS}.actor.ppo_max_token_len_per_gpu=300"]
+OF_BATCHES += [f"{MODELS}.rollout.log_prob_max_token_len_per_gpu=200"]
+OF_REFERENCE = [f"{MODELS}.actor.use_kl_loss=True", f"{MODELS}.ref.log_prob_use_dynamic_bsz=True"]
+OF_REFERENCE += [f"{MODELS}.ref.log_prob_max_token_len_per_gpu=200"]
 
 
-def test_the_references_own_limit_counts_where_it_is_asked(make: Make) -> None:
-    frozen = [
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
-    ]
-    limit = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=40"
-    with pytest.raises(DataError, match="max_response_length: [0-9]+ tokens are more than the 40 that"):
-        checked(make(LIVE | {"hint_teacher": "base"}, *frozen, limit))
-    checked(make(LIVE, *frozen, limit))
+@pytest.mark.parametrize(
+    ("teacher", "options", "limit"),
+    [
+        ("live", [], 512),
+        ("live", [f"+{MODELS}.model.override_config.max_position_embeddings=2048"], 2048),
+        ("live", OF_BATCHES, 200),
+        ("live", OF_REFERENCE, 512),  # the reference is not asked
+        ("base", OF_REFERENCE, 200),
+    ],
+    ids=str,
+)
+def test_the_longest_sequence_is_one_that_each_model_takes_that_scores_it(
+    make: Make, teacher: str, options: list[str], limit: int
+) -> None:
+    assert Prompts(checked(make(LIVE | {"hint_teacher": teacher}, *options))).limit == limit
 
 
 def test_a_loss_of_an_external_library_is_known(
@@ -190,17 +171,6 @@ def test_the_rows_of_a_data_set_class_of_ones_own_are_not_judged_before_it_has_m
     )
     mine = [f"data.custom_cls.path={tmp_path}/of_mine.py", "data.custom_cls.name=Mine"]
     assert "privileged_context" in checked(make(LIVE, *mine, privileged_context=[7.0])).columns
-
-
-def test_the_limit_is_the_smallest_of_the_models_and_the_batches(make: Make) -> None:
-    dynamic = [
-        "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=40",
-    ]
-    with pytest.raises(DataError, match="max_response_length: [0-9]+ tokens are more than the 40 that"):
-        checked(make(LIVE, *dynamic))
 
 
 def test_the_teachers_prompt_is_the_policys_with_the_hint_in_it(make: Make) -> None:

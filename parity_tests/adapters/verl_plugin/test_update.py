@@ -14,10 +14,9 @@ from composer_plugins.adapters.verl_plugin.surface import parse_registered
 from composer_plugins.adapters.verl_plugin.sync_trainer import trainer as adapter
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import REPLAY, TEACHER
 from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
-from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import OVERRIDDEN
-from parity_tests.rigs.verl_queue import Model, Queue
+from parity_tests.rigs.verl_queue import Model, Queue, rollout
 from parity_tests.rigs.verl_trainer import LIVE, SIMPO, checked
 
 # torchdata's loader calls it, and torch 2.13 warns.
@@ -32,7 +31,6 @@ class Workers(Model):
     """The actor's workers, which record the batches they get."""
 
     def set_loss_fn(self, loss: Any) -> None:
-        """As verl's."""
         self.loss = loss
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
@@ -63,20 +61,14 @@ def started(make: Any, queue: Queue) -> Started:
 
 
 def row(trainer: Any, i: int) -> dict[str, Any]:
-    messages = [{"role": "user", "content": f"0+{i}=?"}]
-    return {
-        "uid": f"uid{i}",
-        "raw_prompt": messages,
-        "prompts": torch.tensor(Prompts(trainer).ids(messages)),
-        "responses": torch.tensor([65 + i, 66]),
-        "response_mask": torch.tensor([1, 1]),
-        "old_log_probs": torch.tensor([-1.0, -2.0]),
-        "advantages": torch.zeros(2),
-        "rollout_is_weights": torch.ones(2),
+    columns = {
         "privileged_context": "It is so.",
         "chosen": "yes" if i else None,
         "rejected": "no" if i else None,
     }
+    numbers = {"old_log_probs": torch.tensor([-1.0, -2.0]), "advantages": torch.zeros(2)}
+    numbers["rollout_is_weights"] = torch.ones(2)
+    return rollout(trainer, i, torch.tensor([65 + i, 66]), **numbers, **columns)
 
 
 def test_replay_alone_sets_our_loss_and_stands_beside_the_batch_for_one_update(started: Started) -> None:

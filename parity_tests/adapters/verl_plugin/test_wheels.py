@@ -3,9 +3,6 @@
 `nox -s verl` makes the folders and names them in VERL_WHEELS. `verl_probe.py` is what runs in each.
 """
 
-from collections.abc import Callable
-from functools import cache
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -14,82 +11,58 @@ import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from composer_plugins.conformance.reductions import kernel as row_kernel
+from composer_plugins.conformance.verl_claims.advantages import by_group
 from composer_plugins.frameworks.verl import MODES
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_drawn import largest_term
-from parity_tests.rigs.verl_facts import assert_rows_equal
 from parity_tests.rigs.verl_probe import NODE
-from parity_tests.rigs.verl_wheels import FOLDERS, TARGET, folder, probe, start
+from parity_tests.rigs.verl_wheels import INSTALLED, TARGET, probe, start, wheel
 
-INSTALLED = installed("verl")
 VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
 NORM = "seq-mean-token-sum-norm"
-Probe = Callable[[str], dict[str, Any]]
 
 
-def wheel(version: str) -> Path | None:
-    """The wheel's folder, None for the installed verl; skips where there is none."""
-    found = folder(version)
-    if found is None and version != INSTALLED:
-        pytest.skip(f"no verl {version} in a folder that {FOLDERS} names (nox -s verl makes it)")
-    return found
+# The oldest and the installed version, and in the slow suite those between them.
+MARKED = [pytest.param(one, marks=pytest.mark.slow if one in VERSIONS[1:-1] else ()) for one in VERSIONS]
+
+
+@pytest.fixture(scope="module", params=MARKED)
+def version(request: pytest.FixtureRequest) -> str:
+    """One of verl's versions."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Probe:
-    """What the adapter did in one version of verl; each is started once."""
-
-    @cache
-    def once(version: str) -> dict[str, Any] | AssertionError:
-        try:
-            return probe(wheel(version), tmp_path_factory.mktemp("wheel") / "found.pt")
-        except AssertionError as error:  # kept, so that it is not started again for each test
-            return error
-
-    def found(version: str) -> dict[str, Any]:
-        result = once(version)
-        if isinstance(result, AssertionError):
-            raise result
-        return result
-
-    return found
+def found(version: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the adapter did in this version, which is started once."""
+    return probe(wheel(version), tmp_path_factory.mktemp("wheel") / "found.pt")
 
 
-def of_every_version(test: Any) -> Any:
-    """With the oldest and the installed version, and in the slow suite with those between them."""
-    between = VERSIONS[1:-1]
-    cases = [pytest.param(one, marks=pytest.mark.slow if one in between else ()) for one in VERSIONS]
-    return pytest.mark.parametrize("version", cases)(test)
-
-
-@of_every_version
-def test_import_verl_alone_registers_the_same_names_and_says_nothing(probed: Probe, version: str) -> None:
-    found = probed(version)
+def test_import_verl_alone_registers_the_same_names_and_says_nothing(
+    found: dict[str, Any], version: str
+) -> None:
     assert found["version"] == version, f"not the wheel: {found['file']}"
-    assert version == INSTALLED or Path(found["file"]).is_relative_to(str(folder(version)))
+    assert version == INSTALLED or Path(found["file"]).is_relative_to(str(wheel(version)))
     assert found["loaded"] and found["warnings"] == []
     for kind, registry in (("advantage", ADV_ESTIMATOR_REGISTRY), ("policy", POLICY_LOSS_REGISTRY)):
         names = sorted(name for name in registry if name.startswith("composer"))
         assert found["names"][kind] == names and len(names) >= 10
 
 
-@of_every_version
-def test_ours_take_whatever_a_function_of_that_version_takes(probed: Probe, version: str) -> None:
-    assert probed(version)["unbound"] == {"advantage": [], "policy": []}
+def test_ours_take_whatever_a_function_of_that_version_takes(found: dict[str, Any]) -> None:
+    assert found["unbound"] == {"advantage": [], "policy": []}
 
 
-@of_every_version
-def test_main_ppos_config_is_valid_and_the_node_arrives_in_a_worker(probed: Probe, version: str) -> None:
-    found = probed(version)  # validate_config has passed, in there
+def test_main_ppos_config_is_valid_and_the_node_arrives_in_a_worker(found: dict[str, Any]) -> None:
+    # validate_config has passed, in there
     assert found["config"] == TARGET
     assert found["node"] == NODE
     assert found["critic"] is False
 
 
-@of_every_version
-def test_compute_advantage_gives_that_versions_grpo(probed: Probe, version: str) -> None:
+def test_compute_advantage_gives_that_versions_grpo(found: dict[str, Any]) -> None:
     compared = 0
-    for row in probed(version)["advantages"]:
+    for row in found["advantages"]:
         batch, (ours, returns) = row["batch"], row["ours"]
         assert ours.shape == batch.mask.shape and torch.equal(ours, returns)
         assert torch.equal(ours, row["named"][0])  # composer/grpo beside the node's dialect
@@ -100,14 +73,15 @@ def test_compute_advantage_gives_that_versions_grpo(probed: Probe, version: str)
             part = batch._replace(rewards=batch.rewards[rows], ids=batch.ids[rows], mask=batch.mask[rows])
             first = ours[rows].gather(1, batch.mask[rows].int().argmax(1, keepdim=True)).squeeze(1)
             assert torch.equal(ours[rows], first.unsqueeze(1) * batch.mask[rows])  # of a row, and masked
-            assert_rows_equal(first, row["theirs"][0][rows], part, eps=1e-6)
+            for one in by_group(first, row["theirs"][0][rows], part, eps=1e-6):
+                one.check()
             compared += 1
     assert compared >= 10
 
 
-@of_every_version
-def test_a_policy_loss_is_that_versions_vanilla_by_its_workers_keywords(probed: Probe, version: str) -> None:
-    found = probed(version)
+def test_a_policy_loss_is_that_versions_vanilla_by_its_workers_keywords(
+    found: dict[str, Any], version: str
+) -> None:
     assert all({"log_prob", "config", "response_mask"} <= set(names) for names in found["keywords"])
     modes = {mode for mode in MODES if version == INSTALLED or mode != "token-sum"}  # since 0.9.0
     assert {row["mode"] for row in found["policy"]} == modes
@@ -126,23 +100,23 @@ def test_a_policy_loss_is_that_versions_vanilla_by_its_workers_keywords(probed: 
         assert logged and all(type(value) is float for value in logged.values())
 
 
-@of_every_version
-def test_before_0_9_verl_gives_gspo_one_mode_and_we_the_one_that_is_set(probed: Probe, version: str) -> None:
-    found = probed(version)["by_mode"]
-    assert torch.equal(*found["theirs"]) == (version != INSTALLED)
-    assert not torch.equal(*found["ours"])
-    assert_parity(found["ours"][1], found["theirs"][1], terms=16)
-
-
-@of_every_version
-def test_before_0_9_verl_forgets_a_return_at_a_tools_tokens_and_we_do_not(
-    probed: Probe, version: str
+def test_before_0_9_verl_gives_gspo_one_mode_and_we_the_one_that_is_set(
+    found: dict[str, Any], version: str
 ) -> None:
-    found = probed(version)["across_a_tool"]
+    gspo = found["by_mode"]
+    assert torch.equal(*gspo["theirs"]) == (version != INSTALLED)
+    assert not torch.equal(*gspo["ours"])
+    assert_parity(gspo["ours"][1], gspo["theirs"][1], terms=16)
+
+
+def test_before_0_9_verl_forgets_a_return_at_a_tools_tokens_and_we_do_not(
+    found: dict[str, Any], version: str
+) -> None:
+    ours, theirs = (found["across_a_tool"][who] for who in ("ours", "theirs"))
     same = version == INSTALLED
-    assert torch.allclose(found["ours"], found["theirs"], rtol=1e-6) == same
+    assert torch.allclose(ours, theirs, rtol=1e-6) == same
     if same:
-        assert_parity(found["ours"], found["theirs"], terms=16)
+        assert_parity(ours, theirs, terms=16)
 
 
 def test_what_keeps_verl_from_loading_our_plugin_is_a_warning() -> None:
@@ -152,18 +126,13 @@ def test_what_keeps_verl_from_loading_our_plugin_is_a_warning() -> None:
     assert "adv_estimator=composer will be unknown: ImportError: cannot import name" in done.stderr
 
 
-def fake_plugin(root: Path) -> None:
-    """A distribution with a plugin of ours that breaks when it is imported."""
-    info = root / "acme_losses-2.0.dist-info"
+@pytest.mark.slow
+def test_a_broken_plugin_of_someone_else_costs_no_name_and_is_warned_of_by_its_name(tmp_path: Path) -> None:
+    info = tmp_path / "acme_losses-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-losses\nVersion: 2.0\n")
     (info / "entry_points.txt").write_text("[composer_plugins]\nacme = acme_losses\n")
-    (root / "acme_losses.py").write_text("raise RuntimeError('no licence')\n")
-
-
-@pytest.mark.slow
-def test_a_broken_plugin_of_someone_else_costs_no_name_and_is_warned_of_by_its_name(tmp_path: Path) -> None:
-    fake_plugin(tmp_path)
+    (tmp_path / "acme_losses.py").write_text("raise RuntimeError('no licence')\n")
     program = (
         "import verl\n"
         "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as A, POLICY_LOSS_REGISTRY as P\n"

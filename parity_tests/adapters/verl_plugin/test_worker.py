@@ -20,13 +20,7 @@ def updates(folder: Path, node: dict[str, Any]) -> list[dict[str, float]]:
     try:
         with short_paths() as (_, python):
             done = subprocess.run(
-                [
-                    python,
-                    "-m",
-                    "composer_plugins.recipes.verl.on_a_cpu.worker",
-                    str(folder),
-                    json.dumps(node),
-                ],
+                [python, "-m", WORKER, str(folder), json.dumps(node)],
                 cwd=folder,
                 env=environment(folder, token),
                 capture_output=True,
