@@ -138,7 +138,7 @@ def penalty_terms(batch: Batch, o: Options) -> Tensor:
     d = torch.where(mask, (logprobs.detach() - batch["ref_logprobs"]).abs(), 0.0)
     ratio = torch.where(mask, logprobs.detach() - old, 0.0).clamp(min=0).exp()
     largest = (d.exp() + d + 1) * (ratio if o.use_bias_correction_kl else 1)
-    return o.beta * largest.amax(-1, keepdim=True) + o.entropy_coef
+    return o.beta * largest.amax(-1, keepdim=True)
 
 
 def roundings_of_vespo(batch: Batch, o: Options) -> Tensor:
@@ -163,13 +163,15 @@ def compare(loss_type: str, level: str, draw: Draw) -> Iterator[Compared]:
     theirs = trl_loss(batch, o)
     per_token = token_loss(batch, o)
     ours = reduced(per_token, batch["mask"], o)
-    bonus = entropy_bonus(batch["entropies"], acts_on(batch, o), weight=o.entropy_coef).loss
-    ours = ours + aggregate(bonus, acts_on(batch, o), "token-mean") / o.steps
+    acting = acts_on(batch, o)
+    bonus = entropy_bonus(batch["entropies"], acting, weight=o.entropy_coef).loss
+    ours = ours + aggregate(bonus, acting, "token-mean") / o.steps
     # To within rounding of the largest term that a token adds.
     noise = penalty_terms(batch, o)
     share = torch.autograd.grad(ours, per_token, retain_graph=True)[0].abs()
     more = 1 + roundings_of_vespo(batch, o) if loss_type == "vespo" else torch.ones(())
-    largest = float((share * (per_token.detach().abs() * more + noise)).max())
+    of_bonus = bonus.abs() / (acting.sum().clamp(min=1) * o.steps)  # its mean has a denominator of its own
+    largest = float((share * (per_token.detach().abs() * more + noise) + of_bonus).max())
     yield Compared(ours, theirs, per_token.numel(), largest)
     (mine,), (want,) = (torch.autograd.grad(x, batch["logprobs"]) for x in (ours, theirs))
     magnitude = max(float((want.abs() * more).max()), float((share * noise).max()))
