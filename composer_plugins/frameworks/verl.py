@@ -26,7 +26,8 @@ class Key:
     FILTER_GROUPS = "algorithm.filter_groups.enable"
     BYPASS, ROLLOUT_LOGPROBS = f"{CORRECTION}.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
     FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
-    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
+    ADAPTERS = (f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.adapter_path")
+    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
     USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
@@ -219,9 +220,20 @@ NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LO
 # bypass_mode only, and use_policy_gradient is verl 0.6's loss_type.
 OF_THE_LOSS = ("loss_type", "use_policy_gradient")
 SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
+OWN_BYPASS = "bypass_mode"  # verl's own loss that reads them
+WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at every token
 
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
+# Options that change what the rollout engine samples from, with the values that do not.
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    f"{Key.ROLLOUT}.top_p": (None, 1.0),
+    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
+    f"{Key.ROLLOUT}.min_p": (None, 0.0),
+    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+}
+ENGINES = ("FSDP", "Mcore", "TorchTitan", "VeOmni")
+OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("reward.reward_kwargs", "_cfg"))
 # What bears on the loss and has no field in Objective: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
@@ -230,16 +242,21 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
     "algorithm.kl_ctrl.type": (None, "fixed"),
     Key.FILTER_GROUPS: (None, False),
+    # of the user's own: a class, a module that may register a loss, a trainer
+    f"{Key.ACTOR}._target_": (None, *(f"verl.workers.config.{one}ActorConfig" for one in ENGINES)),
+    "algorithm._target_": (None, "verl.trainer.config.AlgoConfig"),
+    Key.EXTERNAL_LIB: (None, "", "composer_plugins.adapters.verl_plugin.register"),
+    Key.TRAINER_MODE: (None, "sync", "composer_sync"),
+    # a term of the model's own loss, and of the reward
+    f"{Key.MODEL}.mtp.enable_train": (None, False),
+    "algorithm.use_pf_ppo": (None, False),
+    **{f"{table}.overlong_buffer{end}.enable": (None, False) for table, end in OVERLONG},
     "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
     f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
-    # what is sampled, and with which log-probabilities
-    f"{Key.ROLLOUT}.top_p": (None, 1.0),
-    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
-    f"{Key.ROLLOUT}.min_p": (None, 0.0),
-    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+    **SAMPLING,  # what is sampled, and below with which log-probabilities
     f"{Key.ROLLOUT}.do_sample": (None, True),
     f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
     f"{Key.ROLLOUT}.ignore_eos": (None, False),

@@ -268,7 +268,7 @@ MISTAKES: dict[str, Changes] = {
         OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}
     ),
     "verl's advantage beside a loss whose paper has another": (
-        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=1024)
     ),
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "a hint in the advantages of the loss by its name that adv_tau scales": (
@@ -330,7 +330,21 @@ MISTAKES: dict[str, Changes] = {
     "DPPO around the trainer's policy": DPPO,
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
     "a bypass without the engine's log-probabilities": DPPO | {ROLLOUT: False, BYPASS: True},
-    "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+    "verl's own loss beside a correction that only another reads": (
+        OURS | {BYPASS: True} | correction(rollout_is="token")
+    ),
+    "a width of micro-batches": (
+        OURS | both(policy="dr_grpo", advantage="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+    ),
+    "a KL whose gradient has no reference": OURS | FROZEN | actor(kl_loss_coef=0.01, kl_loss_type="kl"),
+    "a reference without the trained adapter": (
+        REPLAY | {"actor_rollout_ref.model.lora_adapter_path": "adapter"}
+    ),
+    "a cut distribution beside a ratio to it": (
+        DPPO | {BYPASS: True, "actor_rollout_ref.rollout.top_p": 0.9}
+    ),
+    "dropped groups in the legacy trainer": OURS | LEGACY | DROPS,
+    "no rollout engine": OURS | {"actor_rollout_ref.rollout.name": "???"},
 }
 
 SOUND: dict[str, Changes] = {
@@ -370,6 +384,9 @@ SOUND: dict[str, Changes] = {
     "replay": REPLAY,
     "replay without a reference": REPLAY | NO_REFERENCE | node(replay_loss="simpo"),
     "a trainer of ours with nothing on": SYNC,
+    "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+    "a trained adapter without a reference": OURS | {"actor_rollout_ref.model.lora_adapter_path": "adapter"},
+    "a cut distribution without a ratio to it": OURS | {"actor_rollout_ref.rollout.top_p": 0.9},
     "weights of 0": OURS | node(hint_weight=0, replay_weight=0.0),
     "DPPO around the engine's policy": DPPO | {BYPASS: True},
     "verl's own reduction of geo_mean": OURS | both(policy="gmpo@verl"),
@@ -388,6 +405,7 @@ SOUND: dict[str, Changes] = {
         | GRPO
         | algorithm(norm_adv_by_std_in_grpo=False)
         | {AGG: "seq-mean-token-sum-norm"}
+        | actor(loss_scale_factor=1024)
     ),
     "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
     "verl's distillation beside the task's rewards": DISTILS,
