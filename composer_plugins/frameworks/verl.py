@@ -253,6 +253,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     **{f"{table}.overlong_buffer{end}.enable": (None, False) for table, end in OVERLONG},
     "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
     f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
+    f"{Key.ACTOR}.use_rollout_log_probs": (None, False),  # of verl 0.6 and 0.7: as old_log_probs
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
@@ -273,12 +274,13 @@ NO_BEARING_IN = {
     "algorithm": "_target_ filter_groups kl_ctrl._target_",
     "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
     Key.ACTOR: """
-        _target_ calculate_sum_pi_squared checkpoint entropy_checkpointing entropy_from_logits_chunk_size
-        entropy_from_logits_with_chunking freeze_vision_tower fsdp_config grad_clip load_weight megatron
-        optim pad_to_length ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu
-        profiler qat rollout_n router_replay strategy sum_pi_squared_checkpointing torchtitan
-        ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper
-        use_remove_padding use_torch_compile veomni
+        _target_ calculate_sum_pi_squared checkpoint engine entropy_checkpointing
+        entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower fsdp_config
+        grad_clip load_weight megatron model_config optim pad_to_length ppo_infer_max_token_len_per_gpu
+        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
+        ppo_micro_batch_size_per_gpu profiler qat rollout_n router_replay strategy
+        sum_pi_squared_checkpointing torchtitan ulysses_sequence_parallel_size use_dynamic_bsz
+        use_fused_kernels use_prefix_grouper use_remove_padding use_torch_compile veomni
         """,
     Key.ROLLOUT: """
         _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats

@@ -14,11 +14,12 @@ from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
+from composer_plugins.adapters.verl_plugin.migration import READ
 from composer_plugins.adapters.verl_plugin.surface import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.verl_claims.upstream import actor, policy_loss
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import OPTIONS, ULYSSES
+from composer_plugins.frameworks.verl import OPTIONS, TABLES, ULYSSES, VERL
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
@@ -40,6 +41,17 @@ def test_every_option_that_verls_losses_and_advantages_read_is_classified(versio
     found = read(source(version))
     assert len(found) > 20 and ("policy", "clip_ratio_high") in found and ("advantage", "gamma") in found
     assert sorted(found.difference(CLASSIFIED)) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_option_that_verls_trainers_and_workers_read_is_in_a_table(version: str) -> None:
+    """`migrate` says that nothing differs only where it knows each of these keys."""
+    found = {f"{TABLES[kind]}.{key}" for kind, key in read(source(version), anywhere=True)}
+    assert len(found) > 60 and found > {f"{TABLES[kind]}.{key}" for kind, key in read(source(version))}
+    known = READ | VERL.not_carried.keys() | VERL.no_bearing
+    covered = {key for key in found for one in known if f"{key}.".startswith(f"{one}.")}
+    tables = {key for key in found for one in known if one.startswith(f"{key}.")}
+    assert sorted(found - covered - tables) == []
 
 
 def test_no_option_is_classified_that_verl_does_not_have() -> None:
