@@ -264,6 +264,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
     f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
 }
+MODELS = (Key.MODEL, "critic.model")
 # What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
 # stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
 NO_BEARING_IN = {
@@ -304,6 +305,72 @@ NO_BEARING_IN = {
         val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
         """,
 }
+# Options that verl had or that its users expect, each with everything below it: by the last minor release
+# that had them ("" for one before 0.6), the key and the one that 0.9 has in its place; "" for none. A
+# sentence in place of a key says what to set.
+FORMER_BY_RELEASE: dict[str, dict[str, str]] = {
+    "": {
+        f"{Key.ACTOR}.loss_mode": Key.LOSS_MODE,
+        f"{Key.ROLLOUT}.val_temperature": f"{Key.ROLLOUT}.val_kwargs.temperature",
+        f"{Key.ACTOR}.tis_imp_ratio_cap": Key.THRESHOLD,
+        **{f"algorithm.rollout_is{end}": f"{Key.CORRECTED}{end}" for end in ("", "_threshold")},
+    },
+    "0.6": {
+        f"{Key.CORRECTION}.rollout_token_veto_threshold": "",
+        f"{Key.CORRECTION}.rollout_rs_threshold_lower": f"{Key.REJECTED}_threshold='LOW_HIGH'",
+        f"{Key.CORRECTION}.use_policy_gradient": f"{Key.CORRECTION}.loss_type=reinforce",
+        f"{Key.ROLLOUT}.update_weights_bucket_megabytes": (
+            f"{Key.ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+        ),
+        f"{Key.REF}.model": "",
+        "reward_model.max_length": "",
+        "reward_model.launch_reward_fn_async": "",
+        "reward_model.sandbox_fusion": "reward.sandbox_fusion",
+        "reward_model.model.input_tokenizer": "",
+        **{f"reward_model.model.{one}": "" for one in ("use_fused_kernels", "use_remove_padding", "use_shm")},
+        **{f"reward_model.{one}": "" for one in ("nccl_timeout", "load_weight", "megatron", "strategy")},
+        **{f"reward_model.{one}": "" for one in ("micro_batch_size", "micro_batch_size_per_gpu")},
+        **{f"reward_model.{one}": "" for one in ("use_dynamic_bsz", "forward_max_token_len_per_gpu")},
+        **{f"reward_model.{one}": "" for one in ("ulysses_sequence_parallel_size", "model.fsdp_config")},
+    },
+    "0.7": {
+        f"{Key.ACTOR}.use_rollout_log_probs": f"{Key.BYPASS}=True",
+        f"{Key.ACTOR}.sum_pi_squared_checkpointing": "",
+        f"{Key.ROLLOUT}.layer_name_map": "",
+        f"{Key.ROLLOUT}.multi_turn.interaction_config_path": "",
+        f"{Key.ROLLOUT}.skip_rollout": "skip.rollout.enable",
+        f"{Key.ROLLOUT}.skip_dump_dir": "skip.rollout.dump_dir",
+        "critic.model.fsdp_config": "critic.fsdp",
+        **{f"{one}.override_config.model_config": f"{one}.override_config" for one in MODELS},
+        **{f"{one}.override_config.moe_config.freeze_moe_router": "" for one in MODELS},
+        **{f"data.{one}": "" for one in ("datagen", "sampler.class_name", "sampler.class_path")},
+        "trainer.use_legacy_worker_impl": "",
+    },
+    "0.8": {
+        **{f"{one}.load_weight": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.megatron.grad_offload": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.veomni.activation_gpu_limit": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.veomni.moe_load_balance_monitor_interval": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.router_replay": f"{one}.megatron.router_replay" for one in (Key.ACTOR, Key.REF)},
+        f"{Key.ROLLOUT}.skip.max_dump_step": "skip.rollout.steps",
+        f"{Key.ROLLOUT}.skip": "skip.rollout",
+    },
+}
+FORMER = {key: (last, now) for last, keys in FORMER_BY_RELEASE.items() for key, now in keys.items()}
+
+
+def former(key: str) -> tuple[str, str] | None:
+    """What became of an option that verl's newest release does not have: the problem and the remedy."""
+    for one in (key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)):
+        if one in FORMER:
+            last, now = FORMER[one]
+            had = f"verl {last} had it" if last else "verl before 0.6 had it, or a fork"
+            problem = f"{had}, and verl {VERL.release} does not have it"
+            if not now:
+                return problem, "remove it: nothing stands in its place"
+            return problem, f"set {now}{'' if '=' in now else key.removeprefix(one)}"
+    return None
+
 
 VERL = Framework(
     name="verl",

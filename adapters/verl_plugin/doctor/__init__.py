@@ -17,7 +17,7 @@ from composer_plugins.adapters.verl_plugin.doctor.options import Run
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.verl import Key
+from composer_plugins.frameworks.verl import Key, former
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
@@ -79,7 +79,12 @@ def composition(message: str, meant: str = "") -> Finding:
     """Return hydra's error, which main_ppo would raise too, as a finding. `meant` is the right override."""
     kind, _, text = message.partition(": ")
     remedy = did_you_mean([meant]) if meant else "correct the file or the override"
-    if (added := re.search(r"use (\+.+)", text)) and meant in ("", added[1].strip()):
+    added = re.search(r"use (\+.+)", text)
+    if added and (renamed := former(added[1].strip(" +").partition("=")[0])):
+        return Finding(
+            "error", "hydra", f"the config cannot be composed: {kind}: {text} {renamed[0]}", renamed[1]
+        )
+    if added and meant in ("", added[1].strip()):
         remedy = f"write '{added[1].strip()}'; to replace a whole table, remove the old one first: '~KEY'"
     return Finding("error", "hydra", f"the config cannot be composed: {kind}: {text}", remedy)
 

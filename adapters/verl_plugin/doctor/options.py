@@ -132,7 +132,7 @@ def diagnosed(
         known = {one.key for one in facts["findings"] if one.severity == "error"}
         if not any(f"{one}.".startswith(f"{key}.") for one in known):
             problem = f"verl's validate_config raises {text.rstrip('.')}"
-            meant = nearest(key, own or {})
+            meant = nearest(key, own or {}, run.at(key))
             remedy = did_you_mean([meant]) if meant else "correct it: main_ppo raises the same"
             facts["findings"].append(Finding("error", key, problem, remedy))
     known = {one.key for one in facts["findings"]}

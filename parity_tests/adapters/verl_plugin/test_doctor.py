@@ -117,13 +117,31 @@ def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
 
 
-def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tmp_path: Path) -> None:
-    misspelt = {"algorithm.composr.hint_weight": 0.1, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}
-    config = changed(deepcopy(FILE), misspelt)
+def test_misspelt_keys_of_overrides_are_all_named_and_the_rest_is_not_judged_by_a_guess() -> None:
     overrides = (
         "algorithm.adv_estimater=composer/rlo",
         "actor_rollout_ref.rolout.n=4",
         "+actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.rollout.val_temperature=0.6",
+        "actor_rollout_ref.actor.use_off_policy_loss=True",
+    )
+    facts = asked(*overrides, LEGACY)
+    assert [one.remedy for one in judged(facts)] == [
+        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
+        "did you mean 'actor_rollout_ref.rollout.n=4'?",
+        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+        "set actor_rollout_ref.rollout.val_kwargs.temperature",
+        "write '+actor_rollout_ref.actor.use_off_policy_loss=True'; to replace a whole table, remove the old "
+        "one first: '~KEY'",
+    ]
+    assert facts["config"] is None
+
+
+def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tmp_path: Path) -> None:
+    misspelt = {"algorithm.composr.hint_weight": 0.1, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}
+    config = changed(deepcopy(FILE), misspelt)
+    overrides = (
+        "algorithm.adv_estimator=composer/rlo",
         "algorithm.composer.advantage=grop",
         "+algorithm.composer.polcy=grpo",
         "actor_rollout_ref.model.external_lib=not_there_at_all",
@@ -131,14 +149,10 @@ def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tm
     )
     facts = asked(*overrides, files=written(tmp_path, config))
     findings = judged(facts)
-    remedies = {one.remedy for one in findings if one.key == "hydra"}
-    assert remedies == {
-        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
-        "did you mean 'actor_rollout_ref.rollout.n=4'?",
-        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+    assert [one.remedy for one in findings if one.key == "hydra"] == [
         "write '+algorithm.composer.advantage=grop'; to replace a whole table, remove the old one first: "
         "'~KEY'",
-    }
+    ]
     others = {one.key: (one.severity, one.remedy) for one in findings if one.key != "hydra"}
     clip = "actor_rollout_ref.actor.clip_ratio_h"
     assert others == {
