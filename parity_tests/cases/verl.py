@@ -121,6 +121,7 @@ CASES: tuple[Case, ...] = (
     data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
     data("a prompt that is not messages", LIVE, prompt=["1+1"] * 16),
     data("a prompt without a user", LIVE, prompt=[[{"role": "system", "content": "1+1"}]] * 16),
+    data("a prompt longer than verl keeps", LIVE, prompt=[[{"role": "user", "content": "x" * 600}]] * 16),
     data("a completion longer than the model takes", SIMPO, chosen=[None, ["x" * 600, "b"]]),
     data("pairs of different number", SIMPO, rejected=[None, ["a"]]),
     data("an empty completion", SIMPO, chosen=[None, ["", "b"]]),

@@ -155,6 +155,11 @@ def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
     """A loss that asks for an input that verl does not provide."""
 
 
+def of_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A policy loss that returns a tensor, and no loss with its metrics."""
+    return -logprobs * advantages
+
+
 def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
     """A preference loss that asks for an input that verl does not provide."""
 
@@ -165,6 +170,9 @@ def of_logits(student_logits: Any, teacher_logits: Any, mask: Any, *, sharpness:
 
 def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any, *, sharpness: float) -> Any:
     """A policy loss that verl can run."""
+    from composer_plugins.kernels.types import TokenLoss
+
+    return TokenLoss(-logprobs * advantages, {})
 
 
 OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
@@ -263,6 +271,7 @@ MISTAKES: dict[str, Changes] = {
     "a misspelt option in the workers' node": OURS | workers(polisy="grpo"),
     "a loss over the whole batch": OURS | workers(policy="clip_cov"),
     "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
+    "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
     "an advantage that is not the paper's": (
         OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}

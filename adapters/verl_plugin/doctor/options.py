@@ -169,8 +169,13 @@ def _findings(
         key = NODE if table in ({}, node) else WORKER_NODE
         given = surface.given_options(kind, run.at(VERL.tables[kind]))
         errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
-        found = parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key)
-        return cast(surface.Parsed | None, found)
+        found = cast(
+            surface.Parsed | None,
+            parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key),
+        )
+        if found is not None and found.choice.is_third_party:
+            parsed(key, surface.check_its_result, found.choice)
+        return found
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
     advantage, policy = of_rewards and of_rewards.choice, of_tokens and of_tokens.choice
