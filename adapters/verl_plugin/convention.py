@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from composer_plugins.adapters.verl_plugin.upstream import ALIKE
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, unknown
 from composer_plugins.frameworks.verl import MODES, OPTIONS
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 # Options without a default that one of verl's own losses needs, by the name of its function.
 REQUIRED: dict[str, dict[str, float]] = {"compute_policy_loss_dro": {"dro_beta": 0.1}}
-ALIKE = 0.8  # of two names, one of which is the other misspelt; `delta` and `dro_beta` have 0.6
 
 
 class Table(dict[str, Any]):

@@ -84,7 +84,9 @@ def batch_tensors(token_rewards: Tensor, mask: Tensor, index: Any) -> dict[str, 
     rewards = token_rewards.sum(-1)
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
-        problem += f"the first in row {bad[0]}"
+        problem += f"the first in row {bad[0]}" + (
+            "" if index is None else f", of the uid {str(index[bad[0]])!r}"
+        )
         raise DataError("rewards", problem, "return a number from the reward function")
     tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards, "lengths": mask.sum(-1)}
     if index is not None:

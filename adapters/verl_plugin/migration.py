@@ -8,7 +8,7 @@ import yaml
 
 from composer_plugins.adapters.verl_plugin import surface, upstream
 from composer_plugins.adapters.verl_plugin.doctor.misspelt import WORKER_NODE
-from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings
+from composer_plugins.adapters.verl_plugin.doctor.options import TARGET, Run, findings, inert_correction
 from composer_plugins.adapters.verl_plugin.surface import NODE, TRAINER, LossKind, is_ours, loss_in
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, unknown
@@ -105,9 +105,17 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         kl = KL(_estimator(value(Key.REWARD_KL_TYPE)), weight, "reward")
     if kl is not None and kl.place == "loss" and value(Key.KL_IN_REWARD):
         remarks.append(f"{Key.KL_IN_REWARD} = True, beside the KL in the loss")
-    correction = _correction(value)
+    remarks += [f"{one.key}: {one.problem}" for one in inert_correction(Run(table))]
+    if kl is not None and (adapter := next(filter(None, (at(table, one) for one in Key.ADAPTERS)), None)):
+        remarks.append(f"the adapter {adapter!r}: the reference of the KL is the model without it")
+    kept = value(Key.ROLLOUT_LOGPROBS) is not False
+    correction = _correction(value) if kept else None
     if correction is not None and value(Key.LOSS_MODE) == verl.MEAN_OVER_ROWS:
         remarks.append(f"{value(Key.LOSS_MODE)} takes the geometric mean of a row's correction weights")
+    no_policy = ""
+    if at(table, Key.DISTILLATION) and at(table, Key.TASK_REWARDS) is not True:
+        no_policy = f"verl sets the policy loss to 0 where {Key.DISTILLATION} is True and "
+        no_policy += f"{Key.TASK_REWARDS} is not"
     objective = Objective(
         policy=policy,
         mode=mode,
@@ -130,6 +138,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
             "policy_weight": "the policy loss",
         },
         remarks=tuple(remarks),
+        no_policy=no_policy,
     )
     return objective, list(_errors(table))
 

@@ -26,7 +26,8 @@ class Key:
     FILTER_GROUPS = "algorithm.filter_groups.enable"
     BYPASS, ROLLOUT_LOGPROBS = f"{CORRECTION}.bypass_mode", f"{ROLLOUT}.calculate_log_probs"
     FUSED_KERNELS, EXTERNAL_LIB = f"{MODEL}.use_fused_kernels", f"{MODEL}.external_lib"
-    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", f"{MODEL}.lora_adapter_path")
+    ADAPTERS = (f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.adapter_path")
+    LORA = (f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", *ADAPTERS)
     USE_V1, TRAINER_OPTIONS, TRAINER_MODE = "trainer.use_v1", "trainer.v1", "trainer.v1.trainer_mode"
     PROJECT = "trainer.project_name"  # in every config that begins with verl's defaults
     TRAIN_FILES, VAL_FILES, DATASET_CLASS = "data.train_files", "data.val_files", "data.custom_cls.path"
@@ -219,9 +220,20 @@ NAMES = {**dict.fromkeys(("clip_ratio", "cliprange"), BOTH), "cliprange_low": LO
 # bypass_mode only, and use_policy_gradient is verl 0.6's loss_type.
 OF_THE_LOSS = ("loss_type", "use_policy_gradient")
 SWITCHES = ("rollout_is", "rollout_rs", *OF_THE_LOSS)
+OWN_BYPASS = "bypass_mode"  # verl's own loss that reads them
+WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at every token
 
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
+# Options that change what the rollout engine samples from, with the values that do not.
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    f"{Key.ROLLOUT}.top_p": (None, 1.0),
+    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
+    f"{Key.ROLLOUT}.min_p": (None, 0.0),
+    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+}
+ENGINES = ("FSDP", "Mcore", "TorchTitan", "VeOmni")
+OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("reward.reward_kwargs", "_cfg"))
 # What bears on the loss and has no field in Objective: the key, and its values that change nothing.
 NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     Key.DISTILLATION: (None, False),
@@ -230,22 +242,29 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     **{f"{Key.CORRECTION}.{name}": (None, DEFAULTS[f"{Key.CORRECTION}.{name}"]) for name in OF_THE_LOSS},
     "algorithm.kl_ctrl.type": (None, "fixed"),
     Key.FILTER_GROUPS: (None, False),
+    # of the user's own: a class, a module that may register a loss, a trainer
+    f"{Key.ACTOR}._target_": (None, *(f"verl.workers.config.{one}ActorConfig" for one in ENGINES)),
+    "algorithm._target_": (None, "verl.trainer.config.AlgoConfig"),
+    Key.EXTERNAL_LIB: (None, "", "composer_plugins.adapters.verl_plugin.register"),
+    Key.TRAINER_MODE: (None, "sync", "composer_sync"),
+    # a term of the model's own loss, and of the reward
+    f"{Key.MODEL}.mtp.enable_train": (None, False),
+    "algorithm.use_pf_ppo": (None, False),
+    **{f"{table}.overlong_buffer{end}.enable": (None, False) for table, end in OVERLONG},
     "algorithm.rollout_is": (None, False),  # before 0.6, as the next one
     f"{Key.ACTOR}.tis_imp_ratio_cap": (None, 0, -1),
+    f"{Key.ACTOR}.use_rollout_log_probs": (None, False),  # of verl 0.6 and 0.7: as old_log_probs
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
-    # what is sampled, and with which log-probabilities
-    f"{Key.ROLLOUT}.top_p": (None, 1.0),
-    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
-    f"{Key.ROLLOUT}.min_p": (None, 0.0),
-    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
+    **SAMPLING,  # what is sampled, and below with which log-probabilities
     f"{Key.ROLLOUT}.do_sample": (None, True),
     f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
     f"{Key.ROLLOUT}.ignore_eos": (None, False),
     f"{Key.ROLLOUT}.over_sample_rate": (None, 0.0),
     f"{Key.ROLLOUT}.logprobs_mode": (None, "processed_logprobs"),
 }
+MODELS = (Key.MODEL, "critic.model")
 # What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
 # stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
 NO_BEARING_IN = {
@@ -256,12 +275,13 @@ NO_BEARING_IN = {
     "algorithm": "_target_ filter_groups kl_ctrl._target_",
     "actor_rollout_ref": "hybrid_engine model nccl_timeout ref",
     Key.ACTOR: """
-        _target_ calculate_sum_pi_squared checkpoint entropy_checkpointing entropy_from_logits_chunk_size
-        entropy_from_logits_with_chunking freeze_vision_tower fsdp_config grad_clip load_weight megatron
-        optim pad_to_length ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu
-        profiler qat rollout_n router_replay strategy sum_pi_squared_checkpointing torchtitan
-        ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper
-        use_remove_padding use_torch_compile veomni
+        _target_ calculate_sum_pi_squared checkpoint engine entropy_checkpointing
+        entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower fsdp_config
+        grad_clip load_weight megatron model_config optim pad_to_length ppo_infer_max_token_len_per_gpu
+        ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu ppo_micro_batch_size
+        ppo_micro_batch_size_per_gpu profiler qat rollout_n router_replay strategy
+        sum_pi_squared_checkpointing torchtitan ulysses_sequence_parallel_size use_dynamic_bsz
+        use_fused_kernels use_prefix_grouper use_remove_padding use_torch_compile veomni
         """,
     Key.ROLLOUT: """
         _target_ agent checkpoint_engine cudagraph_capture_sizes data_parallel_size disable_log_stats
@@ -285,6 +305,72 @@ NO_BEARING_IN = {
         val_generations_to_log_to_wandb val_only validation_data_dir worker_nsight_options
         """,
 }
+# Options that verl had or that its users expect, each with everything below it: by the last minor release
+# that had them ("" for one before 0.6), the key and the one that 0.9 has in its place; "" for none. A
+# sentence in place of a key says what to set.
+FORMER_BY_RELEASE: dict[str, dict[str, str]] = {
+    "": {
+        f"{Key.ACTOR}.loss_mode": Key.LOSS_MODE,
+        f"{Key.ROLLOUT}.val_temperature": f"{Key.ROLLOUT}.val_kwargs.temperature",
+        f"{Key.ACTOR}.tis_imp_ratio_cap": Key.THRESHOLD,
+        **{f"algorithm.rollout_is{end}": f"{Key.CORRECTED}{end}" for end in ("", "_threshold")},
+    },
+    "0.6": {
+        f"{Key.CORRECTION}.rollout_token_veto_threshold": "",
+        f"{Key.CORRECTION}.rollout_rs_threshold_lower": f"{Key.REJECTED}_threshold='LOW_HIGH'",
+        f"{Key.CORRECTION}.use_policy_gradient": f"{Key.CORRECTION}.loss_type=reinforce",
+        f"{Key.ROLLOUT}.update_weights_bucket_megabytes": (
+            f"{Key.ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+        ),
+        f"{Key.REF}.model": "",
+        "reward_model.max_length": "",
+        "reward_model.launch_reward_fn_async": "",
+        "reward_model.sandbox_fusion": "reward.sandbox_fusion",
+        "reward_model.model.input_tokenizer": "",
+        **{f"reward_model.model.{one}": "" for one in ("use_fused_kernels", "use_remove_padding", "use_shm")},
+        **{f"reward_model.{one}": "" for one in ("nccl_timeout", "load_weight", "megatron", "strategy")},
+        **{f"reward_model.{one}": "" for one in ("micro_batch_size", "micro_batch_size_per_gpu")},
+        **{f"reward_model.{one}": "" for one in ("use_dynamic_bsz", "forward_max_token_len_per_gpu")},
+        **{f"reward_model.{one}": "" for one in ("ulysses_sequence_parallel_size", "model.fsdp_config")},
+    },
+    "0.7": {
+        f"{Key.ACTOR}.use_rollout_log_probs": f"{Key.BYPASS}=True",
+        f"{Key.ACTOR}.sum_pi_squared_checkpointing": "",
+        f"{Key.ROLLOUT}.layer_name_map": "",
+        f"{Key.ROLLOUT}.multi_turn.interaction_config_path": "",
+        f"{Key.ROLLOUT}.skip_rollout": "skip.rollout.enable",
+        f"{Key.ROLLOUT}.skip_dump_dir": "skip.rollout.dump_dir",
+        "critic.model.fsdp_config": "critic.fsdp",
+        **{f"{one}.override_config.model_config": f"{one}.override_config" for one in MODELS},
+        **{f"{one}.override_config.moe_config.freeze_moe_router": "" for one in MODELS},
+        **{f"data.{one}": "" for one in ("datagen", "sampler.class_name", "sampler.class_path")},
+        "trainer.use_legacy_worker_impl": "",
+    },
+    "0.8": {
+        **{f"{one}.load_weight": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.megatron.grad_offload": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.veomni.activation_gpu_limit": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.veomni.moe_load_balance_monitor_interval": "" for one in (Key.ACTOR, Key.REF, "critic")},
+        **{f"{one}.router_replay": f"{one}.megatron.router_replay" for one in (Key.ACTOR, Key.REF)},
+        f"{Key.ROLLOUT}.skip.max_dump_step": "skip.rollout.steps",
+        f"{Key.ROLLOUT}.skip": "skip.rollout",
+    },
+}
+FORMER = {key: (last, now) for last, keys in FORMER_BY_RELEASE.items() for key, now in keys.items()}
+
+
+def former(key: str) -> tuple[str, str] | None:
+    """What became of an option that verl's newest release does not have: the problem and the remedy."""
+    for one in (key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)):
+        if one in FORMER:
+            last, now = FORMER[one]
+            had = f"verl {last} had it" if last else "verl before 0.6 had it, or a fork"
+            problem = f"{had}, and verl {VERL.release} does not have it"
+            if not now:
+                return problem, "remove it: nothing stands in its place"
+            return problem, f"set {now}{'' if '=' in now else key.removeprefix(one)}"
+    return None
+
 
 VERL = Framework(
     name="verl",

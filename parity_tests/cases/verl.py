@@ -77,6 +77,7 @@ OWN_OPTIONS = "nothing: our functions see their own options only"
 WHY = {
     "options that nothing reads": NOT_CALLED,
     "nothing of ours": NOT_CALLED,
+    "no rollout engine": "nothing: verl raises when its workers start",
     "our trainer in the legacy trainer": "nothing: verl's legacy trainer runs",
 }
 SAYS_NOTHING = """
@@ -87,7 +88,9 @@ an advantage that only the workers see; a policy in the workers beside verl's lo
 a target without the node;
 an advantage that is not the paper's; verl's advantage beside a loss whose paper has another;
 DPPO around the trainer's policy; DPPO without the engine's log-probabilities;
-a bypass without the engine's log-probabilities; a bypass in the legacy trainer
+a bypass without the engine's log-probabilities; a width of micro-batches;
+verl's own loss beside a correction that only another reads; a KL whose gradient has no reference;
+a cut distribution beside a ratio to it; dropped groups in the legacy trainer
 """
 WHY |= {" ".join(name.split()): OWN_OPTIONS for name in SAYS_NOTHING.split(";")}
 CASES: tuple[Case, ...] = (
@@ -118,6 +121,7 @@ CASES: tuple[Case, ...] = (
     data("a hint longer than the model takes", LIVE, privileged_context=["x" * 600]),
     data("a prompt that is not messages", LIVE, prompt=["1+1"] * 16),
     data("a prompt without a user", LIVE, prompt=[[{"role": "system", "content": "1+1"}]] * 16),
+    data("a prompt longer than verl keeps", LIVE, prompt=[[{"role": "user", "content": "x" * 600}]] * 16),
     data("a completion longer than the model takes", SIMPO, chosen=[None, ["x" * 600, "b"]]),
     data("pairs of different number", SIMPO, rejected=[None, ["a"]]),
     data("an empty completion", SIMPO, chosen=[None, ["", "b"]]),

@@ -155,6 +155,11 @@ def of_entropies(logprobs: Any, entropies: Any, mask: Any) -> Any:
     """A loss that asks for an input that verl does not provide."""
 
 
+def of_tensor(logprobs: Any, advantages: Any, mask: Any) -> Any:
+    """A policy loss that returns a tensor, and no loss with its metrics."""
+    return -logprobs * advantages
+
+
 def of_nll(chosen: Any, rejected: Any, chosen_nll: Any) -> Any:
     """A preference loss that asks for an input that verl does not provide."""
 
@@ -165,6 +170,9 @@ def of_logits(student_logits: Any, teacher_logits: Any, mask: Any, *, sharpness:
 
 def of_rollouts(logprobs: Any, rollout_logprobs: Any, advantages: Any, mask: Any, *, sharpness: float) -> Any:
     """A policy loss that verl can run."""
+    from composer_plugins.kernels.types import TokenLoss
+
+    return TokenLoss(-logprobs * advantages, {})
 
 
 OF_ENTROPIES, OF_NLL = f"{__name__}:of_entropies", f"{__name__}:of_nll"
@@ -263,12 +271,13 @@ MISTAKES: dict[str, Changes] = {
     "a misspelt option in the workers' node": OURS | workers(polisy="grpo"),
     "a loss over the whole batch": OURS | workers(policy="clip_cov"),
     "an input that verl does not have": OURS | workers(policy=OF_ENTROPIES),
+    "a loss that returns a bare tensor": OURS | both(policy=f"{__name__}:of_tensor"),
     "a reduction that is not the paper's": {LOSS_MODE: "composer/grpo"},
     "an advantage that is not the paper's": (
         OURS | workers(policy="rloo") | {AGG: "seq-mean-token-sum", GROUP_SIZE: 2}
     ),
     "verl's advantage beside a loss whose paper has another": (
-        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+        GRPO | workers(policy="dr_grpo") | {AGG: "seq-mean-token-sum-norm"} | actor(loss_scale_factor=1024)
     ),
     "a hint in the advantages that adv_tau scales": BYPASSED | both(policy="ipo", **scaled(0.5)),
     "a hint in the advantages of the loss by its name that adv_tau scales": (
@@ -330,7 +339,21 @@ MISTAKES: dict[str, Changes] = {
     "DPPO around the trainer's policy": DPPO,
     "DPPO without the engine's log-probabilities": DPPO | {ROLLOUT: False},
     "a bypass without the engine's log-probabilities": DPPO | {ROLLOUT: False, BYPASS: True},
-    "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+    "verl's own loss beside a correction that only another reads": (
+        OURS | {BYPASS: True} | correction(rollout_is="token")
+    ),
+    "a width of micro-batches": (
+        OURS | both(policy="dr_grpo", advantage="dr_grpo") | {AGG: "seq-mean-token-sum-norm"}
+    ),
+    "a KL whose gradient has no reference": OURS | FROZEN | actor(kl_loss_coef=0.01, kl_loss_type="kl"),
+    "a reference without the trained adapter": (
+        REPLAY | {"actor_rollout_ref.model.lora_adapter_path": "adapter"}
+    ),
+    "a cut distribution beside a ratio to it": (
+        DPPO | {BYPASS: True, "actor_rollout_ref.rollout.top_p": 0.9}
+    ),
+    "dropped groups in the legacy trainer": OURS | LEGACY | DROPS,
+    "no rollout engine": OURS | {"actor_rollout_ref.rollout.name": "???"},
 }
 
 SOUND: dict[str, Changes] = {
@@ -370,6 +393,9 @@ SOUND: dict[str, Changes] = {
     "replay": REPLAY,
     "replay without a reference": REPLAY | NO_REFERENCE | node(replay_loss="simpo"),
     "a trainer of ours with nothing on": SYNC,
+    "a bypass in the legacy trainer": DPPO | {BYPASS: True} | LEGACY,
+    "a trained adapter without a reference": OURS | {"actor_rollout_ref.model.lora_adapter_path": "adapter"},
+    "a cut distribution without a ratio to it": OURS | {"actor_rollout_ref.rollout.top_p": 0.9},
     "weights of 0": OURS | node(hint_weight=0, replay_weight=0.0),
     "DPPO around the engine's policy": DPPO | {BYPASS: True},
     "verl's own reduction of geo_mean": OURS | both(policy="gmpo@verl"),
@@ -388,6 +414,7 @@ SOUND: dict[str, Changes] = {
         | GRPO
         | algorithm(norm_adv_by_std_in_grpo=False)
         | {AGG: "seq-mean-token-sum-norm"}
+        | actor(loss_scale_factor=1024)
     ),
     "options of what is off, set to nothing": OURS | actor(kl_loss_coef=0),
     "verl's distillation beside the task's rewards": DISTILS,

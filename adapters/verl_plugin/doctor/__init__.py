@@ -17,7 +17,9 @@ from composer_plugins.adapters.verl_plugin.doctor.options import Run
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.verl import Key
+from composer_plugins.frameworks.verl import VERL, Key, former
+from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.resolve import check_schema, resolve
 
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
@@ -25,10 +27,26 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     request = request_of(files, target)
     facts = ask(target.python, Path(probe.__file__), json.dumps(request))
     release = upstream.release_of(target.version or facts["verl"]["version"])
-    composed = "".join(
-        f", composed with --config-dir {file.resolve().parent} --config-name {file.stem}" for file in files
+    how = (
+        "",
+        "read by itself" if facts["verl"]["absent"] else "composed with --config-dir {} --config-name {}",
     )
-    return Examination(compared_with(target, facts, release) + composed, tuple(judge(facts, target, release)))
+    composed = ", ".join(how).format(files[0].resolve().parent, files[0].stem) if files else ""
+    found = list(judge(facts, target, release))
+    if facts["verl"]["absent"] and request["compose"]:
+        found += without_verl(files, target.overrides)
+    return Examination(compared_with(target, facts, release) + composed, tuple(found))
+
+
+def without_verl(files: Sequence[Path], overrides: Sequence[str]) -> Iterator[Finding]:
+    """Yield what is wrong with a file and overrides by themselves, without verl's default values."""
+    table = replaced(next(map(table_of, files), {}), overrides)
+    read = resolve("verl", table, option="--framework")
+    yield from read.findings
+    for key in dict.fromkeys([*filter(former, upstream.options(table)), *read.unread]):
+        remedy = "correct or remove it; with verl installed, the doctor composes the config and knows more"
+        problem, remedy = former(key) or ("it is not understood, and it may bear on the loss", remedy)
+        yield Finding("warning", key, problem, remedy)
 
 
 def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
@@ -65,6 +83,7 @@ def judge(facts: Mapping[str, Any], target: Target, release: upstream.Release) -
     if not run.tree:
         return
     if run.at(Key.ACTOR) is None or run.at(Key.PROJECT) is None:
+        check_schema(VERL, run.tree, "--framework")
         problem = "the config has nothing of verl's own"
         yield Finding("error", "defaults", problem, "begin the file with defaults: [ppo_trainer, _self_]")
         return
@@ -79,7 +98,12 @@ def composition(message: str, meant: str = "") -> Finding:
     """Return hydra's error, which main_ppo would raise too, as a finding. `meant` is the right override."""
     kind, _, text = message.partition(": ")
     remedy = did_you_mean([meant]) if meant else "correct the file or the override"
-    if (added := re.search(r"use (\+.+)", text)) and meant in ("", added[1].strip()):
+    added = re.search(r"use (\+.+)", text)
+    if added and (renamed := former(added[1].strip(" +").partition("=")[0])):
+        return Finding(
+            "error", "hydra", f"the config cannot be composed: {kind}: {text} {renamed[0]}", renamed[1]
+        )
+    if added and meant in ("", added[1].strip()):
         remedy = f"write '{added[1].strip()}'; to replace a whole table, remove the old one first: '~KEY'"
     return Finding("error", "hydra", f"the config cannot be composed: {kind}: {text}", remedy)
 

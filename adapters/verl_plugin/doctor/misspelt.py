@@ -5,43 +5,78 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from importlib import import_module
 from typing import Any
 
+import yaml
+
 from composer_plugins.adapters.verl_plugin.surface import NODE
-from composer_plugins.adapters.verl_plugin.upstream import options
-from composer_plugins.errors import did_you_mean, near
+from composer_plugins.adapters.verl_plugin.upstream import ALIKE, options
+from composer_plugins.config import at
+from composer_plugins.errors import did_you_mean, near, spelling
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.verl import Key
+from composer_plugins.frameworks.verl import VERL, Key, former
 
 WORKER_NODE = f"{Key.POLICY_LOSS}.composer"
 TABLES = ("algorithm", "actor_rollout_ref", "data", "trainer")  # others pass any key on, to Ray for example
 
 
-def nearest(key: str, own: Mapping[str, Any]) -> str:
+def nearest(key: str, own: Mapping[str, Any], value: Any = None) -> str:
     """Return the key of verl's that `key` may stand for; "" if verl has that key, or none like it.
 
     It is the key of this name in another table, if there is one only, or else the most alike in its table.
+    Its value in `own` has the type of `value`. A name of another release of verl stands for nothing else.
     """
+    if former(key) or key in VERL.no_bearing or key in VERL.not_carried:
+        return ""
     parts, table = key.split("."), own
     for place, part in enumerate(parts):
         if not isinstance(table, Mapping) or not table:
             return ""
         if part not in table:
             same = [one for one in options(own) if one.endswith(f".{parts[-1]}") and one != WORKER_NODE]
-            alike = [".".join([*parts[:place], one, *parts[place + 1 :]]) for one in near(part, table)]
-            return (same if len(same) == 1 else [*alike, ""])[0]
+            near_by = [one for one in near(part, table) if _is_misspelt(part, one)]
+            alike = [".".join([*parts[:place], one, *parts[place + 1 :]]) for one in near_by]
+            found = (same if len(same) == 1 else [*alike, ""])[0]
+            return found if found and _fits(value, found, own) else ""
         table = table[part]
     return ""
 
 
+def _is_misspelt(name: str, known: str) -> bool:
+    """Whether a name is nearly a known one, and not that with another word before or after it."""
+    longer, shorter = sorted((spelling(name), spelling(known)), key=len, reverse=True)
+    is_another = longer.startswith(f"{shorter}_") or longer.endswith(f"_{shorter}")
+    return not is_another and SequenceMatcher(None, longer, shorter).ratio() >= ALIKE
+
+
+def _fits(value: Any, key: str, own: Mapping[str, Any]) -> bool:
+    """Whether verl's own value at the key, if it has that key, is of the type of this one."""
+    is_ours = f"{key}.".startswith((f"{NODE}.", f"{WORKER_NODE}."))
+    if is_ours or value is None or (isinstance(value, str) and "${" in value):
+        return True
+    if key not in options(own) and not isinstance(at(own, key), Mapping):
+        return False
+    theirs = at(own, key)
+    if theirs is None:
+        return True
+    kinds = [kind for kind in (bool, int | float, str, list, Mapping) if isinstance(theirs, kind)]
+    return isinstance(value, kinds[0]) and isinstance(value, bool) == isinstance(theirs, bool)
+
+
 def misspelt(config: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a warning for each key that verl does not have and that is like one of its keys."""
+    """Yield a warning for each key that verl does not have. A table at the top may be a user's own."""
     read = {name: config[name] for name in TABLES if isinstance(config.get(name), Mapping)}
     others = {name: None for name in config if name not in own}  # misspelt tables
     for key in _unknown(read | others, own):
-        if meant := nearest(key, own):
-            yield Finding("warning", key, "verl does not have this option", did_you_mean([meant]))
+        if renamed := former(key):
+            yield Finding("warning", key, *renamed)
+            continue
+        meant = nearest(key, own, at(config, key))
+        if meant or "." in key:
+            remedy = did_you_mean([meant]) if meant else "remove it, unless code of your own reads it"
+            yield Finding("warning", key, "verl does not have this option", remedy)
 
 
 def _unknown(table: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -74,6 +109,14 @@ def corrected(message: str, own: Mapping[str, Any]) -> tuple[str, str]:
         return "", ""
     given = refused[1].strip()
     key, equals, value = given.partition("=")
-    meant = nearest(key, own)
+    meant = nearest(key, own, _parsed(value))
     is_ours = f"{meant or key}.".startswith((f"{NODE}.", f"{WORKER_NODE}."))
     return given, f"{'' if meant and not is_ours else '+'}{meant or key}{equals}{value}"
+
+
+def _parsed(value: str) -> Any:
+    """Return an override's value as YAML reads it; None where it does not."""
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return None

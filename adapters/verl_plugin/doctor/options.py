@@ -39,6 +39,8 @@ WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
 ADVANTAGE_OPTIONS = ("advantage", "advantage_params")
 POLICY_OPTIONS = ("policy", "policy_params", "policy_weight")
 LISTED = "composer-plugins list --framework verl shows ours"
+SET_LENGTH = "set it, to data.max_response_length for example"
+MANDATORY = "???"  # hydra's value of an option that has to be set
 DEFAULTS = ComposerConfig.model_validate({})
 
 
@@ -130,7 +132,7 @@ def diagnosed(
         known = {one.key for one in facts["findings"] if one.severity == "error"}
         if not any(f"{one}.".startswith(f"{key}.") for one in known):
             problem = f"verl's validate_config raises {text.rstrip('.')}"
-            meant = nearest(key, own or {})
+            meant = nearest(key, own or {}, run.at(key))
             remedy = did_you_mean([meant]) if meant else "correct it: main_ppo raises the same"
             facts["findings"].append(Finding("error", key, problem, remedy))
     known = {one.key for one in facts["findings"]}
@@ -167,8 +169,13 @@ def _findings(
         key = NODE if table in ({}, node) else WORKER_NODE
         given = surface.given_options(kind, run.at(VERL.tables[kind]))
         errors.extend(without_effect(VERL, kind, given, f"{VERL.tables[kind]}."))
-        found = parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key)
-        return cast(surface.Parsed | None, found)
+        found = cast(
+            surface.Parsed | None,
+            parsed("", surface.parse_choice, table, kind, loss_in(registered), given, key),
+        )
+        if found is not None and found.choice.is_third_party:
+            parsed(key, surface.check_its_result, found.choice)
+        return found
 
     of_rewards, of_tokens = chosen(node, "advantage", run.estimator), chosen(seen, "policy", run.loss)
     advantage, policy = of_rewards and of_rewards.choice, of_tokens and of_tokens.choice
@@ -192,10 +199,23 @@ def _findings(
     yield from _advantages_by_token(run, advantage, policy, channels)
     yield from _advantage_of_the_paper(run, advantage, policy)
     yield from _old_policy(run, policy)
-    yield from _rollout_correction(run)
+    yield from inert_correction(run)
+    yield from _sampling(run, policy)
+    yield from _reference(run, channels)
     yield from _only_with(run)
     yield from _distillation(run, channels)
     mode = str(run.at(Key.AGG_MODE) or "")
+    replays = channels is not None and channels.replay is not None  # for which it is an error
+    if mode == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None and not replays:
+        problem = (
+            f"it is not set, and {mode!r} then divides by the padded width of each micro-batch, so that "
+        )
+        problem += "the weight of a token depends on how verl cuts the batch"
+        yield Finding("warning", Key.SCALE_FACTOR, problem, SET_LENGTH)
+    yield from _mandatory(run)
+    if run.at(Key.FILTER_GROUPS) and not run.is_v1:
+        problem = "it is True, and verl's legacy trainer does not read it: no group is dropped"
+        yield Finding("warning", Key.FILTER_GROUPS, problem, f"set {Key.USE_V1}=True (verl 0.9), or False")
     yield from surface.reduction(policy, mode)
     if of_tokens is not None:
         yield from surface.unlikely_value(of_tokens)
@@ -364,10 +384,7 @@ def _only_with(run: Run) -> Iterator[Finding]:
 def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
     """Yield what makes `old_log_probs` the trainer's where the loss needs the rollout policy's."""
     bypass, kept = run.at(Key.BYPASS), run.at(Key.ROLLOUT_LOGPROBS)
-    if bypass and not run.is_v1 and is_ours(run.loss):
-        problem = "it is True, and the legacy trainer then sets loss_mode to its own 'bypass_mode'"
-        yield Finding("error", Key.BYPASS, problem, f"set {Key.USE_V1}=True, or {Key.BYPASS}=False")
-    elif bypass and not kept:
+    if bypass and not kept:
         problem = f"it is {kept}, and {Key.BYPASS} needs the rollout engine's log-probabilities"
         yield Finding("error", Key.ROLLOUT_LOGPROBS, problem, f"set {Key.ROLLOUT_LOGPROBS}=True")
     elif policy is not None and "rollout_logprobs" in policy.loss.needs and not bypass:
@@ -379,27 +396,65 @@ def _old_policy(run: Run, policy: Choice | None) -> Iterator[Finding]:
         yield Finding(severity, key, f"{problem}trainer's own recomputation", remedy)
 
 
-def _rollout_correction(run: Run) -> Iterator[Finding]:
-    """Yield the options of verl's rollout correction that do not reach a loss of ours."""
-    kept, bypass = run.at(Key.ROLLOUT_LOGPROBS), run.at(Key.BYPASS)
+def inert_correction(run: Run) -> Iterator[Finding]:
+    """Yield the options of verl's rollout correction that the loss does not read."""
+    without, bypass = run.at(Key.ROLLOUT_LOGPROBS) is False, run.at(Key.BYPASS)
     for name in verl.SWITCHES:
         key = f"{Key.CORRECTION}.{name}"
         value = run.at(key)
         if value in (None, verl.DEFAULTS[key]):
             continue
         of_the_loss = name in verl.OF_THE_LOSS
-        if is_ours(run.loss) and (bypass or of_the_loss):
-            problem = f"it is {value!r}, and only verl's own loss 'bypass_mode' reads it"
+        if run.loss != verl.OWN_BYPASS and (bypass or of_the_loss):
+            problem = f"it is {value!r}, and only verl's own loss {verl.OWN_BYPASS!r} reads it"
             remedy = "remove it"
             if not of_the_loss:
                 problem, remedy = f"{problem} with {Key.BYPASS}", f"set {Key.BYPASS}=False, or remove it"
             yield Finding("error", key, problem, remedy)
-        elif not (of_the_loss or bypass or kept):
+        elif without and not (of_the_loss or bypass):
             problem = (
                 f"it is {value!r}, and it has no effect without the rollout engine's log-probabilities: "
             )
-            problem += f"{Key.ROLLOUT_LOGPROBS} is {kept}"
+            problem += f"{Key.ROLLOUT_LOGPROBS} is False"
             yield Finding("error", key, problem, f"set {Key.ROLLOUT_LOGPROBS}=True, or remove it")
+
+
+def _sampling(run: Run, policy: Choice | None) -> Iterator[Finding]:
+    """Yield options that cut the rollout policy's distribution where a ratio to it is computed."""
+    uses_ratio = policy is not None and "rollout_logprobs" in policy.loss.needs
+    if not (uses_ratio or run.at(Key.BYPASS) or run.at(Key.CORRECTED) or run.at(Key.REJECTED)):
+        return
+    for key, neutral in verl.SAMPLING.items():
+        if (value := run.at(key)) not in neutral:
+            problem = f"it is {value!r}, so the rollout engine's log-probabilities are those of another "
+            problem += "distribution than the trainer's, and the ratio of the two is not 1 for equal weights"
+            remedy = f"set it to {neutral[-1]}, or choose a loss and a correction without that ratio"
+            yield Finding("warning", key, problem, remedy)
+
+
+def _reference(run: Run, channels: Channels | None) -> Iterator[Finding]:
+    """Yield a reference policy that is not the one that training begins with, and a KL without a pull."""
+    in_loss = run.at(Key.USE_KL_LOSS) and run.at(Key.KL_COEF) != 0
+    used = in_loss or run.at(Key.KL_IN_REWARD) or (channels is not None and channels.uses_reference)
+    for key in Key.ADAPTERS if used else ():
+        if run.at(key):
+            problem = f"it is {run.at(key)!r}, and verl's reference policy is the model without the adapter, "
+            problem += "not the policy that training begins with"
+            remedy = "merge the adapter into the model first, if its policy is to be the reference"
+            yield Finding("warning", key, problem, remedy)
+    if in_loss and (kind := run.at(Key.KL_TYPE)) in verl.WITHOUT_PULL:
+        problem = f"it is {kind!r}, whose gradient in a loss is the same at every token, whatever the "
+        problem += "reference: it does not hold the policy near it"
+        yield Finding("warning", Key.KL_TYPE, problem, "set low_var_kl, or k1+, whose gradient is that of k2")
+
+
+def _mandatory(run: Run) -> Iterator[Finding]:
+    """Yield options that verl leaves to the user and that are not set; a reward model's only with one."""
+    for key in upstream.options(run.tree):
+        of_a_model = key.startswith("reward.reward_model.") and not run.at("reward.reward_model.enable")
+        if run.at(key) == MANDATORY and not of_a_model and not key.startswith("distillation."):
+            remedy = "set it: vllm or sglang" if key == f"{Key.ROLLOUT}.name" else "set it"
+            yield Finding("error", key, f"it is {MANDATORY}, which verl leaves for you to set", remedy)
 
 
 def _distillation(run: Run, channels: Channels | None) -> Iterator[Finding]:
@@ -467,7 +522,7 @@ def _replay_conflicts(run: Run) -> Iterator[Finding]:
     if run.at(Key.AGG_MODE) == verl.NORM_MODE and run.at(Key.SCALE_FACTOR) is None:
         mode = verl.NORM_MODE
         problem = f"it is not set, and {mode!r} then divides by a width that replayed rows may change"
-        yield Finding("error", Key.SCALE_FACTOR, problem, "set it, to data.max_response_length for example")
+        yield Finding("error", Key.SCALE_FACTOR, problem, SET_LENGTH)
 
 
 def wanted_columns(channels: Channels) -> dict[str, str]:

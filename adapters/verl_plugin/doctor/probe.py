@@ -114,10 +114,10 @@ def composed(
 ) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
     """Return the config of `main_ppo --config-dir FOLDER --config-name NAME OVERRIDES`, verl's own, errors.
 
-    Each error of hydra's is given with the override that was meant, if `keys` finds one; the config is then
-    composed with that.
+    Each error of hydra's is given with the override that was meant, if `keys` finds one. One with another
+    key is a guess: the config is composed without it, to find the other errors, and is not judged.
     """
-    given, errors = list(overrides), list[tuple[str, str]]()
+    given, errors, guessed = list(overrides), list[tuple[str, str]](), False
     try:
         spec = find_spec("verl.trainer")
         verls = Path(next(iter(spec.submodule_search_locations or ())), "config") if spec else Path()
@@ -133,14 +133,19 @@ def composed(
     while True:
         try:
             config = import_module("hydra").compose(name, given)
-            return import_module("omegaconf").OmegaConf.to_container(config, resolve=True), own, errors
+            plain = import_module("omegaconf").OmegaConf.to_container(config, resolve=True)
+            return {} if guessed else plain, own, errors
         except Exception as error:
             message = complaint(error)
             wrong, meant = keys.corrected(message, own) if keys else ("", "")
             errors.append((message, meant))
             if wrong not in given:
                 return {}, own, errors
-            given[given.index(wrong)] = meant
+            if meant.lstrip("+") == wrong.lstrip("+"):
+                given[given.index(wrong)] = meant
+            else:
+                given.remove(wrong)
+                guessed = True
 
 
 def _own(folder: str, name: str, overrides: list[str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ HAS_QUEUE = find_spec("transfer_queue") is not None
 LEGACY = "trainer.use_v1=False"  # so that TransferQueue is not asked for
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"  # otherwise verl asks for the sizes of micro-batches
 GROUPS = "actor_rollout_ref.rollout.n=8"  # verl's default is 1
+ENGINE = "actor_rollout_ref.rollout.name=vllm"  # which verl leaves open
 
 FILE = changed(
     {"defaults": ["ppo_trainer", "_self_"]},
@@ -38,6 +39,7 @@ FILE = changed(
         "algorithm.adv_estimator": "composer",
         "algorithm.composer": {"policy": "cispo", "policy_params": {"clip_high": 4.0}},
         "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         LOSS: {"_target_": TARGET, "loss_mode": "composer", "composer": "${algorithm.composer}"},
     },
@@ -90,7 +92,7 @@ def test_the_estimator_by_overrides_alone_has_no_finding(environment: Path) -> N
     (environment / "trl").mkdir()
     (environment / "trl" / "__init__.py").write_text("class AutoModelForCausalLMWithValueHead: ...")
     ours = ("algorithm.adv_estimator=composer", "+algorithm.composer.advantage=rloo")
-    facts = asked(*ours, LEGACY, DYNAMIC, GROUPS)
+    facts = asked(*ours, LEGACY, DYNAMIC, GROUPS, ENGINE)
     assert facts["trl"]["exports"] is True
     queue = facts["transfer_queue"]
     assert queue["wanted"].startswith("TransferQueue>=") and queue["fits"] and queue["present"] is HAS_QUEUE
@@ -115,13 +117,31 @@ def test_a_file_is_composed_as_main_ppo_composes_it(tmp_path: Path) -> None:
     assert {"composer", "composer/cispo", "vanilla"} <= set(facts["losses"])
 
 
-def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tmp_path: Path) -> None:
-    misspelt = {"algorithm.composr.hint_weight": 0.1, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}
-    config = changed(deepcopy(FILE), misspelt)
+def test_misspelt_keys_of_overrides_are_all_named_and_the_rest_is_not_judged_by_a_guess() -> None:
     overrides = (
         "algorithm.adv_estimater=composer/rlo",
         "actor_rollout_ref.rolout.n=4",
         "+actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.rollout.val_temperature=0.6",
+        "actor_rollout_ref.actor.use_off_policy_loss=True",
+    )
+    facts = asked(*overrides, LEGACY)
+    assert [one.remedy for one in judged(facts)] == [
+        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
+        "did you mean 'actor_rollout_ref.rollout.n=4'?",
+        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+        "set actor_rollout_ref.rollout.val_kwargs.temperature",
+        "write '+actor_rollout_ref.actor.use_off_policy_loss=True'; to replace a whole table, remove the old "
+        "one first: '~KEY'",
+    ]
+    assert facts["config"] is None
+
+
+def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tmp_path: Path) -> None:
+    misspelt = {"algorithm.composr.hint_weight": 0.1, "actor_rollout_ref.actor.clip_ratio_hgh": 0.28}
+    config = changed(deepcopy(FILE), misspelt)
+    overrides = (
+        "algorithm.adv_estimator=composer/rlo",
         "algorithm.composer.advantage=grop",
         "+algorithm.composer.polcy=grpo",
         "actor_rollout_ref.model.external_lib=not_there_at_all",
@@ -129,14 +149,10 @@ def test_a_misspelt_key_is_found_with_the_one_that_verl_has_and_hides_nothing(tm
     )
     facts = asked(*overrides, files=written(tmp_path, config))
     findings = judged(facts)
-    remedies = {one.remedy for one in findings if one.key == "hydra"}
-    assert remedies == {
-        "did you mean 'algorithm.adv_estimator=composer/rlo'?",
-        "did you mean 'actor_rollout_ref.rollout.n=4'?",
-        "did you mean 'actor_rollout_ref.actor.ppo_epochs=2'?",
+    assert [one.remedy for one in findings if one.key == "hydra"] == [
         "write '+algorithm.composer.advantage=grop'; to replace a whole table, remove the old one first: "
         "'~KEY'",
-    }
+    ]
     others = {one.key: (one.severity, one.remedy) for one in findings if one.key != "hydra"}
     clip = "actor_rollout_ref.actor.clip_ratio_h"
     assert others == {
@@ -174,7 +190,7 @@ def test_modules_that_stop_import_verl_are_named_and_the_config_is_judged_all_th
 
 def test_a_plugin_that_is_not_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS, "none")
-    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC, GROUPS)
+    (one,) = found("algorithm.adv_estimator=composer", LEGACY, DYNAMIC, GROUPS, ENGINE)
     assert (one.key, one.severity) == (PLUGINS, "error") and f"export {MODULES}={PLUGIN}" in one.remedy
 
 
@@ -206,6 +222,7 @@ def test_both_channels_in_our_trainer_have_no_finding(tmp_path: Path) -> None:
     sound = (
         DYNAMIC,
         GROUPS,
+        ENGINE,
         "algorithm.adv_estimator=composer",
         "trainer.v1.trainer_mode=composer_sync",
         "+algorithm.composer.hint_weight=0.1",

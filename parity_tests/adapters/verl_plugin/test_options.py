@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import verl
+import yaml
 from omegaconf import OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -14,11 +15,12 @@ from verl.trainer.ppo.rollout_corr_helper import RolloutCorrectionConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
+from composer_plugins.adapters.verl_plugin.migration import READ
 from composer_plugins.adapters.verl_plugin.surface import given_options
 from composer_plugins.adapters.verl_plugin.upstream import options as options_of
 from composer_plugins.conformance.verl_claims.upstream import actor, policy_loss
 from composer_plugins.errors import ConfigError
-from composer_plugins.frameworks.verl import OPTIONS, ULYSSES
+from composer_plugins.frameworks.verl import FORMER, OPTIONS, TABLES, ULYSSES, VERL, former
 from parity_tests.rigs.verl_actor import ONES, algorithm, composer_actor
 from parity_tests.rigs.verl_source import fields, read
 from parity_tests.rigs.verl_wheels import INSTALLED, wheel
@@ -27,6 +29,7 @@ SITE = Path(verl.__file__).parents[1]
 VERSIONS = ("0.6.1", "0.7.1", "0.8.0", INSTALLED)
 # Options whose default differs between verl's releases, or between its YAML, which counts, and its dataclass.
 OTHERWISE = ("data_loader_seed", "rollout_correction.rollout_is")
+FIELDS = ("actor_rollout_ref.actor.use_rollout_log_probs",)  # of a dataclass, in no YAML
 CLASSIFIED = [(option.kind, option.key) for option in OPTIONS]
 
 
@@ -40,6 +43,40 @@ def test_every_option_that_verls_losses_and_advantages_read_is_classified(versio
     found = read(source(version))
     assert len(found) > 20 and ("policy", "clip_ratio_high") in found and ("advantage", "gamma") in found
     assert sorted(found.difference(CLASSIFIED)) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_option_that_verls_trainers_and_workers_read_is_in_a_table(version: str) -> None:
+    """`migrate` says that nothing differs only where it knows each of these keys."""
+    found = {f"{TABLES[kind]}.{key}" for kind, key in read(source(version), anywhere=True)}
+    assert len(found) > 60 and found > {f"{TABLES[kind]}.{key}" for kind, key in read(source(version))}
+    known = READ | VERL.not_carried.keys() | VERL.no_bearing
+    covered = {key for key in found for one in known if f"{key}.".startswith(f"{one}.")}
+    tables = {key for key in found for one in known if one.startswith(f"{key}.")}
+    assert sorted(found - covered - tables) == []
+
+
+def keys(version: str) -> set[str]:
+    """Every key of a version's configs of PPO, but those of profilers."""
+    files = (source(version) / "trainer/config").glob("_generated_ppo*_trainer.yaml")
+    found = {one for file in files for one in options_of(yaml.safe_load(file.read_text().replace("{}", "0")))}
+    return {one for one in found if not re.search("profile|tool_config|nsight", one)}
+
+
+def test_every_option_that_verl_had_and_has_no_more_is_in_a_table_with_its_last_release() -> None:
+    has, lasts = keys(INSTALLED), dict[str, str]()
+    for version in VERSIONS[:-1]:
+        lasts |= dict.fromkeys(keys(version) - has, version.rpartition(".")[0])
+    assert len(lasts) > 100
+    for key, last in lasts.items():
+        told = former(key)
+        assert told is not None and told[0].startswith(f"verl {last} had it"), (key, last, told)
+    for key, (last, now) in FORMER.items():
+        assert not last or key in lasts or any(one.startswith(f"{key}.") for one in lasts) or key in FIELDS
+        target = now.partition("=")[0]
+        tables = {*has, *(one.rsplit(".", 1)[0] for one in has)}
+        assert target in ("", *tables), (key, target)
+        assert key not in has
 
 
 def test_no_option_is_classified_that_verl_does_not_have() -> None:

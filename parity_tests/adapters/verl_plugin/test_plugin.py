@@ -214,5 +214,7 @@ def test_padding_rows_singletons_and_nan_rewards() -> None:
     assert_parity(ours[:2] * (6 / 4), own[:2], terms=6, magnitude=2.0, dtype=torch.float32)
     for bad in ("nan", "inf"):
         rewards[1, 1] = float(bad)
-        with pytest.raises(DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1"):
+        with pytest.raises(
+            DataError, match=f"1 of 6 rollouts have the reward {bad}, the first in row 1, of the uid '"
+        ):
             get_adv_estimator_fn("composer/grpo")(**call, config=algorithm())

@@ -21,6 +21,7 @@ from parity_tests.cases import verl_environment as environments
 from parity_tests.cases.recorded import assert_told, findings_in_words, recorded
 from parity_tests.cases.verl_config import (
     ACTOR,
+    CORRECTION,
     DAPO,
     DEFAULTS,
     DISTILLATION,
@@ -31,6 +32,7 @@ from parity_tests.cases.verl_config import (
     HINT,
     LEGACY,
     LOSS,
+    LOSS_MODE,
     MISTAKES,
     MODE,
     NODE,
@@ -242,6 +244,31 @@ def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     status, shown = run("--verl", "--python", "py")
     assert status == 1 and shown.startswith("error: verl\n  py, which will train, has no verl\n  -> uv pip")
     assert "the environment: 1 error, against verl 0.6 to 0.9 (none is installed for py" in shown
+
+
+def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(None, **NO_VERL.answers))
+    veto = f"{CORRECTION}.rollout_token_veto_threshold"
+    file = tmp_path / "my.yaml"
+    mine = OURS | {
+        LOSS_MODE: "composer",
+        f"{NODE}.advantage": "grop",
+        veto: 1e-4,
+        f"{ACTOR}.lossmode": "gspo",
+    }
+    file.write_text(json.dumps(changed({"defaults": ["ppo_trainer", "_self_"]}, mine)))
+    found = verl_doctor.examine([file], Target("py", None, (f"{ACTOR}.loss_mode=gspo",)))
+    assert found.against.endswith("read by itself")
+    remedies = {one.key: one.remedy for one in found.findings}
+    assert remedies.keys() == {"verl", f"{NODE}.advantage", veto, f"{ACTOR}.lossmode", f"{ACTOR}.loss_mode"}
+    assert remedies[f"{ACTOR}.loss_mode"] == f"set {LOSS_MODE}" and remedies[veto].startswith("remove it")
+    assert remedies[f"{NODE}.advantage"] == "did you mean 'grpo'?"
+    worker = {"worker": {"actor": {"clip_ratio_high": 0.3}}}  # EasyR1's
+    file.write_text(json.dumps(worker))
+    for facts in (answered(None, **NO_VERL.answers), answered(worker)):
+        monkeypatch.setattr(verl_doctor, "ask", lambda *_, facts=facts: facts)
+        with pytest.raises(ConfigError, match="the config is one of EasyR1: worker stands at its top"):
+            verl_doctor.examine([file], Target("py", None))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Keys that verl does not have: which of its keys is meant, and what hydra's override should have been."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.verl_plugin.doctor import misspelt
+from composer_plugins.adapters.verl_plugin.doctor import composition, misspelt
+from composer_plugins.frameworks.verl import Key
+from parity_tests.cases.verl_config import changed
 
 OWN: dict[str, Any] = {
     "algorithm": {"adv_estimator": "gae", "gamma": 1.0, "composer": None, "kl_ctrl": {"kl_coef": 0.001}},
@@ -36,6 +39,11 @@ OWN: dict[str, Any] = {
         ("algorithm.adv_estimator", ""),
         ("algorithm.composer.hint_wieght", ""),  # an option of ours, which other rules examine
         ("actor_rollout_ref.rollout.engine_kwargs.vllm", ""),  # a table that takes every key
+        ("actor_rollout_ref.rollout.val_temperature", ""),  # of verl before 0.6
+        ("actor_rollout_ref.rollout.max_temperature", ""),  # another word before a name of verl's
+        ("actor_rollout_ref.actor.use_off_policy_loss", ""),
+        ("actor_rollout_ref.rollout.seed", ""),  # of verl 0.9, which these own options are not
+        ("data.train_files_path.n", ""),
     ],
 )
 def test_the_nearest_key_is_verls(key: str, meant: str) -> None:
@@ -43,22 +51,61 @@ def test_the_nearest_key_is_verls(key: str, meant: str) -> None:
     assert misspelt.nearest(key, {}) == ""
 
 
-def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing() -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actor_rollout_ref.actor.policy_los", True),
+        ("algorithm.gama", "high"),
+        ("algorithm.gama", True),
+        ("data.max_respones_length", [1]),
+    ],
+)
+def test_a_key_whose_value_has_another_type_is_not_meant(key: str, value: Any) -> None:
+    assert misspelt.nearest(key, OWN) and not misspelt.nearest(key, OWN, value)
+
+
+@pytest.mark.parametrize(
+    ("key", "problem", "remedy"),
+    [
+        (
+            "algorithm.rollout_correction.rollout_token_veto_threshold",
+            "verl 0.6 had it, and verl 0.9.1 does not have it",
+            "remove it: nothing stands in its place",
+        ),
+        ("actor_rollout_ref.actor.loss_mode", "verl before 0.6 had it", f"set {Key.LOSS_MODE}"),
+        ("critic.model.fsdp_config.fsdp_size", "verl 0.7 had it", "set critic.fsdp.fsdp_size"),
+        ("algorithm.rollout_correction.use_policy_gradient", "verl 0.6 had it", "loss_type=reinforce"),
+    ],
+)
+def test_an_option_of_another_release_is_named_as_one(key: str, problem: str, remedy: str) -> None:
+    config = changed({}, {key: 1})
+    own = changed(deepcopy(OWN), {"algorithm.rollout_correction.rollout_is": None, "critic.fsdp.dtype": "b"})
+    if not key.startswith("critic"):  # whose table is not read, because it passes other keys on
+        (one,) = misspelt.misspelt(config, own)
+        assert one.problem.startswith(problem) and remedy in one.remedy
+    message = f"ConfigCompositionException: Could not override. To append to your config use +{key}=1"
+    assert remedy in composition(message, f"+{key}=1").remedy
+
+
+def test_a_key_that_verl_does_not_have_is_a_warning_but_not_a_users_table() -> None:
     config = {
         "algorithm": {"adv_estimater": "composer", "mine": 1, "composer": {"hint_wieght": 1}},
         "actor_rollout_ref": {"rollout": {"temprature": 0.7, "engine_kwargs": {"temprature": 1}}},
         "data": {"max_respones_length": 8, "train_files": {"a": 1}},
         "dta": {},
+        "sdpo": {},
         "ray_kwargs": {"ray_init": {"num_gpus": 1}},
         "trainer": 3,
     }
     found = {one.key: one for one in misspelt.misspelt(config, OWN)}
     assert found.keys() == {
         "algorithm.adv_estimater",
+        "algorithm.mine",
         "actor_rollout_ref.rollout.temprature",
         "data.max_respones_length",
         "dta",
     }
+    assert found["algorithm.mine"].remedy == "remove it, unless code of your own reads it"
     one = found["algorithm.adv_estimater"]
     assert (one.severity, one.problem) == ("warning", "verl does not have this option")
     assert one.remedy == "did you mean 'algorithm.adv_estimator'?"
@@ -66,9 +113,7 @@ def test_a_key_that_is_like_one_of_verls_is_a_warning_and_another_one_is_nothing
 
 
 def test_a_field_of_the_dataclass_that_a_table_becomes_is_known() -> None:
-    config = {
-        "data": {"_target_": "composer_plugins.losses.row.Parameter", "max_responselength": 1, "low": 1}
-    }
+    config = {"data": {"_target_": "composer_plugins.losses.row.Parameter", "low": 1}}
     own = {"data": {"_target_": "x", "lo": 0}}
     assert not list(misspelt.misspelt(config, own))
 
