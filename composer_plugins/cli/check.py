@@ -12,20 +12,22 @@ from rich.text import Text
 from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
+from composer_plugins.testing.report import FINDINGS
 
 if TYPE_CHECKING:
     from composer_plugins.losses.row import Kind
     from composer_plugins.testing.report import Report
 
 MANY = 4  # laws that do not apply for one reason: only the first is named
-STYLES = {"failed": "red", "not applicable": "dim", "passed": "green"}
+STYLES = {"failed": "red", "unsafe": "yellow", "untraceable": "yellow"}
+STYLES |= {"not applicable": "dim", "passed": "green"}
 
 
 def check(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Losses (my_loss) or import paths of functions (my_package.losses:my_loss).",
+            help="Losses (my_loss), or functions (my_package.losses:my_loss, my_losses.py:my_loss).",
             autocompletion=complete_loss,
         ),
     ] = None,
@@ -51,15 +53,19 @@ def check(
         ),
     ] = None,
     laws: Annotated[bool, typer.Option("--laws", help="Print the laws and exit.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for every law that does not hold.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the laws that hold, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Check that a loss masks, overflows, cuts, packs and differentiates as every loss must.
 
-    The exit status is 0 if all laws hold, 1 if one is broken, and 2 if a loss could not be loaded.
+    The exit status is 1 if the numbers of a loss are wrong or it cannot be used (failed), and 2 if it could
+    not be loaded. It is 0 if all laws hold, and if a loss is unsafe or untraceable only, without --strict.
     """
     if laws:
-        if names or only or verbose or any(one is not None for one in (kind, convention, trainer)):
+        if names or only or verbose or strict or any(one is not None for one in (kind, convention, trainer)):
             raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
         _print_laws(as_json)
         return
@@ -80,7 +86,7 @@ def check(
         with page() as console:
             for report in reports:
                 print_report(console, report, verbose)
-    if not all(report.passed for report in reports):
+    if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
 
@@ -130,12 +136,12 @@ def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
 
 
 def print_report(console: Console, report: "Report", verbose: bool) -> None:
-    """Print what failed and what does not apply, and with `verbose` what holds."""
+    """Print the findings and what does not apply, and with `verbose` what holds."""
     console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
     inapplicable = report.having("not applicable")
     reasons = [outcome.detail for outcome in inapplicable]
     inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is printed once
-    shown = [*report.having("failed"), *inapplicable, *(report.having("passed") if verbose else ())]
+    shown = [*report.findings, *inapplicable, *(report.having("passed") if verbose else ())]
     for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
         alike = list(same)
         first, *others = (outcome.check for outcome in alike)
@@ -146,6 +152,8 @@ def print_report(console: Console, report: "Report", verbose: bool) -> None:
         for text in (detail, cause):
             for line in text.splitlines():
                 console.print(Text(f"    {line}"), soft_wrap=True)
+    for finding in dict.fromkeys(one.status for one in report.findings if one.status != "failed"):
+        console.print(Text(f"  {finding}: {FINDINGS[finding]}", style="dim"), soft_wrap=True)
 
 
 def _print_laws(as_json: bool) -> None:

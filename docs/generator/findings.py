@@ -291,7 +291,7 @@ def trainer_lines() -> list[str]:
         report = check_trainer(
             lambda loss_type=loss_type, **given: tiny_trainer(**{"loss_type": loss_type, **given})
         )
-        broken = ", ".join(f"`{one.check}`" for one in report.having("failed")) or "none"
+        broken = ", ".join(f"`{one.check}`" for one in report.findings) or "none"
         rows.append((loss_type, len(report.having("passed")), broken))
     return [*lines, table(("`loss_type`", "checks that hold", "that do not"), rows)]
 
@@ -347,7 +347,7 @@ UPSTREAMS = {
 
 def unexplained(upstream: Upstream, reports: Mapping[str, Report]) -> tuple[set[Any], set[Any]]:
     """The (loss, law) that failed and that no finding names, and those that a finding names and that hold."""
-    failed = {(loss, one.check) for loss, report in reports.items() for one in report.having("failed")}
+    failed = {(loss, one.check) for loss, report in reports.items() for one in report.findings}
     named = {(loss, finding.law) for finding in upstream.findings for loss in finding.losses}
     return failed - named, named - failed
 
@@ -386,5 +386,5 @@ def section(framework: str) -> str:
 
 def numbers(report: Report, law: str) -> str:
     """The first line of what a law found, without the name of the loss."""
-    (outcome,) = [one for one in report.having("failed") if one.check == law]
+    (outcome,) = [one for one in report.findings if one.check == law]
     return outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]

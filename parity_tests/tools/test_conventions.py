@@ -433,7 +433,7 @@ def test_a_sound_function_passes(framework: str, function: Loss) -> None:
 def test_a_planted_fault_is_named(framework: str, function: Loss, law: str, words: str) -> None:
     # Random numbers break the law of two calls, and no law of masking.
     report = check_as(function, framework, [law, MASKED] if law == TWICE else [law])
-    failed = {outcome.check: outcome for outcome in report.having("failed")}
+    failed = {outcome.check: outcome for outcome in report.findings}
     assert [*failed] == [law], str(report)
     assert words in failed[law].detail
     assert failed[law].cause
@@ -518,7 +518,7 @@ def test_the_mask_of_tinker_has_two_names() -> None:
 def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:
     wrong = verl(reduce=local_mean, result=lambda loss, ratio: (loss, {"ratio": ratio}))
     report = check_as(wrong, "verl", [FIRST, CUT])
-    assert [outcome.check for outcome in report.having("failed")] == [FIRST, CUT]
+    assert [outcome.check for outcome in report.findings] == [FIRST, CUT]
     unusable = check_as(verl(result=lambda loss, ratio: None), "verl", [FIRST, CUT])
     assert [outcome.status for outcome in unusable.outcomes] == ["failed", "not applicable"]
 
@@ -526,7 +526,7 @@ def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:
 @pytest.mark.parametrize(("framework", "function"), [("torch", per_token(boom)), ("verl", verl(boom))])
 def test_a_function_that_raises_fails_the_first_law_with_its_error(framework: str, function: Loss) -> None:
     report = check_as(function, framework)
-    (outcome,) = report.having("failed")
+    (outcome,) = report.findings
     assert (outcome.check, outcome.cause) == (FIRST, "the loss itself raises this error")
     assert "ValueError: invalid literal" in outcome.detail
     assert not report.having("passed")
@@ -557,4 +557,4 @@ def test_exceptions_excuse_a_law_and_must_name_one() -> None:
     function.exceptions = {CUT: "a mean over the micro-batch", "cuts": "misspelt"}
     report = check_as(function, "verl", [CUT])
     assert {one.check: one.status for one in report.outcomes} == {"cuts": "failed", CUT: "not applicable"}
-    assert "no law of --as verl has that name" in report.having("failed")[0].detail
+    assert "no law of --as verl has that name" in report.findings[0].detail

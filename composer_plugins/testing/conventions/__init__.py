@@ -14,12 +14,21 @@ from typing import Any
 from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.frameworks.registry import conventions
-from composer_plugins.losses.derived import function_of_import_path, row_of_function
+from composer_plugins.losses.derived import row_of_function
 from composer_plugins.losses.registry import losses
-from composer_plugins.testing.checking import check_row, exceptions_without_a_law, require_known, run_laws
+from composer_plugins.testing.checking import (
+    check_row,
+    exceptions_without_a_law,
+    function_named,
+    require_known,
+    run_laws,
+)
 from composer_plugins.testing.conventions.function import OneNumber, row_of
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
+from composer_plugins.testing.laws.tokens import packed_tokens_equal_a_padded_row
 from composer_plugins.testing.report import Outcome, Report
+
+PACKED = packed_tokens_equal_a_padded_row.__name__
 
 
 def find_convention(framework: str) -> Convention:
@@ -43,10 +52,10 @@ def find_function(named: "str | Callable[..., Any]", convention: Convention) -> 
             raise ConfigError("check", f"it is {named!r}", f"pass a function: {convention.signature}")
         return named
     if ":" in named:
-        return function_of_import_path(named, "check")
+        return function_named(named, "check")
     if convention.find is None:
         problem = f"{named!r} is not an import path, and {convention.framework} has no registry of losses"
-        raise ConfigError("check", problem, "write module:function")
+        raise ConfigError("check", problem, "write module:function or FILE.py:function")
     return convention.find(named)
 
 
@@ -101,6 +110,9 @@ def _kernel_report(
     assert convention.kernel is not None
     row = row_of_function(convention.kernel(function), "policy", "check", losses())
     more = [outcome for outcome in convention.more(function) if not only or outcome.check in only]
-    left = [one for one in only if one not in {outcome.check for outcome in more}]
-    found = check_row(replace(row, name=name), left).outcomes if left or not only else ()
+    own = [outcome.check for outcome in more]
+    left = [one for one in only or laws_for(row.kind) if one not in (*own, PACKED)]
+    found = check_row(replace(row, name=name), left).outcomes if left else ()
+    reason = NOT_RUN[FUNCTION][PACKED]
+    more += [Outcome(PACKED, "not applicable", reason)] if not only or PACKED in only else []
     return Report(subject, (*found, *more))

@@ -23,6 +23,7 @@ from composer_plugins.testing.law import (
     require,
     some_raised_more,
 )
+from composer_plugins.testing.report import Finding
 from composer_plugins.testing.settings import SHAPES, Setting
 from composer_plugins.testing.subject import Found, Subject
 
@@ -36,7 +37,7 @@ def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> N
             require(not x[~mask].any(), f"{what.format(name)} {found_there}")
 
 
-def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
+def require_masked(subject: Subject, junk: Tensor | None = None, finding: Finding | None = None) -> None:
     """Require that other numbers at masked tokens change nothing, and that the gradient there is 0."""
     for batch in subject.batches():
         wanted, problems = subject.run(batch, weighted=True), []
@@ -46,7 +47,7 @@ def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
                 subject.compare(subject.run(dirty, weighted=True), wanted, f"{what}, {{}}", exactly=True)
             except BrokenLaw as error:
                 problems.append(str(error))
-        require(not problems, "; ".join(problems))
+        require(not problems, "; ".join(problems), finding=finding)
 
 
 @law(
@@ -66,12 +67,15 @@ def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
     },
 )
 def masked_tokens_have_no_influence(subject: Subject) -> None:
-    """NaN, infinities and 1e4 at masked tokens of every input leave the loss and the gradient as they are."""
+    """Other numbers at masked tokens, NaN and infinities too, leave the loss and the gradient as they are."""
     require_masked(subject)
+    if isinstance(subject, Setting) and not subject.one_number:
+        require_masked(subject, JUNK, "unsafe")
 
 
 @law(
     FUNCTION,
+    finding="unsafe",
     cause="a product with the mask: NaN * 0 and inf * 0 are NaN. Mask with torch.where before exp; after it, "
     "the gradient is NaN even so",
 )
