@@ -177,7 +177,7 @@ def ppo(logprobs, old_logprobs, advantages, mask):
 def wrong(logprobs, old_logprobs, advantages, mask):
     return -ppo(logprobs, old_logprobs, advantages, mask)
 def eager(logprobs, old_logprobs, advantages, mask):
-    return ppo(logprobs, old_logprobs, advantages, mask) + 0 * float(logprobs.sum())
+    return ppo(logprobs, old_logprobs, advantages, mask) + 0 * logprobs.detach().sum().item()
 """
 
 
