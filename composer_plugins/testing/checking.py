@@ -144,7 +144,7 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
         yield Outcome(name, "failed", problem, cause)
 
 
-def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> Iterator[Outcome]:
+def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> list[Outcome]:
     """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices."""
     return run_on(laws, lambda law: settings(row, thorough=law.thorough, of=of), row)
 
@@ -154,12 +154,15 @@ def run_on(
     subjects: Callable[[Law], Iterable[Subject]],
     row: Loss | None = None,
     passed_on: type[Exception] | tuple[type[Exception], ...] = (),
-) -> Iterator[Outcome]:
-    """Run laws on the subjects; after one that shows that they cannot be looked at, no other."""
-    unusable, seen = "", dict[tuple[str, str], str]()
+) -> list[Outcome]:
+    """Run laws on the subjects; after one that shows that they cannot be looked at, no other.
+
+    An error that several laws meet is one finding, of the law for which it is worst.
+    """
+    unusable, found, raised = "", list[Outcome](), dict[str, list[int]]()
     for law in laws:
         if unusable:
-            yield Outcome(law.name, "not applicable", unusable)
+            found.append(Outcome(law.name, "not applicable", unusable))
             continue
         broken, inapplicable, held = dict[str, Exception | SystemExit](), list[str](), 0
         for subject in subjects(law):
@@ -174,15 +177,19 @@ def run_on(
                 broken[subject.label] = error
         outcome = _judged(law, broken, inapplicable, held, row)
         problems = {_problem(error) for error in broken.values()}
-        raised = not any(isinstance(error, AssertionError) for error in broken.values())
-        if outcome.status in FINDINGS and raised and len(problems) == 1:
-            first = seen.setdefault((outcome.status, problems.pop()), law.name)
-            if first != law.name:
-                outcome = Outcome(law.name, "not applicable", f"not run to its end: the error of {first}")
-        yield outcome
+        asserted = any(isinstance(error, AssertionError) for error in broken.values())
+        if outcome.status in FINDINGS and not asserted and len(problems) == 1:
+            raised.setdefault(problems.pop(), []).append(len(found))
+        found.append(outcome)
         usable = all(getattr(error, "usable", False) for error in broken.values())
         if law.first and not usable and outcome.status == "failed":
             unusable = f"not run: mend {law.name} first"
+    for several in raised.values():
+        worst = min(several, key=lambda i: [*FINDINGS].index(cast(Finding, found[i].status)))
+        same = f"not run to its end: the error of {found[worst].check}"
+        for i in {*several} - {worst}:
+            found[i] = Outcome(found[i].check, "not applicable", same)
+    return found
 
 
 def _problem(error: Exception | SystemExit) -> str:

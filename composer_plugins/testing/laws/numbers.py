@@ -258,7 +258,12 @@ def half_precision_is_upcast_before_anything_else(setting: Setting) -> None:
                 )
 
 
-@law(*EVERY, cause="a tensor that is made in another dtype, or .float() on float64", no_function=SINGLE)
+@law(
+    *EVERY,
+    cause="a tensor that is made in another dtype, or .float() on float64",
+    finding="unsafe",
+    no_function=SINGLE,
+)
 def result_keeps_the_precision_of_its_inputs(setting: Setting) -> None:
     """The result and the gradient have the dtype of the inputs, float32 or float64."""
     for dtype in (torch.float32, torch.float64):
