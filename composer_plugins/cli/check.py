@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -45,6 +45,16 @@ def check(
             autocompletion=complete_convention,
         ),
     ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="With --as verl or prime-rl: the framework's version, 0.7.1.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="name=value: a parameter of the function, or an option that it reads in the framework's "
+            "config. May be repeated."
+        ),
+    ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +75,8 @@ def check(
     not be loaded. It is 0 if all laws hold, and if a loss is unsafe or untraceable only, without --strict.
     """
     if laws:
-        if names or only or verbose or strict or any(one is not None for one in (kind, convention, trainer)):
+        given = (kind, convention, trainer, version, option)
+        if names or only or verbose or strict or any(one is not None for one in given):
             raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
         _print_laws(as_json)
         return
@@ -77,7 +88,8 @@ def check(
         )
     try:
         with foreign_code():
-            reports = list(_reports(names or [], trainer, convention, kind, only or []))
+            own = {"version": version, "options": options_of(option or [])}
+            reports = list(_reports(names or [], trainer, convention, kind, only or [], own))
     except ConfigError as error:
         raise (error.under("--", "") if error.key in ("kind", "only") else error) from None
     if as_json:
@@ -91,12 +103,21 @@ def check(
 
 
 def _reports(
-    names: list[str], trainer: str | None, convention: str | None, kind: str | None, only: list[str]
+    names: list[str],
+    trainer: str | None,
+    convention: str | None,
+    kind: str | None,
+    only: list[str],
+    own: dict[str, Any],
 ) -> "Iterator[Report]":
     """The report of the trainer, and of each loss."""
     if kind is not None and convention is not None:
         raise ConfigError("--kind", "it has no meaning with --as", "remove it: --as is for policy losses")
+    if own["version"] is not None and convention is None:
+        raise ConfigError("--version", "it has no meaning without --as", "add --as verl or --as prime-rl")
     if trainer is not None:
+        if own["options"]:
+            raise ConfigError("--option", "it has no meaning with --trainer", "set it in the function")
         if names or convention is not None or kind is not None:
             remedy = "composer-plugins check --trainer module:make_trainer"
             raise ConfigError("--trainer", "it is checked by itself", remedy)
@@ -108,14 +129,27 @@ def _reports(
 
         _require_laws_for(["policy"], only)
         for name in names:
-            yield check_as(name, convention, only)
+            yield check_as(name, convention, only, **own)
     else:
         from composer_plugins.testing.checking import check_row, find_row
 
-        rows = [find_row(name, kind) for name in names]
+        rows = [find_row(name, kind, own["options"]) for name in names]
         _require_laws_for([row.kind for row in rows], only)
         for row in rows:
             yield check_row(row, only)
+
+
+def options_of(given: list[str]) -> dict[str, Any]:
+    """The values of name=value as YAML reads them, by their names."""
+    from composer_plugins.objective.files import of_yaml, parsed
+
+    found = dict[str, Any]()
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not name or not equals:
+            raise ConfigError("--option", f"{one!r} sets nothing", "write --option name=value")
+        found[name] = parsed(text, f"--option {name}", of_yaml)
+    return found
 
 
 def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:

@@ -70,8 +70,19 @@ def _pytest_check(law: Law, row: Loss) -> None:
     Report(row.name, (outcome,)).raise_if_failed()
 
 
-def find_row(loss: Named, kind: str | None = None) -> Loss:
-    """The row of a loss, by name, import path or function; ConfigError if there is none, or several."""
+def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Loss:
+    """The row of a loss, by name, import path or function; ConfigError if there is none, or several.
+
+    `options` are parameters of a function, in place of its defaults.
+    """
+    if options:
+        from composer_plugins.testing.conventions import with_options
+
+        if not isinstance(loss, str) or ":" not in loss:
+            problem = f"{loss!r} is a loss of the catalogue, whose parameters are all varied"
+            raise ConfigError("--option", problem, "remove it, or name a function")
+        function, _ = with_options(function_named(loss, "loss"), None, options)
+        return replace(find_row(function, kind), name=loss)
     if isinstance(loss, Loss):
         return loss
     if kind is not None:

@@ -267,7 +267,9 @@ def verl_reports() -> dict[str, Report]:
     def unscaled(function: Any, tensors: Any, counts: Any, options: Mapping[str, Any]) -> Any:
         return own.call(function, tensors, counts._replace(width=None), options)
 
-    norm = replace(own, call=unscaled, options={"loss_agg_mode": ("seq-mean-token-sum-norm",)})
+    norm = replace(
+        own, of_version=None, call=unscaled, options={"loss_agg_mode": ("seq-mean-token-sum-norm",)}
+    )
     (name,) = OF_VERL[-1].losses
     found[name] = check_as("vanilla", norm, [CUT])
     return found
