@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_plugins.adapters.verl_plugin.upstream import FIRST, release_of
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, did_you_mean, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, unknown
 from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
 from composer_plugins.frameworks.verl import VERL as VERL_TABLE
 
@@ -34,6 +35,15 @@ class Table(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"verl's config has no {name!r} that this check knows") from None
+
+
+def imported(module: str) -> Any:
+    """Return a module of verl; ConfigError where verl is installed and cannot be imported."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        problem = f"{module} cannot be imported here: {in_a_line(error)}"
+        raise ConfigError("--as", problem, "install the packages that this verl needs") from error
 
 
 def with_own(config: Any, own: Mapping[str, Any]) -> Any:
@@ -69,7 +79,8 @@ def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
             place[name] = options.pop(name, option.default)
         table.update(options)
         return table
-    from verl.workers.config import ActorConfig, PolicyLossConfig
+    module = imported("verl.workers.config")
+    ActorConfig, PolicyLossConfig = module.ActorConfig, module.PolicyLossConfig
 
     fields = ActorConfig.__dataclass_fields__
     own = {name: options.pop(name) for name in list(options) if name in PolicyLossConfig.__dataclass_fields__}
@@ -117,11 +128,10 @@ def registered_loss(name: str) -> Function:
         raise ConfigError(
             "check", f"{name!r} is looked up in verl's registry, and verl is not installed", remedy
         )
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    if name not in POLICY_LOSS_REGISTRY:
-        raise unknown("check", name, POLICY_LOSS_REGISTRY, noun="policy loss of verl's registry")
-    function: Function = POLICY_LOSS_REGISTRY[name]
+    registry = imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
+    if name not in registry:
+        raise unknown("check", name, registry, noun="policy loss of verl's registry")
+    function: Function = registry[name]
     return function
 
 

@@ -207,6 +207,14 @@ def _problem(error: Exception | SystemExit) -> str:
     return str(error)[:900] if isinstance(error, AssertionError) else with_place(error, most=MOST)
 
 
+def _finding(law: Law, error: Exception | SystemExit) -> Finding:
+    """What an error says of the loss: one that the loss raises with unusual inputs gives no wrong number."""
+    if own := getattr(error, "finding", None):
+        return cast(Finding, own)
+    loud = law.finding == "failed" and not law.first and not isinstance(error, AssertionError)
+    return "unsafe" if loud else law.finding
+
+
 def _judged(
     law: Law,
     errors: Mapping[str, Exception | SystemExit],
@@ -242,7 +250,7 @@ def _judged(
         # The other laws call it with what it may not be made for.
         usual = f"usual cause: {law.causes.get(row.kind, law.cause) if row else law.cause}"
         usual = "the loss itself raises this error" if raised and law.first else usual
-        found: set[Finding] = {getattr(error, "finding", None) or law.finding for error in broken.values()}
+        found = {_finding(law, error) for error in broken.values()}
         status = next(one for one in FINDINGS if one in found)
         return Outcome(law.name, status, "\n".join(lines), cause or usual)
     if not held and not declared:

@@ -26,7 +26,7 @@ from composer_plugins.testing.law import (
     require,
     require_equal,
 )
-from composer_plugins.testing.laws.tokens import require_zero_where_masked
+from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
 from composer_plugins.testing.settings import SHAPES, Setting
 from composer_plugins.testing.subject import THE_LOSS
 
@@ -205,6 +205,7 @@ def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
     FUNCTION,
     cause="a division by the number of tokens, or a return of a constant: the loss of a masked-out batch is "
     "0 and has a gradient, or DDP waits for it",
+    causes={"divergence": f"{MASK_LOGITS}. Or a division by the number of tokens, or a constant"},
 )
 def batch_without_an_unmasked_token_gives_zero_with_a_gradient(setting: Setting) -> None:
     """A micro-batch that is masked out gives 0, with a gradient of 0."""
