@@ -59,9 +59,9 @@ def of_version(function: Function, version: str | None) -> Convention:
             release = f"{_0_6.since}.0"
     generation = generation_of(release)
     reached = GENERATIONS[: GENERATIONS.index(generation) + 1]
-    names = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
+    added = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
     inputs = own or make_dataclass(
-        "LossInputs", [*((one, Any) for one in STREAMS), *((one, Any, field(default=None)) for one in names)]
+        "LossInputs", [*((one, Any) for one in STREAMS), *((one, Any, field(default=None)) for one in added)]
     )
     names = tuple(one.name for one in fields(inputs))
     optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in names else []))
@@ -76,8 +76,9 @@ def own_class(function: Function) -> "type[Any] | None":
         first = next(iter(get_type_hints(inspect.unwrap(function)).values()), None)
     except Exception:  # an annotation that cannot be resolved
         return None
-    is_own = isinstance(first, type) and is_dataclass(first)
-    return first if is_own and {*STREAMS} <= {one.name for one in fields(first)} else None
+    if not isinstance(first, type) or not is_dataclass(first):
+        return None
+    return first if {*STREAMS} <= {one.name for one in fields(first)} else None
 
 
 NEEDS = ("logprobs", "rollout_logprobs", "advantages", "mask")

@@ -186,8 +186,9 @@ def print_report(console: Console, report: "Report", verbose: bool) -> None:
         for text in (detail, cause):
             for line in text.splitlines():
                 console.print(Text(f"    {line}"), soft_wrap=True)
-    for finding in dict.fromkeys(one.status for one in report.findings if one.status != "failed"):
-        console.print(Text(f"  {finding}: {FINDINGS[finding]}", style="dim"), soft_wrap=True)
+    for finding, meaning in FINDINGS.items():
+        if finding != "failed" and report.having(finding):
+            console.print(Text(f"  {finding}: {meaning}", style="dim"), soft_wrap=True)
 
 
 def _print_laws(as_json: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from composer_plugins.calling_convention import Convention, Function, words_of
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown, with_place
@@ -129,7 +129,7 @@ def accepted(function: Function, convention: Convention, name: str) -> tuple[Con
     def error(needs: tuple[str, ...], options: Mapping[str, tuple[str, ...]]) -> str:
         optional = tuple(one for one in convention.optional if one not in needs)
         own = replace(convention, needs=needs, optional=optional, options=options)
-        setting = next(settings(row_of(function, own, name), thorough=False, of=OneNumber))
+        setting = cast(OneNumber, next(settings(row_of(function, own, name), thorough=False, of=OneNumber)))
         try:
             setting.problems(setting.draw())
         except Exception as problem:
@@ -196,7 +196,7 @@ def with_options(
         function = given
     if others:
         assert convention is not None
-        convention = replace(convention, call=partial(convention.call, own=others))
+        convention = replace(convention, call=partial(cast(Function, convention.call), own=others))
     return function, convention
 
 

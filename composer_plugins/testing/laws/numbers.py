@@ -27,6 +27,7 @@ from composer_plugins.testing.law import (
     require_equal,
 )
 from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
+from composer_plugins.testing.report import Finding
 from composer_plugins.testing.settings import SHAPES, Setting
 from composer_plugins.testing.subject import THE_LOSS
 
@@ -160,7 +161,9 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
             for token in where:
                 what = f"NaN in {setting.named(name)} at row {token[0]}, token {token[1]}, spread {spread}"
                 if not setting.one_number and not loss[token].isnan():
-                    finding = "failed" if seed == 0 and never_counts(setting, batch, token) else None
+                    finding: Finding | None = (
+                        "failed" if seed == 0 and never_counts(setting, batch, token) else None
+                    )
                     raise BrokenLaw(f"{what}: the loss is {float(loss[token]):.6g}", finding=finding)
                 gradients = {f"{one} there": x[token] for one, x in found.items()}
                 seen = name in EITHER or any(bool(x.isnan().any()) for x in gradients.values())
