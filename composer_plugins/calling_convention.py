@@ -1,6 +1,10 @@
 """`Convention`: how a framework calls a loss function of a user's, and what it does with the result."""
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,10 +60,30 @@ class Convention:
     find: Callable[[str], Function] | None = None  # a loss by its name in the framework's registry
     # The convention for one function, where it depends on the function's signature.
     specialise: "Callable[[Function], Convention] | None" = None
+    # The convention of a version of the framework, or of the one that is read from the function or installed.
+    of_version: "Callable[[Function, str | None], Convention] | None" = None
+    release: str = ""  # that version
+    # Whether the function gets a config. `call` then takes `own`, options of the author's own by their key.
+    has_config: bool = False
+    not_run: Mapping[str, str] = field(default_factory=dict)  # laws that mean nothing here, with the reason
     # The function as a kernel with one loss per token, where the convention has such a function.
     kernel: Callable[[Function], Function] | None = None
     # Outcomes of checks that only this convention has.
     more: Callable[[Function], tuple[Any, ...]] = lambda function: ()
+
+
+def words_of(function: Function) -> set[str]:
+    """The names in the source of a function's module, and of the modules that it imports something from."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    own = sys.modules.get(getattr(function, "__module__", ""))
+    space = getattr(function, "__globals__", vars(own) if own else {})
+    named = {getattr(value, "__module__", None) for value in space.values()}
+    found = {space.get("__file__"), *(getattr(sys.modules.get(str(one)), "__file__", "") for one in named)}
+    words = set[str]()
+    for file in (one for one in found if one and one.endswith(".py")):
+        with suppress(OSError, ValueError), open(file, encoding="utf-8") as text:
+            words |= {*re.findall(r"[^\W\d]\w*", text.read())}
+    return words
 
 
 def checked_pair(

@@ -1,11 +1,14 @@
 """How PRIME-RL calls a custom loss: `composer-plugins check module:function --as prime-rl`."""
 
+import inspect
 from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCES, STREAMS, WEIGHTS
-from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
+from composer_plugins.adapters.prime_rl_plugin.upstream import REFERENCES, STREAMS, WEIGHTS, generation_of
+from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair, words_of
+from composer_plugins.frameworks.prime_rl import GENERATIONS, LOSS_INPUTS, NEWEST_TESTED, _0_6
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,25 +22,63 @@ def is_metric(value: Any) -> bool:
 
 
 def call(
-    function: Function, tensors: "Mapping[str, Tensor]", counts: Counts, options: Mapping[str, Any]
+    function: Function,
+    tensors: "Mapping[str, Tensor]",
+    counts: Counts,
+    options: Mapping[str, Any],
+    *,
+    inputs: type[Any],
 ) -> Called:
     """Call it once per sequence, add up, and divide by the unmasked tokens of the global batch."""
-    given = [tensors[name] for name in NEEDS]
+    streams = dict(zip(STREAMS, (tensors[name] for name in NEEDS), strict=True))
     reference, log_weights = tensors.get("ref_logprobs"), tensors.get("log_weights")
-    total, problems = given[0].new_zeros(()), dict[str, None]()
-    for row in range(len(given[0])):
-        result = function(
-            SimpleNamespace(
-                **{name: x[row] for name, x in zip(STREAMS, given, strict=True)},
-                **{REFERENCES[0]: None if reference is None else reference[row]},
-                **{WEIGHTS: None if log_weights is None else log_weights[row].exp()},
-            )
-        )
+    streams |= {} if reference is None else dict.fromkeys(REFERENCES, reference)
+    streams |= {} if log_weights is None else {WEIGHTS: log_weights.exp()}
+    names = [one.name for one in fields(inputs)]
+    total, problems = tensors["logprobs"].new_zeros(()), dict[str, None]()
+    for row in range(len(tensors["mask"])):
+        result = function(inputs(**{n: streams[n][row] if n in streams else None for n in names}))
         if not (hasattr(result, "loss") and hasattr(result, "metrics")):
             raise TypeError(f"it returned {type(result).__name__}, and not LossOutputs(loss, metrics)")
         loss, found = checked_pair((result.loss, result.metrics), is_metric, "a tensor of floating point")
         total, problems = total + loss, problems | dict.fromkeys(found)
     return Called(total / counts.tokens, tuple(problems))
+
+
+def of_version(function: Function, version: str | None) -> Convention:
+    """Return how this version of PRIME-RL calls a function, with the LossInputs of that version.
+
+    Without a version, a function of PRIME-RL's own gets the class that its annotation names, and a function
+    that reads `teacher_logprobs` the class of the releases that have this field.
+    """
+    release, own = version, None
+    if version is None:
+        own = own_class(function)
+        words = words_of(function)
+        if own is None and REFERENCES[1] in words and REFERENCES[0] not in words:
+            release = f"{_0_6.since}.0"
+    generation = generation_of(release)
+    reached = GENERATIONS[: GENERATIONS.index(generation) + 1]
+    added = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
+    inputs = own or make_dataclass(
+        "LossInputs", [*((one, Any) for one in STREAMS), *((one, Any, field(default=None)) for one in added)]
+    )
+    names = tuple(one.name for one in fields(inputs))
+    optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in names else []))
+    release = release or (NEWEST_TESTED if own is None else "")
+    found = replace(PRIME_RL, call=partial(call, inputs=inputs), release=release)
+    return replace(found, optional=optional, must_use=optional[1:])
+
+
+def own_class(function: Function) -> "type[Any] | None":
+    """Return the dataclass that a function takes by its annotation, if it has the fields of LossInputs."""
+    try:
+        first = next(iter(get_type_hints(inspect.unwrap(function)).values()), None)
+    except Exception:  # an annotation that cannot be resolved
+        return None
+    if not isinstance(first, type) or not is_dataclass(first):
+        return None
+    return first if {*STREAMS} <= {one.name for one in fields(first)} else None
 
 
 NEEDS = ("logprobs", "rollout_logprobs", "advantages", "mask")
@@ -46,9 +87,7 @@ PRIME_RL = Convention(
     signature="fn(inputs: LossInputs, **kwargs)",
     returns="LossOutputs(loss, metrics): the sum over the unmasked tokens of one sequence, with a gradient, "
     "and a dict of tensors. PRIME-RL adds up the sequences and divides by the tokens of the global batch",
-    call=call,
     needs=NEEDS,
-    optional=("ref_logprobs", "log_weights"),
-    must_use=("log_weights",),
+    of_version=of_version,
     names=dict(zip(NEEDS, STREAMS, strict=True)) | {"log_weights": WEIGHTS},
 )

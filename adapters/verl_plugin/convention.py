@@ -1,14 +1,23 @@
 """How verl calls a policy loss of its registry: `composer-plugins check module:function --as verl`."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.adapters.verl_plugin.upstream import ALIKE
+from composer_plugins.adapters.verl_plugin.upstream import ALIKE, FIRST, release_of
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, did_you_mean, unknown
-from composer_plugins.frameworks.verl import MODES, OPTIONS
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, unknown
+from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
+from composer_plugins.frameworks.verl import VERL as VERL_TABLE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +36,36 @@ class Table(dict[str, Any]):
             raise AttributeError(f"verl's config has no {name!r} that this check knows") from None
 
 
+def imported(module: str) -> Any:
+    """Return a module of verl; ConfigError where verl is installed and cannot be imported."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        problem = f"{module} cannot be imported here: {in_a_line(error)}"
+        raise ConfigError("--as", problem, "install the packages that this verl needs") from error
+
+
+def with_own(config: Any, own: Mapping[str, Any]) -> Any:
+    """Return the config with options of the author's own, by their keys: "policy_loss.ratio_low"."""
+    for key, value in own.items():
+        *tables, name = key.split(".")
+        place = config
+        for one in tables:
+            if not hasattr(place, one):
+                put(place, one, Table())
+            place = getattr(place, one)
+        put(place, name, value)
+    return config
+
+
+def put(place: Any, name: str, value: Any) -> None:
+    """Set an option of verl's class, which is frozen, or of a `Table`."""
+    if isinstance(place, Table):
+        place[name] = value
+    else:
+        object.__setattr__(place, name, value)
+
+
 def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
     """Return an actor's config with verl's defaults and `options` over them: verl's class, or a `Table`."""
     if find_spec("verl") is None:
@@ -39,15 +78,17 @@ def actor_config(info: Mapping[str, Any] | None = None, **options: Any) -> Any:
             place[name] = options.pop(name, option.default)
         table.update(options)
         return table
-    from verl.workers.config import ActorConfig, PolicyLossConfig
+    module = imported("verl.workers.config")
+    ActorConfig, PolicyLossConfig = module.ActorConfig, module.PolicyLossConfig
 
+    fields = ActorConfig.__dataclass_fields__
     own = {name: options.pop(name) for name in list(options) if name in PolicyLossConfig.__dataclass_fields__}
     return ActorConfig(
         strategy="fsdp",
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
         policy_loss=PolicyLossConfig(**own),
-        global_batch_info=dict(info or {}),
+        **({"global_batch_info": dict(info or {})} if "global_batch_info" in fields else {}),
         **options,
     )
 
@@ -86,11 +127,10 @@ def registered_loss(name: str) -> Function:
         raise ConfigError(
             "check", f"{name!r} is looked up in verl's registry, and verl is not installed", remedy
         )
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    if name not in POLICY_LOSS_REGISTRY:
-        raise unknown("check", name, POLICY_LOSS_REGISTRY, noun="policy loss of verl's registry")
-    function: Function = POLICY_LOSS_REGISTRY[name]
+    registry = imported("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
+    if name not in registry:
+        raise unknown("check", name, registry, noun="policy loss of verl's registry")
+    function: Function = registry[name]
     return function
 
 
@@ -105,9 +145,18 @@ def is_metric(value: Any) -> bool:
 
 
 def call(
-    function: Function, tensors: "Mapping[str, Tensor]", counts: Counts, options: Mapping[str, Any]
+    function: Function,
+    tensors: "Mapping[str, Tensor]",
+    counts: Counts,
+    options: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any] = MappingProxyType({}),
+    release: tuple[int, ...] = COUNTS_SINCE,
 ) -> Called:
-    """Call it by keyword with the counts of the whole batch, as verl's `ppo_loss` does."""
+    """Call it by keyword with the counts of the whole batch, as verl's `ppo_loss` does.
+
+    A release without the counts weighs what the function returns by the rows of the micro-batch.
+    """
     weights = tensors.get("log_weights")
     info = {
         "dp_size": counts.ranks,
@@ -115,8 +164,9 @@ def call(
         "global_batch_size": counts.rows,
         "loss_scale_factor": counts.width,
     }
+    has_counts = release >= COUNTS_SINCE
     required = REQUIRED.get(getattr(function, "__name__", ""), {})
-    config = actor_config(info, **options, **required)
+    config = with_own(actor_config(info if has_counts else None, **options, **required), own)
     misspelt = watch(config)
     result = function(
         old_log_prob=tensors["old_logprobs"],
@@ -127,10 +177,45 @@ def call(
         rollout_is_weights=None if weights is None else weights.exp(),
         **options,
     )
+    if release < PAIRS_SINCE:
+        if not isinstance(result, tuple) or len(result) != len(FOUR):
+            raise TypeError(f"it returned {type(result).__name__}, and not ({', '.join(FOUR)})")
+        result = result[0], dict(zip(FOUR[1:], result[1:], strict=True))
+    elif isinstance(result, tuple) and len(result) == len(FOUR):
+        raise TypeError("it returned 4 values, as verl 0.6.0 takes them: --version 0.6.0 checks it for that")
     loss, problems = checked_pair(result, is_metric, "one number without a gradient")
+    if not has_counts:
+        return Called(loss * len(tensors["mask"]) / counts.rows, problems, tuple(misspelt))
     return Called(loss / counts.ranks, problems, tuple(misspelt))  # DDP and FSDP average over the ranks
 
 
+def of_version(function: Function, version: str | None) -> Convention:
+    """Return how this version of verl calls a function of its registry; None is the installed one."""
+    if version is None:
+        with suppress(PackageNotFoundError):
+            version = installed("verl")
+    release = release_of(version or VERL_TABLE.release)
+    assert release is not None
+    exact = (*release, *map(int, re.findall(r"^v?\d+\.\d+\.(\d+)", version or "") or ["0"]))
+    if release < FIRST:
+        problem = f"verl {version} is older than 0.6, the oldest that is known here"
+        raise ConfigError("--version", problem, "name 0.6.0 or later")
+    modes = tuple(mode for mode in MODES if exact >= MODES_SINCE.get(mode, FIRST))
+    found = replace(VERL, release=version or VERL_TABLE.release, call=partial(call, release=exact))
+    found = replace(found, options={"loss_agg_mode": modes})
+    if exact < PAIRS_SINCE:
+        found = replace(found, returns=f"({', '.join(FOUR)}): the first has a gradient")
+    return found if exact >= COUNTS_SINCE else replace(found, not_run=WITHOUT_COUNTS)
+
+
+# What a function returned before `PAIRS_SINCE`.
+FOUR = ("loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")
+WITHOUT_COUNTS = {
+    "micro_batches_and_ranks_leave_the_gradient_alone": "verl passes the counts of the whole batch "
+    "since 0.7: before, every mean is that of the micro-batch",
+    "more_padding_changes_nothing": "verl before 0.7 has a mode that divides by the padded length, which is "
+    "the same in all of its batches",
+}
 VERL = Convention(
     framework="verl",
     signature="fn(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, "
@@ -148,4 +233,6 @@ VERL = Convention(
     },
     options={"loss_agg_mode": MODES},
     find=registered_loss,
+    of_version=of_version,
+    has_config=True,
 )

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,20 +12,22 @@ from rich.text import Text
 from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
+from composer_plugins.testing.report import FINDINGS
 
 if TYPE_CHECKING:
     from composer_plugins.losses.row import Kind
     from composer_plugins.testing.report import Report
 
 MANY = 4  # laws that do not apply for one reason: only the first is named
-STYLES = {"failed": "red", "not applicable": "dim", "passed": "green"}
+STYLES = {"failed": "red", "unsafe": "yellow", "untraceable": "yellow"}
+STYLES |= {"not applicable": "dim", "passed": "green"}
 
 
 def check(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Losses (my_loss) or import paths of functions (my_package.losses:my_loss).",
+            help="Losses (my_loss), or functions (my_package.losses:my_loss, my_losses.py:my_loss).",
             autocompletion=complete_loss,
         ),
     ] = None,
@@ -43,6 +45,16 @@ def check(
             autocompletion=complete_convention,
         ),
     ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="With --as verl or prime-rl: the framework's version, 0.7.1.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="name=value: a parameter of the function, or an option that it reads in the framework's "
+            "config. May be repeated."
+        ),
+    ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(
@@ -51,15 +63,20 @@ def check(
         ),
     ] = None,
     laws: Annotated[bool, typer.Option("--laws", help="Print the laws and exit.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for every law that does not hold.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the laws that hold, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Check that a loss masks, overflows, cuts, packs and differentiates as every loss must.
 
-    The exit status is 0 if all laws hold, 1 if one is broken, and 2 if a loss could not be loaded.
+    The exit status is 1 if the numbers of a loss are wrong or it cannot be used (failed), and 2 if it could
+    not be loaded. It is 0 if all laws hold, and if a loss is unsafe or untraceable only, without --strict.
     """
     if laws:
-        if names or only or verbose or any(one is not None for one in (kind, convention, trainer)):
+        given = (kind, convention, trainer, version, option)
+        if names or only or verbose or strict or any(one is not None for one in given):
             raise ConfigError("--laws", "it lists all laws and checks nothing", "give it alone")
         _print_laws(as_json)
         return
@@ -71,7 +88,8 @@ def check(
         )
     try:
         with foreign_code():
-            reports = list(_reports(names or [], trainer, convention, kind, only or []))
+            own = {"version": version, "options": options_of(option or [])}
+            reports = list(_reports(names or [], trainer, convention, kind, only or [], own))
     except ConfigError as error:
         raise (error.under("--", "") if error.key in ("kind", "only") else error) from None
     if as_json:
@@ -80,17 +98,26 @@ def check(
         with page() as console:
             for report in reports:
                 print_report(console, report, verbose)
-    if not all(report.passed for report in reports):
+    if not all(report.passed if strict else report.sound for report in reports):
         raise typer.Exit(1)
 
 
 def _reports(
-    names: list[str], trainer: str | None, convention: str | None, kind: str | None, only: list[str]
+    names: list[str],
+    trainer: str | None,
+    convention: str | None,
+    kind: str | None,
+    only: list[str],
+    own: dict[str, Any],
 ) -> "Iterator[Report]":
     """The report of the trainer, and of each loss."""
     if kind is not None and convention is not None:
         raise ConfigError("--kind", "it has no meaning with --as", "remove it: --as is for policy losses")
+    if own["version"] is not None and convention is None:
+        raise ConfigError("--version", "it has no meaning without --as", "add --as verl or --as prime-rl")
     if trainer is not None:
+        if own["options"]:
+            raise ConfigError("--option", "it has no meaning with --trainer", "set it in the function")
         if names or convention is not None or kind is not None:
             remedy = "composer-plugins check --trainer module:make_trainer"
             raise ConfigError("--trainer", "it is checked by itself", remedy)
@@ -102,14 +129,27 @@ def _reports(
 
         _require_laws_for(["policy"], only)
         for name in names:
-            yield check_as(name, convention, only)
+            yield check_as(name, convention, only, **own)
     else:
         from composer_plugins.testing.checking import check_row, find_row
 
-        rows = [find_row(name, kind) for name in names]
+        rows = [find_row(name, kind, own["options"]) for name in names]
         _require_laws_for([row.kind for row in rows], only)
         for row in rows:
             yield check_row(row, only)
+
+
+def options_of(given: list[str]) -> dict[str, Any]:
+    """The values of name=value as YAML reads them, by their names."""
+    from composer_plugins.objective.files import of_yaml, parsed
+
+    found = dict[str, Any]()
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not name or not equals:
+            raise ConfigError("--option", f"{one!r} sets nothing", "write --option name=value")
+        found[name] = parsed(text, f"--option {name}", of_yaml)
+    return found
 
 
 def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
@@ -130,12 +170,12 @@ def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
 
 
 def print_report(console: Console, report: "Report", verbose: bool) -> None:
-    """Print what failed and what does not apply, and with `verbose` what holds."""
+    """Print the findings and what does not apply, and with `verbose` what holds."""
     console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
     inapplicable = report.having("not applicable")
     reasons = [outcome.detail for outcome in inapplicable]
     inapplicable.sort(key=lambda outcome: reasons.index(outcome.detail))  # a reason is printed once
-    shown = [*report.having("failed"), *inapplicable, *(report.having("passed") if verbose else ())]
+    shown = [*report.findings, *inapplicable, *(report.having("passed") if verbose else ())]
     for _, same in groupby(shown, key=lambda one: one[1:] if one.status == "not applicable" else one):
         alike = list(same)
         first, *others = (outcome.check for outcome in alike)
@@ -146,6 +186,9 @@ def print_report(console: Console, report: "Report", verbose: bool) -> None:
         for text in (detail, cause):
             for line in text.splitlines():
                 console.print(Text(f"    {line}"), soft_wrap=True)
+    for finding, meaning in FINDINGS.items():
+        if finding != "failed" and report.having(finding):
+            console.print(Text(f"  {finding}: {meaning}", style="dim"), soft_wrap=True)
 
 
 def _print_laws(as_json: bool) -> None:

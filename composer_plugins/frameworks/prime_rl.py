@@ -80,6 +80,9 @@ LOSS_NAMES = (
     (_0_4, "LossConfigType"),
 )
 
+# The fields of LossInputs beside the four of every release, by the first generation that has them.
+LOSS_INPUTS = ((_0_4, ("teacher_logprobs",)), (_0_7, ("ref_logprobs", "loss_weights")))
+
 # --- Its losses ----------------------------------------------------------------------------------------
 
 CLIPPED = (

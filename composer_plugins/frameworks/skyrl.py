@@ -5,6 +5,8 @@ Read in skyrl 0.3.0 and in NovaSky-AI/SkyRL at a956457: `skyrl/train/config/conf
 names no row for a `policy_loss_type`, and `migrate` does not read its configs.
 """
 
+from typing import Any
+
 from composer_plugins.frameworks.clips import DUAL, HIGH, LOW
 from composer_plugins.frameworks.contract import Framework, Option, Sets
 
@@ -14,6 +16,27 @@ ALGORITHM = "trainer.algorithm"
 def _option(name: str, default: float, *sets: Sets) -> Option:
     return Option(key=f"{ALGORITHM}.{name}", default=default, sets=sets)
 
+
+# The rest of its AlgorithmConfig that its losses read, with the defaults (temperature: the sampler's).
+CONFIG: dict[str, Any] = {
+    **{"policy_loss_type": "regular", "temperature": 1.0, "max_seq_len": None, "value_clip": 0.2},
+    **{"use_kl_loss": True, "kl_loss_coef": 0.001, "kl_estimator_type": "k3", "use_kl_in_reward": False},
+    **{"use_entropy_loss": False, "entropy_loss_coef": 0.01, "advantage_batch_normalize": False},
+    **{"advantage_estimator": "grpo", "grpo_norm_by_std": True, "lambd": 1.0, "gamma": 1.0},
+    **{"zero_variance_filter": False, "zero_variance_filter_tol": 1e-6, "value_head_prefix": "value_head"},
+    **{"tis_imp_ratio_cap": -1.0, "use_tis": False},
+    "kl_ctrl": {"type": "fixed", "kl_target": 0.1, "horizon": 10000},
+    "dynamic_sampling": {"type": None, "max_sample_batches": 30, "min_replace_ratio": 0.3},
+    "cispo": {"cispo_anchor": "old"},
+    "dppo": {"dppo_type": "binary_tv"},
+    "off_policy_correction": {
+        **{"tis_ratio_type": None, "token_tis_ratio_clip_high": 2.0, "sequence_tis_ratio_clip_high": 5.0},
+        **{"sequence_mask_metric": None, "geo_mask_high": 1.01, "geo_mask_low": 0.99},
+        **{"product_mask_high": 2.0, "product_mask_low": 0.5},
+        **dict.fromkeys(("outlier_token_is_threshold_low", "outlier_token_is_threshold_high")),
+        **dict.fromkeys(("token_mask_is_threshold_low", "token_mask_is_threshold_high")),
+    },
+}
 
 SKYRL = Framework(
     name="skyrl",

@@ -38,6 +38,11 @@ class Key:
 
 DEFAULT_MODE, NORM_MODE = "token-mean", "seq-mean-token-sum-norm"
 MODES = (DEFAULT_MODE, "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", NORM_MODE)
+# What is new in a release about the functions of its registry: modes; the counts of the whole batch in the
+# config, without which a mean is that of the micro-batch; and the pair (loss, metrics). Before it a function
+# returned four values: the loss, the fraction of clipped tokens, the KL, the fraction at the lower clip.
+MODES_SINCE = {"token-sum": (0, 9)}
+COUNTS_SINCE, PAIRS_SINCE = (0, 7), (0, 6, 1)
 MEAN_OVER_ROWS = "geo_mean"  # a loss of verl's that counts every row of a micro-batch, empty ones too
 BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its rollout correction's weights
 # verl logs the clip fractions of its geo_mean by the sign of the advantage, and those of sapo as 0.

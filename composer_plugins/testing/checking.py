@@ -1,17 +1,21 @@
 """`check_loss`: every law on one loss, as scikit-learn's `check_estimator` does for an estimator."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, cast
 
 from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.losses.choosing import find_one
-from composer_plugins.losses.derived import row_of_function
+from composer_plugins.losses.derived import function_of_import_path, row_of_function
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, check_kind
 from composer_plugins.testing.laws import LAWS, Law, NotApplicable, laws_for
 from composer_plugins.testing.laws.results import result_has_one_value_per_token
-from composer_plugins.testing.report import Outcome, Report
+from composer_plugins.testing.report import FINDINGS, Finding, Outcome, Report
 from composer_plugins.testing.settings import Setting, settings
 from composer_plugins.testing.subject import Subject
 
@@ -25,9 +29,10 @@ Named = Loss | str | Callable[..., Any]
 def check_loss(loss: Named, *, kind: str | None = None, only: Iterable[str] = ()) -> Report:
     """Run every law on a loss, or `only` the laws of these names.
 
-    `loss` is a name of the catalogue ("grpo"), an import path ("my_package.losses:my_loss"), a function, or a
-    row. `kind` is needed where two kinds share the name, and where the first input of a function does not
-    tell: "policy", "advantage", "divergence", "preference", "kl" or "correction".
+    `loss` is a name of the catalogue ("grpo"), an import path ("my_package.losses:my_loss"), a file
+    ("my_losses.py:my_loss"), a function, or a row. `kind` is needed where two kinds share the name, and where
+    the first input of a function does not tell: "policy", "advantage", "divergence", "preference", "kl" or
+    "correction".
     Raises ConfigError for a loss that cannot be loaded.
     """
     return check_row(find_row(loss, kind), only)
@@ -65,18 +70,54 @@ def _pytest_check(law: Law, row: Loss) -> None:
     Report(row.name, (outcome,)).raise_if_failed()
 
 
-def find_row(loss: Named, kind: str | None = None) -> Loss:
-    """The row of a loss, by name, import path or function; ConfigError if there is none, or several."""
+def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Loss:
+    """The row of a loss, by name, import path or function; ConfigError if there is none, or several.
+
+    `options` are parameters of a function, in place of its defaults.
+    """
+    if options:
+        from composer_plugins.testing.conventions import with_options
+
+        if not isinstance(loss, str) or ":" not in loss:
+            problem = f"{loss!r} is a loss of the catalogue, whose parameters are all varied"
+            raise ConfigError("--option", problem, "remove it, or name a function")
+        function, _ = with_options(function_named(loss, "loss"), None, options)
+        return replace(find_row(function, kind), name=loss)
     if isinstance(loss, Loss):
         return loss
     if kind is not None:
         check_kind(kind, "kind")
+    if isinstance(loss, str) and loss.partition(":")[0].endswith(".py"):
+        return replace(find_row(function_named(loss, "loss"), kind), name=loss)
     if not isinstance(loss, str):
         return row_of_function(loss, cast(Kind | None, kind), "loss", losses())
     if "@" in loss:
         base = loss.partition("@")[0]
         raise ConfigError("loss", f"{loss!r} is a dialect", f"check {base!r}, with all its dialects")
     return find_one(loss, kind).loss
+
+
+def function_named(path: str, option: str) -> Callable[..., Any]:
+    """The function of an import path, or of FILE.py:function; ConfigError at `option` if there is none."""
+    file, _, name = path.rpartition(":")
+    if not file.endswith(".py"):
+        return function_of_import_path(path, option)
+    place = Path(file).resolve()
+    if not place.is_file():
+        raise ConfigError(option, f"there is no file {file}", "write FILE.py:function, or module:function")
+    sys.path.insert(0, str(place.parent))  # for the modules next to it
+    spec = spec_from_file_location(place.stem, place)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        sys.modules.setdefault(place.stem, module)  # a dataclass looks its module up
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(option, f"{file} fails: {with_place(error)}", "correct the file") from error
+    if not callable(function := getattr(module, name, None)):
+        functions = [one for one, x in vars(module).items() if callable(x) and not one.startswith("_")]
+        raise unknown(option, name, functions, noun=f"function of {file}")
+    return cast(Callable[..., Any], function)
 
 
 def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:
@@ -114,7 +155,7 @@ def exceptions_without_a_law(row: Loss, laws: Iterable[str], of: str) -> Iterato
         yield Outcome(name, "failed", problem, cause)
 
 
-def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> Iterator[Outcome]:
+def run_laws(laws: Iterable[Law], row: Loss, of: type[Setting] = Setting) -> list[Outcome]:
     """Run laws on a loss in all its settings: with its defaults, optional inputs, dialects and choices."""
     return run_on(laws, lambda law: settings(row, thorough=law.thorough, of=of), row)
 
@@ -124,12 +165,15 @@ def run_on(
     subjects: Callable[[Law], Iterable[Subject]],
     row: Loss | None = None,
     passed_on: type[Exception] | tuple[type[Exception], ...] = (),
-) -> Iterator[Outcome]:
-    """Run laws on the subjects; after one that shows that they cannot be looked at, no other."""
-    unusable = ""
+) -> list[Outcome]:
+    """Run laws on the subjects; after one that shows that they cannot be looked at, no other.
+
+    An error that several laws meet is one finding, of the law for which it is worst.
+    """
+    unusable, found, raised = "", list[Outcome](), dict[str, list[int]]()
     for law in laws:
         if unusable:
-            yield Outcome(law.name, "not applicable", unusable)
+            found.append(Outcome(law.name, "not applicable", unusable))
             continue
         broken, inapplicable, held = dict[str, Exception | SystemExit](), list[str](), 0
         for subject in subjects(law):
@@ -142,14 +186,33 @@ def run_on(
                 raise
             except (Exception, SystemExit) as error:
                 broken[subject.label] = error
-        yield (outcome := _judged(law, broken, inapplicable, held, row))
+        outcome = _judged(law, broken, inapplicable, held, row)
+        problems = {_problem(error) for error in broken.values()}
+        asserted = any(isinstance(error, AssertionError) for error in broken.values())
+        if outcome.status in FINDINGS and not asserted and len(problems) == 1:
+            raised.setdefault(problems.pop(), []).append(len(found))
+        found.append(outcome)
         usable = all(getattr(error, "usable", False) for error in broken.values())
         if law.first and not usable and outcome.status == "failed":
             unusable = f"not run: mend {law.name} first"
+    for several in raised.values():
+        worst = min(several, key=lambda i: [*FINDINGS].index(cast(Finding, found[i].status)))
+        same = f"not run to its end: the error of {found[worst].check}"
+        for i in {*several} - {worst}:
+            found[i] = Outcome(found[i].check, "not applicable", same)
+    return found
 
 
 def _problem(error: Exception | SystemExit) -> str:
     return str(error)[:900] if isinstance(error, AssertionError) else with_place(error, most=MOST)
+
+
+def _finding(law: Law, error: Exception | SystemExit) -> Finding:
+    """What an error says of the loss: one that the loss raises with unusual inputs gives no wrong number."""
+    if own := getattr(error, "finding", None):
+        return cast(Finding, own)
+    loud = law.finding == "failed" and not law.first and not isinstance(error, AssertionError)
+    return "unsafe" if loud else law.finding
 
 
 def _judged(
@@ -183,10 +246,13 @@ def _judged(
         if len(broken) > SHOWN:
             lines.append(f"and in {len(broken) - SHOWN} more settings: {', '.join(list(broken)[SHOWN:])}")
         raised = not all(isinstance(error, AssertionError) for error in errors.values())
-        cause = next((found for error in broken.values() if (found := getattr(error, "cause", ""))), "")
+        cause = next((own for error in broken.values() if (own := getattr(error, "cause", ""))), "")
         # The other laws call it with what it may not be made for.
-        usual = "the loss itself raises this error" if raised and law.first else f"usual cause: {law.cause}"
-        return Outcome(law.name, "failed", "\n".join(lines), cause or usual)
+        usual = f"usual cause: {law.causes.get(row.kind, law.cause) if row else law.cause}"
+        usual = "the loss itself raises this error" if raised and law.first else usual
+        found = {_finding(law, error) for error in broken.values()}
+        status = next(one for one in FINDINGS if one in found)
+        return Outcome(law.name, status, "\n".join(lines), cause or usual)
     if not held and not declared:
         return Outcome(law.name, "not applicable", "; ".join(dict.fromkeys(inapplicable)))
     return Outcome(law.name, "passed")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.losses.row import KINDS, Kind, Loss
+from composer_plugins.testing.report import Finding
 
 PER_TOKEN_LOSS: tuple[Kind, ...] = ("policy", "divergence", "kl")
 PER_TOKEN: tuple[Kind, ...] = (*PER_TOKEN_LOSS, "correction")
@@ -27,12 +28,15 @@ Check = Callable[[Any], None]  # of a subject; raises BrokenLaw, or NotApplicabl
 class BrokenLaw(AssertionError):
     """The loss does not have the property; the message has the numbers.
 
-    `cause` replaces the usual one. With `usable` the other laws can be tried, although this one is the first.
+    `cause` replaces the usual one, and `finding` that of the law. With `usable` the other laws can be tried,
+    although this one is the first.
     """
 
-    def __init__(self, problem: str, cause: str = "", usable: bool = False) -> None:
+    def __init__(
+        self, problem: str, cause: str = "", usable: bool = False, finding: Finding | None = None
+    ) -> None:
         super().__init__(problem)
-        self.cause, self.usable = cause, usable
+        self.cause, self.usable, self.finding = cause, usable, finding
 
 
 class NotApplicable(Exception):
@@ -51,6 +55,8 @@ class Law(NamedTuple):
     excuse: Excuse = lambda loss: ""
     frameworks: tuple[str, ...] = ()  # of a function: those of --as for which it is run; () is all
     first: bool = False  # whether it is the one to run first, because the others rely on it
+    finding: Finding = "failed"  # what it says of a loss that it does not hold
+    causes: Mapping[str, str] = {}  # by kind, where another thing usually breaks it
 
 
 class Own(NamedTuple):
@@ -61,6 +67,7 @@ class Own(NamedTuple):
     cause: str = ""
     excuse: Excuse | None = None
     first: bool = False
+    finding: Finding | None = None
 
 
 EVERY_LAW: list[Law] = []
@@ -82,6 +89,8 @@ def law(
     no_function: str = "",
     frameworks: tuple[str, ...] = (),
     first: bool = False,
+    finding: Finding = "failed",
+    causes: Mapping[str, str] = NONE,
 ) -> Callable[[Check], Check]:
     """Register a function of a subject as a law of these kinds; its first line is the summary.
 
@@ -92,7 +101,8 @@ def law(
     def register(check: Check) -> Check:
         summary = (check.__doc__ or "").partition("\n")[0]
         of_kernels = tuple(kind for kind in kinds if kind in KINDS)
-        base = Law(check.__name__, summary, of_kernels, cause, check, thorough, excuse, frameworks, first)
+        data = (cause, check, thorough, excuse, frameworks, first, finding, causes)
+        base = Law(check.__name__, summary, of_kernels, *data)
         if of_kernels:
             EVERY_LAW.append(base)
         for kind, one in ({kind: Own() for kind in kinds if kind not in KINDS} | {**own}).items():
@@ -122,10 +132,17 @@ def of_the_batch(loss: Loss) -> str:
     return "it declares a statistic of the whole batch (over_batch)" if loss.over_batch else ""
 
 
-def require(holds: bool | Tensor, problem: str, *, cause: str = "", usable: bool = False) -> None:
+def require(
+    holds: bool | Tensor,
+    problem: str,
+    *,
+    cause: str = "",
+    usable: bool = False,
+    finding: Finding | None = None,
+) -> None:
     """Raise BrokenLaw with this problem unless it holds."""
     if not holds:
-        raise BrokenLaw(problem, cause, usable)
+        raise BrokenLaw(problem, cause, usable, finding)
 
 
 def some_raised_more(

@@ -18,7 +18,6 @@ from composer_plugins.testing.inputs import (
     DRAWS,
     FINITE,
     GENERATOR,
-    JUNK,
     NUM_GROUPS,
     UNIFORM,
     Batch,
@@ -156,17 +155,17 @@ class Setting:
 
     def masked(self, batch: Batch, junk: Tensor | None = None) -> Iterator[tuple[str, Batch]]:
         """Yield the batch with `junk` at the masked tokens of one input after the other."""
-        mask, default = batch["mask"], FINITE if self.one_number else JUNK
+        mask, junk = batch["mask"], FINITE if junk is None else junk
         tokens = {name: x for name, x in float_tensors(batch).items() if INPUTS[name].shape in SHAPES}
         of_each = {name: x for name, x in tokens.items() if x.shape[: mask.dim()] == mask.shape}
-        dirty = {name: with_junk(x, mask, default if junk is None else junk) for name, x in of_each.items()}
+        dirty = {name: with_junk(x, mask, junk) for name, x in of_each.items()}
         for name, x in dirty.items():
             yield f"with other numbers at masked tokens of {self.named(name)}", batch | {name: x}
 
     def padded(self, batch: Batch) -> Iterator[tuple[str, Batch]]:
         """Yield the batch with masked columns at its end, up to 40 tokens in all."""
         for more in (3, 40 - batch["mask"].shape[1]):
-            yield f"with {more} more columns", pad_tokens(batch, more, 0.0 if self.one_number else torch.nan)
+            yield f"with {more} more columns", pad_tokens(batch, more, 0.0)
 
     def both_signs(self) -> Iterator[Signs]:
         """Yield what descent raises where all policies are equal, and the advantages of a row 1 or -1."""

@@ -11,8 +11,7 @@ its own options. Use a small model: the trainer is made about 25 times, and does
 from collections.abc import Iterable
 
 from composer_plugins.errors import ConfigError
-from composer_plugins.losses.derived import function_of_import_path
-from composer_plugins.testing.checking import require_known, run_on
+from composer_plugins.testing.checking import function_named, require_known, run_on
 from composer_plugins.testing.laws import NOT_RUN, TRAINER, laws_for
 from composer_plugins.testing.laws.of_trainers import option_law
 from composer_plugins.testing.report import Outcome, Report
@@ -26,7 +25,7 @@ def check_trainer(named: str | MakeTrainer, only: Iterable[str] = ()) -> Report:
     `named` is an import path or the function itself.
     Raises ConfigError for a function that cannot be found, or that is not of this contract.
     """
-    make = function_of_import_path(named, "--trainer") if isinstance(named, str) else named
+    make = function_named(named, "--trainer") if isinstance(named, str) else named
     name = named if isinstance(named, str) else getattr(named, "__qualname__", repr(named))
     trainer, only, not_run = Trainer(make), tuple(only), NOT_RUN[TRAINER]
     laws = laws_for(TRAINER) | {law.name: law for law in map(option_law, trainer.options())}

@@ -267,7 +267,9 @@ def verl_reports() -> dict[str, Report]:
     def unscaled(function: Any, tensors: Any, counts: Any, options: Mapping[str, Any]) -> Any:
         return own.call(function, tensors, counts._replace(width=None), options)
 
-    norm = replace(own, call=unscaled, options={"loss_agg_mode": ("seq-mean-token-sum-norm",)})
+    norm = replace(
+        own, of_version=None, call=unscaled, options={"loss_agg_mode": ("seq-mean-token-sum-norm",)}
+    )
     (name,) = OF_VERL[-1].losses
     found[name] = check_as("vanilla", norm, [CUT])
     return found
@@ -291,7 +293,7 @@ def trainer_lines() -> list[str]:
         report = check_trainer(
             lambda loss_type=loss_type, **given: tiny_trainer(**{"loss_type": loss_type, **given})
         )
-        broken = ", ".join(f"`{one.check}`" for one in report.having("failed")) or "none"
+        broken = ", ".join(f"`{one.check}`" for one in report.findings) or "none"
         rows.append((loss_type, len(report.having("passed")), broken))
     return [*lines, table(("`loss_type`", "checks that hold", "that do not"), rows)]
 
@@ -347,7 +349,7 @@ UPSTREAMS = {
 
 def unexplained(upstream: Upstream, reports: Mapping[str, Report]) -> tuple[set[Any], set[Any]]:
     """The (loss, law) that failed and that no finding names, and those that a finding names and that hold."""
-    failed = {(loss, one.check) for loss, report in reports.items() for one in report.having("failed")}
+    failed = {(loss, one.check) for loss, report in reports.items() for one in report.findings}
     named = {(loss, finding.law) for finding in upstream.findings for loss in finding.losses}
     return failed - named, named - failed
 
@@ -386,5 +388,5 @@ def section(framework: str) -> str:
 
 def numbers(report: Report, law: str) -> str:
     """The first line of what a law found, without the name of the loss."""
-    (outcome,) = [one for one in report.having("failed") if one.check == law]
+    (outcome,) = [one for one in report.findings if one.check == law]
     return outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, TRAINER, laws
 from composer_plugins.testing.laws.traced import TRACED
 from parity_tests.cases import faults
 from parity_tests.cases.faults import FAULTS, WITH, Fault
-from parity_tests.rigs.commands import invoke, output
+from parity_tests.rigs.commands import error, invoke, output
 
 TRACED_NAMES = [law.__name__ for law in TRACED]
 # Here jaxtyping checks annotations, which torch cannot trace; test_laws.py runs those in another process.
@@ -26,7 +27,7 @@ HERE = "parity_tests.cases.faults"
 
 def failed(loss: Callable[..., Any], kind: str, only: list[str]) -> list[str]:
     """The laws that a loss breaks."""
-    return [one.check for one in check_loss(loss, kind=kind, only=only).having("failed")]
+    return [one.check for one in check_loss(loss, kind=kind, only=only).findings]
 
 
 def test_every_law_has_a_fault() -> None:
@@ -74,7 +75,7 @@ def test_a_report_has_the_numbers_the_place_and_the_usual_cause() -> None:
     (outcome,) = check_loss(
         WITH["multiplies_with_the_mask"], only=["masked_tokens_have_no_influence"]
     ).outcomes
-    assert outcome.status == "failed" and "product with the mask" in outcome.cause
+    assert outcome.status == "unsafe" and "product with the mask" in outcome.cause
     assert "with other numbers at masked tokens of 'logprobs', the loss at row 0, token" in outcome.detail
 
 
@@ -148,9 +149,9 @@ def test_a_check_of_pytest_fails_and_skips() -> None:
     ("loss", "said"), [(3, "pass a function, a name or an import path"), (lambda x: x, "x")]
 )
 def test_what_is_not_a_loss_is_an_error(loss: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError) as raised:
         check_loss(loss, kind="policy")
-    assert said in str(error.value)
+    assert said in str(raised.value)
 
 
 ONE = "--only=two_calls_give_the_same_result"
@@ -162,6 +163,60 @@ def test_the_exit_status_is_0_if_all_laws_hold_and_1_if_one_is_broken() -> None:
     found = invoke("check", ONE, good, bad)
     assert found.exit_code == 1
     assert "failed: two_calls_give_the_same_result" in found.output and "usual cause: random" in found.output
+
+
+PUBLISHED_PPO = """
+import torch
+from dataclasses import dataclass, field
+@dataclass
+class Clip:
+    low: float = field(default=0.2)
+def ppo(logprobs, old_logprobs, advantages, mask):
+    ratio = torch.exp(logprobs - old_logprobs)
+    return -torch.min(ratio * advantages, ratio.clamp(1 - Clip().low, 1.2) * advantages) * mask
+def wrong(logprobs, old_logprobs, advantages, mask):
+    return -ppo(logprobs, old_logprobs, advantages, mask)
+def eager(logprobs, old_logprobs, advantages, mask):
+    return ppo(logprobs, old_logprobs, advantages, mask) + 0 * logprobs.detach().sum().item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "status", "strict"),
+    [
+        ("ppo", "unsafe: masked_tokens_have_no_influence", 0, 1),
+        ("eager", "untraceable: it_runs_on_tensors_without_numbers", 0, 1),
+        ("wrong", "failed: descent_raises_the_tokens_with_positive_advantages", 1, 1),
+    ],
+)
+def test_a_published_loss_that_is_right_with_ordinary_inputs_passes(
+    tmp_path: Path, name: str, words: str, status: int, strict: int
+) -> None:
+    (tmp_path / "published.py").write_text(PUBLISHED_PPO)
+    given = ("check", f"{tmp_path}/published.py:{name}", "--as", "torch")
+    found = invoke(*given)
+    assert (found.exit_code, invoke(*given, "--strict").exit_code) == (status, strict), found.output
+    assert words in found.output
+
+
+def test_a_file_that_fails_or_a_function_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "published.py").write_text(PUBLISHED_PPO)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    assert "did you mean 'ppo'?" in error("check", f"{tmp_path}/published.py:pop")
+    assert "broken.py fails: ZeroDivisionError" in error("check", f"{tmp_path}/broken.py:x")
+    assert "there is no file" in error("check", f"{tmp_path}/absent.py:x")
+
+
+def test_an_error_of_several_laws_is_one_finding() -> None:
+    def only_doubles(logprobs: Any, advantages: Any, mask: Any) -> TokenLoss:
+        if logprobs.dtype != torch.float64:
+            raise TypeError("doubles only")
+        return faults.sound(logprobs, logprobs.detach(), advantages, mask)
+
+    report = check_loss(only_doubles, only=UNTRACED)
+    raised = [one for one in report.findings if "doubles only" in one.detail]
+    same = [one for one in report.outcomes if "not run to its end: the error of" in one.detail]
+    assert len(raised) == 1 and len(same) >= 3
 
 
 def test_json_has_every_outcome() -> None:

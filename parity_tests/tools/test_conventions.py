@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ from parity_tests.cases.faults import (
     wrong_inputs,
     wrong_result,
 )
+from parity_tests.rigs.commands import invoke
 
 pytestmark = pytest.mark.thorough
 
@@ -433,7 +435,7 @@ def test_a_sound_function_passes(framework: str, function: Loss) -> None:
 def test_a_planted_fault_is_named(framework: str, function: Loss, law: str, words: str) -> None:
     # Random numbers break the law of two calls, and no law of masking.
     report = check_as(function, framework, [law, MASKED] if law == TWICE else [law])
-    failed = {outcome.check: outcome for outcome in report.having("failed")}
+    failed = {outcome.check: outcome for outcome in report.findings}
     assert [*failed] == [law], str(report)
     assert words in failed[law].detail
     assert failed[law].cause
@@ -518,7 +520,7 @@ def test_the_mask_of_tinker_has_two_names() -> None:
 def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:
     wrong = verl(reduce=local_mean, result=lambda loss, ratio: (loss, {"ratio": ratio}))
     report = check_as(wrong, "verl", [FIRST, CUT])
-    assert [outcome.check for outcome in report.having("failed")] == [FIRST, CUT]
+    assert [outcome.check for outcome in report.findings] == [FIRST, CUT]
     unusable = check_as(verl(result=lambda loss, ratio: None), "verl", [FIRST, CUT])
     assert [outcome.status for outcome in unusable.outcomes] == ["failed", "not applicable"]
 
@@ -526,7 +528,7 @@ def test_a_wrong_metric_does_not_hide_the_other_laws() -> None:
 @pytest.mark.parametrize(("framework", "function"), [("torch", per_token(boom)), ("verl", verl(boom))])
 def test_a_function_that_raises_fails_the_first_law_with_its_error(framework: str, function: Loss) -> None:
     report = check_as(function, framework)
-    (outcome,) = report.having("failed")
+    (outcome,) = report.findings
     assert (outcome.check, outcome.cause) == (FIRST, "the loss itself raises this error")
     assert "ValueError: invalid literal" in outcome.detail
     assert not report.having("passed")
@@ -557,4 +559,105 @@ def test_exceptions_excuse_a_law_and_must_name_one() -> None:
     function.exceptions = {CUT: "a mean over the micro-batch", "cuts": "misspelt"}
     report = check_as(function, "verl", [CUT])
     assert {one.check: one.status for one in report.outcomes} == {"cuts": "failed", CUT: "not applicable"}
-    assert "no law of --as verl has that name" in report.having("failed")[0].detail
+    assert "no law of --as verl has that name" in report.findings[0].detail
+
+
+FOUR_MODES = """
+import torch
+def agg(loss, mask, mode, info):
+    s = torch.where(mask.bool(), loss, 0.0).sum(-1)
+    if mode == "token-mean":
+        return s.sum() / info["batch_num_tokens"] * info["dp_size"]
+    if mode == "seq-mean-token-sum":
+        return s.sum() / info["global_batch_size"] * info["dp_size"]
+    if mode == "seq-mean-token-mean":
+        return (s / mask.sum(-1).clamp(min=1)).sum() / info["global_batch_size"] * info["dp_size"]
+    if mode == "seq-mean-token-sum-norm":
+        return s.sum() / info["global_batch_size"] / info["loss_scale_factor"] * info["dp_size"]
+    raise ValueError(f"Invalid loss_agg_mode: {mode}")
+def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    keep = response_mask.bool()
+    r = torch.where(keep, log_prob - old_log_prob, 0.0).clamp(-20, 20).exp()
+    a = torch.where(keep, advantages, 0.0)
+    x = -torch.min(r * a, r.clamp(0.8, 1 + config.policy_loss.get("region", 0.2)) * a)
+    if rollout_is_weights is not None:
+        x = x * torch.where(keep, rollout_is_weights, 0.0)
+    return agg(x, response_mask, loss_agg_mode, config.global_batch_info), {}
+def four(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    info = {"batch_num_tokens": response_mask.sum().clamp(min=1), "global_batch_size": len(response_mask)}
+    info |= {"dp_size": 1, "loss_scale_factor": 11}
+    assert not config.global_batch_info
+    x = -advantages * (log_prob - old_log_prob).exp()
+    if rollout_is_weights is not None:
+        x = x * rollout_is_weights
+    return agg(x, response_mask, loss_agg_mode, info), torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
+"""
+LOSS_INPUTS = """
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+import torch
+class Out(NamedTuple):
+    loss: torch.Tensor
+    metrics: dict
+def teacher(inputs, weight=0.1):
+    t = inputs.teacher_logprobs
+    a = inputs.advantages
+    if t is not None:
+        a = a + weight * (t - inputs.trainer_logprobs).detach()
+    return Out(-torch.where(inputs.loss_mask, a * inputs.trainer_logprobs, 0.0).sum(), {})
+@dataclass
+class LossInputs:
+    trainer_logprobs: torch.Tensor
+    inference_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    loss_mask: torch.Tensor
+    mine: Any
+def replaced(inputs: LossInputs):
+    assert isinstance(inputs, LossInputs) and inputs.mine is None
+    inputs = replace(inputs, advantages=inputs.advantages * 2)
+    return Out(-torch.where(inputs.loss_mask, inputs.advantages * inputs.trainer_logprobs, 0.0).sum(), {})
+"""
+OF_SKYRL = """
+import torch
+def cispo(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
+    assert config.off_policy_correction.tis_ratio_type is None and rollout_logprobs is not None
+    low, high = 1 - config.cispo.cispo_eps_clip_low, 1 + config.cispo.cispo_eps_clip_high
+    keep = loss_mask.bool()
+    ratio = torch.where(keep, log_probs - rollout_logprobs, 0.0).clamp(-20, 20).exp().clamp(low, high)
+    loss = -torch.where(keep, ratio.detach() * advantages * log_probs, 0.0)
+    return loss.sum(), {"kl": config.kl_cov.ppo_kl_coef}
+def sft(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
+    return -torch.where(loss_mask.bool(), log_probs, 0.0).sum(), {}
+"""
+# The file, its function, the options, the exit status, and what is said.
+IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
+    (FOUR_MODES, "loss", "--as verl --version 0.9.1", 0, "token-sum'): ValueError: Invalid loss_agg_mode"),
+    (FOUR_MODES, "loss", "--as verl --version 0.8.0", 0, "as verl 0.8.0 calls it): 18 passed, 0 failed"),
+    (FOUR_MODES, "loss", "--as verl --option policy_loss.region=0.3", 0, "0 failed"),
+    (FOUR_MODES, "loss", "--as verl --option policy_loss.regoin=0.3", 2, "did you mean 'region'?"),
+    (FOUR_MODES, "loss", "--as verl --version 0.5.0", 2, "older than 0.6"),
+    (FOUR_MODES, "loss", "--as tinker --version 0.5.0", 2, "one version of tinker alone"),
+    (FOUR_MODES, "four", "--as verl --version 0.6.0", 0, "0 failed"),
+    (FOUR_MODES, "four", "--as verl --version 0.6.1", 1, "--version 0.6.0 checks it for that"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl", 0, "as prime-rl 0.6.0 calls it): 15 passed, 0 failed"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.6.0 --option weight=0.2", 0, "0 failed"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --option wieght=0.2", 2, "did you mean 'weight'?"),
+    (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.7.0", 1, "no attribute 'teacher_logprobs'"),
+    (LOSS_INPUTS, "replaced", "--as prime-rl", 0, "as prime-rl calls it): 16 passed, 0 failed"),
+    (OF_SKYRL, "cispo", "--as skyrl", 0, "without rollout_logprobs: AssertionError"),
+    (OF_SKYRL, "cispo", "--as skyrl --option cispo.cispo_eps_clip_high=9", 0, "0 failed"),
+    (OF_SKYRL, "sft", "--as skyrl", 0, "other advantages change nothing"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "options", "status", "words"), IN_THE_WILD)
+def test_a_loss_in_the_wild(
+    tmp_path: Path, text: str, name: str, options: str, status: int, words: str
+) -> None:
+    (tmp_path / "wild.py").write_text(text)
+    found = invoke("check", f"{tmp_path}/wild.py:{name}", *options.split())
+    said = str(found.exception) if isinstance(found.exception, ConfigError) else found.output
+    assert (
+        words in said
+        and (2 if found.exception is not None and not found.output else found.exit_code) == status
+    )

@@ -6,20 +6,35 @@ on one is reported as not applicable, with the reason.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
-from composer_plugins.calling_convention import Convention, Function
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.calling_convention import Convention, Function, words_of
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown, with_place
+from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.registry import conventions
-from composer_plugins.losses.derived import function_of_import_path, row_of_function
+from composer_plugins.losses.derived import row_of_function
+from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
-from composer_plugins.testing.checking import check_row, exceptions_without_a_law, require_known, run_laws
+from composer_plugins.testing.checking import (
+    check_row,
+    exceptions_without_a_law,
+    function_named,
+    require_known,
+    run_laws,
+)
 from composer_plugins.testing.conventions.function import OneNumber, row_of
+from composer_plugins.testing.conventions.functional import REDUCTION
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
+from composer_plugins.testing.laws.tokens import packed_tokens_equal_a_padded_row
 from composer_plugins.testing.report import Outcome, Report
+from composer_plugins.testing.settings import settings
+
+PACKED = packed_tokens_equal_a_padded_row.__name__
 
 
 def find_convention(framework: str) -> Convention:
@@ -43,20 +58,26 @@ def find_function(named: "str | Callable[..., Any]", convention: Convention) -> 
             raise ConfigError("check", f"it is {named!r}", f"pass a function: {convention.signature}")
         return named
     if ":" in named:
-        return function_of_import_path(named, "check")
+        return function_named(named, "check")
     if convention.find is None:
         problem = f"{named!r} is not an import path, and {convention.framework} has no registry of losses"
-        raise ConfigError("check", problem, "write module:function")
+        raise ConfigError("check", problem, "write module:function or FILE.py:function")
     return convention.find(named)
 
 
 def check_as(
-    named: "str | Callable[..., Any]", framework: str | Convention, only: Iterable[str] = ()
+    named: "str | Callable[..., Any]",
+    framework: str | Convention,
+    only: Iterable[str] = (),
+    *,
+    version: str | None = None,
+    options: Mapping[str, Any] = NOTHING,
 ) -> Report:
     """Run the laws on a function of a framework's convention, or `only` those of these names.
 
     `named` is an import path, a function, or a name in the framework's registry ("vanilla" of verl).
-    Raises ConfigError for a function or a convention that cannot be found.
+    `version` is that of the framework, and `options` are parameters of the function's own, or options that it
+    reads in the framework's config. Raises ConfigError for a function or a convention that cannot be found.
     """
     convention = framework if isinstance(framework, Convention) else find_convention(framework)
     function = find_function(named, convention)
@@ -65,26 +86,118 @@ def check_as(
             f"its first parameter is logprobs, as that of a kernel here, and {convention.framework} calls "
         )
         raise ConfigError("--as", problem + convention.signature, "leave out --as, or adapt the function")
+    name = named if isinstance(named, str) else getattr(function, "__qualname__", repr(function))
+    if convention.of_version is not None:
+        convention = convention.of_version(function, version)
+    elif version is not None:
+        problem = f"the check knows one version of {convention.framework} alone"
+        raise ConfigError("--version", problem, "remove it: it is for --as verl and --as prime-rl")
+    function, convention = with_options(function, convention, options)
     if convention.specialise is not None:
         convention = convention.specialise(function)
-    name = named if isinstance(named, str) else getattr(function, "__qualname__", repr(function))
-    subject = f"{name} (as {convention.framework} calls it)"
+    subject = f"{name} (as {f'{convention.framework} {convention.release}'.strip()} calls it)"
     if convention.kernel is not None:
         return _kernel_report(function, convention, name, subject, tuple(only))
+    convention, refused = accepted(function, convention, name)
     row, only = row_of(function, convention, name), tuple(only)
-    laws, not_run = laws_for(FUNCTION, convention.framework), NOT_RUN[FUNCTION]
+    not_run = {**NOT_RUN[FUNCTION], **convention.not_run}
+    laws = laws_for(FUNCTION, convention.framework)
     require_known(only, laws_for(FUNCTION) | LAWS)
     for one in only:
         if one not in laws and (others := laws_for(FUNCTION).get(one)):
             problem = f"the law {one} is for --as {' and '.join(others.frameworks)} alone"
             raise ConfigError("only", problem, "remove it: check --laws says which laws are run")
-    chosen = [law for law in laws.values() if not only or law.name in only]
+    chosen = [law for law in laws.values() if law.name not in not_run and (not only or law.name in only)]
+    found = run_laws(chosen, row, OneNumber)
+    if refused and chosen[0].first and found[0].status == "passed":
+        cause = "the function raises an error with what it does not know; the other laws are run without that"
+        found[0] = Outcome(chosen[0].name, "unsafe", "\n".join(refused), cause)
     outcomes = (
         *exceptions_without_a_law(row, laws, f"--as {convention.framework}"),
-        *run_laws(chosen, row, OneNumber),
+        *found,
         *(Outcome(one, "not applicable", not_run[one]) for one in not_run if not only or one in only),
     )
     return Report(subject, outcomes)
+
+
+def accepted(function: Function, convention: Convention, name: str) -> tuple[Convention, list[str]]:
+    """The convention with what the function accepts: inputs that it needs, and options; and what it refuses.
+
+    A function that accepts nothing keeps the convention: the first law reports its error.
+    """
+
+    def error(needs: tuple[str, ...], options: Mapping[str, tuple[str, ...]]) -> str:
+        optional = tuple(one for one in convention.optional if one not in needs)
+        own = replace(convention, needs=needs, optional=optional, options=options)
+        setting = cast(OneNumber, next(settings(row_of(function, own, name), thorough=False, of=OneNumber)))
+        try:
+            setting.problems(setting.draw())
+        except Exception as problem:
+            return with_place(problem)
+        return ""
+
+    needed = [convention.needs, *((*convention.needs, one) for one in convention.optional)]
+    keys = convention.options
+    ways = [dict(zip(keys, values, strict=True)) for values in product(*keys.values())]
+    works = next(
+        ((n, w) for n in needed for w in ways if not error(n, {k: (v,) for k, v in w.items()})), None
+    )
+    if works is None:
+        return convention, []
+    needs, way = works
+    added = [one for one in needs if one not in convention.needs]
+    said = [
+        f"{name} without {one}: {error(convention.needs, {k: (v,) for k, v in way.items()})}" for one in added
+    ]
+    options = dict[str, tuple[str, ...]]()
+    for key, values in keys.items():
+        others = {one: error(needs, {k: (v,) for k, v in {**way, key: one}.items()}) for one in values}
+        said += [f"{name}({key}={one!r}): {problem}" for one, problem in others.items() if problem]
+        options[key] = tuple(one for one, problem in others.items() if not problem)
+    optional = tuple(one for one in convention.optional if one not in needs)
+    return replace(convention, needs=needs, optional=optional, options=options), said
+
+
+def with_options(
+    function: Function, convention: Convention | None, options: Mapping[str, Any]
+) -> tuple[Function, Any]:
+    """The function with the options that are parameters of its own, and the convention with the others.
+
+    Raises ConfigError for a name that neither the function nor its source has.
+    """
+    if not options:
+        return function, convention
+    signature = inspect.signature(function).parameters
+    takes = [name for name, one in signature.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    takes = [name for name in takes[1:] if name not in (*INPUTS, REDUCTION)]
+    open_ended = len(takes) < len(signature) and any(
+        one.kind is one.VAR_KEYWORD for one in signature.values()
+    )
+    parameters, others = dict[str, Any](), dict[str, Any]()
+    for key, value in options.items():
+        if key in takes:
+            parameters[key] = value
+            continue
+        has_config = convention is not None and convention.has_config
+        words = words_of(function) if has_config or open_ended else set[str]()
+        if not {*key.split(".")} <= words:
+            known = words or takes
+            nearest = near(key.rpartition(".")[2], known)
+            remedy = did_you_mean(nearest) if nearest else f"name one of {', '.join(known)}"
+            if not known or (words and not nearest):
+                remedy = "remove it, or read it in the function"
+            raise ConfigError("--option", f"nothing in the function reads {key!r}", remedy)
+        (others if has_config else parameters)[key] = value
+    if parameters:
+        given = partial(function, **parameters)
+        vars(given).update(vars(function))
+        for name in ("__name__", "__qualname__", "__module__"):
+            setattr(given, name, getattr(function, name, ""))
+        function = given
+    if others:
+        assert convention is not None
+        convention = replace(convention, call=partial(cast(Function, convention.call), own=others))
+    return function, convention
 
 
 def _parameters(function: Function) -> Iterable[str]:
@@ -101,6 +214,9 @@ def _kernel_report(
     assert convention.kernel is not None
     row = row_of_function(convention.kernel(function), "policy", "check", losses())
     more = [outcome for outcome in convention.more(function) if not only or outcome.check in only]
-    left = [one for one in only if one not in {outcome.check for outcome in more}]
-    found = check_row(replace(row, name=name), left).outcomes if left or not only else ()
+    own = [outcome.check for outcome in more]
+    left = [one for one in only or laws_for(row.kind) if one not in (*own, PACKED)]
+    found = check_row(replace(row, name=name), left).outcomes if left else ()
+    reason = NOT_RUN[FUNCTION][PACKED]
+    more += [Outcome(PACKED, "not applicable", reason)] if not only or PACKED in only else []
     return Report(subject, (*found, *more))

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,11 +15,11 @@ from composer_plugins.losses.calling import call_unchecked
 from composer_plugins.losses.derived import declared
 from composer_plugins.losses.row import Loss, Parameter
 from composer_plugins.testing.assertions import tolerance
-from composer_plugins.testing.gradients import with_trained_gradients
+from composer_plugins.testing.gradients import value_and_gradients, with_trained_gradients
 from composer_plugins.testing.inputs import DRAWS, Batch, draw, float_tensors, select_rows, tensors
 from composer_plugins.testing.laws.results import has_effect
 from composer_plugins.testing.settings import Setting
-from composer_plugins.testing.subject import THE_LOSS, Cut, Found, micro_batches_and_ranks
+from composer_plugins.testing.subject import THE_LOSS, Cut, Found, Signs, micro_batches_and_ranks
 
 WIDTH = 11  # the longest response, where a convention has such a number
 TRAINED = "logprobs"
@@ -183,6 +184,21 @@ class OneNumber(Setting):
     def problems(self, batch: Batch) -> tuple[str, ...]:
         """What is wrong with the result, beside a loss that can be gone on with."""
         return self.called(copies(batch)).problems
+
+    @cached_property
+    def uses_advantages(self) -> bool:
+        """Whether other advantages change the loss or the gradient; those of a distillation do not."""
+        return "advantages" in self.inputs and has_effect(self, "advantages")
+
+    def both_signs(self) -> Iterator[Signs]:
+        """Yield what descent raises; without advantages, of policies that are not equal."""
+        if self.uses_advantages or "advantages" not in self.inputs:
+            yield from super().both_signs()
+            return
+        for options in DRAWS:
+            batch = self.draw(**options)
+            raised = -value_and_gradients(self, batch)[1][TRAINED]
+            yield Signs(batch["mask"], batch["advantages"][:, 0], raised, raised)
 
     def misspelt(self) -> Iterator[str]:
         """Yield a sentence for each option of the framework that is read by a misspelt name."""

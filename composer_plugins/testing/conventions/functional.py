@@ -100,13 +100,15 @@ def given_to(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 
 
 def kernel_of(function: Function, names: Mapping[str, str]) -> Function:
-    """The function as one of our kernels, with one loss per token."""
+    """The function as one of our kernels, with one loss per token; all but the policy is data."""
     keywords = {REDUCTION: "none"} if REDUCTION in signature_of(function).parameters else {}
 
     called = forward_of(function)  # torch.fx does not trace a module that belongs to no other
 
     def kernel(*needed: Tensor, **own: Any) -> TokenLoss:
-        return TokenLoss(called(**dict(zip(names.values(), needed, strict=True)), **keywords, **own), {})
+        pairs = zip(names.items(), needed, strict=True)
+        given = {theirs: x if name == "logprobs" else x.detach() for (name, theirs), x in pairs}
+        return TokenLoss(called(**given, **keywords, **own), {})
 
     kind = inspect.Parameter
     kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

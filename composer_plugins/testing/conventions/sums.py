@@ -12,6 +12,9 @@ from torch import Tensor
 
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import did_you_mean, near
+from composer_plugins.frameworks.contract import NOTHING
+from composer_plugins.frameworks.skyrl import ALGORITHM, CONFIG
+from composer_plugins.frameworks.skyrl import SKYRL as TABLE
 
 
 def is_number(value: Any) -> bool:
@@ -19,20 +22,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-# What SkyRL's own losses read of its AlgorithmConfig, with its defaults.
-ALGORITHM = {
-    "policy_loss_type": "regular",
-    "eps_clip_low": 0.2,
-    "eps_clip_high": 0.2,
-    "clip_ratio_c": 3.0,
-    "temperature": 1.0,
-    "use_kl_loss": False,
-    "max_seq_len": None,
-}
-
-
 class Algorithm(SimpleNamespace):
-    """The check's AlgorithmConfig of SkyRL; another key is an error that says so."""
+    """The check's AlgorithmConfig of SkyRL, or a table of it; another key is an error that says so."""
+
+    def put(self, key: str, value: Any) -> None:
+        """Set an option by its key, "cispo.cispo_anchor"."""
+        first, _, rest = key.partition(".")
+        if rest:
+            vars(self).setdefault(first, Algorithm()).put(rest, value)
+        elif isinstance(value, dict):
+            for name, one in value.items():
+                self.put(f"{first}.{name}", one)
+        else:
+            setattr(self, first, value)
 
     def __getattr__(self, name: str) -> Any:
         known = f"it has {', '.join(vars(self))}"
@@ -49,12 +51,28 @@ def scaled(advantages: Tensor, mask: Tensor, counts: Counts, reduction: str) -> 
     return advantages / (counts.rows * counts.width)
 
 
+def algorithm(own: Mapping[str, Any]) -> Algorithm:
+    """SkyRL's AlgorithmConfig with its defaults, and with these options over them."""
+    config = Algorithm()
+    stem = f"{ALGORITHM}."
+    for key, value in (CONFIG | {one.key.removeprefix(stem): one.default for one in TABLE.options}).items():
+        config.put(key, value)
+    for key, value in own.items():
+        config.put(key.removeprefix(stem), value)
+    return config
+
+
 def call_skyrl(
-    function: Function, tensors: Mapping[str, Tensor], counts: Counts, options: Mapping[str, Any]
+    function: Function,
+    tensors: Mapping[str, Tensor],
+    counts: Counts,
+    options: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any] = NOTHING,
 ) -> Called:
     """Call it as the policy worker does, with advantages that hold the denominator."""
     mask, reduction = tensors["mask"], options["loss_reduction"]
-    config = Algorithm(**ALGORITHM | {"loss_reduction": reduction, "max_seq_len": counts.width})
+    config = algorithm({"max_seq_len": counts.width, **own, "loss_reduction": reduction})
     result = function(
         tensors["logprobs"],
         tensors["old_logprobs"],
@@ -73,6 +91,7 @@ SKYRL = Convention(
     returns="(loss, metrics): the sum over the unmasked tokens, with a gradient, and a dict of Python "
     "numbers. The advantages hold the denominator already",
     call=call_skyrl,
+    has_config=True,
     optional=("rollout_logprobs",),
     options={"loss_reduction": ("token_mean", "sequence_mean", "seq_mean_token_sum_norm")},
     names={"logprobs": "log_probs", "old_logprobs": "old_log_probs", "mask": "loss_mask"},

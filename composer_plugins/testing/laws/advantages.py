@@ -81,7 +81,7 @@ def groups_have_no_influence_on_each_other(setting: Setting) -> None:
     assert_parity(found, wanted, terms=SIZE, what="the first group, with other rewards in the others")
 
 
-@law("advantage", cause="nan_to_num, or a comparison that is False for NaN")
+@law("advantage", cause="nan_to_num, or a comparison that is False for NaN", finding="unsafe")
 def unmasked_rewards_that_are_not_finite_are_seen_in_their_row(setting: Setting) -> None:
     """A reward of NaN or an infinity is seen in the advantage of its row."""
     for value, row in product((torch.nan, torch.inf, -torch.inf), (2, SIZE - 2)):

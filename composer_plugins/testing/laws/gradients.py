@@ -100,6 +100,7 @@ def declared_gradient_is_the_one_that_it_has(setting: Setting) -> None:
 @law(
     *PER_TOKEN_LOSS,
     cause="a number that is taken from the whole batch: .mean() or .max() over rows",
+    finding="untraceable",
     excuse=of_the_batch,
     no_function=ONE_NUMBER,
 )

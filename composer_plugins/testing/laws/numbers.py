@@ -16,6 +16,7 @@ from composer_plugins.testing.law import (
     FUNCTION,
     PER_TOKEN,
     PER_TOKEN_LOSS,
+    BrokenLaw,
     NotApplicable,
     Own,
     law,
@@ -25,7 +26,8 @@ from composer_plugins.testing.law import (
     require,
     require_equal,
 )
-from composer_plugins.testing.laws.tokens import require_zero_where_masked
+from composer_plugins.testing.laws.tokens import MASK_LOGITS, require_zero_where_masked
+from composer_plugins.testing.report import Finding
 from composer_plugins.testing.settings import SHAPES, Setting
 from composer_plugins.testing.subject import THE_LOSS
 
@@ -46,7 +48,7 @@ def require_finite(setting: Setting, batch: Batch, what: str, *, value: bool = T
         require(gradient.isfinite().all(), f"{what}: gradient of {name} {numbers(gradient)}")
 
 
-@law(*PER_TOKEN, FUNCTION, cause=OVERFLOW)
+@law(*PER_TOKEN, FUNCTION, cause=OVERFLOW, finding="unsafe")
 def policies_far_apart_give_finite_numbers(setting: Setting) -> None:
     """Log ratios of 30, 90, 800 and 10,000 nats give a finite loss and gradient."""
     for dtype, far in FARS:
@@ -61,7 +63,7 @@ def policies_far_apart_give_finite_numbers(setting: Setting) -> None:
                 require_finite(setting, batch | given, f"{', '.join(moved)} {far:g} nats lower, {dtype}")
 
 
-@law("preference", cause="exp of a margin: use logsigmoid or softplus")
+@law("preference", cause="exp of a margin: use logsigmoid or softplus", finding="unsafe")
 def scores_far_apart_give_finite_numbers(setting: Setting) -> None:
     """Scores of -1e2, -1e4 and -1e6 give a finite loss and gradient in float32."""
     for far in (1e2, 1e4, 1e6):
@@ -73,7 +75,7 @@ def scores_far_apart_give_finite_numbers(setting: Setting) -> None:
                 require_finite(setting, batch | {name: moved}, f"{name} = {-far:g}")
 
 
-@law(*PER_TOKEN_LOSS, FUNCTION, cause="a product of large numbers in float32")
+@law(*PER_TOKEN_LOSS, FUNCTION, cause="a product of large numbers in float32", finding="unsafe")
 def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
     """Advantages times 1e-30, 1e6 and 1e20 give a finite gradient in float32, and a finite loss up to 1e18.
 
@@ -91,6 +93,7 @@ def advantages_of_any_size_give_finite_numbers(setting: Setting) -> None:
     *PER_TOKEN,
     FUNCTION,
     cause=NAN,
+    finding="unsafe",
     excuse=of_the_batch,
     own={
         "preference": Own(
@@ -127,6 +130,7 @@ def is_linear(setting: Setting, name: str) -> bool:
 
 @law(
     *PER_TOKEN_LOSS,
+    finding="unsafe",
     cause=f"{NAN}. torch.clamp has the gradient 0 at NaN: bound a log ratio with kernels.masking.bounded, or "
     "give it the advantages' NaN with kernels.masking.with_nan_of. Or a token, or a row, that does not count",
     own={
@@ -156,11 +160,20 @@ def nan_in_an_input_is_nan_in_the_gradient_of_its_token(setting: Setting) -> Non
             loss = found.pop(THE_LOSS)
             for token in where:
                 what = f"NaN in {setting.named(name)} at row {token[0]}, token {token[1]}, spread {spread}"
-                if not setting.one_number:
-                    require(loss[token].isnan(), f"{what}: the loss is {float(loss[token]):.6g}")
+                if not setting.one_number and not loss[token].isnan():
+                    finding: Finding | None = (
+                        "failed" if seed == 0 and never_counts(setting, batch, token) else None
+                    )
+                    raise BrokenLaw(f"{what}: the loss is {float(loss[token]):.6g}", finding=finding)
                 gradients = {f"{one} there": x[token] for one, x in found.items()}
                 seen = name in EITHER or any(bool(x.isnan().any()) for x in gradients.values())
                 require(seen, f"{what}: {numbers_of(gradients)}")
+
+
+def never_counts(setting: Setting, batch: Batch, token: tuple[int, int]) -> bool:
+    """Whether a token has neither loss nor gradient, with its advantage and with the negative of it."""
+    signs = [batch] + [batch | {"advantages": -x} for x in [batch.get("advantages")] if x is not None]
+    return not any(x[token].any() for one in signs for x in setting.run(one).values())
 
 
 def nan_logits_are_nan_in_their_gradient(setting: Setting, name: str) -> None:
@@ -174,7 +187,7 @@ def nan_logits_are_nan_in_their_gradient(setting: Setting, name: str) -> None:
     require(gradient[0, 0].isnan().all(), f"NaN logits: the gradient is {numbers(gradient[0, 0])}")
 
 
-@law("preference", cause=NAN)
+@law("preference", cause=NAN, finding="unsafe")
 def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
     """NaN in a score is NaN in a gradient, however far the scores are apart."""
     for spread in (0.3, 30.0, 1e6):
@@ -195,31 +208,42 @@ def nan_in_a_score_is_nan_in_a_gradient(setting: Setting) -> None:
     FUNCTION,
     cause="a division by the number of tokens, or a return of a constant: the loss of a masked-out batch is "
     "0 and has a gradient, or DDP waits for it",
+    causes={"divergence": f"{MASK_LOGITS}. Or a division by the number of tokens, or a constant"},
 )
 def batch_without_an_unmasked_token_gives_zero_with_a_gradient(setting: Setting) -> None:
     """A micro-batch that is masked out gives 0, with a gradient of 0."""
     batch = setting.draw()
-    junks = [None] if setting.one_number else [None, torch.nan, torch.inf]
-    for junk in junks:
-        given = {n: x if junk is None else torch.full_like(x, junk) for n, x in float_tensors(batch).items()}
-        mask = torch.zeros_like(batch["mask"])
-        empty = with_trained_gradients(setting, batch | given | {"mask": mask})
-        loss = setting.result(empty, whole=batch)
-        require(not loss.any(), f"the loss is {numbers(loss)}")
-        total = aggregate(loss, mask, "token-mean") if loss.dim() else loss
-        require(bool(total == 0), f"its mean is {float(total.detach())}")
-        require(total.requires_grad, "the loss has no gradient, and DDP waits for one")
-        trained = [empty[name] for name in setting.trained]
-        gradients = torch.autograd.grad(total, trained, allow_unused=True)
-        for name, gradient in zip(setting.trained, gradients, strict=True):
-            shown = None if gradient is None else numbers(gradient)
-            sound = gradient is not None and not gradient.any()
-            require(sound, f"the gradient of {setting.named(name)} is {shown}")
+    require_nothing(setting, batch, batch)
+    for junk in () if setting.one_number else (torch.nan, torch.inf):
+        given = {name: torch.full_like(x, junk) for name, x in float_tensors(batch).items()}
+        try:
+            require_nothing(setting, batch | given, batch)
+        except BrokenLaw as error:
+            error.finding = "unsafe"
+            raise
+
+
+def require_nothing(setting: Setting, batch: Batch, whole: Batch) -> None:
+    """Require a loss of 0 with a gradient of 0 where every token is masked out."""
+    mask = torch.zeros_like(batch["mask"])
+    empty = with_trained_gradients(setting, batch | {"mask": mask})
+    loss = setting.result(empty, whole=whole)
+    require(not loss.any(), f"the loss is {numbers(loss)}")
+    total = aggregate(loss, mask, "token-mean") if loss.dim() else loss
+    require(bool(total == 0), f"its mean is {float(total.detach())}")
+    require(total.requires_grad, "the loss has no gradient, and DDP waits for one")
+    trained = [empty[name] for name in setting.trained]
+    gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    for name, gradient in zip(setting.trained, gradients, strict=True):
+        shown = None if gradient is None else numbers(gradient)
+        sound = gradient is not None and not gradient.any()
+        require(sound, f"the gradient of {setting.named(name)} is {shown}")
 
 
 @law(
     *EVERY,
     cause="arithmetic before an upcast: x.float() first, or kernels.masking.at_least_float32",
+    finding="unsafe",
     no_function=SINGLE,
 )
 def half_precision_is_upcast_before_anything_else(setting: Setting) -> None:
@@ -238,7 +262,12 @@ def half_precision_is_upcast_before_anything_else(setting: Setting) -> None:
                 )
 
 
-@law(*EVERY, cause="a tensor that is made in another dtype, or .float() on float64", no_function=SINGLE)
+@law(
+    *EVERY,
+    cause="a tensor that is made in another dtype, or .float() on float64",
+    finding="unsafe",
+    no_function=SINGLE,
+)
 def result_keeps_the_precision_of_its_inputs(setting: Setting) -> None:
     """The result and the gradient have the dtype of the inputs, float32 or float64."""
     for dtype in (torch.float32, torch.float64):
@@ -262,6 +291,7 @@ def float32_is_close_to_float64(setting: Setting) -> None:
 @law(
     *PER_TOKEN,
     cause="max, argmax or a division by a size that may be 0",
+    finding="unsafe",
     no_function="the framework passes at least one token",
 )
 def batch_of_no_rows_or_no_tokens_gives_as_many_losses(setting: Setting) -> None:
@@ -346,7 +376,7 @@ def vocabulary_of_one_token_gives_zero(setting: Setting) -> None:
         assert_parity(x, torch.zeros_like(x), terms=1, magnitude=1.0, what=name)
 
 
-@law("divergence", cause="a softmax in steps: use log_softmax")
+@law("divergence", cause="a softmax in steps: use log_softmax", finding="unsafe")
 def logits_of_any_size_give_finite_numbers(setting: Setting) -> None:
     """Logits times 1e-6, 1e2 and 1e4 give a finite loss and gradient in float32."""
     for scale in (1e-6, 1e2, 1e4):

@@ -227,6 +227,7 @@ def has_effect(setting: Setting, name: str) -> bool:
             "gradient.",
             cause="an input that the framework passes where a user switches it on, and that the function "
             "does not use: use it, or raise an error where it is passed",
+            finding="unsafe",
         ),
     },
 )
@@ -246,7 +247,8 @@ def every_input_has_an_effect(setting: Setting) -> None:
     own={
         FUNCTION: Own(
             cause="an option of the framework, or a parameter of the function, that the function does not "
-            "read, or reads by another name: use it, or raise an error"
+            "read, or reads by another name: use it, or raise an error",
+            finding="unsafe",
         ),
     },
 )
@@ -257,7 +259,7 @@ def every_parameter_has_an_effect(setting: Setting) -> None:
     if not setting.loss.parameters:
         raise NotApplicable("it has no parameter")
     for sentence in setting.misspelt():
-        require(False, sentence)
+        require(False, sentence, finding="failed")
     unknown = list[str]()
     for name in setting.loss.parameters:
         if len(pair := list(setting.with_values_of(name))) < 2:

@@ -23,6 +23,7 @@ from composer_plugins.testing.law import (
     require,
     some_raised_more,
 )
+from composer_plugins.testing.report import Finding
 from composer_plugins.testing.settings import SHAPES, Setting
 from composer_plugins.testing.subject import Found, Subject
 
@@ -36,7 +37,7 @@ def require_zero_where_masked(found: Found, batch: Batch, what: str = "{}") -> N
             require(not x[~mask].any(), f"{what.format(name)} {found_there}")
 
 
-def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
+def require_masked(subject: Subject, junk: Tensor | None = None, finding: Finding | None = None) -> None:
     """Require that other numbers at masked tokens change nothing, and that the gradient there is 0."""
     for batch in subject.batches():
         wanted, problems = subject.run(batch, weighted=True), []
@@ -46,13 +47,20 @@ def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
                 subject.compare(subject.run(dirty, weighted=True), wanted, f"{what}, {{}}", exactly=True)
             except BrokenLaw as error:
                 problems.append(str(error))
-        require(not problems, "; ".join(problems))
+        require(not problems, "; ".join(problems), finding=finding)
+
+
+MASK_LOGITS = (
+    "a product with the mask (NaN * 0 is NaN), or torch.where after log_softmax: mask the logits and the "
+    "log-probabilities before it, kernels.masking.keep(logits, mask.unsqueeze(-1))"
+)
 
 
 @law(
     *PER_TOKEN,
     cause="a product with the mask (NaN * 0 is NaN), torch.where after exp, or a mean over the padded row: "
     "mask the log ratio before exp (kernels.masking.keep), and do not multiply by the mask",
+    causes={"divergence": MASK_LOGITS},
     own={
         FUNCTION: Own(
             summary="Other finite numbers at masked tokens of every input leave the loss and the gradient as "
@@ -66,12 +74,15 @@ def require_masked(subject: Subject, junk: Tensor | None = None) -> None:
     },
 )
 def masked_tokens_have_no_influence(subject: Subject) -> None:
-    """NaN, infinities and 1e4 at masked tokens of every input leave the loss and the gradient as they are."""
+    """Other numbers at masked tokens, NaN and infinities too, leave the loss and the gradient as they are."""
     require_masked(subject)
+    if isinstance(subject, Setting) and not subject.one_number:
+        require_masked(subject, JUNK, "unsafe")
 
 
 @law(
     FUNCTION,
+    finding="unsafe",
     cause="a product with the mask: NaN * 0 and inf * 0 are NaN. Mask with torch.where before exp; after it, "
     "the gradient is NaN even so",
 )
@@ -122,6 +133,8 @@ def micro_batches_and_ranks_leave_the_gradient_alone(subject: Subject) -> None:
 )
 def every_term_is_divided_as_the_advantages_are(function: Any) -> None:
     """The same rows have half the loss and gradient in a batch that has twice as many rows and tokens."""
+    if not function.uses_advantages:
+        raise NotApplicable("other advantages change nothing, and they hold the denominator")
     for batch in function.batches():
         half = {name: x / 2 for name, x in function.run(batch).items()}
         found = function.run(batch, times=2)
@@ -187,6 +200,9 @@ def more_padding_changes_nothing(subject: Subject) -> None:
             subject.compare(ours, wanted, f"{what}, {{}}")
 
 
+WITHOUT_ADVANTAGES = "a cross-entropy and a distillation have none. Any other loss must use its advantages"
+
+
 @law(
     "policy",
     FUNCTION,
@@ -208,6 +224,8 @@ def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None
     """
     if isinstance(subject, Setting) and "advantages" not in subject.inputs:
         raise NotApplicable("it has no advantages")
+    if not getattr(subject, "uses_advantages", True):
+        raise BrokenLaw("other advantages change nothing", WITHOUT_ADVANTAGES, finding="unsafe")
     raised, words = False, ("a positive advantage", "its negative")
     for signs in subject.both_signs():
         positive = signs.advantages.reshape(len(signs.mask), -1) > 0

@@ -64,6 +64,7 @@ def drawn(setting: Setting) -> Batch:
     cause=f"{DATA_DEPENDENT}. For fx a branch on a dtype is one too, though not for torch.compile: "
     "kernels.masking.at_least_float32 has none",
     thorough=False,
+    finding="untraceable",
     no_function="the framework does not trace it",
 )
 def torch_fx_traces_it(setting: Setting) -> None:
@@ -75,7 +76,13 @@ def torch_fx_traces_it(setting: Setting) -> None:
     require_same(graph(*half), kernel(*half), half)
 
 
-@law(*EVERY, cause=DATA_DEPENDENT, thorough=False, no_function="the framework does not compile it")
+@law(
+    *EVERY,
+    cause=DATA_DEPENDENT,
+    thorough=False,
+    finding="untraceable",
+    no_function="the framework does not compile it",
+)
 def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
     """`torch.compile(fullgraph=True)` gives the same numbers, forward and backward."""
     kernel, inputs = positional(setting, drawn(setting))
@@ -86,7 +93,13 @@ def torch_compile_takes_it_in_one_graph(setting: Setting) -> None:
         require_same(compiled(*inputs), kernel(*inputs), inputs)
 
 
-@law(*EVERY, cause=DATA_DEPENDENT, thorough=False, no_function="the framework does not compile it")
+@law(
+    *EVERY,
+    cause=DATA_DEPENDENT,
+    thorough=False,
+    finding="untraceable",
+    no_function="the framework does not compile it",
+)
 def it_runs_on_tensors_without_numbers(setting: Setting) -> None:
     """The kernel runs on fake tensors, forward and backward: nothing in it waits for the device."""
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

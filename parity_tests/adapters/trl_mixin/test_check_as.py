@@ -24,7 +24,7 @@ def test_every_loss_type_is_called_and_bnpo_alone_depends_on_the_cut(loss_type: 
 
 
 def test_a_sound_subclass_passes_what_the_masks_of_trl_pass() -> None:
-    assert not check_as(Sound, "trl", [CUT, MASKED, "more_padding_changes_nothing"]).having("failed")
+    assert not check_as(Sound, "trl", [CUT, MASKED, "more_padding_changes_nothing"]).findings
 
 
 @pytest.mark.parametrize(

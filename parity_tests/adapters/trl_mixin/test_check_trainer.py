@@ -66,7 +66,7 @@ def maker(cls: type[GRPOTrainer] = GRPOTrainer, config: type[GRPOConfig] = GRPOC
 
 
 def failed(report: Report) -> dict[str, str]:
-    return {outcome.check: outcome.detail for outcome in report.having("failed")}
+    return {outcome.check: outcome.detail for outcome in report.findings}
 
 
 def test_the_trainer_of_the_page_obeys_the_laws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_denominator_of_the_generation_batch_is_found_where_a_step_is_half_of_
 
 def test_a_loss_that_raises_fails_the_first_check_with_its_error() -> None:
     report = check_trainer(maker(Raises))
-    (outcome,) = report.having("failed")
+    (outcome,) = report.findings
     assert not report.having("passed")
     place = f"{os.path.relpath(__file__)}:{Raises._compute_loss.__code__.co_firstlineno + 1}"
     assert outcome[:3] == (SAME, "failed", f"ValueError: boom (at {place})")
@@ -196,7 +196,7 @@ def test_a_loss_that_is_not_one_number_is_one_error_with_its_place(returned: Any
             return returned
 
     report = check_trainer(maker(Wrong))
-    (outcome,) = report.having("failed")
+    (outcome,) = report.findings
     place = f"{os.path.relpath(__file__)}:{Wrong._compute_loss.__code__.co_firstlineno}"
     assert words in outcome.detail and f"(_compute_loss at {place})" in outcome.detail
     assert outcome.cause == "return a tensor: one number, with a gradient"
