@@ -22,7 +22,6 @@ from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
 DataChannel = HintChannel | ReplayChannel
-LIVE_RATE = 0.5  # of hint_ema_rate: from here on the teacher is rather the policy than its average
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
 # Parts of the names of LoRA's weights. It adds B A, of an embedding with A = 0. DoRA's magnitude is that of
@@ -114,19 +113,31 @@ def uses_peft(arguments: dict[str, Any]) -> bool:
     return hasattr(arguments.get("model"), "peft_config") or arguments.get("peft_config") is not None
 
 
-def check_adapter(arguments: dict[str, Any], needs_base: bool) -> None:
-    """Raise ConfigError for a PEFT model that is frozen, or does not give access to the initial policy."""
-    model: Any = arguments.get("model")
-    comes_with_adapter = hasattr(model, "peft_config")
-    if comes_with_adapter and not any(weight.requires_grad for weight in model.parameters()):
+def check_trained(model: Any) -> None:
+    """Raise ConfigError for a model whose weights are all frozen; warn where hardly any is trained."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    has_adapter = hasattr(model, "peft_config")
+    if not weights:
         problem = "all its weights are frozen, so nothing would be trained"
         remedy = "give is_trainable=True to PeftModel.from_pretrained, or unfreeze the adapter's weights"
-        raise ConfigError("model", problem, remedy)
-    if not needs_base:
-        return
+        raise ConfigError("model", problem, remedy if has_adapter else "call model.requires_grad_(True)")
+    prefix = getattr(model.base_model, "prefix", None) if has_adapter else None
+    frozen = prefix is not None and not any(prefix in name for name in weights)
+    shapes = [getattr(weight, "ds_shape", weight.shape) for weight in weights.values()]  # ZeRO-3 empties it
+    if frozen or all(len(shape) < 2 for shape in shapes):
+        what = "its adapter is frozen" if frozen else "all its matrices are frozen"
+        _warn(
+            f"model: {what}, and only {', '.join([*weights][:2])}{' ...' * (len(weights) > 2)} would be "
+            "trained; unfreeze the weights that the loss should change"
+        )
+
+
+def check_adapter(arguments: dict[str, Any]) -> None:
+    """Raise ConfigError for a PEFT model that does not give access to the initial policy."""
+    model: Any = arguments.get("model")
     if arguments.get("peft_config") is not None:
         _check_start("peft_config", arguments["peft_config"])
-    if comes_with_adapter:
+    if hasattr(model, "peft_config"):
         for adapter in model.peft_config.values():
             _check_tokens("model", adapter)
         if not _is_new(model):
@@ -212,25 +223,6 @@ def check_trainer(trainer: GRPOTrainer, config: ComposerConfig) -> None:
         problem = "it is not applied to the frozen copies, which would then differ from the initial policy"
         remedy = "leave it False with the hint and replay channels"
         raise ConfigError("cast_lm_head_to_fp32", problem, remedy)
-    if teacher == "live":
-        warnings.warn(
-            "hint_teacher: it is 'live', which moves with its student and collapsed to reward 0 in 3 of 3 "
-            "measured seeds; set it to 'base', which learned in all 3",
-            ComposerWarning,
-            stacklevel=3,  # the line that constructs the trainer
-        )
-    if teacher == "ema" and config.hint_ema_rate >= LIVE_RATE:
-        rate = config.hint_ema_rate
-        warnings.warn(
-            f"hint_ema_rate: it is {rate:g}, the share of the policy in the teacher after each step, so the "
-            "teacher is nearly the policy itself, which collapsed to reward 0 in 3 of 3 measured seeds; set "
-            f"it to {1 - rate:.3g} if {rate:g} is meant as a decay, or to 0.05, the default"
-            if rate < 1
-            else "hint_ema_rate: it is 1, so the teacher is the policy itself, as hint_teacher='live', which "
-            "collapsed to reward 0 in 3 of 3 measured seeds; set it to 0.05, the default",
-            ComposerWarning,
-            stacklevel=3,
-        )
     if config.replay_weight > 0 and upstream.tokenizer(trainer).eos_token_id is None:
         problem = "the tokenizer has no eos_token, which a replayed completion ends with"
         raise ConfigError("processing_class", problem, "set tokenizer.eos_token")

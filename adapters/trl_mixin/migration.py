@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig, ScriptArguments
 
 from composer_plugins.adapters.trl_mixin import upstream
-from composer_plugins.adapters.trl_mixin.surface import TRL_LOSS, ComposerGRPOConfig, unknown_option
+from composer_plugins.adapters.trl_mixin.surface import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.frameworks.contract import NOTHING
@@ -56,8 +56,7 @@ READ |= {name for name in LOSS_OPTIONS if name.startswith("vllm_importance_sampl
 BESIDE = {"sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "vllm_importance_sampling_cap"}
 BESIDE |= {"remove_unused_columns"}
 KNOWN = {field.name for field in fields(ComposerGRPOConfig)}
-OURS = KNOWN - set(upstream.DEFAULTS)  # the options that GRPOConfig does not have
-NAMES = (OURS | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
+NAMES = ({*OWN} | set(LOSS_OPTIONS) | BESIDE | {"policy", "loss_type"}) - BATCH  # those of the loss
 # Values of LOSS_OPTIONS that are not TRL's default and change nothing all the same.
 CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) and set(weights) == {1}}
 # Options that have no bearing on the loss: those of transformers' Trainer, of TRL's script and models, the
@@ -168,8 +167,8 @@ def render(table: Mapping[str, Any]) -> str:
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
     """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
     for name in table:
-        if name.startswith(("hint_", "replay_", "policy_")) and name not in OURS:
-            raise unknown_option(name, OURS, table)
+        if name.startswith(("hint_", "replay_", "policy_")) and name not in OWN:
+            raise unknown_option(name, OWN, table)
     values = {name: value for name, value in table.items() if name in NAMES}
     for name in BOOLEANS & values.keys():
         check_flag(name, values[name])

@@ -11,6 +11,7 @@ from composer_plugins.adapters.trl_mixin import before_training, sharding, upstr
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
 from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
+from composer_plugins.adapters.trl_mixin.schedule import Weights
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
 from composer_plugins.columns import template_messages
@@ -68,17 +69,21 @@ class ComposerLossMixin(_Trainer):
         teacher_kind = config.hint_teacher if self._hint is not None else None
         needs_base = teacher_kind == "base" or (self._replay is not None and self._replay.needs_reference)
         peft = before_training.uses_peft(given)
-        if peft:
-            before_training.check_adapter(given, needs_base)
+        model = given.get("model")
+        if isinstance(model, nn.Module) and given.get("peft_config") is None:
+            before_training.check_trained(model)
+        if peft and needs_base:
+            before_training.check_adapter(given)
         # TRL's constructor patches the model's forward with a closure over the original model. A copy made
         # after it would run the weights of the policy.
-        model = given.get("model")
         copied = upstream.copied(model) if needs_base and not peft and isinstance(model, nn.Module) else None
         loss_type = options.loss_type
         if loss_type is None and self._policy is None:
             options.loss_type = upstream.DEFAULTS["loss_type"]
         super().__init__(*args, **kwargs)
         options.loss_type = loss_type
+        self._weights = Weights(self)
+        self.add_callback(self._weights)
         if peft:
             upstream.give_head_its_bias(self)
         before_training.check_tools(self)
@@ -222,22 +227,15 @@ class ComposerLossMixin(_Trainer):
             policy = super()._compute_loss(model, forward.inputs, *args, **kwargs)
         finally:
             self._forward = None
+        weights = self._weights.now()
         hint = replay = None
         if self._policy is not None:
             policy = policy + self._policy.loss(self, inputs, forward)
-        if self._hint is not None:
+        if self._hint is not None and weights["hint_weight"]:
             hint = self._hint.loss(self, model, inputs, forward.logprobs)
-        if self._replay is not None:
+        if self._replay is not None and weights["replay_weight"]:
             replay = self._replay.loss(self, model, inputs)
-        config = self._composer
-        return composer(
-            policy,
-            hint,
-            replay,
-            policy_weight=config.policy_weight,
-            hint_weight=config.hint_weight,
-            replay_weight=config.replay_weight,
-        )
+        return composer(policy, hint, replay, **weights)
 
 
 class ComposerGRPOTrainer(ComposerLossMixin, GRPOTrainer):
