@@ -48,29 +48,32 @@ def call(
 def of_version(function: Function, version: str | None) -> Convention:
     """Return how this version of PRIME-RL calls a function, with the LossInputs of that version.
 
-    Without a version, a function of PRIME-RL's own gets the class that its annotation names, and a function
-    that reads `teacher_logprobs` the class of the releases that have this field.
+    A function whose annotation names a class of its own gets that class. Without a version, a function that
+    reads `teacher_logprobs` is one of a release that has this field.
     """
-    release, own = version, None
-    if version is None:
-        own = own_class(function)
-        words = words_of(function)
-        if own is None and REFERENCES[1] in words and REFERENCES[0] not in words:
-            release = f"{_0_6.since}.0"
-    generation = generation_of(release)
-    reached = GENERATIONS[: GENERATIONS.index(generation) + 1]
-    added = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
-    inputs = own or make_dataclass(
-        "LossInputs", [*((one, Any) for one in STREAMS), *((one, Any, field(default=None)) for one in added)]
+    own, words = own_class(function), words_of(function)
+    is_older = own is None and REFERENCES[1] in words and REFERENCES[0] not in words
+    release = f"{_0_6.since}.0" if version is None and is_older else version
+    inputs = own or loss_inputs(release)
+    optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in inputs.__dataclass_fields__ else []))
+    return replace(
+        PRIME_RL,
+        call=partial(call, inputs=inputs),
+        release=release or (NEWEST_TESTED if own is None else ""),
+        optional=optional,
+        must_use=optional[1:],
     )
-    names = tuple(one.name for one in fields(inputs))
-    optional = ("ref_logprobs", *(["log_weights"] if WEIGHTS in names else []))
-    release = release or (NEWEST_TESTED if own is None else "")
-    found = replace(PRIME_RL, call=partial(call, inputs=inputs), release=release)
-    return replace(found, optional=optional, must_use=optional[1:])
 
 
-def own_class(function: Function) -> "type[Any] | None":
+def loss_inputs(release: str | None) -> Any:
+    """Return a dataclass with the fields that LossInputs has in this release; None is the newest tested."""
+    reached = GENERATIONS[: GENERATIONS.index(generation_of(release)) + 1]
+    added = next(names for since, names in reversed(LOSS_INPUTS) if since in reached)
+    more = [(one, Any, field(default=None)) for one in added]
+    return make_dataclass("LossInputs", [*((one, Any) for one in STREAMS), *more])
+
+
+def own_class(function: Function) -> Any:
     """Return the dataclass that a function takes by its annotation, if it has the fields of LossInputs."""
     try:
         first = next(iter(get_type_hints(inspect.unwrap(function)).values()), None)
@@ -87,7 +90,10 @@ PRIME_RL = Convention(
     signature="fn(inputs: LossInputs, **kwargs)",
     returns="LossOutputs(loss, metrics): the sum over the unmasked tokens of one sequence, with a gradient, "
     "and a dict of tensors. PRIME-RL adds up the sequences and divides by the tokens of the global batch",
+    call=partial(call, inputs=loss_inputs(None)),
     needs=NEEDS,
+    optional=("ref_logprobs", "log_weights"),
+    must_use=("log_weights",),
     of_version=of_version,
     names=dict(zip(NEEDS, STREAMS, strict=True)) | {"log_weights": WEIGHTS},
 )

@@ -206,7 +206,8 @@ def _print_laws(as_json: bool) -> None:
                 where = f"({', '.join(law.kinds)})" if not section.option else ""
                 if section.option and len(law.frameworks) < len(conventions()):
                     where = "".join(f" --as {one}" for one in law.frameworks).strip()
-                console.print(Text(law.name, style="bold"), Text(where, style="dim"), soft_wrap=True)
+                where += f" {law.finding}" if law.finding != "failed" else ""
+                console.print(Text(law.name, style="bold"), Text(where.strip(), style="dim"), soft_wrap=True)
                 console.print(Text(f"  {law.summary}"), soft_wrap=True)
             for name, reason in section.not_run:
                 console.print(Text(name, style="bold"), Text("(not run)", style="dim"), soft_wrap=True)

@@ -17,6 +17,7 @@ class Listed(NamedTuple):
     cause: str  # what usually breaks it
     kinds: tuple[str, ...] = ("policy",)
     frameworks: tuple[str, ...] = ()  # those of --as for which it is run
+    finding: str = "failed"  # what it says of a loss that it does not hold
 
 
 class Section(NamedTuple):
@@ -38,15 +39,15 @@ OF_TRL = "These laws are run with --trainer on a trainer of TRL."
 
 def sections() -> Iterator[Section]:
     """Yield the laws of a loss, those of `--as` and those of `--trainer`."""
-    laws = (Listed(law.name, law.summary, law.cause, law.kinds) for law in LAWS.values())
+    laws = (Listed(law.name, law.summary, law.cause, law.kinds, finding=law.finding) for law in LAWS.values())
     yield Section("", OF_A_LOSS, tuple(laws))
     every = tuple(conventions())
     of_functions = [
-        Listed(law.name, law.summary, law.cause, frameworks=law.frameworks or every)
+        Listed(law.name, law.summary, law.cause, ("policy",), law.frameworks or every, law.finding)
         for law in laws_for(FUNCTION).values()
     ]
     reductions = Listed(*REDUCTIONS, frameworks=("torch",))
     yield Section("--as", OF_ONE_NUMBER, (*of_functions, reductions), tuple(NOT_RUN[FUNCTION].items()))
     of_trainers = (*laws_for(TRAINER).values(), option_law("NAME"))
-    listed = tuple(Listed(law.name, law.summary, law.cause) for law in of_trainers)
+    listed = tuple(Listed(law.name, law.summary, law.cause, finding=law.finding) for law in of_trainers)
     yield Section("--trainer", OF_TRL, listed, tuple(NOT_RUN[TRAINER].items()))

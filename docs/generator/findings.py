@@ -15,7 +15,7 @@ import torch
 
 from composer_plugins.conformance.prime_rl_claims.packs import Pack
 from composer_plugins.testing.conventions import check_as, find_convention
-from composer_plugins.testing.report import Report
+from composer_plugins.testing.report import Outcome, Report, Status
 from docs.generator.markdown import table
 
 MASKED, CUT = (
@@ -370,23 +370,31 @@ def section(framework: str) -> str:
     rows = [
         (
             ", ".join(finding.losses),
+            outcome.status,
             finding.sentence,
-            numbers(reports[finding.losses[0]], finding.law),
+            numbers(outcome),
             ", ".join(line.found() for line in finding.lines),
         )
         for finding in upstream.findings
+        for outcome in [of(reports[finding.losses[0]], finding.law)]
     ]
+    statuses: tuple[Status, ...] = ("passed", "failed", "unsafe", "not applicable")
     counts = [
-        (loss, *(len(report.having(status)) for status in ("passed", "failed", "not applicable")))  # type: ignore[arg-type]
+        (loss, *(len(report.having(status)) for status in statuses))
         for loss, report in reports.items()
         if len(report.outcomes) > 1
     ]
-    found = table(("loss", "what was found", "numbers", "line"), rows)
-    laws = table(("loss", "laws that hold", "that do not", "not applicable"), counts)
+    found = table(("loss", "law", "what was found", "numbers", "line"), rows)
+    laws = table(("loss", "laws that hold", *statuses[1:]), counts)
     return "\n".join([f"## {upstream.title()}", "", found, laws.rstrip(), *more])
 
 
-def numbers(report: Report, law: str) -> str:
-    """The first line of what a law found, without the name of the loss."""
+def of(report: Report, law: str) -> Outcome:
+    """What was found of a law."""
     (outcome,) = [one for one in report.findings if one.check == law]
+    return outcome
+
+
+def numbers(outcome: Outcome) -> str:
+    """The first line of what a law found, without the name of the loss."""
     return outcome.detail.splitlines()[0].partition(": ")[2].partition("; ")[0]

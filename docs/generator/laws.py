@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 from composer_plugins.losses.row import KINDS
 from composer_plugins.testing.all_laws import Section, sections
+from composer_plugins.testing.report import FINDINGS
 from docs.generator.markdown import plain, table
 
 INTRODUCTION = """# The laws of a loss
 
-`composer-plugins check` runs these ([how](../docs/checking_a_loss.md)).
-"""
+`composer-plugins check` runs these ([how](../docs/checking_a_loss.md)). It says of a loss that breaks one:
+
+""" + "".join(f"- **{finding}**: {meaning}\n" for finding, meaning in FINDINGS.items())
 NOT_RUN_TEXT = "\nThese laws are not run:\n"
 
 
@@ -29,9 +31,12 @@ def _parts(section: Section) -> Iterator[str]:
     for law in section.laws:
         kinds = [KINDS[kind].plural.replace(" losses", "") for kind in law.kinds]
         where = law.frameworks if section.option else kinds
-        cells = (f"`{law.name}`", plain(law.summary), plain(law.cause))
+        cells = (f"`{law.name}`", plain(law.summary), plain(law.cause), law.finding)
         rows.append((*cells, ", ".join(where)) if last else cells)
-    yield table(("law", "what it says", "what usually breaks it", *([last] if last else [])), rows)
+    yield table(
+        ("law", "what it says", "what usually breaks it", "a loss that breaks it", *([last] if last else [])),
+        rows,
+    )
     if section.not_run:
         yield NOT_RUN_TEXT
         yield table(("law", "why"), [(f"`{name}`", plain(reason)) for name, reason in section.not_run])

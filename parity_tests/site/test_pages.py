@@ -51,7 +51,7 @@ def test_the_broken_loss_of_the_page_prints_what_the_page_shows(tmp_path: Path) 
 
 def test_the_function_of_another_convention_prints_what_the_page_shows(tmp_path: Path) -> None:
     printed = checked(block(CHECKING, 4), "clipped", tmp_path, "--as", "torch").splitlines()
-    shown = CHECKING.split("the two that fail:\n\n```\n")[1].split("```")[0].splitlines()
+    shown = CHECKING.split("These are two of them:\n\n```\n")[1].split("```")[0].splitlines()
     assert len(shown) == 6 and [line for line in printed if line in shown] == shown
 
 
