@@ -1,6 +1,5 @@
 """How verl calls a policy loss of its registry: `composer-plugins check module:function --as verl`."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.adapters.verl_plugin.upstream import ALIKE, FIRST, release_of
+from composer_plugins.adapters.verl_plugin.upstream import ALIKE, FIRST, exact_release
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
 from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, unknown
 from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
@@ -194,14 +193,13 @@ def of_version(function: Function, version: str | None) -> Convention:
     if version is None:
         with suppress(PackageNotFoundError):
             version = installed("verl")
-    release = release_of(version or VERL_TABLE.release)
-    assert release is not None
-    exact = (*release, *map(int, re.findall(r"^v?\d+\.\d+\.(\d+)", version or "") or ["0"]))
-    if release < FIRST:
+    version = version or VERL_TABLE.release
+    exact = exact_release(version)
+    if exact < FIRST:
         problem = f"verl {version} is older than 0.6, the oldest that is known here"
         raise ConfigError("--version", problem, "name 0.6.0 or later")
     modes = tuple(mode for mode in MODES if exact >= MODES_SINCE.get(mode, FIRST))
-    found = replace(VERL, release=version or VERL_TABLE.release, call=partial(call, release=exact))
+    found = replace(VERL, release=version, call=partial(call, release=exact))
     found = replace(found, options={"loss_agg_mode": modes})
     if exact < PAIRS_SINCE:
         found = replace(found, returns=f"({', '.join(FOUR)}): the first has a gradient")

@@ -51,6 +51,14 @@ RESPONSE_FIELDS = {"advantages", "entropy", "old_log_probs", "ref_log_prob", "re
 RESPONSE_FIELDS |= {"rollout_is_weights", "rollout_log_probs", "token_level_rewards", "values"}
 
 
+def exact_release(version: str) -> tuple[int, int, int]:
+    """Return major, minor and patch of a version; the patch is 0 where it has none."""
+    release = release_of(version)
+    assert release is not None
+    found = re.match(r"v?\d+\.\d+\.(\d+)", version)
+    return (*release, int(found[1]) if found else 0)
+
+
 def release_of(version: str | None) -> Release:
     """Return major and minor of a version; None if there is none."""
     if version is None:

@@ -12,7 +12,6 @@ from rich.text import Text
 from composer_plugins.cli.completion import KindOption, complete_convention, complete_law, complete_loss
 from composer_plugins.cli.console import answer, foreign_code, page
 from composer_plugins.errors import ConfigError
-from composer_plugins.testing.report import FINDINGS
 
 if TYPE_CHECKING:
     from composer_plugins.losses.row import Kind
@@ -171,6 +170,8 @@ def _require_laws_for(kinds: "Sequence[Kind]", only: list[str]) -> None:
 
 def print_report(console: Console, report: "Report", verbose: bool) -> None:
     """Print the findings and what does not apply, and with `verbose` what holds."""
+    from composer_plugins.testing.report import FINDINGS
+
     console.print(Text(f"{report.subject}: {report.counts}", style="bold"), soft_wrap=True)
     inapplicable = report.having("not applicable")
     reasons = [outcome.detail for outcome in inapplicable]

@@ -1,5 +1,6 @@
 """`check_loss`: every law on one loss, as scikit-learn's `check_estimator` does for an estimator."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -8,9 +9,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
-from composer_plugins.errors import ConfigError, unknown, with_place
+from composer_plugins.calling_convention import Convention, Function, words_of
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown, with_place
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.derived import function_of_import_path, row_of_function
+from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, Loss, check_kind
 from composer_plugins.testing.laws import LAWS, Law, NotApplicable, laws_for
@@ -76,8 +79,6 @@ def find_row(loss: Named, kind: str | None = None, options: Mapping[str, Any] | 
     `options` are parameters of a function, in place of its defaults.
     """
     if options:
-        from composer_plugins.testing.conventions import with_options
-
         if not isinstance(loss, str) or ":" not in loss:
             problem = f"{loss!r} is a loss of the catalogue, whose parameters are all varied"
             raise ConfigError("--option", problem, "remove it, or name a function")
@@ -118,6 +119,48 @@ def function_named(path: str, option: str) -> Callable[..., Any]:
         functions = [one for one, x in vars(module).items() if callable(x) and not one.startswith("_")]
         raise unknown(option, name, functions, noun=f"function of {file}")
     return cast(Callable[..., Any], function)
+
+
+def with_options(
+    function: Function, convention: Convention | None, options: Mapping[str, Any]
+) -> tuple[Function, Any]:
+    """The function with the options that are parameters of its own, and the convention with the others.
+
+    Raises ConfigError for a name that neither the function nor its source has.
+    """
+    if not options:
+        return function, convention
+    signature = inspect.signature(function).parameters
+    takes = [name for name, one in signature.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    takes = [name for name in takes[1:] if name not in INPUTS]
+    open_ended = len(takes) < len(signature) and any(
+        one.kind is one.VAR_KEYWORD for one in signature.values()
+    )
+    parameters, others = dict[str, Any](), dict[str, Any]()
+    for key, value in options.items():
+        if key in takes:
+            parameters[key] = value
+            continue
+        has_config = convention is not None and convention.has_config
+        words = words_of(function) if has_config or open_ended else set[str]()
+        if not {*key.split(".")} <= words:
+            known = words or takes
+            nearest = near(key.rpartition(".")[2], known)
+            remedy = did_you_mean(nearest) if nearest else f"name one of {', '.join(known)}"
+            if not known or (words and not nearest):
+                remedy = "remove it, or read it in the function"
+            raise ConfigError("--option", f"nothing in the function reads {key!r}", remedy)
+        (others if has_config else parameters)[key] = value
+    if parameters:
+        given = partial(function, **parameters)
+        vars(given).update(vars(function))
+        for name in ("__name__", "__qualname__", "__module__"):
+            setattr(given, name, getattr(function, name, ""))
+        function = given
+    if others:
+        assert convention is not None
+        convention = replace(convention, call=partial(cast(Function, convention.call), own=others))
+    return function, convention
 
 
 def laws_of(row: Loss, only: Iterable[str] = ()) -> list[Law]:

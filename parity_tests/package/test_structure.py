@@ -23,6 +23,7 @@ REGULAR_EXPRESSIONS = {
     "adapters/verl_plugin/doctor/probe.py": "the source of an installed verl",
     "adapters/verl_plugin/doctor/misspelt.py": "a message of hydra's",
     "adapters/verl_plugin/upstream.py": "a version",
+    "composer_plugins/calling_convention.py": "the source of a loss of the user's",
     "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",
     "recipes/trace_replay/redact.py": "secrets in the text of logs",

@@ -8,17 +8,15 @@ on one is reported as not applicable, with the reason.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any, cast
 
-from composer_plugins.calling_convention import Convention, Function, words_of
-from composer_plugins.errors import ConfigError, did_you_mean, near, unknown, with_place
+from composer_plugins.calling_convention import Convention, Function
+from composer_plugins.errors import ConfigError, unknown, with_place
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.registry import conventions
 from composer_plugins.losses.derived import row_of_function
-from composer_plugins.losses.inputs import INPUTS
 from composer_plugins.losses.registry import losses
 from composer_plugins.testing.checking import (
     check_row,
@@ -26,9 +24,9 @@ from composer_plugins.testing.checking import (
     function_named,
     require_known,
     run_laws,
+    with_options,
 )
 from composer_plugins.testing.conventions.function import OneNumber, row_of
-from composer_plugins.testing.conventions.functional import REDUCTION
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
 from composer_plugins.testing.laws.tokens import packed_tokens_equal_a_padded_row
 from composer_plugins.testing.report import Outcome, Report
@@ -156,48 +154,6 @@ def accepted(function: Function, convention: Convention, name: str) -> tuple[Con
         options[key] = tuple(one for one, problem in others.items() if not problem)
     optional = tuple(one for one in convention.optional if one not in needs)
     return replace(convention, needs=needs, optional=optional, options=options), said
-
-
-def with_options(
-    function: Function, convention: Convention | None, options: Mapping[str, Any]
-) -> tuple[Function, Any]:
-    """The function with the options that are parameters of its own, and the convention with the others.
-
-    Raises ConfigError for a name that neither the function nor its source has.
-    """
-    if not options:
-        return function, convention
-    signature = inspect.signature(function).parameters
-    takes = [name for name, one in signature.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-    takes = [name for name in takes[1:] if name not in (*INPUTS, REDUCTION)]
-    open_ended = len(takes) < len(signature) and any(
-        one.kind is one.VAR_KEYWORD for one in signature.values()
-    )
-    parameters, others = dict[str, Any](), dict[str, Any]()
-    for key, value in options.items():
-        if key in takes:
-            parameters[key] = value
-            continue
-        has_config = convention is not None and convention.has_config
-        words = words_of(function) if has_config or open_ended else set[str]()
-        if not {*key.split(".")} <= words:
-            known = words or takes
-            nearest = near(key.rpartition(".")[2], known)
-            remedy = did_you_mean(nearest) if nearest else f"name one of {', '.join(known)}"
-            if not known or (words and not nearest):
-                remedy = "remove it, or read it in the function"
-            raise ConfigError("--option", f"nothing in the function reads {key!r}", remedy)
-        (others if has_config else parameters)[key] = value
-    if parameters:
-        given = partial(function, **parameters)
-        vars(given).update(vars(function))
-        for name in ("__name__", "__qualname__", "__module__"):
-            setattr(given, name, getattr(function, name, ""))
-        function = given
-    if others:
-        assert convention is not None
-        convention = replace(convention, call=partial(cast(Function, convention.call), own=others))
-    return function, convention
 
 
 def _parameters(function: Function) -> Iterable[str]:
