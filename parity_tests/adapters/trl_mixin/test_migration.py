@@ -133,7 +133,7 @@ def test_a_usual_config_of_trl_is_understood(tmp_path: Path) -> None:
     (file := tmp_path / "a.yaml").write_text(USUAL)
     said = output("migrate", str(file), "--from", "trl", "--to", "trl")
     versions = f"TRL {upstream.VERSION}'s GRPOConfig, which is installed here"
-    assert said.splitlines()[1] == f"# Read as a config of {versions}. Written for {versions}."
+    assert said.splitlines()[0] == f"# Read as a config of {versions}. Written for {versions}."
     assert "# Nothing differs.\n" in said
 
 
