@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from datasets.utils import tqdm
 from trl import GRPOTrainer
 
 from composer_plugins import columns
@@ -22,6 +23,7 @@ from composer_plugins.losses.calling import check_top_k
 from composer_plugins.losses.choosing import Choice
 
 DataChannel = HintChannel | ReplayChannel
+SHOWN_AFTER = 2.0  # seconds, of the progress of the check of a data set
 NOT_INITIAL = "the model without its adapter is not the initial policy"
 
 # Parts of the names of LoRA's weights. It adds B A, of an embedding with A = 0. DoRA's magnitude is that of
@@ -338,7 +340,10 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
         for channel in channels:
             rows = columns.rows_of(dataset, channel.columns, f"{channel.name}_weight", name)
             notes = []
-            for label, row in rows:
+            total = None if columns.is_streamed(dataset) else len(dataset)
+            hidden = trainer.args.disable_tqdm or not trainer.accelerator.is_main_process
+            words = f"checking the {channel.name} columns of {name}"
+            for label, row in tqdm(rows, words, total, leave=False, delay=SHOWN_AFTER, disable=hidden):
                 notes.append(_checked(channel, trainer, row, label, name == "train_dataset"))
             if not columns.is_streamed(dataset):
                 for warning in columns.warnings_of(notes, channel.name, name):

@@ -15,9 +15,11 @@ from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import ComposerWarning, Finding
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.trl import (
+    DPO_LOSSES,
     LOSS_OPTIONS,
     LOSS_TYPES,
     MODES,
+    NOT_OPTIONS,
     OF_MODES,
     SEQUENCE_LEVEL,
     TRL,
@@ -63,6 +65,7 @@ CHANGES_NOTHING = {"reward_weights": lambda weights: isinstance(weights, list) a
 # rest of GRPOConfig, and names of earlier releases of these.
 NO_BEARING = {one.name for cls in (TrainingArguments, ModelConfig, ScriptArguments) for one in fields(cls)}
 NO_BEARING |= TRL.no_bearing
+FORMER = {name: one for name, one in NOT_OPTIONS.items() if one.is_former}  # of GRPOConfig
 BOOLEANS = {"use_vllm", "vllm_importance_sampling_correction", "use_bias_correction_kl", "sync_ref_model"}
 NUMBERS = {
     "beta": WEIGHT,
@@ -77,6 +80,8 @@ ALL_ROWS = "all completions of the batch"
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
     """What TRL trains with these options of a ComposerGRPOConfig, and what does not hold of them."""
     options, policy, found = _config(table)
+    for key, (problem, remedy) in FORMER.items():
+        found += [Finding("warning", key, problem, remedy)] if key in table else []
     mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
@@ -127,7 +132,7 @@ def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
     """The release whose options are read and written."""
-    return f"TRL {upstream.VERSION}, which is installed here"
+    return f"TRL {upstream.VERSION}'s GRPOConfig, which is installed here"
 
 
 def write(objective: Objective, version: str | None = None) -> dict[str, Any]:
@@ -166,6 +171,12 @@ def render(table: Mapping[str, Any]) -> str:
 
 def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[Finding]]:
     """The options of the loss, the policy loss, where it is TRL's own too, and what does not hold."""
+    if other := [key for key in table if key in NOT_OPTIONS and NOT_OPTIONS[key].is_of_another_trainer]:
+        problem, remedy = NOT_OPTIONS[other[0]]
+        raise ConfigError(", ".join(other), problem, f"for a GRPOTrainer {remedy}")
+    if named := {*_as_list(table.get("loss_type"))} & {*DPO_LOSSES.split()}:
+        problem = f"{', '.join(sorted(named))} is a loss of pairs, as of TRL's DPOTrainer"
+        raise ConfigError("loss_type", problem, "name it in replay_loss, beside the loss of a GRPOTrainer")
     for name in table:
         if name.startswith(("hint_", "replay_", "policy_")) and name not in OWN:
             raise unknown_option(name, OWN, table)
@@ -188,6 +199,10 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
     policy = options.resolved.policy
     assert policy is not None
     return options, policy, found
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _made(values: Mapping[str, Any]) -> ComposerGRPOConfig:

@@ -26,8 +26,10 @@ from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import (
     BY_TOKENS,
     LOSS_OPTIONS,
+    LOSS_TYPES,
     MODES,
     MODES_IN_WORDS,
+    NOT_OPTIONS,
     OTHER_LOSSES,
     SEQUENCE_LEVEL,
     SINCE,
@@ -65,6 +67,9 @@ def unknown_option(name: str, known: Iterable[str], given: Mapping[str, Any]) ->
     """The error for an option that does not exist, beside those that are given."""
     if name in NOT_AVAILABLE:
         return not_available(name, NOT_AVAILABLE[name])
+    if name in NOT_OPTIONS:
+        problem, remedy = NOT_OPTIONS[name]
+        return ConfigError(name, problem, remedy)
     if name in SINCE:
         problem = f"the installed TRL {upstream.VERSION} does not have it"
         return ConfigError(name, problem, f"install trl {SINCE[name]} or newer, or remove it")
@@ -266,6 +271,11 @@ class ComposerGRPOConfig(GRPOConfig):
             with wrong.collected():
                 TRL.require(choice)
         findings = [*self._without_effect(config), *_live_teacher(config)]
+        if policy is None and self.loss_type not in (None, *LOSS_TYPES):
+            error = unknown("loss_type", str(self.loss_type), LOSS_TYPES, guess=False)
+            ours = self.loss_type in of_kind(losses(), "policy")
+            remedy = f"set policy={self.loss_type!r}, and leave loss_type out" if ours else error.remedy
+            wrong.append(Finding("error", "loss_type", error.problem, remedy))
         if policy is not None:
             wrong += self._wrong_options_beside(policy, found.mode)
             if config.policy_weight != 0:

@@ -112,16 +112,16 @@ def list_losses(
 ) -> None:
     """List every loss and dialect, with its source and the test that proves it.
 
-    Each option may be repeated. The kernels of plugins are called once, on six tokens, to see what they
-    return.
+    Each option may be repeated. With --json the kernels of plugins are called once, on six tokens, to see
+    what they return; `check` and `explain` call them too.
 
     A fault of an installed plugin is printed to stderr, and the exit status is then 1.
     """
     from composer_plugins.cli import filters, listing
 
-    registry = installed()
+    registry = installed(kernels=as_json)
     with foreign_code():
-        wrong = listing.wrong_results(registry)
+        wrong = listing.wrong_results(registry) if as_json else []
     if wrong:
         complain(wrong)
         registry = registry._replace(problems=(*registry.problems, *wrong))
@@ -163,7 +163,7 @@ def explain(
     from composer_plugins.cli import explaining
     from composer_plugins.losses.choosing import find
 
-    registry = installed()
+    registry = installed(name)
     problems = list["Problem | None"]()
     with foreign_code():
         found = find(registry, name, kind)

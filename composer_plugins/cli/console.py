@@ -17,12 +17,20 @@ if TYPE_CHECKING:
     from composer_plugins.losses.registry import Problem, Registry
 
 
-def installed() -> "Registry":
-    """Everything installed; the faults of plugins are printed to stderr."""
+def installed(*names: str, kernels: bool = True) -> "Registry":
+    """Everything installed; the faults of plugins are printed to stderr.
+
+    The kernels of plugins load torch. They are not imported without `kernels`, and where no loss has one of
+    the `names`.
+    """
     from composer_plugins.losses.registry import collect, get_plugin_manager
 
     with foreign_code():
-        registry = collect(get_plugin_manager())
+        manager = get_plugin_manager()
+        registry = collect(manager, kernels=False)
+        known = {loss.name for loss in registry.losses}
+        if kernels and all(":" in name or name.partition("@")[0] in known for name in names):
+            registry = collect(manager)
     complain(registry.problems)
     return registry
 

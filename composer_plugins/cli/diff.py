@@ -35,7 +35,7 @@ def diff(
     Compared are parameters, inputs, denominators and numbers. What a framework does around the loss is in
     the notes of `explain`. A kernel that fails on the example is reported, and the exit status is then 1.
     """
-    registry = installed()
+    registry = installed(first, second)
     with foreign_code():
         named = pairs(registry, first, second, kind)
         compared = [compare(registry, two) for two in named]

@@ -96,15 +96,15 @@ def check(framework: str, option: str) -> None:
 def comments(
     name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
 ) -> Iterator[str]:
-    """What was not understood, what the written config is, and each difference in a line."""
+    """The versions, what was not understood, what the written config is, and each difference in a line."""
+    if versions:
+        yield versions
     unread = read.unread
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
         yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
         yield "Correct or remove each of these keys, or find out what it does and set that by hand."
     yield f"The loss of {name}, for {to}. Written by composer-plugins migrate."
-    if versions:
-        yield versions
     for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:

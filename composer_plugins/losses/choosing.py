@@ -31,6 +31,8 @@ PARTS = {
     "wpo": "weigh the pairs of any preference loss with wpo_weights and weighted of "
     "composer_plugins.kernels.preference",
     "ld_dpo": "score completions with ld_logprobs of composer_plugins.kernels.preference, then use dpo",
+    "sigmoid": "it is TRL's loss_type of DPO: set 'dpo'",
+    "alphapo": "it is TRL's loss_type of AlphaPO: set 'alpha_po'",
     "bnpo": "use grpo@trl with the denominator token-mean@trl, counted in each micro-batch",
 }
 

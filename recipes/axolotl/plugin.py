@@ -52,22 +52,22 @@ class ComposerPlugin(BasePlugin):
     def pre_model_load(self, cfg: Any) -> None:
         """Raise ConfigError for a YAML file whose options of the composer loss would have no effect."""
         from composer_plugins.adapters.trl_mixin import ComposerLossMixin, upstream
-        from composer_plugins.adapters.trl_mixin.migration import OURS
+        from composer_plugins.adapters.trl_mixin.surface import OWN
 
         if cfg.rl not in ("grpo", "gdpo"):
             problem = f"it is {cfg.rl and cfg.rl.value}, and the composer loss needs GRPO"
             raise ConfigError("rl", problem, "set it to grpo")
         if not cfg.composer:
             raise ConfigError("composer", "it is not set", "set the options of the composer loss below it")
-        for name in self._keys & OURS:
+        for name in self._keys.intersection(OWN):
             problem = "it stands at the top of the file, where Axolotl does not read it"
             raise ConfigError(name, problem, "move it below the key composer")
         for name in cfg.composer:
             if name in upstream.DEFAULTS:
                 problem = "it is an option of TRL, and composer has only those of the composer loss"
                 raise ConfigError(f"composer.{name}", problem, "move it below the key trl")
-            if name not in OURS:
-                error = unknown_option(name, OURS, cfg.composer.get("policy"), TRL)
+            if name not in OWN:
+                error = unknown_option(name, OWN, cfg.composer.get("policy"), TRL)
                 raise error.under("composer")
         chosen = get_cls_from_module_str(cfg.trainer_cls) if cfg.trainer_cls else None
         if chosen is None or not issubclass(chosen, ComposerLossMixin):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerParser
+from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerParser, before_training
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import ComposerWarning
 from parity_tests.cases import trl as cases
@@ -103,3 +103,13 @@ def test_options_that_act_are_no_warning(options: dict[str, Any]) -> None:
 
 def test_an_ema_rate_below_a_half_is_no_warning() -> None:
     tiny.trainer(hint_weight=1.0, hint_teacher="ema", hint_ema_rate=0.49)
+
+
+def test_the_check_of_a_large_data_set_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(before_training, "SHOWN_AFTER", 0.0)
+    tiny.trainer(hint_weight=1.0, disable_tqdm=False)
+    assert "checking the hint columns of train_dataset" in capsys.readouterr().err
+    tiny.trainer(hint_weight=1.0, disable_tqdm=True)
+    assert "checking" not in capsys.readouterr().err
