@@ -71,7 +71,8 @@ def misspelt(config: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Find
     others = {name: None for name in config if name not in own}  # misspelt tables
     for key in _unknown(read | others, own):
         if renamed := former(key):
-            yield Finding("warning", key, *renamed)
+            problem, remedy = renamed
+            yield Finding("warning", key, problem, remedy)
             continue
         meant = nearest(key, own, at(config, key))
         if meant or "." in key:
