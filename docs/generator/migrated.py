@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from composer_plugins.adapters import prime_rl_plugin
 from composer_plugins.adapters.prime_rl_plugin.convention import PRIME_RL
 from composer_plugins.adapters.trl_mixin.channels import PolicyChannel
 from composer_plugins.adapters.trl_mixin.mixin import ComposerGRPOTrainer
+from composer_plugins.adapters.trl_mixin.schedule import Weights
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import nested
@@ -117,7 +119,8 @@ def gradient_of_trl(table: Mapping[str, Any], batch: Batch) -> Tensor:
     instance = object.__new__(ComposerGRPOTrainer)
     channel = PolicyChannel(choice, options.resolved.mode, options.resolved.mode_source)
     instance.__dict__ |= vars(trainer) | {"_composer": options.resolved.composer, "_policy": channel}
-    instance.__dict__ |= {"_hint": None, "_replay": None, "_forward": None}
+    weights = Weights(SimpleNamespace(args=options))
+    instance.__dict__ |= {"_hint": None, "_replay": None, "_forward": None, "_weights": weights}
     forward = (logprobs, torch.zeros_like(logprobs), None)
     own = GRPOTrainer._get_per_token_logps_and_entropies
     GRPOTrainer._get_per_token_logps_and_entropies = lambda *_, **__: forward
