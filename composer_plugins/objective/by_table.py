@@ -29,6 +29,7 @@ class ByTable:
         self.framework = framework
         self.choosers = tuple(dict.fromkeys(key for one in framework.losses for key in one.options))
         self.keys = {*self.choosers, *(one.key for one in framework.options)}
+        self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
