@@ -92,7 +92,7 @@ def doctor(
     if name is not None and name not in examinable():
         raise unknown("--framework", name, examinable(), noun="framework")
     config = command_line.read(given or (), name or "", script)
-    name = config.framework or framework_of(config.files)
+    name = config.framework or framework_of(config.files or list(map(Path, config.overrides)))
     known = examinable()[name]
     if not (config.files or config.overrides or known.is_hydra):
         suffixes = " ".join(known.suffixes)

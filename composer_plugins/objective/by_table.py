@@ -51,7 +51,7 @@ class ByTable:
 
     def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
         """What the doctor says of a key that is not understood."""
-        nearest = near(key, self.KNOWN)
+        nearest = near(key, self.KNOWN, completes=False)
         remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)
