@@ -105,15 +105,18 @@ def near(name: str, known: Iterable[str], *, completes: bool = True) -> list[str
     completions = [one for one, key in keys.items() if key.startswith(wanted)] if completes else []
     shortest_first = sorted(completions, key=lambda one: (len(one), one))
     mistakes = {one: found for one, key in keys.items() if (found := misspelt(wanted, key)) is not None}
-    likely_first = sorted(mistakes, key=lambda one: (mistakes[one], -_likeness(one, name)))
-    return same or shortest_first[:MAX_COMPLETIONS] or likely_first[:1]
+    ranks = {one: (wrong, -_likeness(one, name)) for one, wrong in mistakes.items()}
+    likeliest = [
+        one for one, rank in ranks.items() if rank == min(ranks.values())
+    ]  # of two, neither is meant
+    return same or shortest_first[:MAX_COMPLETIONS] or likeliest
 
 
 def misspelt(name: str, known: str) -> int | None:
     """How many letters of a name are wrong, if it is `known` misspelt; None if it is another name.
 
-    A name with another number of words, or with other digits, is another name. In a short word no letter may
-    be another: `dpo` is not a misspelt `ppo`.
+    A name with another number of words or other digits is another name, and so is one word that begins with
+    another letter (`dtype`, `type`). In a short word no letter may be another: `dpo` is not a misspelt `dro`.
     """
     if name.replace("_", "") == known.replace("_", ""):
         return 0
@@ -124,7 +127,9 @@ def misspelt(name: str, known: str) -> int | None:
     for one, other in zip(words, others, strict=True):
         number = _distance(one, other)
         is_another_letter = len(one) == len(other) and sorted(one) != sorted(other)
-        most = 1 if len(other) < LONG or one[:1] != other[:1] else 2
+        begins_otherwise = one[:1] != other[:1] and one[:2] != other[1::-1]
+        most = 1 if len(other) < LONG or begins_otherwise else 2
+        most = 0 if begins_otherwise and len(words) == 1 else most
         if number > most or (number and len(other) <= SHORT and is_another_letter):
             return None
         wrong += number
