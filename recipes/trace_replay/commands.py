@@ -55,6 +55,9 @@ def make_states(
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with OpenAI function tools, for logs that have none.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a file that cannot be read. Without it, it is skipped.")
+    ] = False,
 ) -> None:
     """Write every point at which the model acted to DIR/states.jsonl."""
     if not redact:
@@ -68,7 +71,7 @@ def make_states(
     run["tools"] = "those of the logs" if tools is None else f"those of the logs, else of {tools}"
     _check_folder(out, run)
     tally = Tally()
-    actions = list(read_logs(files, log_format, known_tools, tally))
+    actions = list(read_logs(files, log_format, known_tools, tally, is_strict=strict))
     if not actions:
         counted = tally.actions + tally.lines
         reasons = ", ".join(f"{reason}: {number}" for reason, number in counted.most_common())
@@ -87,14 +90,17 @@ def make_states(
     states = [State(identity, *acted[:-1]) for (identity, _), acted in unique.items()]
     run |= {"states": len(states), "states_without_tools": sum(one.tools is None for one in states)}
     run |= {"lines": dict(tally.lines), "actions": dict(tally.actions), "secrets": dict(secrets)}
+    run |= {"skipped": tally.skipped}
     write_states(states, out / STATES)
     write_text(out / RUN, json.dumps(run, indent=1) + "\n")
-    console.print(f"{len(states)} states in {out / STATES}", soft_wrap=True)
+    console.print(f"{len(states)} state{'s' * (len(states) != 1)} in {out / STATES}", soft_wrap=True)
+    for label, why in tally.skipped.items():
+        console.print(Text(f"skipped: {label} ({why}); --strict stops there", style="yellow"), soft_wrap=True)
     _print_counts("not used, or left out", {**tally.actions, **tally.lines})
     _print_counts("different secrets, replaced everywhere", secrets)
     if run["states_without_tools"]:
         number = run["states_without_tools"]
-        text = f"{number} states have no tools, so that a teacher can call none there; --tools names a file"
+        text = f"{number} state{' has' if number == 1 else 's have'} no tools, so that a teacher can call none there; --tools names a file"
         console.print(Text(text, style="yellow"), soft_wrap=True)
 
 

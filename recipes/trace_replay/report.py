@@ -62,7 +62,8 @@ def report(run: dict[str, Any], counts: Counts, pairs: Sequence[Pair], costs: Co
     lines += [f"{len(pairs)} pairs: {made['agreement']} by agreement, {made['outcome']} by outcome.", ""]
     lines += ["## Logs", "", f"- Logs: {', '.join(run['logs'])}", f"- Redaction: {run['redact']}"]
     lines += [f"- Tools: {run['tools']}", f"- States: {run['states']}"]
-    lines += [f"- States without tools: {run['states_without_tools']}", ""]
+    lines += [f"- States without tools: {run['states_without_tools']}"]
+    lines += [*(f"- Skipped: {file} ({why})" for file, why in run.get("skipped", {}).items()), ""]
     lines += _table("lines not read as messages", "number", run["lines"])
     lines += _table("actions left out", "number", run["actions"])
     lines += _table("secrets replaced", "different ones", run["secrets"])

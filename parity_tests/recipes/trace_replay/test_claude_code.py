@@ -42,7 +42,7 @@ def conversations(draw: st.DrawFn, depth: int = 3) -> User:
 
 @st.composite
 def answers(draw: st.DrawFn, depth: int) -> Response:
-    words = st.lists(st.sampled_from("efgh"), max_size=2)
+    words = st.lists(st.sampled_from("efgh"), max_size=2, unique=True)  # a text again is a copy
     pairs = st.tuples(st.sampled_from("ij"), st.sampled_from("kl"))
     texts, calls = draw(words), draw(st.lists(pairs, max_size=3))
     if not texts and not calls:

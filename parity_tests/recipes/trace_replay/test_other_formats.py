@@ -197,7 +197,7 @@ def test_folders_are_searched_and_a_source_has_no_path_of_the_user(tmp_path: Pat
 def test_a_format_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"l\.jsonl:1: a Claude Code line has the unknown type None"):
         read_log(tmp_path / "l.jsonl", [{"messages": CONVERSATION}], "claude-code")
-    with pytest.raises(ConfigError, match="known: claude-code, openai, verifiers"):
+    with pytest.raises(ConfigError, match="known: claude-code, codex, openai, responses, verifiers"):
         read_log(tmp_path / "l.jsonl", [{"messages": CONVERSATION}], "klaude")
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from types import ModuleType
 
 from composer_plugins.errors import ComposerError, ConfigError, DataError, in_a_line, unknown
-from composer_plugins.recipes.trace_replay.formats import claude_code, openai_chat, verifiers_rollouts
+from composer_plugins.recipes.trace_replay.formats import (
+    claude_code,
+    codex,
+    openai_chat,
+    responses,
+    verifiers_rollouts,
+)
 from composer_plugins.recipes.trace_replay.formats.common import (
     Acted,
     Tally,
@@ -15,7 +21,13 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     json_lines,
 )
 
-FORMATS = {"claude-code": claude_code, "openai": openai_chat, "verifiers": verifiers_rollouts}
+FORMATS = {
+    "claude-code": claude_code,
+    "codex": codex,
+    "responses": responses,
+    "openai": openai_chat,
+    "verifiers": verifiers_rollouts,
+}
 
 
 def log_files(logs: Sequence[Path]) -> list[tuple[Path, str]]:
@@ -37,30 +49,55 @@ def log_files(logs: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def read_logs(
-    files: Sequence[tuple[Path, str]], name: str | None, tools: Tools | None, tally: Tally
+    files: Sequence[tuple[Path, str]],
+    name: str | None,
+    tools: Tools | None,
+    tally: Tally,
+    *,
+    is_strict: bool = True,
 ) -> Iterator[Acted]:
-    """Each action of the logs, in their format, or in the format `name`."""
+    """Each action of the logs, in their format, or in the format `name`.
+
+    A file that cannot be read is an error; without `is_strict` it is skipped, and named in `tally`. If every
+    file is one, the first error is raised.
+    """
     if name is not None and name not in FORMATS:
         raise unknown("--format", name, FORMATS, noun="format", guess=False)
+    errors = list[ComposerError]()
     for path, label in files:
+        own = Tally()
         try:
-            module = FORMATS[name] if name else _format_of(path, label)
-            if module is None:
-                tally.lines["file without a line"] += 1
-            else:
-                for acted in module.read(path, label, tools, tally):
-                    # Claude Code names its messages; of other logs only the file itself is the same file.
-                    if module is not claude_code:
-                        acted = acted._replace(key=f"{path.resolve()}{acted.key.removeprefix(label)}")
-                    yield acted
-        except OSError as error:
-            problem = f"cannot be read: {in_a_line(error)}"
-            raise ConfigError(str(path), problem, "name a readable file") from None
-        except ComposerError:
-            raise
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-            problem = f"a value in it is not of the type that its format says ({in_a_line(error)})"
-            raise DataError(label, problem, "repair the log, or leave it out") from error
+            found = list(_read(path, label, name, tools, own))
+        except ComposerError as error:
+            errors.append(error)
+            if is_strict or len(errors) == len(files):
+                raise errors[0] from error
+            tally.skipped[label] = f"{error.key}: {error.problem}"
+            continue
+        tally.lines.update(own.lines)
+        tally.actions.update(own.actions)
+        yield from found
+
+
+def _read(path: Path, label: str, name: str | None, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
+    try:
+        module = FORMATS[name] if name else _format_of(path, label)
+        if module is None:
+            tally.lines["file without a line"] += 1
+            return
+        for acted in module.read(path, label, tools, tally):
+            # Claude Code names its messages; of other logs only the file itself is the same file.
+            if module is not claude_code:
+                acted = acted._replace(key=f"{path.resolve()}{acted.key.removeprefix(label)}")
+            yield acted
+    except OSError as error:
+        problem = f"cannot be read: {in_a_line(error)}"
+        raise ConfigError(str(path), problem, "name a readable file") from None
+    except ComposerError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        problem = f"a value in it is not of the type that its format says ({in_a_line(error)})"
+        raise DataError(label, problem, "repair the log, or leave it out") from error
 
 
 def _format_of(path: Path, label: str) -> ModuleType | None:

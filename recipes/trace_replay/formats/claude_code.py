@@ -30,6 +30,7 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     expected,
     json_lines,
     json_text,
+    result,
     texts_of,
     tool_call,
     unknown_line,
@@ -81,6 +82,16 @@ class Response:
     lost: str | None = None
     is_truncated: bool = False
 
+    def add_text(self, text: str, tally: Tally) -> None:
+        """Append a text. A line may have one again, or the whole of one that another has in part."""
+        if any(one.startswith(text) for one in self.texts):
+            tally.lines["text that another line of its response has"] += 1
+        elif self.texts and self.texts[-1] and text.startswith(self.texts[-1]):
+            self.texts[-1] = text
+            tally.lines["text that another line of its response has"] += 1
+        else:
+            self.texts.append(text)
+
     @cached_property
     def converted(self) -> Converted:
         """The response as an assistant message, when all its lines are there."""
@@ -89,7 +100,8 @@ class Response:
 
 def recognises(row: dict[str, Any]) -> bool:
     """Whether this is a line of a session file."""
-    return row.get("type") in (*MESSAGES, *WITHOUT_MESSAGE) and not {"messages", "prompt"} & row.keys()
+    is_line = row.get("type") in WITHOUT_MESSAGE or (row.get("type") in MESSAGES and "uuid" in row)
+    return is_line and not {"messages", "prompt"} & row.keys()
 
 
 def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[Acted]:
@@ -101,7 +113,8 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
         if chain is None and not response.is_truncated:
             tally.actions["its history is not in the file"] += 1
             continue
-        before, observed, is_cut = session.messages(chain or []), response.converted, response.is_truncated
+        before = session.messages(chain or [], first.number)
+        observed, is_cut = response.converted, response.is_truncated
         yield from actions(before, observed, tools, first.where, None, response.key, tally, is_cut=is_cut)
 
 
@@ -112,7 +125,7 @@ class Session:
         self.lines: dict[str, Line] = {}
         self.responses: dict[str, Response] = {}  # by message.id, in the order of their first lines
         self.response_of: dict[str, Response] = {}  # by the uuid of each of their lines
-        self.owners: dict[str, Response] = {}  # by the id of each of their calls
+        self.owners: dict[str, list[Response]] = defaultdict(list)  # by the id of each of their calls
         self.results: dict[str, list[tuple[Line, Converted]]] = defaultdict(list)  # by the id of the call
         self.said: dict[str, tuple[list[Converted], list[Converted]]] = {}  # by uuid: see _said
         self.moved: list[tuple[int, str, str]] = []  # from this line on, this uuid has this parent
@@ -130,11 +143,14 @@ class Session:
             if "uuid" not in row:
                 return
         uuid = expected(where, row.get("uuid"), str, "uuid")
-        if uuid in self.lines:
-            tally.lines["line that is in the file twice"] += 1
-            return
         parent = row.get("parentUuid")
         parent = None if parent is None else expected(where, parent, str, "parentUuid")
+        if (same := self.lines.get(uuid)) is not None:
+            if (same.parent, same.row.get("message")) != (parent, row.get("message")):
+                problem = f"its uuid is that of {same.where}, which has another parent or another message"
+                raise DataError(where, problem, "remove one of the two lines from a copy of the log")
+            tally.lines["line that is in the file twice"] += 1
+            return
         line = Line(int(where.rpartition(":")[2]), where, uuid, parent, kind, row)
         self.lines[uuid] = line
         if kind == "system":
@@ -145,7 +161,7 @@ class Session:
             for block in line.blocks:
                 if block.get("type") == "tool_result":
                     call_id = expected(where, block.get("tool_use_id"), str, "tool_use_id")
-                    self.results[call_id].append((line, _result(where, call_id, block.get("content"))))
+                    self.results[call_id].append((line, _result(where, call_id, block)))
 
     def _add_boundary(self, line: Line) -> None:
         """Note which messages a compact boundary kept, and below what."""
@@ -169,11 +185,11 @@ class Session:
         for block in line.blocks:
             kind = block.get("type")
             if kind == "text":
-                response.texts.append(expected(line.where, block.get("text"), str, "text"))
+                response.add_text(expected(line.where, block.get("text"), str, "text"), tally)
             elif kind == "tool_use":
                 call_id = expected(line.where, block.get("id"), str, "id of a tool_use block")
                 name = expected(line.where, block.get("name"), str, "name of a tool_use block")
-                self.owners[call_id] = response
+                self.owners[call_id].append(response)
                 response.calls[call_id] = tool_call(call_id, name, json_text(block.get("input") or {}))
             elif kind in ("thinking", "redacted_thinking"):
                 tally.lines["thinking block (left out of the states)"] += 1
@@ -201,14 +217,14 @@ class Session:
                 return anchor
         return line.parent
 
-    def messages(self, chain: list[Line]) -> list[Converted]:
-        """The lines of a chain as messages, with all calls of each response and all their results."""
+    def messages(self, chain: list[Line], now: int) -> list[Converted]:
+        """The lines of a chain as messages: all calls of each response, and the results before line `now`."""
         found, gathered, on_chain = list[Converted](), set[str](), {line.uuid for line in chain}
         for line in chain:
             if line.kind == "assistant" and (response := self.response_of.get(line.uuid)) is not None:
                 if response.key not in gathered:
                     gathered.add(response.key)
-                    found += self._turn(response, on_chain)
+                    found += self._turn(response, on_chain, now)
             elif line.kind == "user" and (
                 # A hidden line (isMeta) is part of a request, and a note of the display is not.
                 line.row.get("isCompactSummary") or not line.row.get("isVisibleInTranscriptOnly")
@@ -216,14 +232,15 @@ class Session:
                 found += self._user_messages(line, on_chain)
         return found
 
-    def _turn(self, response: Response, on_chain: set[str]) -> list[Converted]:
+    def _turn(self, response: Response, on_chain: set[str], now: int) -> list[Converted]:
         """A response and the results of its calls; a response of thinking alone leaves nothing behind."""
         converted = response.converted
         if not converted.lost and not converted.message["content"] and not response.calls:
             return []
         found, beside = [converted], list[Line]()
         for call_id in response.calls:
-            results = self.results[call_id]
+            first = response.lines[0].number  # an id may be that of another call too
+            results = [one for one in self.results[call_id] if first < one[0].number < now]
             chosen = next((one for one in results if one[0].uuid in on_chain), next(iter(results), None))
             if chosen is not None:
                 found.append(chosen[1])
@@ -236,11 +253,14 @@ class Session:
         if line.uuid not in self.said:
             self.said[line.uuid] = _said(line)
         said, results = self.said[line.uuid]
-        owners = [self.owners.get(result.message["tool_call_id"]) for result in results]
         return [
             result
-            for result, owner in zip(results, owners, strict=True)
-            if owner is None or not any(one.uuid in on_chain for one in owner.lines)
+            for result in results
+            if not any(
+                one.uuid in on_chain
+                for owner in self.owners[result.message["tool_call_id"]]
+                for one in owner.lines
+            )
         ] + said
 
 
@@ -249,7 +269,7 @@ def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
     results, others = [], []
     for block in line.blocks:
         if block.get("type") == "tool_result":
-            results.append(_result(line.where, block["tool_use_id"], block.get("content")))
+            results.append(_result(line.where, block["tool_use_id"], block))
         else:
             others.append(block)
     texts, lost = texts_of(line.where, "a user message", others, ("image", "document"))
@@ -257,10 +277,11 @@ def _said(line: Line) -> tuple[list[Converted], list[Converted]]:
     return said, results
 
 
-def _result(where: str, call_id: str, content: Any) -> Converted:
+def _result(where: str, call_id: str, block: dict[str, Any]) -> Converted:
+    content = block.get("content")
     blocks = as_blocks([content or ""] if content is None or isinstance(content, str) else content)
     texts, lost = texts_of(where, "a tool result", blocks, ("image", "document", "search_result"))
-    return Converted({"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}, lost)
+    return result(call_id, "\n".join(texts), lost, block.get("is_error"))
 
 
 def as_blocks(content: list[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +29,11 @@ class Acted(NamedTuple):
 
 @dataclass
 class Tally:
-    """What a reader knowingly leaves out, with numbers: lines that hold no message, and actions."""
+    """What a reader knowingly leaves out: lines that hold no message, and actions, with numbers; files."""
 
     lines: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, str] = field(default_factory=dict)  # by file, why
 
 
 class Converted(NamedTuple):
@@ -46,6 +48,9 @@ def unknown_line(where: str, problem: str) -> DataError:
     return DataError(where, problem, "remove the line from a copy of the log, or report the new line type")
 
 
+LFS = b"version https://git-lfs"
+FAILED_TOOL = "[the tool reported an error]"
+TEXTS = ("text", "input_text", "output_text", "summary_text")  # the last three are of the Responses API
 KINDS: dict[Any, str] = {list: "a list", dict: "an object", str: "a text"}
 
 
@@ -55,8 +60,21 @@ def wrong_value(where: str, problem: str) -> DataError:
 
 
 def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line of a file as (label:number, object); only a last line without a line break may be torn."""
-    lines = path.read_bytes().split(b"\n")
+    """Each line of a file as (label:number, object); only a last line without a line break may be torn.
+
+    A file that is one JSON value, an object or a list of objects, has one of them in each "line".
+    """
+    text = path.read_bytes()
+    if text.startswith(LFS):
+        problem = "it is a pointer of Git LFS, and not the log itself"
+        raise DataError(label, problem, "fetch the log: git lfs pull")
+    lines = text.split(b"\n")
+    if text.lstrip().startswith(b"[") or text.lstrip().split(b"\n", 1)[0].strip() == b"{":
+        whole = None
+        with suppress(ValueError, RecursionError):
+            whole = json.loads(text.decode())
+        if isinstance(whole, dict) or (isinstance(whole, list) and all(isinstance(x, dict) for x in whole)):
+            lines = [json.dumps(row).encode() for row in (whole if isinstance(whole, list) else [whole])]
     for number, raw in enumerate(lines, start=1):
         if not raw.strip():
             continue
@@ -113,6 +131,36 @@ def assistant(content: str, calls: Sequence[dict[str, Any]]) -> Message:
     return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {})}
 
 
+def chat_messages(where: str, raw: Any, tally: Tally) -> list[Converted]:
+    """The messages of a conversation. A result without the id of its call is of the first one that waits."""
+    found, waiting = list[Converted](), list[str]()
+    for number, one in enumerate(expected(where, raw, list, "messages")):
+        message = expected(where, one, dict, "a message")
+        if message.get("role") == "tool" and message.get("tool_call_id") is None and waiting:
+            message = {**message, "tool_call_id": waiting[0]}
+            tally.lines["tool result without the id of its call (taken in the order of the calls)"] += 1
+        if any(isinstance(call, dict) and call.get("id") is None for call in message.get("tool_calls") or ()):
+            calls = [{"id": f"call_{number}_{i}", **_with_id(x)} for i, x in enumerate(message["tool_calls"])]
+            message = {**message, "tool_calls": calls}
+        converted = chat_message(where, message, tally)
+        if message.get("role") == "tool":
+            waiting = [one for one in waiting if one != converted.message["tool_call_id"]]
+        else:
+            waiting = [call["id"] for call in converted.message.get("tool_calls", ())]
+        found.append(converted)
+    return found
+
+
+def _with_id(call: Any) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if key != "id" or value is not None}
+
+
+def result(call_id: str, text: str, lost: str | None, is_error: Any = False) -> Converted:
+    """The result of a tool call. Chat messages have no field for an error, so the text says it."""
+    text = f"{FAILED_TOOL}\n{text}" if is_error is True else text
+    return Converted({"role": "tool", "tool_call_id": call_id, "content": text}, lost)
+
+
 def chat_message(where: str, raw: Any, tally: Tally) -> Converted:
     """An OpenAI or verifiers message in one form: text content, calls as function calls, no reasoning."""
     message = expected(where, raw, dict, "a message")
@@ -133,7 +181,7 @@ def chat_message(where: str, raw: Any, tally: Tally) -> Converted:
         return Converted(assistant(content, [call for call in calls if call]), lost)
     if role == "tool":
         call_id = expected(where, message.get("tool_call_id"), str, "tool_call_id of a tool message")
-        return Converted({"role": "tool", "tool_call_id": call_id, "content": content}, lost)
+        return result(call_id, content, lost, message.get("is_error"))
     return Converted({"role": "system" if role == "developer" else role, "content": content}, lost)
 
 
@@ -153,7 +201,7 @@ def texts_of(
     texts, lost = [], None
     for block in blocks:
         kind = expected(where, block, dict, f"a block of {whose}").get("type")
-        if kind == "text":
+        if kind in TEXTS:
             texts.append(expected(where, block.get("text"), str, f"text of {whose}"))
         elif kind == "tool_reference":  # Claude Code's answer of a search for tools
             texts.append(json_text(block))
@@ -214,6 +262,15 @@ def finite(where: str, reward: Any) -> float | None:
     return float(reward)
 
 
+def reward(where: str, row: dict[str, Any], tally: Tally) -> float | None:
+    """The number in the field `reward` of a record, the outcome of all its actions."""
+    value = row.get("reward")
+    if value is not None and not isinstance(value, int | float):
+        tally.lines["field 'reward' that is not a number (not read)"] += 1
+        return None
+    return finite(where, float(value) if isinstance(value, bool) else value)
+
+
 def actions(
     before: Sequence[Converted],
     observed: Converted,
@@ -236,6 +293,10 @@ def why_left_out(before: Sequence[Converted], observed: Converted) -> str | None
     """Why an action cannot be replayed or trained on; None if it can."""
     if not before:
         return "nothing comes before it"
+    if before[0].message["role"] in ("assistant", "tool") and not any(
+        one.message["role"] in ("user", "system") for one in before
+    ):
+        return "its task is not in the log, which begins with the model's own message"
     for one in (*before, observed):
         if one.lost:
             return f"it needs {one.lost}"

@@ -1,6 +1,7 @@
 """OpenAI chat logs: one conversation, or one request with its response, in each line.
 
-- `{"messages": [...], "tools": [...]}`, as fine-tuning files have it: each assistant message is an action.
+- `{"messages": [...], "tools": [...], "reward": 1.0}`, as fine-tuning files have it: each assistant message
+  is an action, and a reward is the outcome of all of them.
 - `{"messages": [...], "tools": [...], "response": {"choices": [...]}}`: each choice is an action.
 - `{"request": {"messages": ..., "tools": ...}, "response": {"choices": [...]}}`: each choice is an action.
   The assistant messages of the request are not, because they have records of their own.
@@ -15,15 +16,16 @@ from composer_plugins.recipes.trace_replay.formats.common import (
     Tally,
     Tools,
     actions,
-    chat_message,
+    chat_messages,
     expected,
     function_tools,
     json_lines,
+    reward,
     unknown_line,
 )
 from composer_plugins.recipes.trace_replay.states import CUT_OFF
 
-READ = frozenset(("messages", "tools", "request", "response"))
+READ = frozenset(("messages", "tools", "request", "response", "reward"))
 
 
 def recognises(row: dict[str, Any]) -> bool:
@@ -40,13 +42,12 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
         tally.lines.update(f"field {name!r} of an OpenAI record" for name in row.keys() - READ)
         response = row.get("response")
         if "messages" in row and isinstance(response, dict) and (response.keys() & {"choices", "error"}):
-            yield from _of_exchange(where, {"request": row, "response": response}, tools, tally)
+            yield from _of_exchange(where, {**row, "request": row}, tools, tally)
         elif "messages" in row:
             if "response" in row:
                 tally.lines["field 'response' of an OpenAI record, which has no choices (not read)"] += 1
-            yield from of_messages(
-                where, row["messages"], function_tools(where, row.get("tools")) or tools, tally
-            )
+            own, outcome = function_tools(where, row.get("tools")) or tools, reward(where, row, tally)
+            yield from of_messages(where, row["messages"], own, tally, outcome=outcome)
         else:
             yield from _of_exchange(where, row, tools, tally)
 
@@ -62,7 +63,7 @@ def of_messages(
     is_truncated: bool = False,
 ) -> Iterator[Acted]:
     """The assistant messages of a conversation from `first` on; the last may be cut at the length limit."""
-    messages = [chat_message(where, one, tally) for one in expected(where, raw, list, "messages")]
+    messages = chat_messages(where, raw, tally)
     own = [i for i, one in enumerate(messages) if i >= first and one.message["role"] == "assistant"]
     for i in own:
         is_cut, key = is_truncated and i == own[-1], f"{where}/{i}"
@@ -77,10 +78,11 @@ def _of_exchange(where: str, row: dict[str, Any], tools: Tools | None, tally: Ta
         return
     choices = expected(where, response, dict, "response").get("choices")
     raw = expected(where, request.get("messages"), list, "messages of the request")
-    tools = function_tools(where, request.get("tools")) or tools
+    tools, outcome = function_tools(where, request.get("tools")) or tools, reward(where, row, tally)
     for number, choice in enumerate(expected(where, choices, list, "choices of the response")):
         message = expected(where, choice, dict, "a choice").get("message")
         is_truncated = choice.get("finish_reason") == CUT_OFF
         whole = [*raw, {"role": "assistant", **expected(where, message, dict, "message of a choice")}]
-        for acted in of_messages(where, whole, tools, tally, first=len(raw), is_truncated=is_truncated):
+        more: dict[str, Any] = {"outcome": outcome, "is_truncated": is_truncated}
+        for acted in of_messages(where, whole, tools, tally, first=len(raw), **more):
             yield acted._replace(key=f"{acted.key}/{number}")

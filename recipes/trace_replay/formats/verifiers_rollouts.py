@@ -60,6 +60,8 @@ def _of_rollout(where: str, row: dict[str, Any], tools: Tools | None, tally: Tal
         if not isinstance(prompt, list) or not isinstance(completion, list):
             tally.lines["rollout without chat messages"] += 1
             return
+        if not completion:
+            tally.lines["rollout with an empty completion"] += 1
         cut = bool(step.get("is_truncated")) or (is_truncated and i == len(steps) - 1)
         for acted in of_messages(
             where,
