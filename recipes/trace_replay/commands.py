@@ -100,7 +100,8 @@ def make_states(
     _print_counts("different secrets, replaced everywhere", secrets)
     if run["states_without_tools"]:
         number = run["states_without_tools"]
-        text = f"{number} state{' has' if number == 1 else 's have'} no tools, so that a teacher can call none there; --tools names a file"
+        have = " has" if number == 1 else "s have"
+        text = f"{number} state{have} no tools, so that a teacher can call none there; --tools names a file"
         console.print(Text(text, style="yellow"), soft_wrap=True)
 
 
