@@ -13,7 +13,7 @@ from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.surface import OWN, TRL_LOSS, ComposerGRPOConfig, unknown_option
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import ComposerWarning, Finding
-from composer_plugins.frameworks.contract import NOTHING
+from composer_plugins.frameworks.contract import NOTHING, SAMPLING
 from composer_plugins.frameworks.trl import (
     DPO_LOSSES,
     LOSS_OPTIONS,
@@ -189,7 +189,8 @@ def _config(table: Mapping[str, Any]) -> tuple[ComposerGRPOConfig, Choice, list[
             number.check(name, value, default)  # without that length TRL trains
     own = _own_loss(values) if values.get("policy", TRL_LOSS) == TRL_LOSS else {}
     options = _made(values)
-    found = list(options.findings())
+    sampled = {name: table[name] for name in SAMPLING.keys() & table.keys()}
+    found = list((_made(values | sampled) if sampled else options).findings())
     if own:
         values |= own
         row = choose("policy", values["policy"]).loss

@@ -40,6 +40,7 @@ from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
 from composer_plugins.objective.options import SetBy, given_options, parameters_set
+from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
 PARAMS = ("policy_params", "hint_params", "replay_params")
@@ -271,6 +272,9 @@ class ComposerGRPOConfig(GRPOConfig):
             with wrong.collected():
                 TRL.require(choice)
         findings = [*self._without_effect(config), *_live_teacher(config)]
+        takes_rollout = policy is not None and "rollout_logprobs" in policy.loss.needs
+        if self.use_vllm and (takes_rollout or upstream.corrects_rollouts(self)):
+            findings += cut_sampling(vars(self).get)
         if policy is None and self.loss_type not in (None, *LOSS_TYPES):
             error = unknown("loss_type", str(self.loss_type), LOSS_TYPES, guess=False)
             ours = self.loss_type in of_kind(losses(), "policy")

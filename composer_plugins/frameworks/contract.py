@@ -18,6 +18,15 @@ DIGITS = 12  # of a converted number, so that 1.2 - 1 is 0.2; 1.2 - 1 moves by l
 ROUNDING = 4e-16
 
 
+# What cuts or bends the distribution that is sampled, with the values that do not.
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_p": (None, 1.0),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (None, 1.0),
+}
+
+
 class Conversion(NamedTuple):
     """How a framework's value becomes ours: `factor * theirs + offset`, or its entry in `values`."""
 

@@ -2,7 +2,15 @@
 
 from typing import NamedTuple
 
-from composer_plugins.frameworks.contract import MINUS_ONE, Conversion, Framework, NamedLoss, Option, Sets
+from composer_plugins.frameworks.contract import (
+    MINUS_ONE,
+    SAMPLING,
+    Conversion,
+    Framework,
+    NamedLoss,
+    Option,
+    Sets,
+)
 
 # The releases that the adapter is tested with, by `nox -s trl_versions`. `conform` compares the last.
 TESTED = ("1.0.0", "1.5.1", "1.9.0", "1.14.0", "1.16.0")
@@ -155,10 +163,7 @@ VLLM_BOUNDS = {"tis": ("floor", "cap"), "mis": ("low", "high")}  # of clip_min a
 
 # Options that change what is sampled, or what the model computes, with their values that change nothing.
 NOT_CARRIED: dict[str, tuple[object, ...]] = {
-    "top_p": (None, 1.0),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (None, 1.0),
+    **SAMPLING,
     "generation_kwargs": (None, {}),
     "neftune_noise_alpha": (None, 0.0),
     "max_prompt_length": (None,),

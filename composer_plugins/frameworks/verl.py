@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from composer_plugins.frameworks.contract import Conversion, Framework, NamedLoss, Option, Sets, keys_in
+from composer_plugins.frameworks.contract import (
+    SAMPLING,
+    Conversion,
+    Framework,
+    NamedLoss,
+    Option,
+    Sets,
+    keys_in,
+)
 from composer_plugins.losses.row import Kind
 
 
@@ -231,12 +239,6 @@ WITHOUT_PULL = ("k1", "kl")  # KL estimators whose gradient in the loss is 1 at 
 # Of verl's options, from the root of its config.
 DEFAULTS = {f"{TABLES[one.kind]}.{one.key}": one.default for one in OPTIONS} | {Key.TEMPERATURE: 1.0}
 # Options that change what the rollout engine samples from, with the values that do not.
-SAMPLING: dict[str, tuple[Any, ...]] = {
-    f"{Key.ROLLOUT}.top_p": (None, 1.0),
-    f"{Key.ROLLOUT}.top_k": (None, 0, -1),
-    f"{Key.ROLLOUT}.min_p": (None, 0.0),
-    f"{Key.ROLLOUT}.repetition_penalty": (None, 1.0),
-}
 ENGINES = ("FSDP", "Mcore", "TorchTitan", "VeOmni")
 OVERLONG = (("reward_model", ""), ("reward_model.reward_kwargs", "_cfg"), ("reward.reward_kwargs", "_cfg"))
 # What bears on the loss and has no field in Objective: the key, and its values that change nothing.
@@ -262,7 +264,9 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     f"{Key.ACTOR}.router_replay.mode": (None, "disabled"),
     f"{Key.ACTOR}.megatron.router_replay.mode": (None, "disabled"),
     f"{Key.ROLLOUT}.enable_rollout_routing_replay": (None, False),
-    **SAMPLING,  # what is sampled, and below with which log-probabilities
+    **{
+        f"{Key.ROLLOUT}.{name}": values for name, values in SAMPLING.items()
+    },  # what is sampled, and below with which log-probabilities
     f"{Key.ROLLOUT}.do_sample": (None, True),
     f"{Key.ROLLOUT}.use_fire_sampling": (None, False),
     f"{Key.ROLLOUT}.ignore_eos": (None, False),

@@ -1,9 +1,10 @@
 """Rules about what a run trains that hold in every framework: each is written here once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import Framework
+from composer_plugins.frameworks.contract import SAMPLING, Framework
 from composer_plugins.losses.choosing import Choice
 
 
@@ -36,6 +37,19 @@ def denominator_of_another(choice: Choice, framework: Framework, mode: str, key:
         if not any(one.mode for one in framework.losses if one.row == name):
             remedy += f", or name {name}, which is reduced as {framework.title} is set to"
     yield Finding("warning", key, problem, remedy)
+
+
+def cut_sampling(value_of: Callable[[str], Any], above: str = "") -> Iterator[Finding]:
+    """Yield a warning for each option that cuts the rollout policy's distribution.
+
+    It is for a run that computes a ratio to that policy. `value_of` has the value of a key below `above`.
+    """
+    for name, neutral in SAMPLING.items():
+        if (value := value_of(f"{above}{name}")) not in neutral:
+            problem = f"it is {value!r}, so the rollout engine's log-probabilities are those of another "
+            problem += "distribution than the trainer's, and the ratio of the two is not 1 for equal weights"
+            remedy = f"set it to {neutral[-1]}, or choose a loss and a correction without that ratio"
+            yield Finding("warning", f"{above}{name}", problem, remedy)
 
 
 def advantage_of_another_paper(policy: Choice, used: str, key: str, remedy: str) -> Iterator[Finding]:

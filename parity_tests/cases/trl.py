@@ -221,6 +221,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rewards divided where Dr. GRPO's are not": {"policy": "dr_grpo"},
     "rewards divided where RLOO's are not": {"policy": "rloo", "scale_rewards": "batch"},
     "one completion per prompt": {"num_generations": 1},
+    "a cut distribution beside vLLM's weights": {"policy": "grpo", "use_vllm": True, "top_p": 0.9},
     "vLLM's weights beside a loss that has the rollout's ratio": {"policy": "dppo_tv", "use_vllm": True},
     "one vLLM weight per sequence beside VESPO": {"policy": "vespo", **SEQUENCE_MASK},
     "an advantage, as in verl": {"advantage": "rloo"},

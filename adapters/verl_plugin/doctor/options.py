@@ -32,7 +32,7 @@ from composer_plugins.losses.choosing import Choice, with_plugin_problems
 from composer_plugins.losses.registry import losses, registry
 from composer_plugins.losses.row import Kind, of_kind
 from composer_plugins.objective.options import only_with, without_effect
-from composer_plugins.objective.rules import advantage_of_another_paper
+from composer_plugins.objective.rules import advantage_of_another_paper, cut_sampling
 
 TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 WORKER_OVERRIDES = f"{Key.LOSS_TARGET}={TARGET} +{WORKER_NODE}='${{{NODE}}}'"
@@ -424,12 +424,7 @@ def _sampling(run: Run, policy: Choice | None) -> Iterator[Finding]:
     uses_ratio = policy is not None and "rollout_logprobs" in policy.loss.needs
     if not (uses_ratio or run.at(Key.BYPASS) or run.at(Key.CORRECTED) or run.at(Key.REJECTED)):
         return
-    for key, neutral in verl.SAMPLING.items():
-        if (value := run.at(key)) not in neutral:
-            problem = f"it is {value!r}, so the rollout engine's log-probabilities are those of another "
-            problem += "distribution than the trainer's, and the ratio of the two is not 1 for equal weights"
-            remedy = f"set it to {neutral[-1]}, or choose a loss and a correction without that ratio"
-            yield Finding("warning", key, problem, remedy)
+    yield from cut_sampling(run.at, f"{Key.ROLLOUT}.")
 
 
 def _reference(run: Run, channels: Channels | None) -> Iterator[Finding]:
