@@ -422,7 +422,10 @@ def of_another_release(key: str, release: str) -> tuple[str, str] | None:
     if is_in(key, release):
         return None
     first, last = lifetime(key)
-    having = f"PRIME-RL {first} has it" if first == last else f"PRIME-RL {first} to {last} have it"
+    having = (
+        f"PRIME-RL {first} to {last} have it" if last != RELEASES[-1] else f"PRIME-RL has it since {first}"
+    )
+    having = f"PRIME-RL {first} has it" if first == last != RELEASES[-1] else having
     others = [
         one for same in SAME_IN_OTHERS if any(f"{key}.".startswith(f"{x}.") for x in same) for one in same
     ]

@@ -6,6 +6,7 @@ checks here find mistakes that PRIME-RL accepts, or that it reports only after t
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     NOT_LISTED,
     Run,
-    misspelt,
+    as_rl,
+    assumed,
+    not_known,
+    of_other_releases,
     read,
     routed,
     table,
@@ -68,6 +72,13 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     by_features = upstream.generation_by_features(features) if target.version is None else None
     release = release if target.version is None else target.version
     generation = by_features or upstream.generation_of(release)
+    whole = as_rl(run.config, run.kind)
+    nearest = upstream.release_of(generation.since)
+    with suppress(ConfigError):  # metadata may say another version than the source has
+        if release is not None and upstream.generation_of(release) is generation:
+            nearest = upstream.release_of(release)
+    if release is None and by_features is None:
+        nearest, generation = assumed(whole)
     found = [*loss_table(run, generation), *newer_than_tested(generation)]
     if release is not None and target.version is None and by_features is None:
         problem = f"its metadata say {release}, and its source was not found: tag v0.5.0 says 0.4.0 there"
@@ -87,6 +98,14 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     found += [one for one in echo_terms(run) if one.key not in reported]
     if run.kind == prime_rl.ORCHESTRATOR:  # whose options are at the top
         found = [one.without(NOT_LISTED) for one in found]
+    others = of_other_releases(whole, nearest)
+    if facts["rejected"] is not None:
+        others = {key: others[key] for key, *_ in facts["rejected"] if key in others}
+    severity = "warning" if release is None and by_features is None else "error"
+    above = "" if run.is_for_rl else f"{run.kind}."
+    for key, told in others.items():
+        problem, remedy = (text.replace(above, "") for text in told)
+        found.append(Finding(severity, key.removeprefix(above), problem, remedy))
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
     compared += f"; read as {prime_rl.FILE_NAMES[run.kind]}"
@@ -96,9 +115,9 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
-    guesses = {one.key: one for one in misspelt(run.config, run.kind)}
+    guesses = {one.key: one for one in not_known(run.config, run.kind)}
     if rejected is None:
-        yield from guesses.values()
+        yield from (one for key, one in guesses.items() if key not in reported)
     for key, message, is_missing in rejected or ():
         if is_missing:
             remedy = "set it in a file that you give the doctor, or on PRIME-RL's command line"

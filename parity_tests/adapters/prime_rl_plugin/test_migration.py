@@ -215,12 +215,13 @@ def echo(roles: str) -> str:
         (echo('filter.import_path = "my.drop"'), f"{ECHO}.*(tool 0.1), of those that my.drop selects", None),
         # Denominators of old trainers.
         (OWN_0_4, f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
-        ("orchestrator.group_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
+        ("orchestrator.batch_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), "0.4 divides the loss of each sequence by its num", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
-        ("orchestrator.group_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
+        ("orchestrator.batch_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
+        ("orchestrator.trajectory_strategy = 'interleaved'", f"PRIME-RL 0.4 {TOKENS}", None),
     ],
 )
 def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
@@ -244,7 +245,6 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
         'orchestrator.algo = { type = "grpo", loss_aggregation = "token", length_weighted_baseline = false }',
         "[orchestrator]\ngroup_size = 8\n[[orchestrator.train.source]]\nname = 'a'\ngroup_size = 8",
         "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
-        'orchestrator.trajectory_strategy = "interleaved"\n',
         "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
         OPD.replace("opd", "rl"),
         FILTER,
@@ -358,7 +358,7 @@ def test_the_version_that_was_assumed_is_printed(
         ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),
         ("[orchestrator]\ngroupsize = 4", "orchestrator.groupsize"),
         ("[[orchestrator.env]]\nid = 'a'\nreward_scale = 2", "orchestrator.env.reward_scale"),
-        ("[trainer.buffer]\nx = 1\n[orchestrator.buffer]\nseed = 1", "trainer.buffer"),
+        ("[trainer.renderer]\nx = 1\n[orchestrator.renderer]\nx = 1", "trainer.renderer"),
     ],
 )
 def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, unread: str) -> None:
