@@ -1,13 +1,12 @@
 """`ComposerConfig`: the config model into which the options of TRL, PRIME-RL and verl are parsed."""
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from string import Formatter
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from composer_plugins.errors import ConfigError, did_you_mean, near, spelling, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding, Findings, Severity, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import counterpart, what_to_set
@@ -15,8 +14,6 @@ from composer_plugins.losses import choosing
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Kind, of_kind
-
-ALIKE = 0.8  # of two names, one of which is the other misspelt; `replay_beta` and `replay_weight` have 0.67
 
 
 class ComposerConfig(BaseModel):
@@ -215,15 +212,7 @@ def unknown_option(
             return ConfigError(name, f"it is a parameter of policy {row.name!r}", remedy)
     if framework and (theirs := counterpart(framework, name, rows["ppo"])):
         return ConfigError(name, f"unknown option {name!r}", did_you_mean([theirs]))
-    known = tuple(known)
-    return unknown(name, name, known, noun="option", guess=all(misspelt(name, x) for x in near(name, known)))
-
-
-def misspelt(name: str, known: str) -> bool:
-    """Whether a name is another spelling of a known one, and not that name with a further word."""
-    longer, shorter = sorted((spelling(name), spelling(known)), key=len, reverse=True)
-    is_another = longer.startswith(f"{shorter}_") or longer.endswith(f"_{shorter}")
-    return not is_another and difflib.SequenceMatcher(None, longer, shorter).ratio() >= ALIKE
+    return unknown(name, name, known, noun="option", completes=False)
 
 
 def unlikely(choice: Choice, set_by: Mapping[str, str] | None = None) -> Iterator[Finding]:

@@ -10,6 +10,8 @@ from typing import Self
 
 MAX_LISTED = 20  # up to this many known names are listed; of more, only the nearest
 MAX_NEAREST = 8
+SHORT, LONG = 3, 8  # letters of a word, up to and from which fewer and more of them may be wrong
+MAX_WRONG = 2
 MAX_COMPLETIONS = 4  # of the names that begin with what was typed
 
 
@@ -63,18 +65,20 @@ def unknown(
     stem: str = "",
     more: str = "",
     guess: bool = True,
+    completes: bool = True,
 ) -> ConfigError:
     """The error for an unknown name: it offers the nearest known names, or lists the known ones.
 
     `noun` is what the name should have been, if not `key`. `stem` is what every known name begins with
-    ("cispo@"). `more` says where the reader finds the whole list. Without `guess` it lists them always.
+    ("cispo@"). `more` says where the reader finds the whole list. Without `guess` it lists them always;
+    without `completes` a name stands for no longer one, as an option's.
     """
     known, noun = sorted(set(known)), noun or key
     listed = _listed(name, known, stem, more)
     if not name.strip():
         return ConfigError(key, f"no {noun} is given", listed)
     problem = f"unknown {noun} {stem + name!r}"
-    nearest = near(name, known) if guess else []
+    nearest = near(name, known, completes=completes) if guess else []
     return ConfigError(key, problem, did_you_mean(nearest, stem) if nearest else listed)
 
 
@@ -89,16 +93,60 @@ def spelling(name: str) -> str:
     return name.replace("-", "_").replace(" ", "_")
 
 
-def near(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that `name` may stand for: another spelling, else a completion, else the most alike."""
+def near(name: str, known: Iterable[str], *, completes: bool = True) -> list[str]:
+    """The known names that `name` may stand for: another spelling, else a completion, else a misspelt one.
+
+    An option is not completed: one with a further word has another meaning.
+    """
     wanted, keys = spelling(name), {one: spelling(one) for one in known}
     if not wanted:
         return []
     same = [one for one, key in keys.items() if key == wanted]
-    completions = [one for one, key in keys.items() if key.startswith(wanted)]
-    alike = difflib.get_close_matches(wanted, keys.values(), n=1)
+    completions = [one for one, key in keys.items() if key.startswith(wanted)] if completes else []
     shortest_first = sorted(completions, key=lambda one: (len(one), one))
-    return same or shortest_first[:MAX_COMPLETIONS] or [one for one, key in keys.items() if key in alike][:1]
+    mistakes = {one: found for one, key in keys.items() if (found := misspelt(wanted, key)) is not None}
+    ranks = {one: (wrong, -_likeness(one, name)) for one, wrong in mistakes.items()}
+    likeliest = [
+        one for one, rank in ranks.items() if rank == min(ranks.values())
+    ]  # of two, neither is meant
+    return same or shortest_first[:MAX_COMPLETIONS] or likeliest
+
+
+def misspelt(name: str, known: str) -> int | None:
+    """How many letters of a name are wrong, if it is `known` misspelt; None if it is another name.
+
+    A name with another number of words or other digits is another name, and so is one word that begins with
+    another letter (`dtype`, `type`). In a short word no letter may be another: `dpo` is not a misspelt `dro`.
+    """
+    if name.replace("_", "") == known.replace("_", ""):
+        return 0
+    words, others = name.split("_"), known.split("_")
+    if len(words) != len(others) or [*filter(str.isdigit, name)] != [*filter(str.isdigit, known)]:
+        return None
+    wrong = 0
+    for one, other in zip(words, others, strict=True):
+        number = _distance(one, other)
+        is_another_letter = len(one) == len(other) and sorted(one) != sorted(other)
+        begins_otherwise = one[:1] != other[:1] and one[:2] != other[1::-1]
+        most = 1 if len(other) < LONG or begins_otherwise else 2
+        most = 0 if begins_otherwise and len(words) == 1 else most
+        if number > most or (number and len(other) <= SHORT and is_another_letter):
+            return None
+        wrong += number
+    return wrong if wrong <= MAX_WRONG else None
+
+
+def _distance(one: str, other: str) -> int:
+    """The letters that are wrong, too many, missing, or swapped with their neighbour (Damerau's distance)."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        rows.append([i])
+        for j, theirs in enumerate(other, 1):
+            costs = [rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (letter != theirs)]
+            if i > 1 and j > 1 and (letter, one[i - 2]) == (other[j - 2], theirs):
+                costs.append(rows[i - 2][j - 2] + 1)
+            rows[i].append(min(costs))
+    return rows[-1][-1]
 
 
 def did_you_mean(nearest: list[str], stem: str = "") -> str:

@@ -29,6 +29,7 @@ from composer_plugins.objective.objective import (
 )
 
 __all__ = ["read", "release", "render", "together", "write"]
+NO_BEARING = prime_rl.NO_BEARING
 KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]

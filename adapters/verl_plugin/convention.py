@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
@@ -12,9 +11,9 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from composer_plugins.adapters.verl_plugin.upstream import ALIKE, FIRST, exact_release
+from composer_plugins.adapters.verl_plugin.upstream import FIRST, exact_release
 from composer_plugins.calling_convention import Called, Convention, Counts, Function, checked_pair
-from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, unknown
+from composer_plugins.errors import ConfigError, did_you_mean, in_a_line, near, unknown
 from composer_plugins.frameworks.verl import COUNTS_SINCE, MODES, MODES_SINCE, OPTIONS, PAIRS_SINCE
 from composer_plugins.frameworks.verl import VERL as VERL_TABLE
 
@@ -105,7 +104,7 @@ def watch(config: Any) -> dict[str, None]:
     def watched(table: Any, where: str) -> None:
         def missing(self: Any, name: str) -> Any:
             # A user's own config class may have other options, such as `delta`.
-            nearest = [places[one] for one in get_close_matches(name, places, n=1, cutoff=ALIKE)]
+            nearest = [places[one] for one in near(name, places, completes=False)]
             hint = f": {did_you_mean(nearest, 'config.')}" if nearest else ""
             if nearest:
                 found[f"it reads {where}.{name}, which verl does not have{hint}"] = None

@@ -25,7 +25,6 @@ Release = tuple[int, int] | None  # major and minor; None: not known, and taken 
 # of the v1 kind, to which composer_sync belongs; the first that nobody has tested.
 FIRST, ENTRY_POINTS, UNTESTED = (0, 6), (0, 9), (0, 10)
 DEFAULT_TRAINER = "sync"
-ALIKE = 0.8  # of two names, one of which is the other misspelt; `delta` and `dro_beta` have 0.6
 
 # The methods of verl's PPOTrainerSync that composer_sync overrides.
 OVERRIDDEN = {"_init_dataloader", "_init_resource_pool_mgr", "_compute_advantage", "_update_actor"}

@@ -8,9 +8,8 @@ It never imports the framework here. What it needs to know of the interpreter th
 """
 
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +18,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
+from composer_plugins.cli.given import Given
 from composer_plugins.diagnosis import Examination, Target
 from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.registry import OURS, frameworks
-from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.resolve import examine, is_readable
 
 STYLES: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
@@ -50,10 +50,13 @@ def doctor(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|KEY=VALUE",
-            help="The config file, or several that are merged from left to right. With --verl: none, one, "
-            "hydra overrides (key=value, +key=value), or both.",
+            metavar="FILE|SCRIPT|KEY=VALUE",
+            help="The config file, or several that are merged from left to right; or the script that starts "
+            "the training (run.sh, train.py), which is read and not run. Options (key=value) replace theirs.",
         ),
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="A launch script whose name has another suffix than .sh or .py.")
     ] = None,
     framework: Annotated[
         str | None,
@@ -85,52 +88,40 @@ def doctor(
     """
     if verl and framework not in (None, "verl"):
         raise ConfigError("--verl", f"--framework {framework} is given too", "give one of them")
-    files, overrides = [Path(one) for one in given or ()], tuple[str, ...]()
-    name = framework_of("verl" if verl else framework, files)
+    name = "verl" if verl else framework
+    if name is not None and name not in examinable():
+        raise unknown("--framework", name, examinable(), noun="framework")
+    config = command_line.read(given or (), name or "", script)
+    name = config.framework or framework_of(config.files or list(map(Path, config.overrides)))
     known = examinable()[name]
-    if known.has_overrides:
-        files, overrides = split(given or ())
-    elif not files:
+    if not (config.files or config.overrides or known.is_hydra):
         suffixes = " ".join(known.suffixes)
         raise ConfigError("FILE", f"no config file of {name} is given", f"give one ({suffixes})")
     with foreign_code():
         if known.doctor:
-            found = import_module(known.doctor).examine(files, Target(python, version, overrides))
+            target = Target(python, version, config.overrides, config.config, config.exported)
+            found = import_module(known.doctor).examine(config.files, target)
         else:
-            found = examine(name, table_given(files, overrides), version)
+            found = examine(name, config._replace(framework=name).table(), version)
+    found = with_unknown(found, config.findings)
     if as_json:
-        answer(json.dumps(as_data(name, files, overrides, found), indent=2))
+        answer(json.dumps(as_data(name, config, found), indent=2))
     else:
         console = Console(highlight=False, markup=False, emoji=False)
-        print_findings(console, examined(files, overrides), found)
+        print_findings(console, config.what, found)
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
 
 
-def table_given(
-    files: Sequence[Path],
-    overrides: Sequence[str],
-    together: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """The config of a file with its overrides. Several files are an error, unless they are put `together`."""
-    if len(files) > 1 and together is None:
-        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
-    tables = [table_of(one) for one in files]
-    return replaced(together(tables) if together else next(iter(tables), {}), overrides)
+def with_unknown(found: Examination, unknown: Sequence[Finding]) -> Examination:
+    """The findings with what is not known of a script. What hangs on its keys is not said."""
+    keys = {one.key for one in unknown}
+    rest = (one for one in found.findings if one.key not in keys)
+    return Examination(found.against, (*unknown, *rest))
 
 
-def split(given: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
-    """Files, and hydra's overrides: key=value, +key=value, ~key. A file may have = in its path."""
-    overrides = tuple(one for one in given if ("=" in one or one.startswith("~")) and not os.path.isfile(one))
-    return [Path(one) for one in given if one not in overrides], overrides
-
-
-def framework_of(framework: str | None, files: Sequence[Path]) -> str:
-    """The framework that was named, or else the one whose files have these suffixes."""
-    if framework is not None:
-        if framework not in examinable():
-            raise unknown("--framework", framework, examinable(), noun="framework")
-        return framework
+def framework_of(files: Sequence[Path]) -> str:
+    """The framework whose files have these suffixes."""
     if not files:
         raise ConfigError("FILE", "nothing to examine is given", "give a config file, or --verl")
     for name, known in examinable().items():
@@ -141,20 +132,12 @@ def framework_of(framework: str | None, files: Sequence[Path]) -> str:
     raise ConfigError("FILE", problem, "set --framework, or --verl")
 
 
-def examined(files: Sequence[Path], overrides: Sequence[str]) -> str:
-    """What was examined: "a.yaml + 3 overrides"."""
-    number = f"{len(overrides)} override{'s' * (len(overrides) > 1)}"
-    return " + ".join([*map(str, files), *([number] if overrides else [])]) or "the environment"
-
-
-def as_data(
-    framework: str, files: Sequence[Path], overrides: Sequence[str], found: Examination
-) -> dict[str, Any]:
+def as_data(framework: str, given: Given, found: Examination) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "framework": framework,
-        "files": [str(file) for file in files],
-        **({"overrides": list(overrides)} if examinable()[framework].has_overrides else {}),
+        "files": [str(file) for file in given.files],
+        "overrides": list(given.overrides),
         "against": found.against,
         "findings": [finding._asdict() for finding in found.findings],
     }

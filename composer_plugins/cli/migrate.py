@@ -1,13 +1,15 @@
 """`composer-plugins migrate`: the loss of one framework's config as a config of another framework."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.cli.doctor import examined, split, table_given
-from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.errors import ConfigError
+from composer_plugins.errors import unknown as unknown_name
 from composer_plugins.findings import Findings
 from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
@@ -24,9 +26,10 @@ def migrate(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|KEY=VALUE",
-            help="The config to read: a YAML of TRL or verl, a TOML of PRIME-RL. Options of a command line "
-            "(key=value) replace those of the file, or stand alone.",
+            metavar="FILE|SCRIPT|KEY=VALUE",
+            help="The config to read: a YAML of TRL or verl, TOML files of PRIME-RL, or the script that "
+            "starts the training (run.sh, train.py). Options (key=value) replace those of the file, or stand "
+            "alone.",
         ),
     ] = None,
     to: Annotated[str, typer.Option("--to", help=f"The framework to write for: {FRAMEWORKS}.")] = "",
@@ -36,6 +39,9 @@ def migrate(
     loss: Annotated[
         str, typer.Option(help="Instead of a file: a policy loss of the catalogue (grpo@verl, cispo).")
     ] = "",
+    script: Annotated[
+        Path | None, typer.Option(help="A launch script whose name has another suffix than .sh or .py.")
+    ] = None,
     version: Annotated[
         str | None, typer.Option(help="PRIME-RL's version, if it is not the newest that was tested.")
     ] = None,
@@ -45,32 +51,43 @@ def migrate(
     The differences are comments at the top. Exit status 0: the two are the same up to the named denominator
     of each; 1: something differs, or a key was not understood, and it is listed; 2: it cannot be done.
     """
-    if bool(loss) == bool(given):
+    if bool(loss) == bool(given or script):
         problem = "both are given" if loss else "neither is given"
         raise ConfigError("FILE, --loss", problem, "give a config file, or --loss with the name of a loss")
     if loss and source:
         raise ConfigError("--from", "--loss names a loss of no framework's file", "remove one of them")
+    if source:
+        check(source, "--from")
+    given_here = command_line.read(given or (), source, script)
+    source = given_here.framework
+    if not loss:
+        check(source, "--from")
     if version is not None and "prime-rl" not in (source, to):
         raise ConfigError("--version", "only versions of PRIME-RL are told apart", "remove it")
     with foreign_code():
-        read, name = of_loss(loss) if loss else of_config(given or (), source, version)
+        if loss:
+            read, name = of_loss(loss), loss
+        else:
+            read = resolve.resolve(source, given_here.table(), version)
+            name = f"{given_here.what} of {source}"
         objective = read.required()
         check(to, "--to")
         found = resolve.migrate(objective, to, version)
     versions = f"Written for {resolve.surface(to).release(version)}."
     if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
-    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions)]
+    unknown = tuple(f"{one.key}: {one.problem}; {one.remedy}" for one in given_here.findings)
+    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions, unknown)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or read.unread:
+    if found.differences or read.unread or unknown:
         raise typer.Exit(1)
 
 
-def of_loss(name: str) -> tuple[resolve.Resolved, str]:
-    """A loss of the catalogue as what a config asks for, and what to call it."""
+def of_loss(name: str) -> resolve.Resolved:
+    """A loss of the catalogue as what a config asks for."""
     try:
         objective = of_choice(choose("policy", name, option="--loss"))
-        return resolve.Resolved(objective, Findings(), (), ""), name
+        return resolve.Resolved(objective, Findings(), (), "")
     except ConfigError as error:
         if error.key == "--loss":
             raise
@@ -78,28 +95,29 @@ def of_loss(name: str) -> tuple[resolve.Resolved, str]:
         raise ConfigError("--loss", problem, "give a config file that sets it") from None
 
 
-def of_config(given: Sequence[str], source: str, version: str | None) -> tuple[resolve.Resolved, str]:
-    """What a framework's file and options ask for, and what to call them."""
-    check(source, "--from")
-    files, overrides = split(given)
-    together = getattr(resolve.surface(source), "together", None)  # where one run has several files
-    table = table_given(files, overrides, together)
-    return resolve.resolve(source, table, version), f"{examined(files, overrides)} of {source}"
-
-
 def check(framework: str, option: str) -> None:
     """Raise ConfigError at the option that names a framework, if its configs cannot be read and written."""
     if framework not in resolve.readable():
-        raise unknown(option, framework, resolve.readable(), noun="framework")
+        raise unknown_name(option, framework, resolve.readable(), noun="framework")
 
 
 def comments(
-    name: str, to: str, found: resolve.Migrated, read: resolve.Resolved, versions: str = ""
+    name: str,
+    to: str,
+    found: resolve.Migrated,
+    read: resolve.Resolved,
+    versions: str = "",
+    unknown: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The versions, what was not understood, what the written config is, and each difference in a line."""
+    """The versions, what was not understood, what the written config is, and each difference in a line.
+
+    `unknown` says what of a script is not known.
+    """
     if versions:
         yield versions
     unread = read.unread
+    for line in unknown:
+        yield f"Not known, and it may bear on the loss: {line}"
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
         yield f"Not understood, and it may bear on the loss: {', '.join(keys)}"
@@ -108,7 +126,7 @@ def comments(
     for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:
-        yield "Of what was understood, nothing differs." if unread else "Nothing differs."
+        yield "Of what was understood, nothing differs." if unread or unknown else "Nothing differs."
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"

@@ -168,7 +168,12 @@ class Framework:
     package: str = ""  # what is imported; "" where it is run from a checkout, because no index has it
     install: str = ""  # how to install it, for a message
     suffixes: tuple[str, ...] = ()  # of its config files, those that no other framework has
-    has_overrides: bool = False  # whether its command line takes options (key=value) beside a file
+    # What starts its training: a command, or a pattern of modules; and the classes of its config, which a
+    # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.
+    programs: tuple[str, ...] = ()
+    config_classes: tuple[str, ...] = ()
+    is_hydra: bool = False
+    has_several_files: bool = False  # one run may have several, which are merged
     convention: str = ""  # "module:object", the calling convention of its loss functions
     claims: str = ""  # the module with the claims of `conform`
     doctor: str = ""  # the package with its doctor

@@ -506,6 +506,11 @@ PRIME_RL = Framework(
     not_carried=NOT_CARRIED,
     no_bearing=NO_BEARING,
     install=CLONE,
+    programs=(
+        *("rl", "trainer", "orchestrator", "*.entrypoints.rl", "*.entrypoints.trainer"),
+        *("*.entrypoints.orchestrator", "*.trainer.rl.train", "*.orchestrator.orchestrator"),
+    ),
+    has_several_files=True,
     suffixes=(".toml",),
     convention="composer_plugins.adapters.prime_rl_plugin.convention:PRIME_RL",
     claims="composer_plugins.conformance.prime_rl_claims.suite",

@@ -239,7 +239,8 @@ class Loss:
                     continue
                 # A name that means a parameter of another loss is not a misspelling of one of this loss.
                 guess = not any(what_to_set(one, name) for one in others)
-                wrong.add(unknown(prefix + name, name, self.parameters, noun=noun, guess=guess))
+                error = unknown(prefix + name, name, self.parameters, noun=noun, guess=guess, completes=False)
+                wrong.add(error)
                 continue
             default = self.defaults.get(name, REQUIRED)
             with wrong.collected():

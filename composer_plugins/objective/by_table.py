@@ -29,6 +29,7 @@ class ByTable:
         self.framework = framework
         self.choosers = tuple(dict.fromkeys(key for one in framework.losses for key in one.options))
         self.keys = {*self.choosers, *(one.key for one in framework.options)}
+        self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
@@ -50,7 +51,7 @@ class ByTable:
 
     def not_known(self, key: str, table: Mapping[str, Any]) -> Finding:
         """What the doctor says of a key that is not understood."""
-        nearest = near(key, self.KNOWN)
+        nearest = near(key, self.KNOWN, completes=False)
         remedy = did_you_mean(nearest) if nearest else "remove it, or find out what it does"
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)

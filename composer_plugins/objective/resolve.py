@@ -10,11 +10,12 @@ Every key of a config is one that is read, one of those that bear on the loss an
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from composer_plugins.diagnosis import Examination
-from composer_plugins.errors import ConfigError, in_a_line, near
+from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding, Findings, error_of
 from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.frameworks.registry import frameworks
@@ -29,6 +30,10 @@ class Surface(Protocol):
     @property
     def KNOWN(self) -> Collection[str]:
         """Names at the top of a config, or dotted keys, by which one of the framework is recognised."""
+
+    @property
+    def NO_BEARING(self) -> Collection[str]:
+        """The dotted keys without a bearing on the loss, each with everything below it."""
 
     def read(
         self, table: Mapping[str, Any], version: str | None = None
@@ -117,7 +122,7 @@ def resolve(
     check_schema(frameworks()[framework], table, option)
     adapter = surface(framework)
     top = {one.partition(".")[0] for one in adapter.KNOWN}
-    if table and not any(near(str(key).partition(".")[0], top) for key in table):
+    if table and not any(get_close_matches(str(key).partition(".")[0], top) for key in table):
         problem = f"the config has none of {framework}'s tables or options, but {', '.join(map(str, table))}"
         raise ConfigError(option, problem, "name the framework that the config is for")
     wrong_types = ArithmeticError, AttributeError, KeyError, TypeError, ValueError

@@ -18,4 +18,4 @@ else:
     missing = dict.fromkeys(one.needs for one in PARTS if one not in here and one.needs not in NOT_BY_MAKE)
     for need in missing:
         names = [str(one) for one in PARTS if one.needs == need]
-        print(f"in another environment, with {need}: {'; '.join(names)}")
+        print(f"not looked at, because it needs {need}: {'; '.join(names)}")

@@ -53,7 +53,7 @@ class Part(NamedTuple):
     def check(self, made: str = "") -> None:
         """Raise AssertionError unless the page has what is made now."""
         page = (ROOT / self.page).read_text()
-        assert self._same(page, self._filled(page, made)), f"{self} is out of date: run `make pages`"
+        assert self._same(page, self._filled(page, made)), f"{self} is out of date: run `make pages`, or `python -m docs.generator` here"
 
     def write(self) -> bool:
         """Write the part, and return whether anything but the last digits of an error has changed."""

@@ -103,7 +103,7 @@ def test_list_knows_which_losses_it_runs(site: Path) -> None:
         ({"upper": 0.5}, "error: lantern.upper", "it is 0.5|sets clip_high to -0.5"),
         ({"loss": "surogate"}, "error: lantern.loss", "did you mean 'surrogate'"),
         ({"divide": "word"}, "error: lantern.divide", "did you mean 'words'"),
-        ({"divide": ["words"]}, "error: lantern.divide", "unknown value|did you mean 'words'"),
+        ({"divide": ["words"]}, "error: lantern.divide", "unknown value|known: stories, words"),
         ({"leash_kind": "second"}, "error: lantern.leash_kind", "known: first, third"),
         ({"heat": 0}, "error: lantern.heat", "it is 0"),
         ({"loss": "score"}, "error: lantern.upper", "has no effect on the policy 'reinforce'"),

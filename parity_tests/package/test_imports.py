@@ -30,8 +30,8 @@ TEMPLATE = ROOT / PACKAGE / "template"
 FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_tests")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LIBRARIES = {re.split(r"[^\w-]", line)[0] for line in PROJECT["dependencies"]} - {"numpy"}  # torch's own
-LIBRARIES = LIBRARIES - {"pyyaml"} | {"yaml"} | sys.stdlib_module_names
+LIBRARIES = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in PROJECT["dependencies"]}
+LIBRARIES = LIBRARIES - {"numpy", "pyyaml"} | {"yaml"} | sys.stdlib_module_names  # numpy is torch's own
 
 # What kernels use of the standard library.
 PURE = ("contextlib", "collections", "functools", "inspect", "math", "typing")

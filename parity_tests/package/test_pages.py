@@ -13,7 +13,7 @@ def test_a_part_of_a_page_is_what_its_function_makes(part: Part) -> None:
 
 
 def test_a_page_out_of_date_is_named_with_the_command_that_mends_it() -> None:
-    with pytest.raises(AssertionError, match="^docs/memory.md, engines is out of date: run `make pages`$"):
+    with pytest.raises(AssertionError, match="^docs/memory.md, engines is out of date: run `make pages`"):
         next(one for one in PARTS if one.table == "engines").check("another table\n")
 
 

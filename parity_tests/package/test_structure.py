@@ -25,6 +25,10 @@ REGULAR_EXPRESSIONS = {
     "adapters/verl_plugin/upstream.py": "a version",
     "composer_plugins/calling_convention.py": "the source of a loss of the user's",
     "composer_plugins/cli/layout.py": "the paragraphs, lists and formulas of a docstring",
+    "composer_plugins/cli/given.py": "the line behind the name of a script",
+    "composer_plugins/objective/launch.py": "the line behind the name of a script, and an override",
+    "composer_plugins/objective/shell.py": "an option of a shell",
+    "composer_plugins/objective/shell_words.py": "the words of a shell script",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",
     "recipes/trace_replay/redact.py": "secrets in the text of logs",
 }

@@ -605,6 +605,11 @@ def teacher(inputs, weight=0.1):
     if t is not None:
         a = a + weight * (t - inputs.trainer_logprobs).detach()
     return Out(-torch.where(inputs.loss_mask, a * inputs.trainer_logprobs, 0.0).sum(), {})
+def distilled(inputs):
+    signal = (inputs.teacher_logprobs - inputs.trainer_logprobs).detach()
+    away = inputs.trainer_logprobs - inputs.inference_logprobs
+    clipped = torch.where(inputs.advantages > 0, away > 0.2, away < -0.2)
+    return Out(-torch.where(inputs.loss_mask & ~clipped, signal * away.exp(), 0.0).sum(), {})
 @dataclass
 class LossInputs:
     trainer_logprobs: torch.Tensor
@@ -643,6 +648,7 @@ IN_THE_WILD: list[tuple[str, str, str, int, str]] = [
     (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.6.0 --option weight=0.2", 0, "0 failed"),
     (LOSS_INPUTS, "teacher", "--as prime-rl --option wieght=0.2", 2, "did you mean 'weight'?"),
     (LOSS_INPUTS, "teacher", "--as prime-rl --version 0.7.0", 1, "no attribute 'teacher_logprobs'"),
+    (LOSS_INPUTS, "distilled", "--as prime-rl", 0, "nothing where the policies are equal"),
     (LOSS_INPUTS, "replaced", "--as prime-rl", 0, "as prime-rl calls it): 16 passed, 0 failed"),
     (OF_SKYRL, "cispo", "--as skyrl", 0, "without rollout_logprobs: AssertionError"),
     (OF_SKYRL, "cispo", "--as skyrl --option cispo.cispo_eps_clip_high=9", 0, "0 failed"),

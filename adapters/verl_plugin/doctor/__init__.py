@@ -25,7 +25,7 @@ from composer_plugins.objective.resolve import check_schema, resolve
 def examine(files: Sequence[Path], target: Target) -> Examination:
     """Return everything that is wrong with the environment of `target`, this YAML and these overrides."""
     request = request_of(files, target)
-    facts = ask(target.python, Path(probe.__file__), json.dumps(request))
+    facts = ask(target.python, Path(probe.__file__), json.dumps(request), exported=target.exported)
     release = upstream.release_of(target.version or facts["verl"]["version"])
     how = (
         "",
@@ -54,7 +54,11 @@ def request_of(files: Sequence[Path], target: Target) -> dict[str, Any]:
     if len(files) > 1:
         problem = f"{', '.join(map(str, files))} are several files, and main_ppo takes one"
         raise ConfigError("FILE", problem, "name the others in its defaults list")
-    request = {"compose": bool(files or target.overrides), "folder": "", "name": "ppo_trainer"}
+    request = {
+        "compose": bool(files or target.overrides),
+        "folder": "",
+        "name": target.config or "ppo_trainer",
+    }
     for file in files:
         if file.suffix != ".yaml":
             problem = "hydra reads files that end in .yaml"

@@ -5,16 +5,15 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import SequenceMatcher
 from importlib import import_module
 from typing import Any
 
 import yaml
 
 from composer_plugins.adapters.verl_plugin.surface import NODE
-from composer_plugins.adapters.verl_plugin.upstream import ALIKE, options
+from composer_plugins.adapters.verl_plugin.upstream import options
 from composer_plugins.config import at
-from composer_plugins.errors import did_you_mean, near, spelling
+from composer_plugins.errors import did_you_mean, near
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import VERL, Key, former
 
@@ -36,19 +35,12 @@ def nearest(key: str, own: Mapping[str, Any], value: Any = None) -> str:
             return ""
         if part not in table:
             same = [one for one in options(own) if one.endswith(f".{parts[-1]}") and one != WORKER_NODE]
-            near_by = [one for one in near(part, table) if _is_misspelt(part, one)]
+            near_by = near(part, table, completes=False)
             alike = [".".join([*parts[:place], one, *parts[place + 1 :]]) for one in near_by]
             found = (same if len(same) == 1 else [*alike, ""])[0]
             return found if found and _fits(value, found, own) else ""
         table = table[part]
     return ""
-
-
-def _is_misspelt(name: str, known: str) -> bool:
-    """Whether a name is nearly a known one, and not that with another word before or after it."""
-    longer, shorter = sorted((spelling(name), spelling(known)), key=len, reverse=True)
-    is_another = longer.startswith(f"{shorter}_") or longer.endswith(f"_{shorter}")
-    return not is_another and SequenceMatcher(None, longer, shorter).ratio() >= ALIKE
 
 
 def _fits(value: Any, key: str, own: Mapping[str, Any]) -> bool:

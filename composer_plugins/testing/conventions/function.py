@@ -187,16 +187,23 @@ class OneNumber(Setting):
 
     @cached_property
     def uses_advantages(self) -> bool:
-        """Whether other advantages change the loss or the gradient; those of a distillation do not."""
-        return "advantages" in self.inputs and has_effect(self, "advantages")
+        """Whether it learns from advantages.
+
+        Those of a distillation change nothing, or act on its clip alone: where all policies are equal, it has
+        no gradient.
+        """
+        if "advantages" not in self.inputs or not has_effect(self, "advantages"):
+            return False
+        return any(bool(one.raised.any() or one.negated.any()) for one in super().both_signs())
 
     def both_signs(self) -> Iterator[Signs]:
-        """Yield what descent raises; without advantages, of policies that are not equal."""
+        """Yield what descent raises; without advantages, beside a reference that is not equal."""
         if self.uses_advantages or "advantages" not in self.inputs:
             yield from super().both_signs()
             return
-        for options in DRAWS:
-            batch = self.draw(**options)
+        for options in DRAWS:  # a distillation learns from a reference that is not equal
+            apart, equal = self.draw(**options), self.draw(**options | {"spread": 0.0})
+            batch = equal | {name: apart[name] for name in apart.keys() & {"ref_logprobs"}}
             raised = -value_and_gradients(self, batch)[1][TRAINED]
             yield Signs(batch["mask"], batch["advantages"][:, 0], raised, raised)
 

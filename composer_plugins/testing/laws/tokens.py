@@ -225,7 +225,8 @@ def descent_raises_the_tokens_with_positive_advantages(subject: Subject) -> None
     if isinstance(subject, Setting) and "advantages" not in subject.inputs:
         raise NotApplicable("it has no advantages")
     if not getattr(subject, "uses_advantages", True):
-        raise BrokenLaw("other advantages change nothing", WITHOUT_ADVANTAGES, finding="unsafe")
+        what = "other advantages change nothing where the policies are equal"
+        raise BrokenLaw(what, WITHOUT_ADVANTAGES, finding="unsafe")
     raised, words = False, ("a positive advantage", "its negative")
     for signs in subject.both_signs():
         positive = signs.advantages.reshape(len(signs.mask), -1) > 0

@@ -198,7 +198,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the doctor asks of an interpreter in which all is well."""
     seen: list[tuple[Any, ...]] = []
 
-    def ask(python: str, _: Path, request: str) -> dict[str, Any]:
+    def ask(python: str, _: Path, request: str, **__: Any) -> dict[str, Any]:
         seen.append((python, json.loads(request)))
         return answered(tree(OURS) if json.loads(request)["compose"] else None)
 
@@ -238,16 +238,16 @@ def test_json_has_the_overrides_too(asked: list[tuple[Any, ...]]) -> None:
 
 
 def test_the_exit_status_is_1_for_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(tree(GRPO)))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(tree(GRPO)))
     assert run("--verl", "a=1")[0] == 0
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(None, **NO_VERL.answers))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
     status, shown = run("--verl", "--python", "py")
     assert status == 1 and shown.startswith("error: verl\n  py, which will train, has no verl\n  -> uv pip")
     assert "the environment: 1 error, against verl 0.6 to 0.9 (none is installed for py" in shown
 
 
 def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verl_doctor, "ask", lambda *_: answered(None, **NO_VERL.answers))
+    monkeypatch.setattr(verl_doctor, "ask", lambda *_, **__: answered(None, **NO_VERL.answers))
     veto = f"{CORRECTION}.rollout_token_veto_threshold"
     file = tmp_path / "my.yaml"
     mine = OURS | {
@@ -266,7 +266,7 @@ def test_without_verl_a_config_is_read_by_itself(monkeypatch: pytest.MonkeyPatch
     worker = {"worker": {"actor": {"clip_ratio_high": 0.3}}}  # EasyR1's
     file.write_text(json.dumps(worker))
     for facts in (answered(None, **NO_VERL.answers), answered(worker)):
-        monkeypatch.setattr(verl_doctor, "ask", lambda *_, facts=facts: facts)
+        monkeypatch.setattr(verl_doctor, "ask", lambda *_, facts=facts, **__: facts)
         with pytest.raises(ConfigError, match="the config is one of EasyR1: worker stands at its top"):
             verl_doctor.examine([file], Target("py", None))
 

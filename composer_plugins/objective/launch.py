@@ -1,0 +1,289 @@
+"""What a script gives a framework: its config files and its options, and what of them is not known.
+
+A shell script is read for the command that starts the framework's training (`Framework.programs`), a Python
+script for the call that makes the framework's config (`Framework.config_classes`). Neither is executed.
+"""
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.findings import Finding
+from composer_plugins.frameworks.contract import NOTHING, Framework
+from composer_plugins.objective.shell import commands
+from composer_plugins.objective.shell_words import EMPTY, Word
+
+SHELLS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
+SUFFIXES = (*SHELLS, ".py")
+OVERRIDE = re.compile(r"[+~]*[A-Za-z_]\w*(\.[\w-]+)+=")
+HYDRA_OPTIONS = {"-cp": "--config-path", "-cd": "--config-dir", "-cn": "--config-name"}
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+GIVE = "give it after the script, as key=value, to have it examined too"
+
+
+class Launch(NamedTuple):
+    """What a script gives the framework that it starts."""
+
+    framework: Framework
+    files: tuple[Path, ...] = ()
+    overrides: tuple[str, ...] = ()
+    config: str = ""  # the name of a config of the framework's own
+    findings: tuple[Finding, ...] = ()  # what is not known of it, by its key, and what does not reach it
+    exported: Mapping[str, str] = NOTHING  # the environment that the script sets
+
+
+def launch(script: str, known: Iterable[Framework]) -> Launch:
+    """What a script gives the framework of `known` that it starts. `script` may end in :LINE.
+
+    Raises ConfigError where none is started, or several times with other options.
+    """
+    path, line = Path(script), None
+    if not path.exists() and (found := re.fullmatch(r"(.+):(\d+)", script)):
+        path, line = Path(found[1]), int(found[2])
+    known = tuple(known)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), f"cannot be read: {in_a_line(error)}", "name a text file") from None
+    read = of_python if path.suffix == ".py" else of_shell
+    found_here = {at: one for at, one in read(path, text, known) if line in (None, at)}
+    if not found_here:
+        programs = sorted({name.lstrip("*.") for one in known for name in one.programs})
+        problem = f"it starts no training that is known ({', '.join(programs)})"
+        problem += "" if line is None else f" in line {line}"
+        raise ConfigError(script, problem, "give the script that does, or the config file itself")
+    first, *others = found_here.values()
+    if all(one.framework is first.framework for one in others) and first.framework.has_several_files:
+        return Launch(
+            first.framework,
+            tuple(dict.fromkeys(file for one in found_here.values() for file in one.files)),
+            tuple(dict.fromkeys(given for one in found_here.values() for given in one.overrides)),
+            findings=tuple(dict.fromkeys(x for one in found_here.values() for x in one.findings)),
+        )
+    if any(one._replace(exported=NOTHING) != first._replace(exported=NOTHING) for one in others):
+        lines = list(map(str, found_here))
+        problem = f"it starts training in the lines {', '.join(lines)}, with other options"
+        raise ConfigError(script, problem, f"name one of them: {path}:{lines[0]}")
+    return first
+
+
+# A shell script.
+
+
+def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tuple[int, Launch]]:
+    """Yield what each command that starts a framework is given, with its line."""
+    found, wrong = commands(text)
+    remedy = (
+        "end the line before it with a backslash, with nothing behind it and no comment within the command"
+    )
+    unread = [
+        Finding("error", f"{path}:{one.line}", f"{one.words[0].text} is run as a command of its own", remedy)
+        for one in found
+        if OVERRIDE.match(one.words[0].text)
+    ]
+    problem = "this is not read, because it is not understood as bash"
+    unread += [Finding("warning", f"{path}:{line}", problem, "correct it") for line in wrong]
+    for one in found:
+        for framework in known:
+            for launched in started(framework, one.words, path.parent):
+                findings = (*unread, *launched.findings)
+                yield one.line, launched._replace(findings=findings, exported=dict(one.exported))
+
+
+def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iterator[Launch]:
+    """Yield what a command gives the framework, if it starts it."""
+    for number, word in enumerate(words):
+        if length := starts(framework, words, number):
+            read = of_hydra if framework.is_hydra else of_options
+            yield read(framework, words[number + length :], folder)
+            return
+        if (
+            framework.config_classes
+            and word.text.endswith(".py")
+            and (script := found_file(word.text, folder))
+        ):
+            text = script.read_text(encoding="utf-8", errors="replace")
+            if any(one in text for one in framework.config_classes):
+                calls = [one for _, one in of_python(script, text, [framework])]
+                yield from calls or [of_options(framework, words[number + 1 :], folder)]
+                return
+
+
+def starts(framework: Framework, words: tuple[Word, ...], number: int) -> int:
+    """How many words from this one on are the program of a framework; 0 if none."""
+    for program in framework.programs:
+        first, *others = program.split()
+        here = [one.text for one in words[number : number + 1 + len(others)]]
+        module = f".{here[0].removesuffix('.py').replace('/', '.')}"
+        is_command = module == f".{here[0]}" and "." not in here[0]  # and not a module, or a file
+        if here[1:] != others or not fnmatch(here[0] if is_command else module, first):
+            continue
+        before = [one.text for one in words[:number]]
+        if not is_command or not before or before[-1] == "--" or {"run", "launch"} & set(before):
+            return len(here)
+    return 0
+
+
+def found_file(name: str, folder: Path) -> Path | None:
+    """A file that a script names, from the working folder, the script's, or one above that."""
+    places = [Path(), folder, *folder.resolve().parents]
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
+def of_hydra(framework: Framework, words: Sequence[Word], folder: Path) -> Launch:
+    """What hydra is given: its options for the config, and overrides."""
+    options, overrides, findings = dict[str, str](), list[str](), list[Finding]()
+    left = iter(words)
+    for word in left:
+        key, sign, value = word.text.partition("=")
+        name = HYDRA_OPTIONS.get(key, key)
+        if name in HYDRA_OPTIONS.values():
+            following = word if sign else next(left, EMPTY)
+            findings += unknown(name, following.unknown)
+            if not following.unknown:
+                options[name] = value if sign else following.text
+        elif word.unknown:
+            findings += unknown(key.lstrip("+~"), word.unknown)
+        elif sign or key.startswith("~"):
+            overrides.append(word.text)
+        elif not key.startswith("-"):
+            findings.append(Finding("error", key, "hydra takes no word like this", "write key=value"))
+    config, place = (
+        options.get("--config-name", ""),
+        options.get("--config-path", options.get("--config-dir")),
+    )
+    files = list[Path]()
+    if config and place is not None:
+        name = f"{place}/{config.removesuffix('.yaml')}.yaml"
+        file = found_file(name, folder)
+        files += [file] if file else []
+        config = ""
+        if file is None:
+            findings.append(
+                Finding("warning", "--config-name", f"{name} is not found here", "give the file too")
+            )
+    return Launch(framework, tuple(files), tuple(overrides), config, tuple(findings))
+
+
+def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Launch:
+    """What a command line like `--config FILE --beta 0.1 --no_shuffle @ FILE` is given."""
+    files, overrides, findings = list[Path](), list[str](), list[Finding]()
+    for key, values in grouped(words):
+        reason = next((one.unknown for one in values if one.unknown), "")
+        if reason:
+            findings += unknown(key.lstrip("-"), reason)
+        elif key in ("--config", "@"):
+            for one in values:
+                file = found_file(one.text, folder)
+                files += [file] if file else []
+                if file is None:
+                    problem = f"{one.text} is not found here"
+                    findings.append(Finding("warning", key, problem, "give the file too"))
+        elif "=" in key or not key.startswith("--"):
+            overrides.append(key)
+        else:
+            name = key.lstrip("-").replace("-", "_")
+            texts = [one.text for one in values]
+            value = texts[0] if len(texts) == 1 else json.dumps(texts) if texts else "true"
+            is_negated = not texts and name.startswith("no_")
+            overrides.append(f"{name[3:]}=false" if is_negated else f"{name}={value}")
+    return Launch(framework, tuple(files), tuple(overrides), findings=tuple(findings))
+
+
+def grouped(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
+    """Yield each option of a command line with its values; a word without an option stands for itself."""
+    key, values = "", list[Word]()
+    for word in words:
+        name, sign, value = word.text.partition("=")
+        if word.text.startswith("@") or name.startswith("--"):
+            if key:
+                yield key, values
+            key, values = ("@", []) if word.text.startswith("@") else (name, [])
+            rest = word.text[1:] if key == "@" else value
+            values += [Word(rest, word.unknown)] if rest else []
+            if sign or (key == "@" and rest):
+                yield key, values
+                key = ""
+        elif key:
+            values.append(word)
+        else:
+            yield word.text, [word]
+    if key:
+        yield key, values
+
+
+def unknown(key: str, why: str) -> list[Finding]:
+    """The finding for an option whose value is not known; none if `why` is empty."""
+    return [Finding("warning", key, f"its value is not known: {why}", GIVE)] if why else []
+
+
+# A Python script.
+
+
+def of_python(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tuple[int, Launch]]:
+    """Yield what each call that makes a framework's config is given, with its line."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(str(path), f"is not Python: {in_a_line(error)}", "correct it") from None
+    values = constants(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        for framework in (one for one in known if name in one.config_classes):
+            overrides, findings = list[str](), list[Finding]()
+            for one in node.keywords:
+                try:
+                    found = (
+                        {one.arg: literal(one.value, values)} if one.arg else dict(literal(one.value, values))
+                    )
+                    overrides += [f"{key}={json.dumps(value)}" for key, value in found.items()]
+                except (TypeError, ValueError):
+                    why = f"{' '.join(ast.unparse(one.value).split())} is known at its run only"
+                    key = one.arg or f"**{ast.unparse(one.value)}"
+                    findings += unknown(key, why)
+            yield node.lineno, Launch(framework, (), tuple(overrides), findings=tuple(findings))
+
+
+def constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """The values of the names that a script sets once, by an assignment."""
+    stored = [
+        one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    ]
+    stored += [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
+    return {
+        one.targets[0].id: one.value
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Assign) and len(one.targets) == 1 and isinstance(one.targets[0], ast.Name)
+        if stored.count(one.targets[0].id) == 1
+    }
+
+
+def literal(node: ast.expr, values: Mapping[str, ast.expr]) -> Any:
+    """The value of an expression: a literal, a name that stands for one, or a dict( ) of those."""
+    if isinstance(node, ast.Name) and node.id in values:
+        rest = {name: value for name, value in values.items() if name != node.id}
+        return literal(values[node.id], rest)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+        return {one.arg: literal(one.value, values) for one in node.keywords if one.arg}
+    if isinstance(node, ast.Dict):
+        if None in node.keys:
+            raise ValueError("its keys are not all known")
+        pairs = zip(node.keys, node.values, strict=True)
+        return {ast.literal_eval(key or node): literal(one, values) for key, one in pairs}
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](literal(node.left, values), literal(node.right, values))
+    return ast.literal_eval(node)

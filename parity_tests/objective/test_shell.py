@@ -1,0 +1,120 @@
+"""`objective.shell` gives a command the words that bash gives it, or says why it does not know them."""
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer_plugins.objective.shell import commands
+from composer_plugins.objective.shell_words import Word
+
+NAMES = st.sampled_from(["a", "b", "c"])
+TEXTS = st.sampled_from(
+    ["x", "1", "k=v", "'p q'", '"p q"', r"p\ q", "''", "[1,2]", '"$a"', "$b", "${c}", "u${a}v"]
+)
+MORE = st.sampled_from(
+    [
+        "${a:-x y}",
+        '"${b:-$c}"',
+        "${c-'d e'}",
+        "${a:+set}",
+        '"${b+q r}"',
+        "${#c}",
+        "$((2 + 3 * 4))",
+        "$(( -7 / 2 ))",
+    ]
+    + [
+        '"${d[@]}"',
+        "${d[@]}",
+        '"${d[*]}"',
+        "$d",
+        "${d[1]}",
+        "${#d[@]}",
+        '"p${d[@]}q"',
+        '"$@"',
+        "$1",
+        r'"\$a\"b\x"',
+    ]
+)
+WORDS = TEXTS | MORE
+CONDITIONS = st.sampled_from(
+    ['[ "$a" = x ]', '[[ $b == "p q" ]]', '[ -z "$c" ]', '[ -n "$a" ]', "! true", '[ "${#d[@]}" -gt 1 ]']
+    + ['[[ -z $a || $b != "x" ]]', '[ "$a" = x ] && [ "$b" = x ]', '[ "$c" = 1 ] || [ "$c" = x ]']
+)
+SIMPLE = st.one_of(
+    st.builds("{}={}".format, NAMES, WORDS),
+    st.builds("{}+={}".format, NAMES, TEXTS),
+    st.builds("d=({} {})".format, WORDS, WORDS),
+    st.builds("d+=({})".format, WORDS),
+    st.builds("f {} {}".format, WORDS, WORDS),
+    st.builds("set -- {}".format, WORDS),
+    st.builds("show {} \\\n  {}".format, WORDS, WORDS),
+    st.builds("( {}={}; show ${} )".format, NAMES, TEXTS, NAMES),
+    st.sampled_from(['eval "c=1"', "eval 'b=$a'"]),
+)
+STATEMENTS = SIMPLE | st.one_of(
+    st.builds("g {} {}".format, WORDS, WORDS),
+    st.builds("if {}; then\n{}\nelse\n{}\nfi".format, CONDITIONS, SIMPLE, SIMPLE),
+    st.builds("if {}; then\n{}\nelif {}; then {}; fi".format, CONDITIONS, SIMPLE, CONDITIONS, SIMPLE),
+    st.builds("{} && {}".format, CONDITIONS, SIMPLE),
+    st.builds("g() {{\nlocal a={}\n{}\nshow $a $1 $#\n}}".format, WORDS, SIMPLE),
+)
+HEAD = 'set --\na=x b= c=1 d=(x "y z")\nf() { show "$@"; }\ng() { f $1; }\n'
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STATEMENTS, min_size=1, max_size=8))
+def test_a_command_has_the_words_that_bash_gives_it(statements: list[str]) -> None:
+    script = HEAD + "\n".join([*statements, 'show "$a" "$b" "$c" "${d[@]}" "$@"']) + "\n"
+    words = script.replace("show ", "printf '%s\\0' begin ")  # a program, not a function
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=20)
+    found, wrong = commands(words)
+    ours = [["begin", *(one.text for one in command.words[3:])] for command in found]
+    assert not wrong and not any(one.unknown for command in found for one in command.words)
+    theirs = [call.split("\0")[:-1] for call in done.stdout.split("begin\0")[1:]]
+    assert [call[1:] for call in ours] == theirs, script
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("p k=$HOME/x", [Word("k=$HOME/x", "HOME is not set in the script")]),
+        ("p k=$(date +%s)", [Word("k=$(date +%s)", "the output of $(date +%s) is known at its run only")]),
+        ("p $1", [Word("$1", "$1 is known at its run only")]),
+        ("p $@ end", [Word("end")]),
+        ("if [ -f a ]; then b=1; else b=2; fi; p $b", [Word("$b", "it depends on the condition in line 1")]),
+        ("if [ -f a ]; then b=1; else exit 1; fi; p $b", [Word("1")]),
+        ("case $X in\na) b=1;;\nesac\np $b", [Word("$b", "it depends on the condition in line 1")]),
+        ("b=0\nfor i in 1 2; do b=$i; done; p $b", [Word("$b", "it changes in the loop of line 2")]),
+        ("for i in 1 2; do p $i; done", [Word("$i", "it changes in the loop of line 1")]),
+        ("while true; do b=1; done; p $b", [Word("$b", "it changes in the loop of line 1")]),
+        ("n=1; ((n++)); p $n", [Word("$n", "the arithmetic of line 1 may change it")]),
+        ("read b; p $b", [Word("$b", "read sets it in line 1")]),
+        ("b=abc; p ${b%c}", [Word("${b%c}", "the expansion ${b%c} is not followed")]),
+        ("b=(1 2); b[1]=3; p ${b[1]}", [Word("$b", "line 1 sets one element of the array")]),
+        ("p +k={a,b}", [Word("+k={a,b}", "the shell makes several words of {...}: put it into quotes")]),
+        ("p '+k={a,b}'", [Word("+k={a,b}")]),
+        ("p $'a\\tb'", [Word("a\\tb", "a $'...' has an escape in it")]),
+        ("p k=$((N * 2))", [Word("k=$((N * 2))", "$((N * 2)) cannot be computed here")]),
+        ("bash -c 'p k=1'", [Word("k=1")]),
+        ("p größe=ü", [Word("größe=ü")]),
+    ],
+)
+def test_what_is_not_known_says_why(script: str, words: list[Word]) -> None:
+    (command,), wrong = commands(script.replace("\n", "\r\n"))
+    assert command.words == (Word("p"), *words) and not wrong
+
+
+def test_what_a_command_is_given_as_environment() -> None:
+    (one, other), _ = commands("export A=1; B=2; X=$Y C=3 p\np")
+    assert one.exported == (("A", "1"), ("C", "3")) and other.exported == (("A", "1"),)
+
+
+def test_a_line_that_is_not_bash_is_named() -> None:
+    assert commands("p a\n)(\np b\n")[1] == [2]
+
+
+def test_a_recursion_ends() -> None:
+    (command, *_), _ = commands("f() { f; p; }\nf")
+    assert command.words[0].text in ("f", "p")
