@@ -6,7 +6,13 @@ from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import file
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source, as_rl, kind_of, together
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
+    Routed,
+    Source,
+    as_rl,
+    kind_of,
+    merged_config,
+)
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
 from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
@@ -28,7 +34,7 @@ from composer_plugins.objective.objective import (
     without_policy,
 )
 
-__all__ = ["read", "release", "render", "together", "write"]
+__all__ = ["merged_config", "read", "release", "render", "write"]
 NO_BEARING = prime_rl.NO_BEARING
 KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]

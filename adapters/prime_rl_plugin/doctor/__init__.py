@@ -45,7 +45,7 @@ from composer_plugins.adapters.prime_rl_plugin.surface import (
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
-from composer_plugins.findings import Finding
+from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import Generation
@@ -58,7 +58,7 @@ TOO_LATE = "an import path resolves only after the model is loaded"
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
     """Everything that the doctor finds wrong with these TOML files, merged from left to right."""
-    run = read(files)
+    run = read(files, target.overrides)
     plugins = {name for source in run.sources for name in source.plugins.values()}
     is_custom = run.loss is not None and run.loss.get("type") == "custom"
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
@@ -101,7 +101,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     others = of_other_releases(whole, nearest)
     if facts["rejected"] is not None:
         others = {key: others[key] for key, *_ in facts["rejected"] if key in others}
-    severity = "warning" if release is None and by_features is None else "error"
+    severity: Severity = "warning" if release is None and by_features is None else "error"
     above = "" if run.is_for_rl else f"{run.kind}."
     for key, told in others.items():
         problem, remedy = (text.replace(above, "") for text in told)

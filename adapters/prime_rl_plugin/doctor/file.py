@@ -1,6 +1,5 @@
 """The user's TOML as PRIME-RL reads it."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any, NamedTuple
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
-from composer_plugins.config import misspelt as is_misspelt
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.prime_rl import Generation
+from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.keys import not_understood
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
@@ -108,21 +107,12 @@ class Run(NamedTuple):
         return path if isinstance(path, str) else ""
 
 
-def read(files: Sequence[Path]) -> Run:
+def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
     """Read and merge the files. ConfigError if one cannot be read, or none is PRIME-RL's."""
-    tables = []
-    for file in files:
-        try:
-            tables.append(tomllib.loads(file.read_text(encoding="utf-8")))
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
-            raise ConfigError(str(file), problem, "name a file that exists") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
-    config = together(tables)
+    config = merged_config(files, overrides)
     kind = kind_of(config)
     tops = {*prime_rl.RL_TABLES, *prime_rl.OWN_FILES[prime_rl.TRAINER], "model"}
-    if not any(is_misspelt(name, one) for name in config for one in tops) and kind == prime_rl.TRAINER:
+    if not any(near(name, tops, completes=False) for name in config) and kind == prime_rl.TRAINER:
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
@@ -152,6 +142,31 @@ def kind_of(config: Mapping[str, Any]) -> str:
 def as_rl(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The options of a file below the tables that they have in an rl.toml."""
     return dict(config) if kind == prime_rl.RL else {kind: dict(config)}
+
+
+def merged_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The config of a command line of PRIME-RL: its files from left to right, then its options.
+
+    An option is "a.b=c", or "a.b=@FILE" for a file that stands in a table. "None" is null, as in its files.
+    """
+    nested = [one.partition("=@") for one in overrides if "=@" in one]
+    tables = [table_of(file) for file in files]
+    for key, _, name in nested:
+        inner: dict[str, Any] = table_of(Path(name))
+        for part in reversed(key.split(".")):
+            inner = {part: inner}
+        tables.append(inner)
+    found = replaced(together(tables), [one for one in overrides if "=@" not in one])
+    return {key: without_none(value, key) for key, value in found.items()}
+
+
+def without_none(value: Any, name: str = "") -> Any:
+    """The value with null for the text "None", but for the kwargs of a function, which get the text."""
+    if isinstance(value, Mapping) and name != "kwargs":
+        return {key: without_none(one, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_none(one) if isinstance(one, Mapping) else one for one in value]
+    return None if value == "None" else value
 
 
 def together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -234,9 +249,7 @@ def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
         nearest = list[str]()
         for listed in (known - prime_rl.NO_BEARING, known):
             beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
-            alike = near(name, sorted(beside - given.keys()))
-            alike = [one for one in alike if sorted(one) == sorted(name) or is_misspelt(name, one)]
-            nearest = nearest or alike
+            nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
         problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
         remedy = did_you_mean(nearest) if nearest else remedy
         yield Finding("warning", key.removeprefix(f"{kind}."), problem, remedy)
@@ -246,6 +259,8 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     """The algorithm that this table names; 0.4 to 0.6 have a table `advantage` in place of `algo`."""
     for name in ("algo", "advantage"):
         given, key = holder.get(name), f"{above}.{name}"
+        if name in holder and above == NOT_LISTED:  # null at a source is the orchestrator's, and here is none
+            given = "None" if given is None else given
         if given and isinstance(given, dict):
             kind = str(given.get("type", prime_rl.DEFAULT_ALGORITHM))
             return Algorithm(kind, f"{key}.type", given, key)
