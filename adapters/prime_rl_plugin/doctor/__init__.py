@@ -88,7 +88,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         found += import_path(run, facts, target.python)
         asked, more = kwargs(run, generation)
         found += more
-        found += denominators(run, generation)
+        found += [*denominators(run, generation), *namesake(run, generation)]
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
@@ -304,7 +304,9 @@ def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, s
     if stage == "attribute":
         names = near(name, FUNCTIONS if module == MODULE else detail)
         remedy = did_you_mean(names) if names else f"name a function of {module}"
-        if module.startswith("composer_plugins") and not names:
+        if module == MODULE and name in of_kind(losses(), "policy"):
+            remedy = f'set import_path = "{MODULE}.loss_fn" and kwargs.policy = "{name}"'
+        elif module.startswith("composer_plugins") and not names:
             remedy = f"name one of {', '.join(FUNCTIONS)} in {MODULE}"
         return f"{path!r}: the module {module} has no {name!r}", remedy
     if stage == "callable":
@@ -352,6 +354,20 @@ def named_policy(run: Run) -> Loss | None:
     """The row of the policy that is named for one of our functions, whatever else may be wrong."""
     fixed = PRESETS[function(run)].options if function(run) in PRESETS else {}
     return chosen_policy(DEFAULTS | fixed, table(run.loss, "kwargs"))
+
+
+def namesake(run: Run, generation: Generation) -> Iterator[Finding]:
+    """A function of ours with the name of a loss of a newer PRIME-RL's own, which has other numbers."""
+    name = function(run)
+    own = [
+        one for one in prime_rl.LOSSES if one.options["type"] == name and own_losses.is_in(one, generation)
+    ]
+    if own and generation in prime_rl.UNTESTED:
+        problem = (
+            f"PRIME-RL {generation.since} has a loss {name!r} of its own, with other numbers than this one"
+        )
+        remedy = f'leave it if you mean {PRESETS[name].options}; otherwise set type = "{name}"'
+        yield Finding("info", f"{run.loss_key}.import_path", problem, remedy)
 
 
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:

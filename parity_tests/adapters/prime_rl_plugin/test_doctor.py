@@ -130,6 +130,19 @@ def test_a_teacher_model_is_enough_for_a_hint_in_0_5() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["ipo", "cispo", "icepop", "dapo"])
+def test_a_function_with_the_name_of_a_newer_loss_of_prime_rls_own_is_named(name: str) -> None:
+    text = edited(f"{BARE} & loss_fn => {name} & {POLICY} =>")
+    found = [one for one in find(text, "HEAD") if one.key == "trainer.loss.import_path"]
+    assert [one.severity for one in found] == ["info"] * (name != "dapo")
+    assert not [one for one in find(text) if one.key == "trainer.loss.import_path"]
+
+
+def test_a_loss_of_the_catalogue_as_a_function_has_its_own_remedy() -> None:
+    (found,) = find(edited("loss_fn => ppo"), loss=["attribute", ["loss_fn", "dppo"]])
+    assert found.remedy.endswith('.loss_fn" and kwargs.policy = "ppo"')
+
+
 SHAPES = ("3", '""', "[]", '["custom"]', "[{a = 1}]", "{a = 1}", "true", "nan", '"\\u0000"', "1979-05-27")
 KEYS = (
     "trainer trainer.loss.type trainer.loss.import_path trainer.loss.kwargs orchestrator orchestrator.algo "
