@@ -8,7 +8,8 @@ from torch import Tensor
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, Channels, findings, newer_than_tested
-from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_replay
+from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_no_logprob, is_replay
+from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
@@ -74,6 +75,7 @@ class ChannelsLoss:
         # The streams that were asked for and have not come yet, and by what; and the calls so far.
         self.awaited = {"reference": channels.requested.any, "support": by_policy}
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
+        self.positive, self.stamped = Flags(), Flags()
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -82,6 +84,11 @@ class ChannelsLoss:
         self._check(inputs, s)
         if self.awaited:
             self._wait(s)
+        if s.reference is not None and self.positive.any(is_no_logprob(s.reference, s.mask)):
+            problem = "it has positive numbers, which are no log-probabilities"
+            raise DataError(
+                "ref_logprobs", problem, "stamp log-probabilities in nats, with stamps.stamp_reference"
+            )
         masks = _masks(s)
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
             raise differing_advantages(self.channels.policy.loss)
@@ -116,7 +123,10 @@ class ChannelsLoss:
         PRIME-RL passes references to all sequences of a micro-batch as soon as one of them has any.
         """
         self.calls += 1
-        self.awaited = {stream: asked for stream, asked in self.awaited.items() if getattr(s, stream) is None}
+        absent = {stream for stream in self.awaited if getattr(s, stream) is None}
+        if s.reference is not None and not self.stamped.any(has_reference(s.reference, s.mask)):
+            absent |= {"reference"}  # 0.0 at every token is what PRIME-RL's packing writes
+        self.awaited = {stream: asked for stream, asked in self.awaited.items() if stream in absent}
         if self.calls < PATIENCE:
             return
         for stream, asked in self.awaited.items():

@@ -6,7 +6,13 @@ from typing import Any
 
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import file
-from composer_plugins.adapters.prime_rl_plugin.doctor.file import Routed, Source, as_rl, kind_of, together
+from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
+    Routed,
+    Source,
+    as_rl,
+    kind_of,
+    merged_config,
+)
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import table as at
 from composer_plugins.adapters.prime_rl_plugin.own_losses import inline
 from composer_plugins.adapters.prime_rl_plugin.surface import DEFAULTS, MODULE, PRESETS, findings, parse
@@ -17,7 +23,7 @@ from composer_plugins.frameworks.contract import NOTHING, NamedLoss
 from composer_plugins.frameworks.prime_rl import DECIDED_ELSEWHERE, Generation
 from composer_plugins.losses.choosing import Choice, choose
 from composer_plugins.losses.row import Parameter
-from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried, not_understood
+from composer_plugins.objective.keys import COUNT, POSITIVE, check_tables, not_carried
 from composer_plugins.objective.objective import (
     Behaviour,
     Objective,
@@ -28,7 +34,7 @@ from composer_plugins.objective.objective import (
     without_policy,
 )
 
-__all__ = ["read", "release", "render", "together", "write"]
+__all__ = ["merged_config", "read", "release", "render", "write"]
 NO_BEARING = prime_rl.NO_BEARING
 KNOWN = {*prime_rl.FILE_NAMES, "model"}.union(*prime_rl.OWN_FILES.values())  # names at a file's top
 TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
@@ -53,6 +59,7 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
         objective, more = _read(as_rl(table, kind), kind, version)
         remarks = tuple(one.removeprefix(f"{above}.") for one in objective.remarks)
         why = objective.no_policy.removeprefix(f"{above}.")
+        more = [*_of_other_releases(as_rl(table, kind), version), *more]
         found += [one.without(above) for one in more]
         return replace(objective, remarks=remarks, no_policy=why), found
     raise error_of(one.without(above) for one in found)
@@ -68,9 +75,10 @@ def unread(table: Mapping[str, Any], version: str | None = None) -> Iterator[str
     kind = kind_of(table)
     whole, above = as_rl(table, kind), _above(kind)
     own = _own(whole, _assumed(whole, version))
-    checked = {LOSS} if own is not None else set[str]()  # own_losses.wrong_options looks at each option
-    known = prime_rl.KNOWN_KEYS | checked | {one.algo.key for one in file.sources(whole)}
-    return (key.removeprefix(f"{above}.") for key in not_understood(whole, known))
+    found = [one.key for one in _of_other_releases(whole, version)]
+    # own_losses.wrong_options looks at each option of the loss
+    found += file.unread(whole, *([LOSS] if own is not None else []))
+    return (key.removeprefix(f"{above}.") for key in found)
 
 
 def release(version: str | None = None, table: Mapping[str, Any] = NOTHING) -> str:
@@ -139,18 +147,14 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Obj
 
 
 def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:
-    """The generation of this version; without one the newest tested, or the nearest with these options."""
-    generation, kind = upstream.generation_of(version), at(table, "trainer", "loss").get("type")
-    if version is not None:
-        return generation
-    if "training_mode" in at(table, "orchestrator"):
-        return prime_rl.TRAINING_MODE_IN
-    if kind == prime_rl.SUPERVISED:
-        return prime_rl.SUPERVISED_IN
-    own = own_losses.find(kind, generation)
-    if own is None or own_losses.is_in(own, generation):
-        return generation
-    return next(one for one in reversed(prime_rl.GENERATIONS) if own_losses.is_in(own, one))
+    """The generation of this version; without one that which an rl.toml is for by its keys."""
+    return file.assumed(table)[1] if version is None else upstream.generation_of(version)
+
+
+def _of_other_releases(table: Mapping[str, Any], version: str | None) -> Iterator[Finding]:
+    """Keys that bear on the loss, and that the release which was named does not have."""
+    found = file.of_other_releases(table, upstream.release_of(version)) if version is not None else {}
+    return (Finding("error", key, *told) for key, told in found.items() if key not in prime_rl.NO_BEARING)
 
 
 def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], generation: Generation) -> str:

@@ -17,6 +17,7 @@ from composer_plugins.frameworks.prime_rl import (
     HEAD,
     LOSS_NAMES,
     NEWEST_TESTED,
+    RELEASES,
     SAMPLES_SINCE,
     TESTED,
     UNTESTED,
@@ -64,6 +65,13 @@ def generation_of(release: str | None) -> Generation:
         return HEAD
     tested = GENERATIONS[: -len(UNTESTED)]
     return [one for one in tested if _number(one.since) <= number][-1]
+
+
+def release_of(version: str) -> str:
+    """The one of the releases whose keys are known that this version is nearest to, from above."""
+    if generation_of(version) in (TESTED, *UNTESTED):
+        return RELEASES[-1]
+    return [one for one in RELEASES if _number(one) <= _number(version)][-1]
 
 
 def generation_by_features(found: Sequence[bool | None]) -> Generation | None:

@@ -36,6 +36,11 @@ def has_reference(reference: "Tensor", mask: "Tensor") -> "Tensor":
     return (mask & (reference != 0)).any()
 
 
+def is_no_logprob(reference: "Tensor", mask: "Tensor") -> "Tensor":
+    """Whether an unmasked token has a positive reference that is not the mark of a pair."""
+    return (mask & (reference > largest_logprob()) & (reference != REPLAY)).any()
+
+
 def reference_values(values: Sequence[float] | Array, count: int, key: str) -> Array:
     """`values` as `count` log-probabilities of a teacher, float64 and at most 0; DataError otherwise."""
     array = log_probabilities(values, count, key)

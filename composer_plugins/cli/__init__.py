@@ -193,4 +193,8 @@ def explain(
 for command in (list_losses, explain, diff, check, conform, doctor, migrate, new_plugin, plot, demo):
     # Without a short help, `--help` shows the first line of the docstring cut to the width of the terminal.
     summary, _, _ = (inspect.getdoc(command) or "").partition("\n")
-    app.command("list" if command is list_losses else None, short_help=summary)(command)
+    # doctor and migrate take the options of a framework's own command line.
+    more = {"ignore_unknown_options": True} if command in (doctor, migrate) else {}
+    app.command("list" if command is list_losses else None, short_help=summary, context_settings=more)(
+        command
+    )

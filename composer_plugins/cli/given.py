@@ -11,9 +11,11 @@ from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING
 from composer_plugins.frameworks.registry import frameworks
 from composer_plugins.objective.files import replaced, table_of
-from composer_plugins.objective.launch import SUFFIXES, launch
+from composer_plugins.objective.launch import SUFFIXES, launch, of_options
 from composer_plugins.objective.resolve import surface
+from composer_plugins.objective.shell_words import Word
 
+PRIME_RL = "prime-rl"  # whose command line `@ FILE --a.b value` names its framework
 SCRIPT = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(:\d+)?")
 
 
@@ -30,11 +32,13 @@ class Given(NamedTuple):
 
     def table(self) -> dict[str, Any]:
         """The config: the files with the options. Several files are an error where one run has one."""
-        together = getattr(surface(self.framework), "together", None)
-        if len(self.files) > 1 and together is None:
+        merged = getattr(surface(self.framework), "merged_config", None)
+        if merged is not None:
+            found: dict[str, Any] = merged(self.files, self.overrides)
+            return found
+        if len(self.files) > 1:
             raise ConfigError("FILE", f"{len(self.files)} are given", "give one config file")
-        tables = [table_of(one) for one in self.files]
-        return replaced(together(tables) if together else next(iter(tables), {}), self.overrides)
+        return replaced(next(map(table_of, self.files), {}), self.overrides)
 
 
 def is_below(key: str, tables: Collection[str]) -> bool:
@@ -47,6 +51,15 @@ def read(words: Sequence[str], framework: str = "", script: Path | None = None) 
 
     Raises ConfigError for a script that starts no training, or that of another framework.
     """
+    own = frameworks().get(framework or PRIME_RL)
+    if any(one.startswith(("@", "--")) for one in words):  # a command line of the framework's own
+        if own is None or not own.has_several_files:
+            wrong = next(one for one in words if one.startswith(("@", "--")))
+            raise ConfigError(wrong, f"{framework} takes no such word here", "write key=value, or see --help")
+        found_here = of_options(own, [Word(one, "") for one in words], Path())
+        framework, words = own.name, [*map(str, found_here.files), *found_here.overrides]
+        for one in found_here.findings:
+            raise ConfigError(one.key, one.problem, one.remedy)
     overrides = tuple(one for one in words if ("=" in one or one.startswith("~")) and not os.path.isfile(one))
     names = [one for one in words if one not in overrides]
     scripts = [*([str(script)] if script else []), *(one for one in names if SCRIPT.fullmatch(one))]

@@ -228,6 +228,10 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "orchestrator.teacher_rollout_model": (None,),
     "orchestrator.trajectory_strategy": (None, "interleaved"),
     "orchestrator.buffer.online_difficulty_filtering": (None, False),
+    "orchestrator.buffer.easy_threshold": (None,),
+    "orchestrator.buffer.hard_threshold": (None,),
+    "orchestrator.buffer.skip_verification": (None, False),  # of 0.4: every reward is 0
+    "orchestrator.verification.enabled": (None, True),  # of 0.5
     "trainer.enable_router_replay": (None, False),
 }
 _SAMPLED: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, -1, 0), "min_p": (None, 0.0)}
@@ -241,16 +245,19 @@ ALGORITHM_NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "length_shaping_alpha": (None,),  # of 0.5
     "loss_aggregation": (None, "token"),  # after 559b447
 }
-SOURCE_NOT_CARRIED: dict[str, tuple[Any, ...]] = {"curriculum.gates": (None, {})}
+SOURCE_NOT_CARRIED: dict[str, tuple[Any, ...]] = {
+    "curriculum.gates": (None, {}),
+    "curriculum.sampler.type": (None, "standard"),
+}
 # Options of one algorithm, which is named where it is not GRPO.
 ALGORITHM_OPTIONS = "type roles filter teacher demo_key template renderer sampling decay episode_agents"
 ALGORITHM_OPTIONS += " import_path kwargs"
 NO_BEARING_IN = {
     "": """
-        bench ckpt clean clean_output_dir deployment dry_run env_vars file_monitor inference
+        bench ckpt clean clean_output_dir deployment dry_run env_vars experimental file_monitor inference
         inference_gpu_ids log max_async_level max_model_len max_steps model monitors output_dir resume
-        rollout_transport run seq_len slurm teacher_gpu_ids teacher_inference tokenizer toml_files
-        trainer_gpu_ids wandb weight_broadcast
+        rollout_transport run seq_len slurm teacher_gpu_ids teacher_inference tokenizer trainer_gpu_ids
+        wandb weight_broadcast
         """,
     "trainer": """
         bench ckpt data dist_timeout_seconds enable_token_export env_vars file_monitor gc heartbeat log
@@ -260,7 +267,8 @@ NO_BEARING_IN = {
         """,
     "orchestrator": """
         batch_size bench buffer ckpt client collect_inference_metrics concurrency env_install_prerelease
-        env_server_base_port env_vars eval file_monitor filters heartbeat inference_metrics_roles log
+        env_server_base_port env_vars eval experimental file_monitor filters heartbeat
+        inference_metrics_roles log
         mask_env_responses max_async_level max_concurrent max_env_worker_restarts max_inflight_episodes
         max_inflight_rollouts max_off_policy_steps max_steps model monitors num_train_workers optim
         output_dir oversampling_factor pad_to_multiple_of pool_size post_batch_filters pre_batch_filters
@@ -304,6 +312,126 @@ def _known_keys() -> set[str]:
 
 NO_BEARING = keys_in(NO_BEARING_IN)
 KNOWN_KEYS = frozenset(_known_keys() | NO_BEARING)
+
+# The releases whose keys are known, and the keys that not all of them have, by the first and the last release
+# that has them. A key stands for everything below it.
+RELEASES = ("0.4", "0.5", "0.6", "0.7", "0.8", "0.8.1.dev52")
+_LIFETIMES = {
+    ("0.4", "0.4"): """
+        inference_gpu_ids orchestrator.advantage.length_weighted_mean orchestrator.buffer.skip_verification
+        orchestrator.mask_env_responses orchestrator.max_env_worker_restarts
+        orchestrator.reload_weights_on_start orchestrator.trajectory_strategy orchestrator.workers_per_env
+        teacher_gpu_ids toml_files trainer_gpu_ids
+        """,
+    ("0.4", "0.5"): """
+        max_async_level max_model_len orchestrator.buffer orchestrator.max_async_level
+        orchestrator.max_concurrent orchestrator.sampling.min_tokens
+        orchestrator.sampling.repetition_penalty orchestrator.sampling.seed
+        orchestrator.sampling.temp_scheduler orchestrator.seed orchestrator.strict_async_level
+        orchestrator.val teacher_inference trainer.max_async_level
+        """,
+    ("0.4", "0.6"): "orchestrator.advantage orchestrator.client orchestrator.teacher_model",
+    ("0.4", "0.7"): "orchestrator.env orchestrator.rollouts_per_example orchestrator.sampling",
+    ("0.4", "0.8"): """
+        bench orchestrator.bench orchestrator.optim orchestrator.oversampling_factor
+        orchestrator.prime_monitor orchestrator.wandb trainer.bench trainer.max_concurrent_runs
+        trainer.wandb wandb
+        """,
+    ("0.5", "0.5"): """
+        orchestrator.advantage.length_shaping_alpha orchestrator.filters orchestrator.teacher_rollout_model
+        orchestrator.use_token_client orchestrator.verification
+        """,
+    ("0.5", "0.7"): "orchestrator.max_inflight_rollouts",
+    ("0.5", "0.8"): "clean_output_dir",
+    ("0.5", ""): "deployment dry_run orchestrator.token_batch_size slurm trainer.enable_router_replay",
+    ("0.6", "0.6"): """
+        experimental orchestrator.advantage.length_penalty orchestrator.advantage.length_weighted_baseline
+        orchestrator.env_install_prerelease orchestrator.experimental orchestrator.student
+        orchestrator.teacher orchestrator.train.env.advantage orchestrator.train.max_retries
+        orchestrator.train.num_workers orchestrator.training_mode
+        """,
+    ("0.6", "0.7"): "orchestrator.pool_size orchestrator.train.env",
+    ("0.6", "0.8"): "orchestrator.post_batch_filters orchestrator.pre_batch_filters",
+    ("0.6", ""): """
+        orchestrator.collect_inference_metrics orchestrator.group_size orchestrator.inference_metrics_roles
+        orchestrator.renderer orchestrator.tokenizer orchestrator.train tokenizer
+        trainer.enable_token_export trainer.gc trainer.matmul_precision
+        """,
+    ("0.7", "0.7"): "orchestrator.train.env.algo",
+    ("0.7", ""): "env_vars orchestrator.algo orchestrator.env_vars trainer.env_vars",
+    (
+        "0.8",
+        "0.8",
+    ): "file_monitor orchestrator.file_monitor orchestrator.max_inflight_episodes trainer.file_monitor",
+    ("0.8", ""): """
+        orchestrator.algo.decay orchestrator.algo.episode_agents orchestrator.env_server_base_port
+        orchestrator.train.source rollout_transport
+        """,
+    ("0.8.1.dev52", ""): """
+        monitors orchestrator.concurrency orchestrator.monitors orchestrator.pad_to_multiple_of
+        orchestrator.resume orchestrator.train.filter_zero_advantages orchestrator.train.source.curriculum
+        resume run trainer.monitors trainer.resume
+        """,
+}
+LIFETIMES = {
+    key: (first, last or RELEASES[-1]) for (first, last), keys in _LIFETIMES.items() for key in keys.split()
+}
+# Keys of one meaning, of which a release has one.
+SAME_IN_OTHERS = (
+    ("orchestrator.env", "orchestrator.train.env", "orchestrator.train.source"),
+    ("orchestrator.sampling", "orchestrator.train.sampling"),
+    ("orchestrator.rollouts_per_example", "orchestrator.group_size"),
+    ("orchestrator.advantage", "orchestrator.algo"),
+    ("orchestrator.training_mode", "orchestrator.algo.type"),
+    ("orchestrator.train.env.advantage", "orchestrator.train.env.algo", "orchestrator.train.source.algo"),
+    ("orchestrator.filters", "orchestrator.post_batch_filters"),
+    ("orchestrator.teacher_model", "orchestrator.algo.teacher"),
+    ("orchestrator.teacher", "orchestrator.algo.teacher"),
+    ("orchestrator.student", "orchestrator.model"),
+    ("orchestrator.client", "orchestrator.model.client"),
+    (
+        "orchestrator.max_concurrent",
+        "orchestrator.max_inflight_rollouts",
+        "orchestrator.max_inflight_episodes",
+    ),
+    ("orchestrator.max_inflight_rollouts", "orchestrator.concurrency.max_inflight"),
+    ("orchestrator.buffer.skip_verification", "orchestrator.verification.enabled"),
+    ("wandb", "monitors.wandb"),
+    ("trainer.wandb", "trainer.monitors.wandb"),
+    ("orchestrator.wandb", "orchestrator.monitors.wandb"),
+    ("orchestrator.prime_monitor", "orchestrator.monitors.prime"),
+    ("file_monitor", "monitors.file"),
+    ("clean", "clean_output_dir"),
+)
+
+
+def lifetime(key: str) -> tuple[str, str]:
+    """The first and the last of `RELEASES` that have a key."""
+    above = [key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)]
+    return next((LIFETIMES[one] for one in above if one in LIFETIMES), (RELEASES[0], RELEASES[-1]))
+
+
+def is_in(key: str, release: str) -> bool:
+    """Whether one of `RELEASES` has a key."""
+    first, last = map(RELEASES.index, lifetime(key))
+    return first <= RELEASES.index(release) <= last
+
+
+def of_another_release(key: str, release: str) -> tuple[str, str] | None:
+    """The problem and the remedy for a key that other releases than this one have; None if it has the key."""
+    if is_in(key, release):
+        return None
+    first, last = lifetime(key)
+    having = (
+        f"PRIME-RL {first} to {last} have it" if last != RELEASES[-1] else f"PRIME-RL has it since {first}"
+    )
+    having = f"PRIME-RL {first} has it" if first == last != RELEASES[-1] else having
+    others = [
+        one for same in SAME_IN_OTHERS if any(f"{key}.".startswith(f"{x}.") for x in same) for one in same
+    ]
+    here = next((one for one in others if not f"{key}.".startswith(f"{one}.") and is_in(one, release)), "")
+    remedy = f"set {here}, which has its place" if here else "remove it"
+    return f"{having}, and PRIME-RL {release} does not", f"{remedy}, or name another --version"
 
 
 def _top(kind: str) -> set[str]:

@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,19 +181,25 @@ def of_hydra(framework: Framework, words: Sequence[Word], folder: Path) -> Launc
 def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Launch:
     """What a command line like `--config FILE --beta 0.1 --no_shuffle @ FILE` is given."""
     files, overrides, findings = list[Path](), list[str](), list[Finding]()
-    for key, values in grouped(words):
+    table = ""  # of an option without a value before "@ FILE": the file stands in this table
+    groups = [*grouped(words), ("", [])]
+    for (key, values), (following, _) in pairwise(groups):
         reason = next((one.unknown for one in values if one.unknown), "")
         if reason:
             findings += unknown(key.lstrip("-"), reason)
         elif key in ("--config", "@"):
             for one in values:
                 file = found_file(one.text, folder)
-                files += [file] if file else []
+                overrides += [f"{table}=@{file}"] if file and table else []
+                files += [file] if file and not table else []
+                table = ""
                 if file is None:
                     problem = f"{one.text} is not found here"
                     findings.append(Finding("warning", key, problem, "give the file too"))
         elif "=" in key or not key.startswith("--"):
             overrides.append(key)
+        elif following == "@" and not values:
+            table = key.lstrip("-").replace("-", "_")
         else:
             name = key.lstrip("-").replace("-", "_")
             texts = [one.text for one in values]
@@ -216,9 +223,15 @@ def grouped(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
             if sign or (key == "@" and rest):
                 yield key, values
                 key = ""
-        elif key:
+        elif key and not OVERRIDE.match(word.text):
             values.append(word)
+            if key == "@":
+                yield key, values
+                key = ""
         else:
+            if key:
+                yield key, values
+                key = ""
             yield word.text, [word]
     if key:
         yield key, values

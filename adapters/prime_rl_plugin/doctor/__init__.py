@@ -6,6 +6,7 @@ checks here find mistakes that PRIME-RL accepts, or that it reports only after t
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     NOT_LISTED,
     Run,
-    misspelt,
+    as_rl,
+    assumed,
+    not_known,
+    of_other_releases,
     read,
     routed,
     table,
@@ -41,7 +45,7 @@ from composer_plugins.adapters.prime_rl_plugin.surface import (
 from composer_plugins.config import ComposerConfig
 from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean, near
-from composer_plugins.findings import Finding
+from composer_plugins.findings import Finding, Severity
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.contract import NamedLoss
 from composer_plugins.frameworks.prime_rl import Generation
@@ -54,7 +58,7 @@ TOO_LATE = "an import path resolves only after the model is loaded"
 
 def examine(files: Sequence[Path], target: Target) -> Examination:
     """Everything that the doctor finds wrong with these TOML files, merged from left to right."""
-    run = read(files)
+    run = read(files, target.overrides)
     plugins = {name for source in run.sources for name in source.plugins.values()}
     is_custom = run.loss is not None and run.loss.get("type") == "custom"
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
@@ -68,6 +72,13 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     by_features = upstream.generation_by_features(features) if target.version is None else None
     release = release if target.version is None else target.version
     generation = by_features or upstream.generation_of(release)
+    whole = as_rl(run.config, run.kind)
+    nearest = upstream.release_of(generation.since)
+    with suppress(ConfigError):  # metadata may say another version than the source has
+        if release is not None and upstream.generation_of(release) is generation:
+            nearest = upstream.release_of(release)
+    if release is None and by_features is None:
+        nearest, generation = assumed(whole)
     found = [*loss_table(run, generation), *newer_than_tested(generation)]
     if release is not None and target.version is None and by_features is None:
         problem = f"its metadata say {release}, and its source was not found: tag v0.5.0 says 0.4.0 there"
@@ -77,7 +88,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         found += import_path(run, facts, target.python)
         asked, more = kwargs(run, generation)
         found += more
-        found += denominators(run, generation)
+        found += [*denominators(run, generation), *namesake(run, generation)]
         found += channels(run, asked, generation, facts["plugins"])
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
@@ -87,6 +98,14 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     found += [one for one in echo_terms(run) if one.key not in reported]
     if run.kind == prime_rl.ORCHESTRATOR:  # whose options are at the top
         found = [one.without(NOT_LISTED) for one in found]
+    others = of_other_releases(whole, nearest)
+    if facts["rejected"] is not None:
+        others = {key: others[key] for key, *_ in facts["rejected"] if key in others}
+    severity: Severity = "warning" if release is None and by_features is None else "error"
+    above = "" if run.is_for_rl else f"{run.kind}."
+    for key, told in others.items():
+        problem, remedy = (text.replace(above, "") for text in told)
+        found.append(Finding(severity, key.removeprefix(above), problem, remedy))
     found += names(run, facts["rejected"], {one.key for one in found if one.severity == "error"})
     compared = against(target, release, generation, by_features is not None)
     compared += f"; read as {prime_rl.FILE_NAMES[run.kind]}"
@@ -96,9 +115,9 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 def names(run: Run, rejected: list[list[Any]] | None, reported: set[str]) -> Iterator[Finding]:
     """What PRIME-RL's own class rejects; names that look misspelt, where it could not be asked."""
-    guesses = {one.key: one for one in misspelt(run.config, run.kind)}
+    guesses = {one.key: one for one in not_known(run.config, run.kind)}
     if rejected is None:
-        yield from guesses.values()
+        yield from (one for key, one in guesses.items() if key not in reported)
     for key, message, is_missing in rejected or ():
         if is_missing:
             remedy = "set it in a file that you give the doctor, or on PRIME-RL's command line"
@@ -285,7 +304,9 @@ def _unresolved(path: str, stage: str, detail: Any, python: str) -> tuple[str, s
     if stage == "attribute":
         names = near(name, FUNCTIONS if module == MODULE else detail)
         remedy = did_you_mean(names) if names else f"name a function of {module}"
-        if module.startswith("composer_plugins") and not names:
+        if module == MODULE and name in of_kind(losses(), "policy"):
+            remedy = f'set import_path = "{MODULE}.loss_fn" and kwargs.policy = "{name}"'
+        elif module.startswith("composer_plugins") and not names:
             remedy = f"name one of {', '.join(FUNCTIONS)} in {MODULE}"
         return f"{path!r}: the module {module} has no {name!r}", remedy
     if stage == "callable":
@@ -333,6 +354,20 @@ def named_policy(run: Run) -> Loss | None:
     """The row of the policy that is named for one of our functions, whatever else may be wrong."""
     fixed = PRESETS[function(run)].options if function(run) in PRESETS else {}
     return chosen_policy(DEFAULTS | fixed, table(run.loss, "kwargs"))
+
+
+def namesake(run: Run, generation: Generation) -> Iterator[Finding]:
+    """A function of ours with the name of a loss of a newer PRIME-RL's own, which has other numbers."""
+    name = function(run)
+    own = [
+        one for one in prime_rl.LOSSES if one.options["type"] == name and own_losses.is_in(one, generation)
+    ]
+    if own and generation in prime_rl.UNTESTED:
+        problem = (
+            f"PRIME-RL {generation.since} has a loss {name!r} of its own, with other numbers than this one"
+        )
+        remedy = f'leave it if you mean {PRESETS[name].options}; otherwise set type = "{name}"'
+        yield Finding("info", f"{run.loss_key}.import_path", problem, remedy)
 
 
 def denominators(run: Run, generation: Generation) -> Iterator[Finding]:

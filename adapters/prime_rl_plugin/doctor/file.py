@@ -1,16 +1,18 @@
 """The user's TOML as PRIME-RL reads it."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
 from composer_plugins.errors import ConfigError, did_you_mean, near
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
+from composer_plugins.frameworks.prime_rl import Generation
+from composer_plugins.objective.files import replaced, table_of
 from composer_plugins.objective.keys import not_understood
 
 ECHO_FILTER = f"{MODULE}.stored_stamps.echo_filter"  # which selects nothing for echo's cross-entropy
@@ -105,20 +107,12 @@ class Run(NamedTuple):
         return path if isinstance(path, str) else ""
 
 
-def read(files: Sequence[Path]) -> Run:
+def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
     """Read and merge the files. ConfigError if one cannot be read, or none is PRIME-RL's."""
-    tables = []
-    for file in files:
-        try:
-            tables.append(tomllib.loads(file.read_text(encoding="utf-8")))
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
-            raise ConfigError(str(file), problem, "name a file that exists") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(str(file), f"is not TOML: {error}", "correct it") from None
-    config = together(tables)
+    config = merged_config(files, overrides)
     kind = kind_of(config)
-    if kind == prime_rl.TRAINER and not ({"loss", "model"} & config.keys() or list(misspelt(config, kind))):
+    tops = {*prime_rl.RL_TABLES, *prime_rl.OWN_FILES[prime_rl.TRAINER], "model"}
+    if not any(near(name, tops, completes=False) for name in config) and kind == prime_rl.TRAINER:
         problem = "is not a config of PRIME-RL: it has none of its tables"
         remedy = "give one with [trainer], [orchestrator] or [inference] (rl.toml), or with [loss] or [model]"
         raise ConfigError(", ".join(map(str, files)), problem, remedy)
@@ -150,6 +144,31 @@ def as_rl(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return dict(config) if kind == prime_rl.RL else {kind: dict(config)}
 
 
+def merged_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The config of a command line of PRIME-RL: its files from left to right, then its options.
+
+    An option is "a.b=c", or "a.b=@FILE" for a file that stands in a table. "None" is null, as in its files.
+    """
+    nested = [one.partition("=@") for one in overrides if "=@" in one]
+    tables = [table_of(file) for file in files]
+    for key, _, name in nested:
+        inner: dict[str, Any] = table_of(Path(name))
+        for part in reversed(key.split(".")):
+            inner = {part: inner}
+        tables.append(inner)
+    found = replaced(together(tables), [one for one in overrides if "=@" not in one])
+    return {key: without_none(value, key) for key, value in found.items()}
+
+
+def without_none(value: Any, name: str = "") -> Any:
+    """The value with null for the text "None", but for the kwargs of a function, which get the text."""
+    if isinstance(value, Mapping) and name != "kwargs":
+        return {key: without_none(one, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_none(one) if isinstance(one, Mapping) else one for one in value]
+    return None if value == "None" else value
+
+
 def together(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several files as one: the trainer's own and the orchestrator's, or files that add to one another."""
     own = [kind_of(one) for one in tables]
@@ -174,34 +193,74 @@ def table(config: Any, *keys: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def misspelt(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
-    """Names that are like one of PRIME-RL's which this file does not have.
+def keys(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config, of tables too; those in a list of tables have no number."""
+    for name, value in config.items():
+        yield f"{above}{name}"
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                yield from keys(one, f"{above}{name}.")
 
-    It is a guess, where PRIME-RL's own classes cannot be asked. Names in a list of tables, and in the table
-    of the loss, which has options by its type, are left out.
+
+def assumed(config: Mapping[str, Any]) -> tuple[str, Generation]:
+    """The release that an rl.toml is for, where nothing else tells it, and its generation.
+
+    It is the newest tested one that has all keys of the file or, if none has, the most of them. A loss of
+    PRIME-RL's own that this one does not have tells another generation.
     """
+    given = prime_rl.LIFETIMES.keys() & {*keys(config)}
+    absent = {one: sum(not prime_rl.is_in(key, one) for key in given) for one in prime_rl.RELEASES}
+    release = min(reversed(absent), key=lambda one: absent[one])
+    generation, kind = upstream.generation_of(release), table(config, "trainer", "loss").get("type")
+    if kind == prime_rl.SUPERVISED and "trainer" in config:
+        return prime_rl.SUPERVISED_IN.since, prime_rl.SUPERVISED_IN
+    own = own_losses.find(kind, generation)
+    if own is not None and not own_losses.is_in(own, generation):
+        generation = next(one for one in reversed(prime_rl.GENERATIONS) if own_losses.is_in(own, one))
+        release = upstream.release_of(generation.since if generation not in prime_rl.UNTESTED else "HEAD")
+    return release, generation
+
+
+def of_other_releases(config: Mapping[str, Any], release: str) -> dict[str, tuple[str, str]]:
+    """The problem and the remedy for each key of an rl.toml that others have, and this release has not."""
+    given = [key for key in dict.fromkeys(keys(config)) if key in prime_rl.LIFETIMES]
+    found = {key: prime_rl.of_another_release(key, release) for key in given}
+    return {key: told for key, told in found.items() if told}
+
+
+def unread(config: Mapping[str, Any], *checked: str) -> Iterator[str]:
+    """The keys of an rl.toml that are not understood. Those of `checked` are looked at elsewhere."""
+    algorithms = {one.algo.key for one in sources(config)}
+    return not_understood(config, prime_rl.KNOWN_KEYS | algorithms | {*checked})
+
+
+def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
+    """A warning for each name that is not understood, with the one of PRIME-RL's that it is misspelt for.
+
+    The names in the table of the loss, which has options by its type, are left out.
+    """
+    if kind == prime_rl.SFT:
+        return
     whole, known = as_rl(config, kind), prime_rl.KNOWN_KEYS
-    bearing = [key for key in known if key not in prime_rl.PRIME_RL.no_bearing]
-    for key in not_understood(whole, known | {"trainer.loss"}):
+    for key in dict.fromkeys(unread(whole, "trainer.loss")):
         holder, _, name = key.rpartition(".")
-        given = table(whole, *filter(None, holder.split(".")))
-        if holder == kind:  # the top of the file of a part, for which a file for `rl` may be mistaken
-            given = dict(config) if near(name, prime_rl.RL_TABLES) else given
-            holder = "" if near(name, prime_rl.RL_TABLES) else holder
-        above = f"{holder}." if holder else ""
-        nearest: list[str] = []
-        for keys in (bearing, known):
-            beside = {one.removeprefix(above).partition(".")[0] for one in keys if one.startswith(above)}
-            nearest = nearest or near(name, sorted(beside - given.keys()))
-        if name in given and nearest:
-            problem = "PRIME-RL is not known to have a table or an option of this name"
-            yield Finding("warning", key.removeprefix(f"{kind}."), problem, did_you_mean(nearest))
+        above = "" if holder == kind and near(name, prime_rl.RL_TABLES) else f"{holder}." if holder else ""
+        given = config if holder == kind else table(whole, *filter(None, holder.split(".")))
+        nearest = list[str]()
+        for listed in (known - prime_rl.NO_BEARING, known):
+            beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
+            nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
+        problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
+        remedy = did_you_mean(nearest) if nearest else remedy
+        yield Finding("warning", key.removeprefix(f"{kind}."), problem, remedy)
 
 
 def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     """The algorithm that this table names; 0.4 to 0.6 have a table `advantage` in place of `algo`."""
     for name in ("algo", "advantage"):
         given, key = holder.get(name), f"{above}.{name}"
+        if name in holder and above == NOT_LISTED:  # null at a source is the orchestrator's, and here is none
+            given = "None" if given is None else given
         if given and isinstance(given, dict):
             kind = str(given.get("type", prime_rl.DEFAULT_ALGORITHM))
             return Algorithm(kind, f"{key}.type", given, key)

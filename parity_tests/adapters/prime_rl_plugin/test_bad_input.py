@@ -46,6 +46,22 @@ def test_gspo_token_takes_a_hint_in_the_advantage() -> None:
     assert torch.autograd.grad(out.loss, given.trainer_logprobs)[0][1:].all()
 
 
+@pytest.mark.parametrize("wrong", [0.9, 2.3])
+def test_a_reference_that_is_no_log_probability_is_an_error(wrong: float) -> None:
+    """The mark of a pair, a rounding above 0 and a masked token are none."""
+    loss_fn(inputs(ref_logprobs=torch.tensor([wrong, 0.01, 1.0])), hint_weight=0.1)
+    with pytest.raises(DataError, match="ref_logprobs: it has positive numbers"):
+        loss_fn(inputs(ref_logprobs=torch.tensor([-0.5, wrong, -0.1])), hint_weight=0.1)
+
+
+def test_references_that_are_all_zero_are_missed() -> None:
+    given = inputs(ref_logprobs=torch.zeros(3))
+    for _ in range(PATIENCE - 1):
+        loss_fn(given, hint_weight=0.1)
+    with pytest.warns(ComposerWarning, match="no reference log-probability came"):
+        loss_fn(given, hint_weight=0.1)
+
+
 def test_an_upper_bound_of_ref_kl_is_warned_of_where_there_are_no_advantages() -> None:
     given = {"ref_logprobs": torch.tensor([-0.5, -0.7, -1.5]), "inference_logprobs": torch.full((3,), -0.9)}
     params = {"tv_high": 0.05}

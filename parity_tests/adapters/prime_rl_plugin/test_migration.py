@@ -201,6 +201,10 @@ def echo(roles: str) -> str:
         ("orchestrator.train.sampling.extra_body.top_p = 0.9", "extra_body.top_p = 0.9", None),
         ("orchestrator.sampling.temp_scheduler.type = 'x'", "orchestrator.sampling.temp_scheduler", None),
         ("orchestrator.buffer.online_difficulty_filtering = true", "difficulty_filtering = True", None),
+        ("orchestrator.buffer.skip_verification = true", "buffer.skip_verification = True", None),
+        ("orchestrator.buffer.easy_threshold = 0.9", "buffer.easy_threshold = 0.9", None),
+        ("orchestrator.verification.enabled = false", "verification.enabled = False", None),
+        (f"{SOURCE}curriculum.sampler.type = 'difficulty_pool'", "curriculum.sampler.type", None),
         ("trainer.enable_router_replay = true", "trainer.enable_router_replay = True", None),
         (f'{SOURCE}curriculum.gates.g.type = "x"', "orchestrator.train.source.curriculum.gates", None),
         (f'{SOURCE}algo.type = "opd"\n{SOURCE}name = "b"', THEIRS, None),
@@ -211,12 +215,13 @@ def echo(roles: str) -> str:
         (echo('filter.import_path = "my.drop"'), f"{ECHO}.*(tool 0.1), of those that my.drop selects", None),
         # Denominators of old trainers.
         (OWN_0_4, f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
-        ("orchestrator.group_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
+        ("orchestrator.batch_size = 8", f"PRIME-RL 0.4 {TOKENS}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (OWN_0_4.replace("token", "sequence"), "0.4 divides the loss of each sequence by its num", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.4 {BATCHES}", "0.4.0"),
         (f"trainer.loss = {CUSTOM}", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
-        ("orchestrator.group_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
+        ("orchestrator.batch_size = 8", f"PRIME-RL 0.5 {TOKENS}", "0.5.0"),
+        ("orchestrator.trajectory_strategy = 'interleaved'", f"PRIME-RL 0.4 {TOKENS}", None),
     ],
 )
 def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
@@ -240,7 +245,6 @@ def test_what_bears_on_the_loss_and_is_not_carried_over_is_named(
         'orchestrator.algo = { type = "grpo", loss_aggregation = "token", length_weighted_baseline = false }',
         "[orchestrator]\ngroup_size = 8\n[[orchestrator.train.source]]\nname = 'a'\ngroup_size = 8",
         "[orchestrator.train.sampling]\ntemperature = 1.0\n[[orchestrator.train.source]]\nname = 'a'",
-        'orchestrator.trajectory_strategy = "interleaved"\n',
         "[[orchestrator.env]]\nid = 'a'\nsampling.temperature = 1.0\n[[orchestrator.env]]\nid = 'b'",
         OPD.replace("opd", "rl"),
         FILTER,
@@ -302,6 +306,43 @@ def test_the_trainers_file_and_the_orchestrators_are_taken_together(command: Run
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "@ trainer.toml @ orchestrator.toml --orchestrator.group-size 4 "
+        "--orchestrator.sampling.temperature=0.5",
+        "--trainer @ trainer.toml --orchestrator @orchestrator.toml --orchestrator.group_size 4 "
+        "--orchestrator.sampling.temperature 0.5 --clean",
+        "trainer.toml orchestrator.toml orchestrator.group_size=4 orchestrator.sampling.temperature=0.5",
+        "@ trainer.toml orchestrator.toml --orchestrator.rollouts-per-example 8 orchestrator.group_size=4 "
+        "orchestrator.sampling.temperature=0.5",
+        "--orchestrator.sampling.temperature 0.5 --no-clean --orchestrator.group_size 4 @ trainer.toml "
+        "@orchestrator.toml",
+    ],
+)
+def test_a_command_line_is_taken_as_prime_rl_takes_it(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trainer.toml").write_text(TRAINERS)
+    Path("orchestrator.toml").write_text(ORCHESTRATOR.replace("group_size = 8", 'advantage = "None"'))
+    found = CliRunner().invoke(cli.app, ["migrate", "--from", "prime-rl", "--to", "verl", *words.split()])
+    assert written(found.stdout) == ("cispo", 4, 0.5), found.output
+    assert "orchestrator.advantage = 'None'" in found.stdout and found.exit_code == 1
+    options = ["doctor", "--python", sys.executable, *words.split()]
+    found = CliRunner().invoke(cli.app, options)
+    assert found.exit_code == 0 and "read as an rl.toml" in found.stdout, found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [("@ nowhere.toml", "nowhere.toml"), ("rl.yaml --versoin 3 --framework trl", "--versoin")],
+)
+def test_a_wrong_command_line_is_named(words: str, key: str) -> None:
+    found = CliRunner().invoke(cli.app, ["doctor", *words.split()])
+    assert key in f"{found.exception}{found.stdout}" and found.exit_code
+
+
+@pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
         ("model.name = 'x'\nserver.port = 1\nparallel.tp = 2", "inference", "inference server's own"),
@@ -354,7 +395,7 @@ def test_the_version_that_was_assumed_is_printed(
         ("[orchestrator.sampling]\ntemprature = 0.5", "orchestrator.sampling.temprature"),
         ("[orchestrator]\ngroupsize = 4", "orchestrator.groupsize"),
         ("[[orchestrator.env]]\nid = 'a'\nreward_scale = 2", "orchestrator.env.reward_scale"),
-        ("[trainer.buffer]\nx = 1\n[orchestrator.buffer]\nseed = 1", "trainer.buffer"),
+        ("[trainer.renderer]\nx = 1\n[orchestrator.renderer]\nx = 1", "trainer.renderer"),
     ],
 )
 def test_a_key_that_is_not_understood_is_named_first(command: Run, more: str, unread: str) -> None:
