@@ -154,7 +154,9 @@ def _assumed(table: Mapping[str, Any], version: str | None) -> Generation:
 def _of_other_releases(table: Mapping[str, Any], version: str | None) -> Iterator[Finding]:
     """Keys that bear on the loss, and that the release which was named does not have."""
     found = file.of_other_releases(table, upstream.release_of(version)) if version is not None else {}
-    return (Finding("error", key, *told) for key, told in found.items() if key not in prime_rl.NO_BEARING)
+    for key, (problem, remedy) in found.items():
+        if key not in prime_rl.NO_BEARING:
+            yield Finding("error", key, problem, remedy)
 
 
 def _no_policy(table: Mapping[str, Any], kind: str, routed: Sequence[Routed], generation: Generation) -> str:
