@@ -63,7 +63,7 @@ def doctor(
         typer.Option(
             help="The framework of the config: "
             f"{', '.join(one.name for one in OURS if is_examinable(one))}. "
-            "Default: from the suffix."
+            "Default: from the suffix, or what the script starts."
         ),
     ] = None,
     verl: Annotated[bool, typer.Option("--verl", help="Short for --framework verl.")] = False,
