@@ -48,6 +48,7 @@ def tool(content: str, **more: Any) -> dict[str, Any]:
 
 CALLED, ANSWERED = ["user go", "assistant [a {}]"], ["user go", "assistant done"]
 TWO = ["user go", "assistant [call_1_0 {}] [call_1_1 {}]"]
+BOTH = ["user go", 'assistant [a {}] [a_2 {"n":2}]']
 ONE, SECOND = ["user go", 'assistant [a {"n": 1}]'], ["tool a A", 'assistant [a {"n": 2}]']
 FAILED = [f"tool a {FAILED_TOOL}\nx", "assistant done"]
 NO_RESULT = "a tool call before it has no result, or a result has no call"
@@ -108,6 +109,9 @@ LOGS = (
     Log("results without ids", [{"prompt": [GO], "completion": [asks(call("a")), tool("x"), DONE],
         "reward": 1.0}], [CALLED, [*CALLED, "tool a x", "assistant done"]],
         (BY_ORDER,), 1.0),
+    Log("an id for two calls of a message", [{"messages": [GO, asks(call("a"), call("a", '{"n":2}')),
+        tool("A", tool_call_id="a"), tool("B", tool_call_id="a"), DONE]}],
+        [BOTH, [*BOTH, "tool a A", "tool a_2 B", "assistant done"]]),
     Log("a result without a call", [{"messages": [GO, asks(call("a")), tool("x", tool_call_id="b"), DONE]}],
         [CALLED], (NO_RESULT,)),
     Log("a reward", [{"messages": [GO, DONE], "reward": 0.5}], [ANSWERED], (), 0.5),
@@ -196,6 +200,12 @@ def test_a_file_may_be_one_json_value(tmp_path: Path, form: str) -> None:
     (tmp_path / "l.json").write_text(form.format(json.dumps({"messages": [GO, DONE]}, indent=1)))
     found = list(read_logs(log_files([tmp_path / "l.json"]), None, None, Tally()))
     assert [said(acted) for acted in found] == [ANSWERED] * (1 + form.count("},"))
+
+
+def test_a_list_of_messages_is_one_conversation(tmp_path: Path) -> None:
+    (tmp_path / "l.json").write_text(json.dumps([GO, DONE]))
+    (acted,) = read_logs(log_files([tmp_path / "l.json"]), None, None, Tally())
+    assert said(acted) == ANSWERED
 
 
 def test_a_file_that_cannot_be_read_is_skipped_and_named_unless_strict(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def wrong_value(where: str, problem: str) -> DataError:
 def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line of a file as (label:number, object); only a last line without a line break may be torn.
 
-    A file that is one JSON value, an object or a list of objects, has one of them in each "line".
+    A file that is one JSON value, an object or a list of objects, has one of them in each "line". A list of
+    messages is one conversation.
     """
     text = path.read_bytes()
     if text.startswith(LFS):
@@ -70,11 +71,14 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
         raise DataError(label, problem, "fetch the log: git lfs pull")
     lines = text.split(b"\n")
     if text.lstrip().startswith(b"[") or text.lstrip().split(b"\n", 1)[0].strip() == b"{":
-        whole = None
+        whole: Any = None
         with suppress(ValueError, RecursionError):
             whole = json.loads(text.decode())
-        if isinstance(whole, dict) or (isinstance(whole, list) and all(isinstance(x, dict) for x in whole)):
-            lines = [json.dumps(row).encode() for row in (whole if isinstance(whole, list) else [whole])]
+        rows = whole if isinstance(whole, list) else [whole]
+        if rows and all(isinstance(row, dict) for row in rows):
+            if all("role" in row for row in rows):  # the messages of one conversation
+                rows = [{"messages": rows}]
+            lines = [json.dumps(row).encode() for row in rows]
     for number, raw in enumerate(lines, start=1):
         if not raw.strip():
             continue
@@ -132,21 +136,32 @@ def assistant(content: str, calls: Sequence[dict[str, Any]]) -> Message:
 
 
 def chat_messages(where: str, raw: Any, tally: Tally) -> list[Converted]:
-    """The messages of a conversation. A result without the id of its call is of the first one that waits."""
-    found, waiting = list[Converted](), list[str]()
+    """The messages of a conversation, with an id of its own for each call of a message.
+
+    A result without the id of its call is of the first call that waits. An id that two calls of a message
+    have stands for them in their order.
+    """
+    found, waiting = list[Converted](), list[tuple[str, str]]()  # the id in the log, and the one here
     for number, one in enumerate(expected(where, raw, list, "messages")):
         message = expected(where, one, dict, "a message")
         if message.get("role") == "tool" and message.get("tool_call_id") is None and waiting:
-            message = {**message, "tool_call_id": waiting[0]}
+            message = {**message, "tool_call_id": waiting[0][0]}
             tally.lines["tool result without the id of its call (taken in the order of the calls)"] += 1
         if any(isinstance(call, dict) and call.get("id") is None for call in message.get("tool_calls") or ()):
             calls = [{"id": f"call_{number}_{i}", **_with_id(x)} for i, x in enumerate(message["tool_calls"])]
             message = {**message, "tool_calls": calls}
         converted = chat_message(where, message, tally)
         if message.get("role") == "tool":
-            waiting = [one for one in waiting if one != converted.message["tool_call_id"]]
+            given = converted.message["tool_call_id"]
+            if mine := next((one for one in waiting if one[0] == given), None):
+                waiting.remove(mine)
+                converted.message["tool_call_id"] = mine[1]
         else:
-            waiting = [call["id"] for call in converted.message.get("tool_calls", ())]
+            waiting = []
+            for call in converted.message.get("tool_calls", ()):
+                before = sum(one == call["id"] for one, _ in waiting)
+                waiting.append((call["id"], f"{call['id']}_{before + 1}" if before else call["id"]))
+                call["id"] = waiting[-1][1]
         found.append(converted)
     return found
 
