@@ -41,12 +41,14 @@ def read(path: Path, label: str, tools: Tools | None, tally: Tally) -> Iterator[
             if kind is None:
                 tally.lines["line about the session"] += 1
             else:
-                items, places = [*items, row], [*places, where]
+                items.append(row)
+                places.append(where)
             continue
         payload = expected(where, payload, dict, "payload")
         inner = payload.get("type")
         if kind == "response_item":
-            items, places = [*items, payload], [*places, where]
+            items.append(payload)
+            places.append(where)
         elif kind == "session_meta" and isinstance(payload.get("base_instructions"), dict) and not items:
             items, places = [{"role": "system", "content": payload["base_instructions"].get("text")}], [where]
             given = 1

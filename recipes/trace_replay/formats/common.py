@@ -78,7 +78,10 @@ def json_lines(path: Path, label: str, tally: Tally) -> Iterator[tuple[str, dict
         if rows and all(isinstance(row, dict) for row in rows):
             if all("role" in row for row in rows):  # the messages of one conversation
                 rows = [{"messages": rows}]
-            lines = [json.dumps(row).encode() for row in rows]
+            is_clean = b"\\ud" not in text.lower()
+            for number, row in enumerate(rows, start=1):
+                yield f"{label}:{number}", row if is_clean else mapped(row, without_lone_surrogates)
+            return
     for number, raw in enumerate(lines, start=1):
         if not raw.strip():
             continue
