@@ -8,8 +8,9 @@ that depends on a loop, on a branch whose condition is not known, or on the outp
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import tree_sitter
@@ -103,9 +104,13 @@ class Script(Words):
         if handler is not None:
             done: bool | None = handler(node)
             return done
+        return self.run_each(node.named_children)
+
+    def run_each(self, statements: Sequence[tree_sitter.Node]) -> bool | None:
+        """Follow these statements; whether the last succeeds."""
         status: bool | None = None
-        for child in node.named_children:
-            status = self.run(child)
+        for one in statements:
+            status = self.run(one)
         return status
 
     def run_redirected_statement(self, node: tree_sitter.Node) -> bool | None:
@@ -117,16 +122,14 @@ class Script(Words):
         """Commands whose assignments end with them: ( ... ), and each part of a pipeline."""
         before = dict(self.variables)
         with suppress(Leaving):
-            for child in node.named_children:
-                self.run(child)
+            self.run_each(node.named_children)
         self.variables = before
 
     run_pipeline = run_subshell
 
     def run_negated_command(self, node: tree_sitter.Node) -> bool | None:
         """`! command`."""
-        status = self.run(node.named_children[0])
-        return None if status is None else not status
+        return _negated(self.run(node.named_children[0]))
 
     def run_list(self, node: tree_sitter.Node) -> bool | None:
         """`left && right` and `left || right`."""
@@ -142,16 +145,10 @@ class Script(Words):
         """`if`, `elif`, `else`: the branch that is taken, or each that may be."""
         possible: list[Callable[[], object]] = []
         for condition, body in _branches(node):
-            holds = True
-            if condition:
-                status: bool | None = None
-                for one in condition:
-                    status = self.run(one)
-                if status is False:
-                    continue
-                holds = status is True
-            possible.append(lambda body=body: [self.run(one) for one in body])  # type: ignore[misc]
-            if holds:
+            status = self.run_each(condition) if condition else True
+            if status is not False:
+                possible.append(partial(self.run_each, body))
+            if status:
                 break
         else:
             possible.append(lambda: None)
@@ -161,11 +158,7 @@ class Script(Words):
         """`case`: each of its branches may be taken."""
         items = [one for one in node.named_children if one.type == "case_item"]
         bodies = [[one for one in item.named_children if _is_statement(one)] for item in items]
-        possible: list[Callable[[], object]] = [
-            lambda body=body: [self.run(one) for one in body]  # type: ignore[misc]
-            for body in bodies
-        ]
-        self.branches(self.line(node), [*possible, lambda: None])
+        self.branches(self.line(node), [*(partial(self.run_each, one) for one in bodies), lambda: None])
 
     def run_for_statement(self, node: tree_sitter.Node) -> None:
         """A loop: what it changes is not known, and neither is its variable."""
@@ -183,9 +176,7 @@ class Script(Words):
 
     def loop(self, node: tree_sitter.Node) -> None:
         """The statements of a loop, once."""
-        for one in node.named_children:
-            if _is_statement(one) or one.type == "do_group":
-                self.run(one)
+        self.run_each([x for x in node.named_children if _is_statement(x) or x.type == "do_group"])
 
     def branches(self, line: int, possible: list[Callable[[], object]], why: str = "") -> None:
         """Follow each of these; a variable that they leave at different values is unknown after them.
@@ -258,11 +249,8 @@ class Script(Words):
 
     def run_compound_statement(self, node: tree_sitter.Node) -> bool | None:
         """`{ ...; }`; the variables of an arithmetic `(( ... ))` are not followed."""
-        status: bool | None = None
         if not node.children or node.children[0].type != "((":
-            for one in node.named_children:
-                status = self.run(one)
-            return status
+            return self.run_each(node.named_children)
         why = f"the arithmetic of line {self.line(node)} may change it"
         for one in nodes(node):
             if one.type == "variable_name":
@@ -285,8 +273,8 @@ class Script(Words):
         if name in self.functions and self.depth < DEEPEST:
             self.call(name, arguments)
             return None
-        if name == "set" and "--" in [one.text for one in arguments]:
-            self.arguments = arguments[[one.text for one in arguments].index("--") + 1 :]
+        if name == "set" and "--" in (texts := [one.text for one in arguments]):
+            self.arguments = arguments[texts.index("--") + 1 :]
         elif name == "shift" and self.arguments is not None:
             self.arguments = self.arguments[1:]
         elif name in READERS or (name == "printf" and arguments[:1] == (Word("-v"),)):

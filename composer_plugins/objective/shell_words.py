@@ -5,7 +5,7 @@ The text has a character for each byte (latin-1), because the positions of the g
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -102,8 +102,7 @@ class Words:
 
     def joined(self, node: tree_sitter.Node) -> Word:
         """The word as an assignment takes it: it is not split."""
-        words = self.words(node, splits=False)
-        return words[0] if len(words) == 1 else Word(" ".join(one.text for one in words), reason(words))
+        return joined(self.words(node, splits=False))
 
     def words(self, node: tree_sitter.Node, splits: bool = True) -> list[Word]:
         """The words that a word of the script becomes."""
@@ -233,11 +232,6 @@ class Words:
         raise ValueError("not an integer")
 
 
-def reason(words: Iterable[Word]) -> str:
-    """Why one of these words is unknown; "" if none is."""
-    return next((one.unknown for one in words if one.unknown), "")
-
-
-def joined(words: tuple[Word, ...]) -> Word:
+def joined(words: Sequence[Word]) -> Word:
     """These words as one, with blanks between them."""
-    return Word(" ".join(one.text for one in words), reason(words))
+    return Word(" ".join(one.text for one in words), next(filter(None, (one.unknown for one in words)), ""))
