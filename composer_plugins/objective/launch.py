@@ -20,8 +20,7 @@ from composer_plugins.frameworks.contract import NOTHING, Framework
 from composer_plugins.objective.shell import commands
 from composer_plugins.objective.shell_words import EMPTY, Word
 
-SHELLS = (".sh", ".bash", ".zsh", ".slurm", ".sbatch")
-SUFFIXES = (*SHELLS, ".py")
+SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")  # of scripts
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_]\w*(\.[\w-]+)+=")
 HYDRA_OPTIONS = {"-cp": "--config-path", "-cd": "--config-dir", "-cn": "--config-name"}
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -161,10 +160,8 @@ def of_hydra(framework: Framework, words: Sequence[Word], folder: Path) -> Launc
             overrides.append(word.text)
         elif not key.startswith("-"):
             findings.append(Finding("error", key, "hydra takes no word like this", "write key=value"))
-    config, place = (
-        options.get("--config-name", ""),
-        options.get("--config-path", options.get("--config-dir")),
-    )
+    config = options.get("--config-name", "")
+    place = options.get("--config-path", options.get("--config-dir"))
     files = list[Path]()
     if config and place is not None:
         name = f"{place}/{config.removesuffix('.yaml')}.yaml"
@@ -209,32 +206,24 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
     return Launch(framework, tuple(files), tuple(overrides), findings=tuple(findings))
 
 
-def grouped(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
-    """Yield each option of a command line with its values; a word without an option stands for itself."""
-    key, values = "", list[Word]()
+def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
+    """Each option of a command line with its values; a word without an option stands for itself."""
+    found, more = list[tuple[str, list[Word]]](), 0  # how many words the last option still takes
     for word in words:
         name, sign, value = word.text.partition("=")
-        if word.text.startswith("@") or name.startswith("--"):
-            if key:
-                yield key, values
-            key, values = ("@", []) if word.text.startswith("@") else (name, [])
-            rest = word.text[1:] if key == "@" else value
-            values += [Word(rest, word.unknown)] if rest else []
-            if sign or (key == "@" and rest):
-                yield key, values
-                key = ""
-        elif key and not OVERRIDE.match(word.text):
-            values.append(word)
-            if key == "@":
-                yield key, values
-                key = ""
+        if word.text.startswith("@"):
+            name, sign, value, more = "@", word.text[1:], word.text[1:], 1
+        elif name.startswith("--"):
+            more = len(words)
+        elif more and not OVERRIDE.match(word.text):
+            found[-1][1].append(word)
+            more -= 1
+            continue
         else:
-            if key:
-                yield key, values
-                key = ""
-            yield word.text, [word]
-    if key:
-        yield key, values
+            name, sign, value = word.text, "=", word.text
+        found.append((name, [Word(value, word.unknown)] if value else []))
+        more = 0 if sign else more
+    return found
 
 
 def unknown(key: str, why: str) -> list[Finding]:
@@ -260,9 +249,8 @@ def of_python(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tup
             overrides, findings = list[str](), list[Finding]()
             for one in node.keywords:
                 try:
-                    found = (
-                        {one.arg: literal(one.value, values)} if one.arg else dict(literal(one.value, values))
-                    )
+                    value = literal(one.value, values)
+                    found = {one.arg: value} if one.arg else dict(value)
                     overrides += [f"{key}={json.dumps(value)}" for key, value in found.items()]
                 except (TypeError, ValueError):
                     why = f"{' '.join(ast.unparse(one.value).split())} is known at its run only"
