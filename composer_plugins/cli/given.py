@@ -2,20 +2,19 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_plugins.errors import ConfigError
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import NOTHING
+from composer_plugins.frameworks.contract import NOTHING, with_tables
 from composer_plugins.frameworks.registry import frameworks
-from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.files import one_config
 from composer_plugins.objective.launch import SUFFIXES, launch, of_options
 from composer_plugins.objective.resolve import surface
 from composer_plugins.objective.shell_words import Word
 
-PRIME_RL = "prime-rl"  # whose command line `@ FILE --a.b value` names its framework
 SCRIPT = re.compile(rf".*({'|'.join(map(re.escape, SUFFIXES))})(:\d+)?")
 
 
@@ -36,14 +35,7 @@ class Given(NamedTuple):
         if merged is not None:
             found: dict[str, Any] = merged(self.files, self.overrides)
             return found
-        if len(self.files) > 1:
-            raise ConfigError("FILE", f"{len(self.files)} are given", "give one config file")
-        return replaced(next(map(table_of, self.files), {}), self.overrides)
-
-
-def is_below(key: str, tables: Collection[str]) -> bool:
-    """Whether a dotted key is one of these, or below one."""
-    return any(key.rsplit(".", cut)[0] in tables for cut in range(key.count(".") + 1))
+        return one_config(self.files, self.overrides)
 
 
 def read(words: Sequence[str], framework: str = "", script: Path | None = None) -> Given:
@@ -51,12 +43,13 @@ def read(words: Sequence[str], framework: str = "", script: Path | None = None) 
 
     Raises ConfigError for a script that starts no training, or that of another framework.
     """
-    own = frameworks().get(framework or PRIME_RL)
-    if any(one.startswith(("@", "--")) for one in words):  # a command line of the framework's own
-        if own is None or not own.has_several_files:
-            wrong = next(one for one in words if one.startswith(("@", "--")))
-            raise ConfigError(wrong, f"{framework} takes no such word here", "write key=value, or see --help")
-        found_here = of_options(own, [Word(one, "") for one in words], Path())
+    known = frameworks()
+    if own_words := [one for one in words if one.startswith(("@", "--"))]:  # of a framework's command line
+        own = next(one for one in known.values() if one.has_several_files)  # which alone has such words
+        if framework not in ("", own.name):
+            problem = f"{framework} takes no such word here"
+            raise ConfigError(own_words[0], problem, "write key=value, or see --help")
+        found_here = of_options(own, [Word(one) for one in words], Path())
         framework, words = own.name, [*map(str, found_here.files), *found_here.overrides]
         for one in found_here.findings:
             raise ConfigError(one.key, one.problem, one.remedy)
@@ -70,7 +63,6 @@ def read(words: Sequence[str], framework: str = "", script: Path | None = None) 
         return Given(what, framework, files, overrides)
     if len(scripts) > 1:
         raise ConfigError("FILE", f"{', '.join(scripts)} are several scripts", "give one")
-    known = frameworks()
     found = launch(scripts[0], [known[framework]] if framework in known else known.values())
     known_here = {one.lstrip("+~").partition("=")[0] for one in overrides}
     known_here |= set(surface(found.framework.name).NO_BEARING)
@@ -80,6 +72,6 @@ def read(words: Sequence[str], framework: str = "", script: Path | None = None) 
         [*found.files, *files],
         (*found.overrides, *overrides),
         found.config,
-        tuple(one for one in found.findings if not is_below(one.key, known_here)),
+        tuple(one for one in found.findings if known_here.isdisjoint(with_tables(one.key))),
         found.exported,
     )

@@ -8,8 +8,7 @@ import typer
 
 from composer_plugins.cli import given as command_line
 from composer_plugins.cli.console import answer, foreign_code
-from composer_plugins.errors import ConfigError
-from composer_plugins.errors import unknown as unknown_name
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Findings
 from composer_plugins.frameworks.registry import OURS
 from composer_plugins.losses.choosing import choose
@@ -76,10 +75,10 @@ def migrate(
     versions = f"Written for {resolve.surface(to).release(version)}."
     if read.release:
         versions = f"Read as a config of {read.release}. {versions}"
-    unknown = tuple(f"{one.key}: {one.problem}; {one.remedy}" for one in given_here.findings)
-    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions, unknown)]
+    not_known = tuple(f"{one.key}: {one.problem}; {one.remedy}" for one in given_here.findings)
+    lines = [f"# {line}".rstrip() for line in comments(name, to, found, read, versions, not_known)]
     answer("\n".join([*lines, found.text]), nl=False)
-    if found.differences or read.unread or unknown:
+    if found.differences or read.unread or not_known:
         raise typer.Exit(1)
 
 
@@ -98,7 +97,7 @@ def of_loss(name: str) -> resolve.Resolved:
 def check(framework: str, option: str) -> None:
     """Raise ConfigError at the option that names a framework, if its configs cannot be read and written."""
     if framework not in resolve.readable():
-        raise unknown_name(option, framework, resolve.readable(), noun="framework")
+        raise unknown(option, framework, resolve.readable(), noun="framework")
 
 
 def comments(
@@ -107,16 +106,16 @@ def comments(
     found: resolve.Migrated,
     read: resolve.Resolved,
     versions: str = "",
-    unknown: Sequence[str] = (),
+    not_known: Sequence[str] = (),
 ) -> Iterator[str]:
     """The versions, what was not understood, what the written config is, and each difference in a line.
 
-    `unknown` says what of a script is not known.
+    `not_known` says what of a script is not known.
     """
     if versions:
         yield versions
     unread = read.unread
-    for line in unknown:
+    for line in not_known:
         yield f"Not known, and it may bear on the loss: {line}"
     if unread:
         keys = (" ".join(key.split()) for key in unread)  # in YAML a key may have several lines
@@ -126,7 +125,7 @@ def comments(
     for error in read.errors:
         yield f"To correct in the config that was read: {error}"
     if not found.differences:
-        yield "Of what was understood, nothing differs." if unread or unknown else "Nothing differs."
+        yield "Of what was understood, nothing differs." if unread or not_known else "Nothing differs."
         return
     number = len(found.differences)
     yield f"{number} of its properties differ{'s' * (number == 1)}:"

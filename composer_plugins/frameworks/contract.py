@@ -246,6 +246,11 @@ class Framework:
         return next(one for one in self.options_of(kind) if one.key == key)
 
 
+def with_tables(key: str) -> list[str]:
+    """A dotted key and the tables that it stands in, the nearest first."""
+    return [key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)]
+
+
 def keys_in(tables: Mapping[str, str]) -> frozenset[str]:
     """Dotted keys, which are written as names by the table that has them; those of "" are at the top."""
     return frozenset(

@@ -16,6 +16,7 @@ from composer_plugins.frameworks.contract import (
     Option,
     Sets,
     keys_in,
+    with_tables,
 )
 
 # --- Releases ------------------------------------------------------------------------------------------
@@ -359,10 +360,9 @@ _LIFETIMES = {
         """,
     ("0.7", "0.7"): "orchestrator.train.env.algo",
     ("0.7", ""): "env_vars orchestrator.algo orchestrator.env_vars trainer.env_vars",
-    (
-        "0.8",
-        "0.8",
-    ): "file_monitor orchestrator.file_monitor orchestrator.max_inflight_episodes trainer.file_monitor",
+    ("0.8", "0.8"): """
+        file_monitor orchestrator.file_monitor orchestrator.max_inflight_episodes trainer.file_monitor
+        """,
     ("0.8", ""): """
         orchestrator.algo.decay orchestrator.algo.episode_agents orchestrator.env_server_base_port
         orchestrator.train.source rollout_transport
@@ -407,8 +407,8 @@ SAME_IN_OTHERS = (
 
 def lifetime(key: str) -> tuple[str, str]:
     """The first and the last of `RELEASES` that have a key."""
-    above = [key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)]
-    return next((LIFETIMES[one] for one in above if one in LIFETIMES), (RELEASES[0], RELEASES[-1]))
+    found = (LIFETIMES[one] for one in with_tables(key) if one in LIFETIMES)
+    return next(found, (RELEASES[0], RELEASES[-1]))
 
 
 def is_in(key: str, release: str) -> bool:
@@ -422,10 +422,11 @@ def of_another_release(key: str, release: str) -> tuple[str, str] | None:
     if is_in(key, release):
         return None
     first, last = lifetime(key)
-    having = (
-        f"PRIME-RL {first} to {last} have it" if last != RELEASES[-1] else f"PRIME-RL has it since {first}"
-    )
-    having = f"PRIME-RL {first} has it" if first == last != RELEASES[-1] else having
+    having = f"PRIME-RL {first} to {last} have it"
+    if last == RELEASES[-1]:
+        having = f"PRIME-RL has it since {first}"
+    elif first == last:
+        having = f"PRIME-RL {first} has it"
     others = [
         one for same in SAME_IN_OTHERS if any(f"{key}.".startswith(f"{x}.") for x in same) for one in same
     ]

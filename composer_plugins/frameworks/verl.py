@@ -10,6 +10,7 @@ from composer_plugins.frameworks.contract import (
     Option,
     Sets,
     keys_in,
+    with_tables,
 )
 from composer_plugins.losses.row import Kind
 
@@ -370,7 +371,7 @@ FORMER = {key: (last, now) for last, keys in FORMER_BY_RELEASE.items() for key, 
 
 def former(key: str) -> tuple[str, str] | None:
     """What became of an option that verl's newest release does not have: the problem and the remedy."""
-    for one in (key.rsplit(".", cut)[0] for cut in range(key.count(".") + 1)):
+    for one in with_tables(key):
         if one in FORMER:
             last, now = FORMER[one]
             had = f"verl {last} had it" if last else "verl before 0.6 had it, or a fork"

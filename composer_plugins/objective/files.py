@@ -14,6 +14,13 @@ from composer_plugins.errors import ConfigError, in_a_line
 SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
+def one_config(files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+    """The config of a file, or of none, with the options of a command line; several files are an error."""
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+    return replaced(next(map(table_of, files), {}), overrides)
+
+
 def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """The table with the options of a command line: key=value, +key=value, and ~key to remove one."""
     found: dict[str, Any] = deepcopy(dict(table))

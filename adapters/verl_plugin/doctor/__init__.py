@@ -18,7 +18,7 @@ from composer_plugins.diagnosis import Examination, Target, ask
 from composer_plugins.errors import ConfigError, did_you_mean
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.verl import VERL, Key, former
-from composer_plugins.objective.files import replaced, table_of
+from composer_plugins.objective.files import one_config
 from composer_plugins.objective.resolve import check_schema, resolve
 
 
@@ -27,11 +27,10 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     request = request_of(files, target)
     facts = ask(target.python, Path(probe.__file__), json.dumps(request), exported=target.exported)
     release = upstream.release_of(target.version or facts["verl"]["version"])
-    how = (
-        "",
-        "read by itself" if facts["verl"]["absent"] else "composed with --config-dir {} --config-name {}",
-    )
-    composed = ", ".join(how).format(files[0].resolve().parent, files[0].stem) if files else ""
+    composed = ""
+    for file in files:
+        composed = f", composed with --config-dir {file.resolve().parent} --config-name {file.stem}"
+        composed = ", read by itself" if facts["verl"]["absent"] else composed
     found = list(judge(facts, target, release))
     if facts["verl"]["absent"] and request["compose"]:
         found += without_verl(files, target.overrides)
@@ -40,7 +39,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
 
 def without_verl(files: Sequence[Path], overrides: Sequence[str]) -> Iterator[Finding]:
     """Yield what is wrong with a file and overrides by themselves, without verl's default values."""
-    table = replaced(next(map(table_of, files), {}), overrides)
+    table = one_config(files, overrides)
     read = resolve("verl", table, option="--framework")
     yield from read.findings
     for key in dict.fromkeys([*filter(former, upstream.options(table)), *read.unread]):
