@@ -24,6 +24,9 @@ class ComposerConfig(BaseModel):
     advantage: str = "grpo"  # verl only: the other frameworks compute the advantages
     advantage_params: dict[str, Any] = Field(default_factory=dict)
 
+    # A reward that is not a finite number: an error, 0, or the completion is left out of its group.
+    on_bad_reward: Literal["error", "drop", "zero"] = "error"
+
     policy: str = "grpo"
     policy_params: dict[str, Any] = Field(default_factory=dict)
     policy_weight: float = Field(1.0, ge=0, allow_inf_nan=False)

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from composer_plugins.adapters.trl_mixin import before_training, sharding, upstream
 from composer_plugins.adapters.trl_mixin.channels import HintChannel, PolicyChannel, ReplayChannel
 from composer_plugins.adapters.trl_mixin.hints import environments_with_hints
-from composer_plugins.adapters.trl_mixin.rewards import check_models, checked
+from composer_plugins.adapters.trl_mixin.rewards import checked, treated
 from composer_plugins.adapters.trl_mixin.schedule import Weights
 from composer_plugins.adapters.trl_mixin.surface import ComposerGRPOConfig
 from composer_plugins.adapters.trl_mixin.teachers import EmaTeacher, InitialWeights, Teacher
@@ -87,7 +87,9 @@ class ComposerLossMixin(_Trainer):
         if peft:
             upstream.give_head_its_bias(self)
         before_training.check_tools(self)
-        self.reward_funcs = list(map(checked, self.reward_funcs, self.reward_func_names))
+        self.composer_warned = list[str]()  # the reward models of whose rewards a warning has been given
+        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        self.reward_funcs = [checked(one, name, config.on_bad_reward) for one, name in named]
         if self._policy is not None:  # TRL's KL gets the denominator of our policy loss
             self.loss_type = OF_MODES.get(self._policy.mode, upstream.DEFAULTS["loss_type"])
             if self._policy.choice.loss.name in SEQUENCE_LEVEL:  # the ratio by which TRL may weigh its KL
@@ -198,7 +200,7 @@ class ComposerLossMixin(_Trainer):
         self, inputs: Any, prompts: Any, completions: Any, *args: Any, **kwargs: Any
     ) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, *args, **kwargs)
-        check_models(self, rewards, prompts, completions)
+        rewards = treated(self, rewards, prompts, completions, self._composer.on_bad_reward)
         self._rewards, self._prompts = upstream.total_rewards(self, rewards), prompts
         return rewards
 

@@ -1,6 +1,12 @@
-"""An error for a reward that is not a finite number: TRL takes NaN for None, and averages infinity."""
+"""Rewards that are not finite numbers: TRL takes NaN for None, and averages infinity.
+
+`on_bad_reward` says what becomes of them: "error" raises, "zero" takes 0, and "drop" leaves the completion
+out of the mean and the deviation of its group, with advantage 0.
+"""
 
 import functools
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,21 +16,32 @@ from trl import GRPOTrainer
 
 from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.errors import DataError
+from composer_plugins.findings import ComposerWarning
 
 LARGEST = torch.finfo(torch.float32).max  # TRL keeps rewards in float32
 SHOWN = 60  # characters of a prompt or completion
+BAD = math.inf  # what stands for such a reward between a function and `treated`: NaN is None there
 NOT_APPLICABLE = "return a finite number, or None where the function does not apply"
+OF_A_MODEL = "use a model and a dtype with finite logits"
+DONE = {"zero": "0 is taken in its place", "drop": "the completion is left out of its group"}
 
 
-def checked(function: Any, name: str) -> Any:
-    """A reward function with a check of what it returns; a reward model as it is."""
+def checked(function: Any, name: str, on_bad_reward: str = "error") -> Any:
+    """A reward function with a check of what it returns; a reward model as it is.
+
+    Unless `on_bad_reward` is "error" it returns BAD for a reward that is not finite, for `treated`.
+    """
     if isinstance(function, nn.Module):
         return function
+    warned = list[str]()
 
     def check(rewards: Any, given: dict[str, Any]) -> Any:
         rewards = list(rewards) if isinstance(rewards, Iterator) else rewards
-        _check(name, rewards, given["prompts"], given["completions"], NOT_APPLICABLE)
-        return rewards
+        error = next(_errors(name, rewards, given["prompts"], given["completions"], NOT_APPLICABLE), None)
+        if error is None:
+            return rewards
+        _raise_or_warn(error, on_bad_reward, warned)
+        return [BAD if _is_bad(reward) else reward for reward in rewards]
 
     if upstream.is_async_callable(function):
 
@@ -41,22 +58,53 @@ def checked(function: Any, name: str) -> Any:
     return call
 
 
-def check_models(trainer: GRPOTrainer, rewards: Tensor, prompts: list[Any], completions: list[Any]) -> None:
-    """Check the rewards [B, R] of reward models, of this process's rows."""
+def treated(
+    trainer: GRPOTrainer, rewards: Tensor, prompts: list[Any], completions: list[Any], on_bad_reward: str
+) -> Tensor:
+    """The rewards [B, R] of all processes' rows, of which those that are not finite are treated.
+
+    "drop" makes all rewards of a row NaN, as those of a row that no reward function applies to: TRL leaves it
+    out of the statistics of its group and gives it advantage 0, so it adds nothing to the policy loss. Its
+    tokens count in the denominator, and the KL and the hint channel, which read no reward, act on them.
+    """
+    is_model = [isinstance(function, nn.Module) for function in trainer.reward_funcs]
+    bad = rewards.isinf() | (rewards.isnan() & torch.tensor(is_model, device=rewards.device))
     mine = rewards[trainer.accelerator.process_index * len(prompts) :][: len(prompts)]
-    for function, name, column in zip(trainer.reward_funcs, trainer.reward_func_names, mine.T, strict=True):
-        if isinstance(function, nn.Module):
-            _check(name, column.tolist(), prompts, completions, "use a model and a dtype with finite logits")
+    for name, column, of_a_model in zip(trainer.reward_func_names, mine.T, is_model, strict=True):
+        found = _errors(name, column.tolist(), prompts, completions, OF_A_MODEL) if of_a_model else ()
+        for error in found:
+            _raise_or_warn(error, on_bad_reward, trainer.composer_warned)
+    if on_bad_reward == "error":
+        return rewards
+    upstream.metrics(trainer)["composer/bad_reward_frac"].append(float(bad.any(1).float().mean()))
+    if on_bad_reward == "zero":
+        return rewards.masked_fill(bad, 0.0)
+    return rewards.masked_fill(bad.any(1, keepdim=True), torch.nan)
 
 
-def _check(
+def _is_bad(reward: Any) -> bool:
+    return reward is not None and not abs(reward) <= LARGEST
+
+
+def _errors(
     name: str, rewards: Iterable[Any], prompts: Sequence[Any], completions: Sequence[Any], remedy: str
-) -> None:
+) -> Iterator[DataError]:
+    """Yield the error of each reward that is not finite."""
     for i, reward in enumerate(rewards):
-        if reward is not None and not abs(reward) <= LARGEST:
+        if _is_bad(reward):
             row = f"prompt {_short(prompts[i])}, completion {_short(completions[i])}"
             problem = f"the reward of row {i} of the batch is {float(reward):g} ({row})"
-            raise DataError(f"reward {name}", problem, remedy)
+            yield DataError(f"reward {name}", problem, remedy)
+
+
+def _raise_or_warn(error: DataError, on_bad_reward: str, warned: list[str]) -> None:
+    """Raise the error, or warn of the first one of a reward function."""
+    if on_bad_reward == "error":
+        raise error
+    if error.key not in warned:
+        warned.append(error.key)
+        done = f"on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
+        warnings.warn(f"{error.key}: {error.problem}; {done}", ComposerWarning, stacklevel=2)
 
 
 def _short(value: Any) -> str:

@@ -126,6 +126,12 @@ class ComposerGRPOConfig(GRPOConfig):
         1.0,
         "Weight of the policy loss together with TRL's KL, entropy bonus and auxiliary loss of MoE models.",
     )
+    on_bad_reward: str = option(
+        "error",
+        "What becomes of a reward that is NaN or infinite. 'error': the run ends, with the row. 'zero': the "
+        "reward is 0. 'drop' (TRL 1.16): the completion is left out of the mean and the deviation of its "
+        "group and has advantage 0. The last two warn once and log composer/bad_reward_frac.",
+    )
     hint_weight: float = option(0.0, "Weight of hint self-distillation; 0 switches it off.")
     hint_divergence: str = option(
         "jsd",
@@ -394,6 +400,9 @@ class ComposerGRPOConfig(GRPOConfig):
             yield Finding(
                 "error", "use_liger_kernel", problem, "set it to False, or install trl 1.14 or newer"
             )
+        if config.on_bad_reward == "drop" and not upstream.leaves_out_unrewarded():
+            problem = f"it is 'drop', and TRL {version} gives a completion without a reward the reward 0"
+            yield Finding("error", "on_bad_reward", problem, "set it to 'zero', or install trl 1.16 or newer")
         if upstream.counts_tokens_of_the_step():
             return
         if found.policy is None:

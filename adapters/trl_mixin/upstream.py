@@ -155,6 +155,11 @@ def liger_replaces_the_loss(args: GRPOConfig) -> bool:
     return bool(args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"))
 
 
+def leaves_out_unrewarded() -> bool:
+    """Whether TRL leaves a completion without a reward out of its group, as from TRL 1.16; before it is 0."""
+    return "unscorable_mask" in GRPOTrainer._generate_and_score_completions.__code__.co_varnames
+
+
 def counts_tokens_of_the_step() -> bool:
     """Whether TRL divides loss_type="dapo" by the tokens of one optimizer step, as from TRL 1.10.
 

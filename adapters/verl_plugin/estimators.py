@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, compared_with_none, during
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
-from composer_plugins.errors import DataError
+from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.losses.calling import call
@@ -20,6 +20,7 @@ from composer_plugins.losses.choosing import Choice
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
+DONE = {"zero": "it counts as 0", "drop": "they are left out of their groups"}
 WARNED = set[str]()  # the advantages of whose groups of one this process has been warned
 _batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
 
@@ -42,18 +43,24 @@ def estimator(name: str | None) -> Estimator:
     ) -> tuple[Tensor, Tensor]:
         """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
 
-        A reward that is not finite is a DataError. A critic cannot learn from these returns. If an agent's
+        A reward that is not finite is a DataError, or what `on_bad_reward` says: "zero" takes 0 for it, and
+        "drop" leaves the rollout out of every mean and deviation and gives it advantage 0. Its tokens still
+        count in the denominator of the policy loss. A critic cannot learn from these returns. If an agent's
         session has several outputs, a group consists of each session's final output, and the session's other
         outputs get its advantage: 0 if the final output has no unmasked token, as in verl.
         """
         parsed = options(config, config)[0]
         choice = parsed.choice
         mask = response_mask.bool()
-        tensors = batch_tensors(token_level_rewards, mask, index)
+        tensors = batch_tensors(token_level_rewards, mask, index, parsed.config.on_bad_reward)
         per_token = "token_rewards" in choice.loss.needs
+        bad = tensors.pop("bad", None)
+        if bad is not None and not per_token and "mask" not in (*choice.loss.needs, *choice.loss.optional):
+            problem = f"it is 'drop', and {choice.name!r} has no input `mask` that leaves a rollout out"
+            raise ConfigError("algorithm.composer.on_bad_reward", problem, "set it to 'zero'")
         if per_token:
-            enforce(rewards_left_out(choice, token_level_rewards, mask))
-            tensors["mask"] = mask
+            enforce(rewards_left_out(choice, tensors["token_rewards"], mask))
+            tensors["mask"] = mask if bad is None else mask & ~bad.unsqueeze(-1)
         keys, of_session, in_groups = _batch_keys.get(), None, "group_ids" in choice.loss.needs
         if in_groups:
             if keys is None:
@@ -75,25 +82,40 @@ def estimator(name: str | None) -> Estimator:
     return advantages
 
 
-def batch_tensors(token_rewards: Tensor, mask: Tensor, index: Any) -> dict[str, Any]:
+def batch_tensors(
+    token_rewards: Tensor, mask: Tensor, index: Any, on_bad_reward: str = "error"
+) -> dict[str, Any]:
     """Return verl's arguments under the catalogue's names; rows with which verl pads a batch do not count.
+
+    With on_bad_reward="drop", rows whose reward is not finite do not count either. They are "bad".
 
     As in verl, a reward is the sum over all tokens, because verl puts it on the last one, masked or not. And
     a row without an unmasked token, wholly rejected for example, has a reward that counts in its group.
     """
-    rewards = token_rewards.sum(-1)
+    rewards, is_bad = token_rewards.sum(-1), None
     if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
         problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
         problem += f"the first in row {bad[0]}" + (
             "" if index is None else f", of the uid {str(index[bad[0]])!r}"
         )
-        raise DataError("rewards", problem, "return a number from the reward function")
+        remedy = "return a number from the reward function"
+        if on_bad_reward == "error":
+            raise DataError("rewards", problem, remedy)
+        problem += f"; on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
+        enforce([Finding("warning", "rewards", problem, remedy)])
+        is_bad = ~rewards.isfinite()
+        # A row keeps the finite rewards of its other tokens, a KL penalty for example.
+        token_rewards = torch.where(token_rewards.isfinite(), token_rewards, 0.0)
+        rewards = torch.where(is_bad, token_rewards.sum(-1), rewards)
     tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards, "lengths": mask.sum(-1)}
     if index is not None:
         names = np.asarray(index).astype(str)
         uids, group_ids = np.unique(names, return_inverse=True)
         tensors |= {"group_ids": torch.as_tensor(group_ids), "num_groups": len(uids)}
         tensors["mask"] = torch.as_tensor(~np.char.startswith(names, PADDING_UID))
+    if is_bad is not None and on_bad_reward == "drop":
+        tensors["bad"] = is_bad
+        tensors["mask"] = tensors.get("mask", torch.ones_like(is_bad)) & ~is_bad.cpu()
     return tensors
 
 

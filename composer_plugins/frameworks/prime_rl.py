@@ -468,6 +468,10 @@ _PAIRS = (
 DECIDED_ELSEWHERE = {
     "advantage": _BY_ALGORITHM,
     "advantage_params": _BY_ALGORITHM,
+    "on_bad_reward": (
+        "PRIME-RL's algorithm computes the advantages from the rewards",
+        "remove it, and let the environment return finite rewards",
+    ),
     "hint_teacher": _BY_TEACHER,
     "hint_ema_rate": _BY_TEACHER,
     "hint_top_k": _ONE_TOKEN,

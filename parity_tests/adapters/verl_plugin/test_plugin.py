@@ -28,6 +28,7 @@ from composer_plugins.losses.registry import losses
 from composer_plugins.testing.assertions import assert_parity
 from parity_tests.rigs.verl_actor import ONES, algorithm, policy_loss
 from parity_tests.rigs.verl_drawn import global_batches, policy_batches
+from parity_tests.rigs.verl_registered import ESTIMATORS
 
 examples = settings(max_examples=40)
 
@@ -165,6 +166,42 @@ def a_new_process(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     warned = set[str]()
     monkeypatch.setattr(estimators, "WARNED", warned)
     return warned
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("name", sorted({one.ours for one in ESTIMATORS}))
+def test_a_bad_reward_is_zero_or_leaves_its_rollout_out(name: str, bad: float) -> None:
+    """The other rollouts have the advantages of a batch with 0 in its place, or without the row."""
+    uids, row = ["a", "a", "b", "a", "b", "b"], 3
+
+    def found(how: str, reward: float, *, without: bool = False) -> torch.Tensor:
+        call = batch_of(uids, advantage=name, on_bad_reward=how)
+        call["token_level_rewards"][row, -1] = reward
+        kept = [i for i in range(len(uids)) if not (without and i == row)]
+        call |= {key: call[key][kept] for key in ("token_level_rewards", "response_mask", "index")}
+        return get_adv_estimator_fn("composer")(**call)[0]
+
+    message = f"rewards: 1 of 6 rollouts have the reward {bad:g}, the first in row 3, of the uid 'a'; on_bad"
+    with pytest.warns(ComposerWarning, match=message):
+        zeroed = found("zero", bad)
+    assert torch.equal(zeroed, found("error", 0.0)) and zeroed.any()
+    with pytest.warns(ComposerWarning, match="on_bad_reward is 'drop', so they are left out"):
+        dropped = found("drop", bad)
+    rest = [i for i in range(len(uids)) if i != row]
+    torch.testing.assert_close(dropped[rest], found("error", 0.0, without=True), rtol=1e-6, atol=1e-6)
+    assert not dropped[row].any() and dropped.any()
+
+
+def my_lone_advantage(rewards: torch.Tensor) -> torch.Tensor:
+    """An advantage of the user's that leaves no row out."""
+    return rewards - rewards.mean()
+
+
+def test_an_advantage_without_a_mask_cannot_drop_a_rollout() -> None:
+    call = batch_of(["a", "a"], advantage=f"{__name__}:my_lone_advantage", on_bad_reward="drop")
+    call["token_level_rewards"][0, 0] = torch.nan
+    with pytest.warns(ComposerWarning), pytest.raises(ConfigError, match="no input `mask` .* to 'zero'"):
+        get_adv_estimator_fn("composer")(**call)
 
 
 OF_VERL = [f"{one}@verl" for one in GROUPED if one != "maxrl"]
