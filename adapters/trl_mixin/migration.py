@@ -276,6 +276,7 @@ def _remarks(options: ComposerGRPOConfig) -> Iterator[str]:
         changes = value != default and not (name in CHANGES_NOTHING and CHANGES_NOTHING[name](value))
         if changes and not option.sets and name not in (*READ, *BATCH):
             yield f"{name} = {value!r}"
+    yield from (f"{one.key}: {one.problem}" for one in options.inert_in_trl())
     if options.beta and options.sync_ref_model:
         every = options.ref_model_sync_steps
         yield f"sync_ref_model = True: the KL's reference follows the policy every {every} steps"

@@ -22,6 +22,7 @@ from composer_plugins.adapters.trl_mixin.hints import (
 from composer_plugins.config import ComposerConfig, complaints, unlikely
 from composer_plugins.errors import ConfigError, not_available, unknown
 from composer_plugins.findings import Finding, Findings, enforce, error_of
+from composer_plugins.frameworks.contract import parameters_of
 from composer_plugins.frameworks.registry import counterpart
 from composer_plugins.frameworks.trl import (
     BY_TOKENS,
@@ -39,7 +40,7 @@ from composer_plugins.frameworks.trl import (
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.losses.registry import losses
 from composer_plugins.losses.row import Loss, of_kind
-from composer_plugins.objective.options import SetBy, given_options, parameters_set
+from composer_plugins.objective.options import SetBy, given_options, only_with, parameters_set
 from composer_plugins.objective.rules import cut_sampling
 
 TRL_LOSS = "trl"  # the value of `policy` that keeps TRL's own policy loss
@@ -370,6 +371,7 @@ class ComposerGRPOConfig(GRPOConfig):
                 key, value = inert[name]
                 problem = f"it has no effect, because {key} is {getattr(self, key)!r}"
                 yield Finding("warning", name, problem, f"set {key} to {value!r}, or remove it")
+        yield from self.inert_in_trl()
         if config.policy_weight == 0:
             of_policy: list[str] = [name for name in ("policy", "policy_params") if name in given]
             for name, one in LOSS_OPTIONS.items():
@@ -391,6 +393,34 @@ class ComposerGRPOConfig(GRPOConfig):
             problem += "so no rollout of an evaluation has a hint"
             remedy = "set it to 2 or more, or dont_reprompt_on_self_success to False"
             yield Finding("warning", "num_generations_eval", problem, remedy)
+
+    def inert_in_trl(self) -> Iterator[Finding]:
+        """Yield a warning for each option of TRL's own that TRL does not read beside the others.
+
+        Beside a policy of ours a parameter that it does not have is an error (`parameters_set`).
+        """
+
+        def value_at(key: str) -> Any:
+            value = getattr(self, key, None)
+            return None if value == upstream.DEFAULTS.get(key) else value
+
+        yield from only_with(TRL, value_at)
+        for name in () if self.sync_ref_model else ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+            if (value := value_at(name)) is not None:
+                problem = f"it is {value!r}, and it has no effect, because sync_ref_model is False"
+                yield Finding("warning", name, problem, "set sync_ref_model to True, or remove it")
+        by_token, by_sequence, _ = LOSS_TYPES.get(
+            self.loss_type or upstream.DEFAULTS["loss_type"], (None,) * 3
+        )
+        own = by_sequence if self.importance_sampling_level == "sequence" else by_token
+        if self.policy == TRL_LOSS and own:
+            row = of_kind(losses(), "policy")[own.partition("@")[0]]
+            for option in TRL.options_of("policy"):
+                value = value_at(option.key)
+                if option.acts_by_parameters and value is not None and not parameters_of(option.sets, row):
+                    problem = f"it is {value!r}, and TRL's loss {row.name!r} does not read it"
+                    remedy = "set the loss_type that reads it, or remove it"
+                    yield Finding("warning", option.key, problem, remedy)
 
     def _of_this_trl(self, found: Resolved) -> Iterator[Finding]:
         """Yield what the installed version of TRL computes otherwise than the later ones."""

@@ -1,6 +1,6 @@
 """TRL: the options of GRPOConfig that its loss reads, and what each does beside a loss of ours."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from composer_plugins.frameworks.contract import (
     MINUS_ONE,
@@ -61,6 +61,7 @@ CORRECTED_KL = (
     "as in TRL; the ratio is of the sequence with `gspo` and `luspo`, and of the token with all others"
 )
 TEMPERATURE = "as in TRL, which divides the logits by it"
+ADAPTIVE, WITH_VLLM = ("use_adaptive_entropy", True), ("use_vllm", True)
 HEAD = "as in TRL; an error with the hint and replay channels"
 
 
@@ -68,11 +69,12 @@ def _sets(key: str, default: float, parameter: str, *losses: str) -> Option:
     return Option(key=key, default=default, sets=(Sets((parameter,), losses),))
 
 
-def _acts(effect: str, **defaults: object) -> tuple[Option, ...]:
+def _acts(effect: str, only_with: tuple[str, Any] | None = None, **defaults: object) -> tuple[Option, ...]:
     """Options with the same effect, each with its default."""
     adds = effect in (CHOOSES, OWN_TERM)
     return tuple(
-        Option(key=key, default=default, effect=effect, adds_a_term=adds) for key, default in defaults.items()
+        Option(key=key, default=default, effect=effect, adds_a_term=adds, only_with=only_with)
+        for key, default in defaults.items()
     )
 
 
@@ -98,14 +100,16 @@ OPTIONS = (
     # Of the other terms of TRL's loss.
     *_acts(OWN_TERM, beta=0.0),
     *_acts(CORRECTED_KL, use_bias_correction_kl=True),
-    *_acts(OWN_TERM, entropy_coef=0.0, use_adaptive_entropy=False, entropy_target=0.2),
-    *_acts(OWN_TERM, entropy_coef_delta=0.005, entropy_coef_min=0.0, entropy_coef_max=1.0),
+    *_acts(OWN_TERM, entropy_coef=0.0, use_adaptive_entropy=False),
+    *_acts(OWN_TERM, ADAPTIVE, entropy_target=0.2, entropy_coef_delta=0.005),
+    *_acts(OWN_TERM, ADAPTIVE, entropy_coef_min=0.0, entropy_coef_max=1.0),
     *_acts(OWN_TERM, router_aux_loss_coef=None),
     # Factors and denominators.
     *_acts(FACTOR, off_policy_mask_threshold=None, top_entropy_quantile=1.0),
-    *_acts(WEIGHTS, use_vllm=False, vllm_importance_sampling_correction=True),
-    *_acts(WEIGHTS, vllm_importance_sampling_mode="sequence_mask"),
-    *_acts(WEIGHTS, vllm_importance_sampling_clip_min=None, vllm_importance_sampling_clip_max=3.0),
+    *_acts(WEIGHTS, use_vllm=False),
+    *_acts(WEIGHTS, WITH_VLLM, vllm_importance_sampling_correction=True),
+    *_acts(WEIGHTS, WITH_VLLM, vllm_importance_sampling_mode="sequence_mask"),
+    *_acts(WEIGHTS, WITH_VLLM, vllm_importance_sampling_clip_min=None, vllm_importance_sampling_clip_max=3.0),
     *_acts(DENOMINATOR, max_completion_length=512, gradient_accumulation_steps=1, steps_per_generation=None),
     # Of the forward pass and of the batch.
     *_acts(TEMPERATURE, temperature=1.0),

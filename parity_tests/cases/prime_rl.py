@@ -289,6 +289,7 @@ a ratio that is always 1 | policy = "cispo"; old_policy = "current"
 a correction counted twice | rollout_correction = "tis"
 an advantage, as in verl | advantage = "rloo"
 a teacher, as in TRL | hint_weight = 0.1; hint_teacher = "ema"
+what becomes of a NaN reward | policy = "grpo"; on_bad_reward = "zero"
 a divergence over the vocabulary | hint_weight = 0.1; hint_divergence = "jsd"
 a top k, as in verl | hint_weight = 0.1; hint_top_k = 100
 a preference loss for the pairs, as in TRL | replay_weight = 1.0; replay_loss = "simpo"

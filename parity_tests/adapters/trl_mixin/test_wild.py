@@ -50,6 +50,8 @@ CONFIGS = (
     Config("a prompt's length, up to 0.27", {"max_prompt_length": 512}, ("max_prompt_length",)),
     Config("a cap of 0.26", {**VLLM, "vllm_importance_sampling_cap": 2.0}),
     Config("several iterations", {"num_iterations": 4, "steps_per_generation": 4}),
+    Config("a temperature of another loss", {"sapo_temperature_pos": 2.0}, ("sapo_temperature_pos",)),
+    Config("vLLM's mask without vLLM", {"vllm_importance_sampling_mode": "token_mask"}, ("use_vllm",)),
     Config("hints", {"hint_weight": 0.1, "hint_teacher": "base"}),
     Config("a key of the user's script", {"my_reward_scale": 2.0}, ("my_reward_scale",)),
     Config("a misspelt option", {"epsilon_hihg": 0.28}, ("epsilon_hihg",)),
