@@ -8,7 +8,13 @@ from torch import Tensor
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.metrics import Averages
 from composer_plugins.adapters.prime_rl_plugin.surface import TABLE, Channels, findings, newer_than_tested
-from composer_plugins.adapters.prime_rl_plugin.values import has_reference, is_no_logprob, is_replay
+from composer_plugins.adapters.prime_rl_plugin.values import (
+    RUN,
+    has_reference,
+    is_no_logprob,
+    is_replay,
+    is_stamped_in_part,
+)
 from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
@@ -76,6 +82,7 @@ class ChannelsLoss:
         self.awaited = {"reference": channels.requested.any, "support": by_policy}
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
         self.positive, self.stamped = Flags(), Flags()
+        self.in_part: Flags | None = Flags() if channels.requested.any else None
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -90,6 +97,8 @@ class ChannelsLoss:
                 "ref_logprobs", problem, "stamp log-probabilities in nats, with stamps.stamp_reference"
             )
         masks = _masks(s)
+        if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
+            self._warn_of_parts(self.in_part, s.reference, masks.hint)
         if self.differing and self.differing.any(differ_by_token(s.advantages, masks.policy)):
             raise differing_advantages(self.channels.policy.loss)
         policy, hint, config = self._policy(s, masks), self._hint(s, masks), self.config
@@ -135,6 +144,15 @@ class ChannelsLoss:
             problem = f"{asked} is set, and no {what} came with the first {PATIENCE} sequences"
             enforce([Finding("warning", f"{TABLE}.{option}", problem, remedy)])
         self.awaited = {}
+
+    def _warn_of_parts(self, flags: Flags, reference: Tensor | None, mask: Tensor) -> None:
+        """Warn once of a sequence of which some tokens have a reference, and neighbouring ones have 0.0."""
+        if reference is not None and flags.any(is_stamped_in_part(reference, mask)):
+            problem = f"{RUN} or more neighbouring tokens have 0.0, which is probability 1, beside others "
+            problem += "that have a reference; PRIME-RL writes 0.0 where a part of a branch was not stamped"
+            remedy = "stamp every node of a branch, and call stamps.check_trace(trace) in finalize"
+            enforce([Finding("warning", "ref_logprobs", problem, remedy)])
+            self.in_part = None
 
     def _policy(self, s: upstream.Streams, masks: Masks) -> TokenLoss:
         """The policy loss. One that learns from a reference trains the tokens that have one."""

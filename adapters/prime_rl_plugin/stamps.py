@@ -28,16 +28,17 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import Node
 from composer_plugins.adapters.prime_rl_plugin.values import (
     MARKED,
     REPLAY,
+    SMALLEST,
     Array,
     log_probabilities,
     numbers,
     of_kind,
     reference_values,
+    stamped,
 )
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 
-SMALLEST = float(np.finfo(np.float32).tiny)  # the trainer's streams are float32
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -45,9 +46,10 @@ def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
     """Stamp a teacher's log-probabilities, in nats, of the node's sampled tokens, one each, in their order.
 
     The teacher scores the completion as it was sampled, after its own prompt, which has the hint in it. The
-    stamp replaces an earlier reference. Raises DataError for a wrong number of values, for one that is not
-    finite or is positive, for 0.0 throughout (which means no reference), and for a node that has no sampled
-    tokens or belongs to a pair.
+    stamp replaces an earlier reference. 0.0 is stamped as the largest normal float32 below it: PRIME-RL
+    writes 0.0 where nothing was stamped, and the loss warns of that. Raises DataError for a wrong number of
+    values, for one that is not finite or is positive, for 0.0 throughout (which means no reference), and for
+    a node that has no sampled tokens or belongs to a pair.
     """
     count = upstream.sampled_count(node)
     if is_pair(node):
@@ -57,7 +59,7 @@ def stamp_reference(node: Node, logprobs: Sequence[float]) -> None:
     if len(given) == len(node.token_ids) != count:
         problem = f"{len(given)} log-probabilities for {count} sampled tokens"
         raise DataError("reference", problem, "keep those of SAMPLED tokens, where node.mask is True")
-    node.reference_logprobs = reference_values(given, count, "reference").tolist()
+    node.reference_logprobs = stamped(reference_values(given, count, "reference")).tolist()
 
 
 def stamp_plain(node: Node) -> None:

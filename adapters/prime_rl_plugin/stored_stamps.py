@@ -22,7 +22,7 @@ import numpy as np
 from composer_plugins.adapters.prime_rl_plugin import upstream
 from composer_plugins.adapters.prime_rl_plugin.stamps import is_pair
 from composer_plugins.adapters.prime_rl_plugin.store import Kind, Store
-from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values
+from composer_plugins.adapters.prime_rl_plugin.values import REPLAY, Array, reference_values, stamped
 from composer_plugins.errors import ConfigError, DataError
 from composer_plugins.findings import ComposerWarning
 
@@ -99,7 +99,7 @@ def _streams(found: Found, mask: Sequence[bool]) -> tuple[Array, Array | None]:
         raise DataError(key, f"the mask has {len(sampled)}", "give one boolean per token id")
     own = np.where(sampled, values, 0.0).astype(np.float64)
     if kind == "reference":
-        return reference_values(own, len(sampled), key), None
+        return np.where(sampled, stamped(reference_values(own, len(sampled), key)), 0.0), None
     if not own.any():
         problem = "it is 0.0 at every sampled token, which PRIME-RL reads as weight 1"
         raise DataError(key, problem, "store coefficients of the sampled tokens")

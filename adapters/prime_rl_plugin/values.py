@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the store and the stamps run where torch need not be loaded
     from torch import Tensor
 
 REPLAY = 1.0  # the reference that marks a token of a pair
+SMALLEST = float(np.finfo(np.float32).tiny)  # PRIME-RL's streams are float32
+RUN = 8  # so many neighbouring tokens with the reference 0.0 are hardly a teacher's, who is certain of each
 MARKED = 0.5  # a reference above this is the mark; one that is a little above 0 was rounded by its engine
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -36,6 +38,11 @@ def has_reference(reference: "Tensor", mask: "Tensor") -> "Tensor":
     return (mask & (reference != 0)).any()
 
 
+def is_stamped_in_part(reference: "Tensor", mask: "Tensor") -> "Tensor":
+    """Whether `RUN` neighbouring tokens that have a reference have exactly 0.0."""
+    return (mask & (reference == 0)).unfold(-1, RUN, 1).all(-1).any()
+
+
 def is_no_logprob(reference: "Tensor", mask: "Tensor") -> "Tensor":
     """Whether an unmasked token has a positive reference that is not the mark of a pair."""
     return (mask & (reference > largest_logprob()) & (reference != REPLAY)).any()
@@ -49,6 +56,11 @@ def reference_values(values: Sequence[float] | Array, count: int, key: str) -> A
         problem += "reference"
         raise DataError(key, problem, "pass -1e-9 for 0.0 if the teacher is certain of every token")
     return array
+
+
+def stamped(references: Array) -> Array:
+    """The log-probabilities as they are stamped: not 0.0, which PRIME-RL writes where no stamp is."""
+    return np.where(references.astype(np.float32) == 0, -SMALLEST, references)
 
 
 def log_probabilities(values: Sequence[float] | Array, count: int, key: str) -> Array:

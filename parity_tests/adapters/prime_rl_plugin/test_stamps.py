@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from composer_plugins.adapters.prime_rl_plugin.stamps import (
     stamp_replay_pair,
 )
 from composer_plugins.adapters.prime_rl_plugin.upstream import check_node_type
-from composer_plugins.adapters.prime_rl_plugin.values import MARKED
+from composer_plugins.adapters.prime_rl_plugin.values import MARKED, RUN
 from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.preference import dpo
 from composer_plugins.losses.calling import _check_not_positive
 from composer_plugins.losses.inputs import MOST
@@ -105,6 +107,27 @@ def test_a_replay_weight_of_tokens_over_pairs_makes_it_dpos_mean_over_pairs() ->
     assert "tokens / pairs" in str(stamp_replay_pair.__doc__) and "tokens / pairs" in str(loss_fn.__doc__)
 
 
+@pytest.mark.parametrize("stamps", ["both turns", "one turn", "both turns, one certain", "one short turn"])
+def test_a_branch_that_is_stamped_in_part_is_a_warning(stamps: str) -> None:
+    """A teacher who is certain of every token is none: its 0.0 is stamped as a number below 0."""
+    certain, expected = "certain" in stamps, nullcontext()
+    nodes = completion(3, 12, RUN + certain - ("short" in stamps))
+    nodes[1].reference_logprobs = None
+    if "both" in stamps:
+        stamp_reference(nodes[1], [*[0.0 if certain else -0.5] * RUN, *[-0.5] * certain])
+    if stamps == "one turn":
+        expected = pytest.warns(ComposerWarning, match="ref_logprobs: 8 or more neighbouring tokens have 0.0")
+    (given,) = double.inputs(double.samples(Trace([branch(nodes)])))
+    with expected:
+        found = loss_fn(given, hint_weight=0.625, policy_weight=0.0).loss
+    if certain:  # the numbers are those of 0.0
+        given.ref_logprobs = torch.where(given.ref_logprobs > -1e-30, 0.0, given.ref_logprobs)
+        with pytest.warns(ComposerWarning, match="ref_logprobs: 8 or more"):
+            assert torch.equal(
+                loss_fn(given, hint_weight=0.625, policy_weight=0.0, policy="reinforce").loss, found
+            )
+
+
 def test_the_policy_loss_leaves_a_pair_alone_and_trains_its_neighbours() -> None:
     pair, plain = [completion(1, 3), completion(2, 3)], completion(3, 4)
     plain[0].reference_logprobs = None
@@ -156,7 +179,7 @@ def test_a_stamp_takes_what_the_check_of_a_losss_inputs_takes_in_half_precision(
     for value in (1e-4, 0.9 * MOST):
         node = answer([1, 2], [-0.1, -0.2])
         stamp_reference(node, [value, -0.3])
-        assert node.reference_logprobs == [0.0, -0.3]
+        assert node.reference_logprobs == [-SMALLEST, -0.3]  # 0.0 is what PRIME-RL writes without a stamp
         _check_not_positive("teacher_logprobs", torch.tensor([value, -0.3], dtype=torch.bfloat16))
     with pytest.raises(DataError, match="is positive"):
         stamp_reference(answer([1, 2], [-0.1, -0.2]), [1.1 * MOST, -0.3])
