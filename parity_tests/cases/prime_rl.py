@@ -90,7 +90,7 @@ def facts(**others: Any) -> dict[str, Any]:
     """What an interpreter without PRIME-RL answers, where everything can be imported."""
     return {
         "prime_rl": [None, ABSENT],
-        "only_in": "",
+        "only_here": {},
         "package": "",
         "loss": None,
         "filters": {},
@@ -518,7 +518,7 @@ OTHERS = (
     edit(
         "the package is importable from the clone's root only",
         change="cd composer-plugins && doctor rl.toml --python /trainer/bin/python",
-        only_in="/home/me/composer-plugins",
+        only_here={"composer_plugins": "/home/me/composer-plugins"},
         called_with="elsewhere",
     ),
     edit(

@@ -5,6 +5,7 @@ checks here find mistakes that PRIME-RL accepts, or that it reports only after t
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
     is_custom = run.loss is not None and run.loss.get("type") == "custom"
     path = run.path if is_custom and ":" not in run.path and "." in run.path else ""
     question: dict[str, Any] = {"import_path": path, "plugins": sorted(plugins), "words": STAMP_WORDS}
-    question["installation"] = upstream.INSTALLATION
+    question |= {"installation": upstream.INSTALLATION, "modules": [*modules(run)]}
     question["filters"] = sorted({path for one in run.sources if "." in (path := one.algo.filter_path)})
     own_class = prime_rl.CONFIG_CLASSES[run.kind]
     question["config"] = (*own_class, run.config) if target.version is None else None
@@ -93,6 +94,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
             found += groups_of_one(run, asked, generation) if uses_advantages(run) else []
+    found += found_here_only(run, facts["only_here"], target.python)
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
     reported = {one.key for one in found}
     found += [one for one in echo_terms(run) if one.key not in reported]
@@ -270,15 +272,36 @@ def import_path(run: Run, facts: dict[str, Any], python: str) -> Iterator[Findin
         stage, detail = facts["loss"]
         problem, remedy = _unresolved(path, stage, detail, python)
         yield error(f"{problem}, and {TOO_LATE}", remedy)
-    elif facts["only_in"] and path.startswith("composer_plugins"):
-        problem = f"{python} finds composer_plugins in the working directory {facts['only_in']} only"
-        remedy = f"install it there, unless you start training here: uv pip install --python {python} -e ."
-        yield Finding("warning", f"{run.loss_key}.import_path", problem, remedy)
     elif path.startswith("composer_plugins.") and not function(run):
         name = path.rpartition(".")[2]
         policy = f' and kwargs.policy = "{name}"' if name in of_kind(losses(), "policy") else ""
         remedy = f'set import_path = "{MODULE}.loss_fn"{policy}'
         yield error(f"{path!r} cannot be called with PRIME-RL's LossInputs", remedy)
+
+
+def modules(run: Run) -> dict[str, str]:
+    """The modules of the functions that the file names, each with the key of one of them."""
+    key = run.loss_key
+    named = {f"{key}.import_path": run.path}
+    for name, value in table(run.loss, "kwargs").items():
+        if isinstance(value, str) and ":" in value:
+            named[f"{key}.kwargs.{name}"] = value
+    named |= {f"{one.algo.filter_key}.import_path": one.algo.filter_path for one in run.sources}
+    return {re.split("[.:]", path)[0]: key for key, path in reversed(named.items()) if path.strip(".:")}
+
+
+def found_here_only(run: Run, folders: Mapping[str, str], python: str) -> Iterator[Finding]:
+    """The modules that are found in the working directory only, which `folders` has by module.
+
+    `rl` starts its trainer with `torchrun -m`, which looks there, and the orchestrator by its command.
+    """
+    for module, key in modules(run).items():
+        if (folder := folders.get(module)) is not None:
+            problem = f"{python} finds {module} in the working directory {folder} only; the trainer of `rl` "
+            problem += "looks in the folder where `rl` starts, and `trainer` and the orchestrator do not"
+            install = f"install it: uv pip install --python {python} -e ."
+            own = f"set PYTHONPATH={folder} where training starts, or {install}"
+            yield Finding("warning", key, problem, install if module == "composer_plugins" else own)
 
 
 def filters(run: Run, found: Mapping[str, Any], python: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,19 +30,26 @@ def package() -> str:
     return ""
 
 
-def only_in() -> str:
-    """The working directory, if composer_plugins can be imported from there only; "" otherwise.
+def only_here(modules: list[str]) -> dict[str, str]:
+    """Which of the modules can be imported from the working directory only, each with this directory.
 
     A program that is given as `-c` has the working directory as "" on its path. PRIME-RL's trainer starts
     somewhere else.
     """
-    everything = list(sys.path)
+
+    def present() -> set[str]:
+        found = set[str]()
+        for one in modules:
+            with suppress(ImportError, ValueError):  # of a name that is none
+                found |= {one} if find_spec(one) is not None else set()
+        return found
+
+    everything, here = list(sys.path), present()
     sys.path[:] = [folder for folder in everything if folder]
     try:
-        found = find_spec("composer_plugins")
+        return dict.fromkeys(sorted(here - present()), str(Path.cwd()))
     finally:
         sys.path[:] = everything
-    return "" if found is not None or find_spec("composer_plugins") is None else str(Path.cwd())
 
 
 def loss(path: str) -> list[Any] | None:
@@ -138,7 +146,7 @@ if __name__ == "__main__":
     answer, question = sys.argv[1], json.loads(sys.argv[2])
     path = question["import_path"]
     facts = {
-        "only_in": only_in(),  # before anything is imported
+        "only_here": only_here(question["modules"]),  # before anything is imported
         "prime_rl": release(*question["installation"]),
         "package": package(),
         "loss": loss(path) if path else None,

@@ -4,6 +4,7 @@ With a checkout, no field of PRIME-RL's classes and no file of its examples is t
 """
 
 import ast
+import os
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from composer_plugins.adapters.prime_rl_plugin.doctor import probe
+from composer_plugins.adapters.prime_rl_plugin.doctor import examine, probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.file import kind_of, not_known
 from composer_plugins.conformance.prime_rl_claims import upstream as prime_rl_live
+from composer_plugins.diagnosis import Target
 from composer_plugins.frameworks import prime_rl
-from parity_tests.cases.prime_rl import LOSS, PLAIN, examined, find
+from parity_tests.cases.prime_rl import LOSS, PLAIN, POLICY, edited, examined, find
+from parity_tests.rigs.paths import ROOT
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 
 # --- PRIME-RL's own classes ------------------------------------------------------------------------------
@@ -233,3 +236,18 @@ def test_its_own_class_accepts_its_examples_and_rejects_a_misspelt_name() -> Non
         config["trainer"]["los"] = config["trainer"].pop("loss", {})
         rejected = probe.rejected(*prime_rl.RL_CONFIG, config)
         assert [key for key, *_ in rejected or ()] == ["trainer.los"]
+
+
+def test_a_loss_that_only_the_working_directory_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH, or an installation, makes it known to every process of PRIME-RL."""
+    (tmp_path / "my_idea.py").write_text("def soft(logprobs, advantages, mask): ...\n")
+    (tmp_path / "rl.toml").write_text(edited(f'{POLICY} => policy = "my_idea:soft"'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {one.key: one for one in examine([Path("rl.toml")], Target(sys.executable, None)).findings}
+    assert "my_idea in the working directory" in found["trainer.loss.kwargs.policy"].problem
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    keys = {one.key for one in examine([Path("rl.toml")], Target(sys.executable, None)).findings}
+    assert "trainer.loss.kwargs.policy" not in keys
