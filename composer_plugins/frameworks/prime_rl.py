@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from composer_plugins.frameworks.contract import (
     MINUS_ONE,
     ONE_MINUS,
+    SAMPLING,
     Conversion,
     Framework,
     NamedLoss,
@@ -235,10 +236,8 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "orchestrator.verification.enabled": (None, True),  # of 0.5
     "trainer.enable_router_replay": (None, False),
 }
-_SAMPLED: dict[str, tuple[Any, ...]] = {"top_p": (None, 1.0), "top_k": (None, -1, 0), "min_p": (None, 0.0)}
-_SAMPLED |= {"repetition_penalty": (None, 1.0)}
-SAMPLING_NOT_CARRIED = {"temp_scheduler": (None,), **_SAMPLED}
-SAMPLING_NOT_CARRIED |= {f"extra_body.{name}": values for name, values in _SAMPLED.items()}
+SAMPLING_NOT_CARRIED = {"temp_scheduler": (None,), **SAMPLING}
+SAMPLING_NOT_CARRIED |= {f"extra_body.{name}": values for name, values in SAMPLING.items()}
 ALGORITHM_NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None,),
     "length_weighted_baseline": (None, False),

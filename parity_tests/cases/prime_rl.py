@@ -394,6 +394,8 @@ groups of one in 0.5 | group_size = 8 => rollouts_per_example = 1 | unseen | 0.5
 groups of one by an advantage of 0.6 | group_size = 8 => advantage.type = 'default' & \
     [orchestrator.algo]; type = "grpo" => | unseen | 0.6.0
 groups of one for max_rl | "grpo" => "max_rl" & group_size => # group_size | dropped | 0.7.0
+nucleus sampling beside a ratio to the rollouts | + [orchestrator.train.sampling]; top_p = 0.9 | unseen
+top_k for vLLM beside a ratio | + [orchestrator.train.sampling]; extra_body = { top_k = 20 } | unseen
 groups of one in a source | name = "mine" => name = "mine"; group_size = 1 | unseen
 """
 

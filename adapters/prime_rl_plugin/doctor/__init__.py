@@ -16,6 +16,7 @@ from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
     channels,
+    cut_rollouts,
     echo_filters,
     echo_terms,
     groups_of_one,
@@ -363,6 +364,9 @@ def kwargs(run: Run, generation: Generation) -> tuple[Requested, list[Finding]]:
         problem = f"it is not true, so policy {parsed.policy.name!r} gets none of the log-probabilities"
         remedy = "set it to true, and top_p in [orchestrator.train.sampling], which gives each token a mask"
         found.append(Finding("warning", f"inference.{option}", problem, remedy))
+    old = parsed.config.old_policy == "rollout" or parsed.rollout_correction or parsed.hint
+    if (old or "rollout_logprobs" in parsed.policy.loss.needs) and not parsed.learns_from_support:
+        found += cut_rollouts(run)
     return parsed.requested, found
 
 

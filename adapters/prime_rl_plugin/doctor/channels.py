@@ -19,6 +19,7 @@ from composer_plugins.errors import ComposerError, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.prime_rl import ECHO, NODE, ROUTED, TEACHER, TESTED, Generation
+from composer_plugins.objective.rules import cut_sampling
 
 # Words in the source of an environment that stamps: our functions, verifiers' fields, PRIME-RL's own stream.
 REFERENCE_FIELD, WEIGHTS_FIELD = upstream.NODE_FIELDS
@@ -79,6 +80,20 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
             problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
             problem += f"mean reward, so every advantage is 0{effect}"
             yield Finding("warning", key or unset, problem, remedy)
+
+
+def cut_rollouts(run: Run) -> Iterator[Finding]:
+    """Options that cut the distribution which completions are sampled from, beside a ratio to it."""
+    found = list[Finding]()
+    for source in run.sources:
+        for key, sampling in source.samplings.items():
+            for above, options in (
+                (key, table(sampling)),
+                (f"{key}.extra_body", table(sampling, "extra_body")),
+            ):
+                whole = {f"{above}.{name}": value for name, value in options.items()}
+                found += cut_sampling(whole.get, f"{above}.")
+    yield from dict.fromkeys(found)
 
 
 def echo_terms(run: Run) -> Iterator[Finding]:

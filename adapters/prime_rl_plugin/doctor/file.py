@@ -74,6 +74,7 @@ class Source(NamedTuple):
     algo: Algorithm
     group_size: Setting  # completions per prompt
     temperature: Setting
+    samplings: Mapping[str, Any]  # the tables of its sampling by key, of which the last one wins
     plugins: dict[str, str]  # what verifiers imports, by the key that names it
 
 
@@ -303,6 +304,7 @@ def sources(config: Mapping[str, Any]) -> Iterator[Source]:
             algo=algorithm(own, key) or common,
             group_size=last_set({NOT_LISTED: orchestrator, key: own}, *prime_rl.GROUP_SIZES),
             temperature=last_set(samplings, "temperature"),
+            samplings=samplings,
             plugins=plugins,
         )
 
