@@ -41,6 +41,7 @@ EFFECTS: dict[str, Effect] = {
         "A prompt with a single completion gets another advantage.", "Sample at least two per prompt."
     ),
     "policy_weight": Effect("The policy loss weighs more or less against the other terms."),
+    "on_bad_reward": Effect("A reward that is NaN or infinite is treated in another way."),
     "multiplies": Effect("The weight multiplies other terms of the loss."),
     "KL": Effect("The penalty that keeps the policy near the reference policy is another one, or none."),
     "hint": Effect("The hint's term of the loss is another one, or its teacher is."),

@@ -127,8 +127,10 @@ def as_mis(correction: Choice) -> Choice:
 
 
 def channels_of(config: ComposerConfig) -> dict[str, Any]:
-    """The options of the hint and the replay that have a weight, unless at their default."""
-    found: dict[str, Any] = {} if config.policy_weight == 1 else {"policy_weight": config.policy_weight}
+    """The options of the policy, and of a hint and a replay with a weight, unless at their default."""
+    of_policy = {"policy_weight": config.policy_weight, "on_bad_reward": config.on_bad_reward}
+    defaults = {name: ComposerConfig.model_fields[name].default for name in of_policy}
+    found: dict[str, Any] = {name: value for name, value in of_policy.items() if value != defaults[name]}
     left_out = {"hint_params", "replay_temperature"}  # added below, and a field of Objective
     if config.hint_estimator != "advantage":
         left_out.add("hint_estimator")  # a parameter of the divergence
