@@ -84,7 +84,12 @@ def launch(script: str, known: Iterable[Framework]) -> Launch:
 
 def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tuple[int, Launch]]:
     """Yield what each command that starts a framework is given, with its line."""
-    found, wrong = commands(text)
+
+    def sourced(name: str) -> str | None:
+        file = found_file(name, path.parent)
+        return None if file is None else file.read_text(errors="replace")
+
+    found, wrong = commands(text, sourced)
     remedy = (
         "end the line before it with a backslash, with nothing behind it and no comment within the command"
     )

@@ -29,6 +29,7 @@ from composer_plugins.objective.shell_words import (
 
 LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 DEEPEST = 20  # function calls within each other; a recursion is cut there
+STAYING = ("eval", "source", ".")  # what these are given sets variables of the script
 READERS = ("read", "mapfile", "readarray", "getopts")  # they set the variables that they name
 ORDERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -52,9 +53,14 @@ class Leaving(Exception):
     """The script or a function ends here."""
 
 
-def commands(text: str) -> tuple[list[Command], list[int]]:
-    """The commands of a script in the order of their text, and the lines that are not bash."""
-    script = Script()
+def commands(
+    text: str, sourced: Callable[[str], str | None] = lambda name: None
+) -> tuple[list[Command], list[int]]:
+    """The commands of a script in the order of their text, and the lines that are not bash.
+
+    `sourced` has the text of a file that the script reads with `source`; None if it is not there.
+    """
+    script = Script(sourced)
     wrong = script.read(text.replace("\r\n", "\n").encode(errors="replace"))
     return list(map(legible, script.found)), wrong
 
@@ -72,17 +78,18 @@ def legible(command: Command) -> Command:
 class Script(Words):
     """Follows a script: its functions, what it exports, and the commands so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, sourced: Callable[[str], str | None]) -> None:
         super().__init__()
+        self.sourced = sourced
         self.exported: set[str] = set()
         self.functions: dict[str, tuple[tree_sitter.Node, Place]] = {}
         self.depth = 0
         self.found: list[Command] = []
 
-    def read(self, source: bytes, first_line: int = 1) -> list[int]:
+    def read(self, source: bytes, first_line: int = 1, is_handed_over: bool = False) -> list[int]:
         """Follow a text. Returns the lines that are not bash."""
         before = self.place
-        self.place = Place(source.decode("latin-1"), first_line)
+        self.place = Place(source.decode("latin-1"), first_line, is_handed_over)
         every = list(nodes(tree_sitter.Parser(LANGUAGE).parse(source).root_node))
         found = [one for one in every if one.type in SUBSTITUTIONS]
         ends = {one.end_byte - len(self.source(one)): (one.type, one.end_byte) for one in found}
@@ -93,8 +100,8 @@ class Script(Words):
         return sorted({one.start_point.row + 1 for one in every if one.type == "ERROR"})
 
     def line(self, node: tree_sitter.Node) -> int:
-        """The line of a node in the script; of a text that it hands to `eval`, the line of that command."""
-        return self.place.first_line + node.start_point.row
+        """The line of a node in the script."""
+        return self.place.first_line + (0 if self.place.is_handed_over else node.start_point.row)
 
     # Statements. Each returns whether it succeeds, or None if that is not known.
 
@@ -280,8 +287,8 @@ class Script(Words):
         elif name in READERS or (name == "printf" and arguments[:1] == (Word("-v"),)):
             for named in (one.text for one in arguments if one.text.isidentifier()):
                 self.variables[named] = Word(f"${named}", f"{name} sets it in line {line}")
-        elif (text := _handed_over(name, arguments)) is not None:
-            self.hand_over(text, line, is_eval=name == "eval")
+        elif (text := self.handed_over(name, arguments)) is not None:
+            self.hand_over(text, line, stays=name in STAYING)
         else:
             before = dict(self.variables)
             for one in given:
@@ -314,15 +321,27 @@ class Script(Words):
         rest = {one: value for one, value in self.variables.items() if one not in local}
         self.variables = {**rest, **outer}
 
-    def hand_over(self, text: Word, line: int, is_eval: bool) -> None:
-        """Follow the text that is given to `eval`, or to a shell of its own."""
+    def handed_over(self, name: str, arguments: tuple[Word, ...]) -> Word | None:
+        """The text that `eval`, `bash -c` or `source` is given."""
+        if name == "eval":
+            return joined(arguments)
+        options = [one.text for one in arguments]
+        if name in STAYING:
+            text = self.sourced(options[0]) if options and not arguments[0].unknown else None
+            return None if text is None else Word(text.encode(errors="replace").decode("latin-1"))
+        is_shell = name.rpartition("/")[2] in ("bash", "sh")
+        given = (i + 1 for i, one in enumerate(options[:-1]) if is_shell and re.fullmatch(r"-\w*c", one))
+        return next((arguments[i] for i in given), None)
+
+    def hand_over(self, text: Word, line: int, stays: bool) -> None:
+        """Follow a text. What it sets stays, unless it is given to a shell of its own."""
         if self.depth >= DEEPEST:
             return
         variables = dict(self.variables)
         self.depth += 1
-        self.read(text.text.encode("latin-1"), line)
+        self.read(text.text.encode("latin-1"), line, is_handed_over=True)
         self.depth -= 1
-        if not is_eval:
+        if not stays:
             self.variables = variables
 
     # Conditions.
@@ -387,19 +406,3 @@ def _branches(node: tree_sitter.Node) -> Iterator[tuple[list[tree_sitter.Node], 
     yield condition, body
     for one in more:
         yield from _branches(one)
-
-
-def _handed_over(name: str, arguments: tuple[Word, ...]) -> Word | None:
-    """The text that `eval` or `bash -c` is given."""
-    if name == "eval":
-        return joined(arguments)
-    options = [one.text for one in arguments]
-    is_shell = name.rpartition("/")[2] in ("bash", "sh")
-    return next(
-        (
-            arguments[number + 1]
-            for number, one in enumerate(options[:-1])
-            if is_shell and re.fullmatch(r"-\w*c", one)
-        ),
-        None,
-    )

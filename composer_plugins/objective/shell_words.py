@@ -13,6 +13,8 @@ from typing import NamedTuple
 import tree_sitter
 
 PARAMETER = re.compile(r"([!#]?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(:?[-=+?])?")
+CHANGE = re.compile(r"(%%?|##?|//?)")  # ${NAME%suffix}, ${NAME#prefix}, ${NAME/old/new}
+PATTERN = re.compile(r"[^][\\'\"()]*")  # with * and ? alone
 SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[\d@*#?$!-])")
 PLAIN = re.compile(r"[^'\"\\$`<>]+")
 QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
@@ -38,10 +40,14 @@ EMPTY = Word("")
 
 
 class Place(NamedTuple):
-    """A text, its first line in the script, and by their first byte the kind and end of its substitutions."""
+    """A text, its first line in the script, and by their first byte the kind and end of its substitutions.
+
+    All of a text that a command hands over is at the line of this command.
+    """
 
     text: str
     first_line: int = 1
+    is_handed_over: bool = False
     substitutions: Mapping[int, tuple[str, int]] = MappingProxyType({})
 
 
@@ -180,6 +186,9 @@ class Words:
             return fields.put(element)
         if index is not None and isinstance(value, Word) and value.unknown:
             return fields.put(value)
+        change = CHANGE.match(text, found.end())
+        if change and not prefix and index is None and isinstance(value, Word):
+            return fields.put(self.changed(value, change[1], start + change.end(), stop - 1, text))
         if index not in (None, "@", "*") or prefix == "!" or not (is_whole or sign):
             return fields.add(Word(text, f"the expansion {text} is not followed"))
         if prefix == "#":
@@ -198,6 +207,32 @@ class Words:
             self.scan(start + found.end(), stop - 1, default)
             self.variables[name] = default.open or EMPTY
         return self.scan(start + found.end(), stop - 1, fields)
+
+    def changed(self, value: Word, sign: str, at: int, end: int, text: str) -> Word:
+        """The value without its shortest (%, #) or longest (%%, ##) end or beginning, or with a new text."""
+        pattern, _, new = self.place.text[at:end].partition("/" if "/" in sign else "\0")
+        old, by = self.part(pattern, at), self.part(new, at + len(pattern) + 1)
+        unknown = value.unknown or old.unknown or by.unknown
+        matches = re.compile(re.escape(old.text).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+        replaces_nothing = "/" in sign and (
+            matches.fullmatch("") or pattern[:1] in ("#", "%") or "&" in by.text
+        )
+        if unknown or replaces_nothing or not PATTERN.fullmatch(pattern + old.text):
+            return Word(text, unknown or f"the expansion {text} is not followed")
+        if "/" in sign:
+            return Word(matches.sub(lambda _: by.text, value.text, count=len(sign) == 1))
+        cuts = range(len(value.text) + 1)
+        if sign[0] == "%":
+            order = cuts if sign == "%%" else cuts[::-1]
+            return Word(value.text[: next((x for x in order if matches.fullmatch(value.text[x:])), None)])
+        order = cuts[::-1] if sign == "##" else cuts
+        return Word(value.text[next((x for x in order if matches.fullmatch(value.text[:x])), 0) :])
+
+    def part(self, text: str, at: int) -> Word:
+        """A part of an expansion, itself expanded, whose first byte is at this place."""
+        fields = Fields(splits=False)
+        self.scan(at, at + len(text), fields)
+        return fields.open or EMPTY
 
     def arithmetic(self, text: str) -> Word:
         """The number that $((...)) stands for."""

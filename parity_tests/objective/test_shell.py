@@ -36,6 +36,8 @@ MORE = st.sampled_from(
         "$1",
         r'"\$a\"b\x"',
     ]
+    + ['"${e%.sh}"', "${e%.*}", "${e%%.*}", "${e##*/}", "${e#*/}", '"${e/run/$c}"', "${e//./_}", "${e%$c}"]
+    + ["${e/n?.s/}", '"${a%x}"']
 )
 WORDS = TEXTS | MORE
 CONDITIONS = st.sampled_from(
@@ -60,7 +62,7 @@ STATEMENTS = SIMPLE | st.one_of(
     st.builds("{} && {}".format, CONDITIONS, SIMPLE),
     st.builds("g() {{\nlocal a={}\n{}\nshow $a $1 $#\n}}".format, WORDS, SIMPLE),
 )
-HEAD = 'set --\na=x b= c=1 d=(x "y z")\nf() { show "$@"; }\ng() { f $1; }\n'
+HEAD = 'set --\na=x b= c=1 d=(x "y z") e=my/runs/run.v1.sh\nf() { show "$@"; }\ng() { f $1; }\n'
 
 
 @settings(max_examples=150, deadline=None)
@@ -91,7 +93,9 @@ def test_a_command_has_the_words_that_bash_gives_it(statements: list[str]) -> No
         ("while true; do b=1; done; p $b", [Word("$b", "it changes in the loop of line 1")]),
         ("n=1; ((n++)); p $n", [Word("$n", "the arithmetic of line 1 may change it")]),
         ("read b; p $b", [Word("$b", "read sets it in line 1")]),
-        ("b=abc; p ${b%c}", [Word("${b%c}", "the expansion ${b%c} is not followed")]),
+        ("b=abc; p ${b%[c]}", [Word("${b%[c]}", "the expansion ${b%[c]} is not followed")]),
+        ("p ${b%c}", [Word("${b%c}", "the expansion ${b%c} is not followed")]),
+        ("b=$HOME; p ${b%c}", [Word("${b%c}", "HOME is not set in the script")]),
         ("b=(1 2); b[1]=3; p ${b[1]}", [Word("$b", "line 1 sets one element of the array")]),
         ("p +k={a,b}", [Word("+k={a,b}", "the shell makes several words of {...}: put it into quotes")]),
         ("p '+k={a,b}'", [Word("+k={a,b}")]),
@@ -113,6 +117,18 @@ def test_what_a_command_is_given_as_environment() -> None:
 
 def test_a_line_that_is_not_bash_is_named() -> None:
     assert commands("p a\n)(\np b\n")[1] == [2]
+
+
+def test_a_file_that_is_sourced_sets_variables() -> None:
+    files = {"env.sh": "b=2  # ü\nexport D=4\n"}
+    script = "b=1\nsource env.sh\np $b\nsource $X\n. ./none.sh\np $b"
+    found, wrong = commands(script, files.get)
+    assert [(one.words[1:], one.line, one.exported) for one in found if one.words[0].text == "p"] == [
+        ((Word("2"),), line, (("D", "4"),)) for line in (3, 6)
+    ]
+    assert not wrong
+    loop = commands("source a.sh\np", {"a.sh": "source a.sh\nq"}.get)[0]
+    assert {one.words[0].text for one in loop} >= {"p", "q"}
 
 
 def test_a_recursion_ends() -> None:
