@@ -149,7 +149,9 @@ class ChannelsLoss:
         """Warn once of a sequence of which some tokens have a reference, and neighbouring ones have 0.0."""
         if reference is not None and flags.any(is_stamped_in_part(reference, mask)):
             problem = f"{RUN} or more neighbouring tokens have 0.0, which is probability 1, beside others "
-            problem += "that have a reference; PRIME-RL writes 0.0 where a part of a branch was not stamped"
+            problem += (
+                "that have a reference, and PRIME-RL writes 0.0 where a part of a branch was not stamped"
+            )
             remedy = "stamp every node of a branch, and call stamps.check_trace(trace) in finalize"
             enforce([Finding("warning", "ref_logprobs", problem, remedy)])
             self.in_part = None

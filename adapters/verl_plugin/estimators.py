@@ -101,7 +101,7 @@ def batch_tensors(
         remedy = "return a number from the reward function"
         if on_bad_reward == "error":
             raise DataError("rewards", problem, remedy)
-        problem += f"; on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
+        problem += f", and on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
         enforce([Finding("warning", "rewards", problem, remedy)])
         is_bad = ~rewards.isfinite()
         # A row keeps the finite rewards of its other tokens, a KL penalty for example.

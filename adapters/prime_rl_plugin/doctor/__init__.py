@@ -5,7 +5,6 @@ checks here find mistakes that PRIME-RL accepts, or that it reports only after t
 """
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -288,7 +287,11 @@ def modules(run: Run) -> dict[str, str]:
         if isinstance(value, str) and ":" in value:
             named[f"{key}.kwargs.{name}"] = value
     named |= {f"{one.algo.filter_key}.import_path": one.algo.filter_path for one in run.sources}
-    return {re.split("[.:]", path)[0]: key for key, path in reversed(named.items()) if path.strip(".:")}
+    return {
+        path.replace(":", ".").partition(".")[0]: key
+        for key, path in reversed(named.items())
+        if path.strip(".:")
+    }
 
 
 def found_here_only(run: Run, folders: Mapping[str, str], python: str) -> Iterator[Finding]:
@@ -298,8 +301,8 @@ def found_here_only(run: Run, folders: Mapping[str, str], python: str) -> Iterat
     """
     for module, key in modules(run).items():
         if (folder := folders.get(module)) is not None:
-            problem = f"{python} finds {module} in the working directory {folder} only; the trainer of `rl` "
-            problem += "looks in the folder where `rl` starts, and `trainer` and the orchestrator do not"
+            problem = f"{python} finds {module} in the working directory {folder} only, where the trainer "
+            problem += "of `rl` looks if `rl` starts there, and `trainer` and the orchestrator do not look"
             install = f"install it: uv pip install --python {python} -e ."
             own = f"set PYTHONPATH={folder} where training starts, or {install}"
             yield Finding("warning", key, problem, install if module == "composer_plugins" else own)

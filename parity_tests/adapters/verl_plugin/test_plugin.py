@@ -181,7 +181,7 @@ def test_a_bad_reward_is_zero_or_leaves_its_rollout_out(name: str, bad: float) -
         call |= {key: call[key][kept] for key in ("token_level_rewards", "response_mask", "index")}
         return get_adv_estimator_fn("composer")(**call)[0]
 
-    message = f"rewards: 1 of 6 rollouts have the reward {bad:g}, the first in row 3, of the uid 'a'; on_bad"
+    message = f"rewards: 1 of 6 rollouts have the reward {bad:g}, the first in row 3, of the uid 'a', and on"
     with pytest.warns(ComposerWarning, match=message):
         zeroed = found("zero", bad)
     assert torch.equal(zeroed, found("error", 0.0)) and zeroed.any()
