@@ -276,23 +276,12 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 }
 MODELS = (Key.MODEL, "critic.model")
 # What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
-# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on.
+# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on. A data
+# set of the user's reads keys of its own in `data`.
 NO_BEARING_IN = {
     "": """
-        custom_reward_function distillation global_profiler hydra model_engine ray_init ray_kwargs
+        custom_reward_function data distillation global_profiler hydra model_engine ray_init ray_kwargs
         reward reward_model sandbox_fusion skip transfer_queue
-        """,
-    "data": """
-        apply_chat_template_kwargs audio_key balance_dp_token chat_template_func custom_cls
-        data_source_key datagen dataloader_num_workers enable_thinking_default enable_thinking_key
-        filter_overlong_prompts filter_overlong_prompts_workers filter_prompts function_tool_path
-        gen_batch_size image_key image_patch_size max_length max_prompt_length max_response_length
-        max_token_len_per_gpu messages_key micro_batch_size_per_gpu mm_processor_kwargs multiturn
-        need_tools_kwargs num_workers prompt_key response_key return_full_prompt
-        return_multi_modal_inputs return_raw_chat return_raw_input_ids reward_fn_key sampler seed
-        shuffle tokenizer tool_config_path tools_key train_batch_size train_files train_max_samples
-        truncation trust_remote_code use_dynamic_bsz use_shm val_batch_size val_files
-        val_max_samples validation_shuffle video_key
         """,
     "critic": """
         _target_ checkpoint cliprange_value data_loader_seed enable engine
