@@ -276,8 +276,8 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
 }
 MODELS = (Key.MODEL, "critic.model")
 # What has no bearing on the loss: tables and options of verl 0.6 to 0.9, by the table that has them. A key
-# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on. A data
-# set of the user's reads keys of its own in `data`.
+# stands for everything below it but the keys above, which switch `distillation` and `filter_groups` on. In
+# `data` a data set of the user's reads keys of its own.
 NO_BEARING_IN = {
     "": """
         custom_reward_function data distillation global_profiler hydra model_engine ray_init ray_kwargs
