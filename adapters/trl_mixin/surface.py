@@ -400,25 +400,22 @@ class ComposerGRPOConfig(GRPOConfig):
         Beside a policy of ours a parameter that it does not have is an error (`parameters_set`).
         """
 
-        def value_at(key: str) -> Any:
-            value = getattr(self, key, None)
-            return None if value == upstream.DEFAULTS.get(key) else value
-
-        yield from only_with(TRL, value_at)
-        for name in () if self.sync_ref_model else ("ref_model_mixup_alpha", "ref_model_sync_steps"):
-            if (value := value_at(name)) is not None:
-                problem = f"it is {value!r}, and it has no effect, because sync_ref_model is False"
-                yield Finding("warning", name, problem, "set sync_ref_model to True, or remove it")
+        names = (*LOSS_OPTIONS, "ref_model_mixup_alpha", "ref_model_sync_steps")
+        values = {name: getattr(self, name, None) for name in names}
+        given = {name: value for name, value in values.items() if value != upstream.DEFAULTS.get(name)}
+        yield from only_with(TRL, given.get)
+        for name in () if self.sync_ref_model else [one for one in names[-2:] if one in given]:
+            problem = f"it is {given[name]!r}, and it has no effect, because sync_ref_model is False"
+            yield Finding("warning", name, problem, "set sync_ref_model to True, or remove it")
         by_token, by_sequence, _ = LOSS_TYPES.get(
             self.loss_type or upstream.DEFAULTS["loss_type"], (None,) * 3
         )
         own = by_sequence if self.importance_sampling_level == "sequence" else by_token
         if self.policy == TRL_LOSS and own:
             row = of_kind(losses(), "policy")[own.partition("@")[0]]
-            for option in TRL.options_of("policy"):
-                value = value_at(option.key)
-                if option.acts_by_parameters and value is not None and not parameters_of(option.sets, row):
-                    problem = f"it is {value!r}, and TRL's loss {row.name!r} does not read it"
+            for option in (LOSS_OPTIONS[name] for name in given if name in LOSS_OPTIONS):
+                if option.sets and not parameters_of(option.sets, row):
+                    problem = f"it is {given[option.key]!r}, and TRL's loss {row.name!r} does not read it"
                     remedy = "set the loss_type that reads it, or remove it"
                     yield Finding("warning", option.key, problem, remedy)
 

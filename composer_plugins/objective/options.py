@@ -100,11 +100,14 @@ def only_with(framework: Framework, value_at: Callable[[str], Any]) -> Iterator[
     for option in framework.options:
         if option.only_with is None:
             continue
+        key = framework.key(option)
+        if (value := value_at(key)) in (None, option.default, 0):
+            continue
         name, needed = option.only_with
-        key, other = framework.key(option), framework.key(framework.option(name, option.kind))
-        value, found = value_at(key), value_at(other)
+        other = framework.key(framework.option(name, option.kind))
+        found = value_at(other)
         acts = found == needed if needed is not None else found not in (None, False)
-        if value not in (None, option.default, 0) and not acts:
+        if not acts:
             state = "not set" if found is None else repr(found)
             problem = f"it is {value!r}, and it has no effect, because {other} is {state}"
             to_set = other if needed is None else f"{other}={needed}"
