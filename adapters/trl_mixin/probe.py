@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_plugins.adapters.trl_mixin import upstream
 from composer_plugins.adapters.trl_mixin.upstream import replace_rollouts, watch_logprobs
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.trl import LOSS_OPTIONS
@@ -26,6 +28,7 @@ __all__ = [
     "generated_rows",
     "gradients",
     "require_trainer",
+    "teacher_subject",
     "token_gradients",
 ]
 SCRATCH = tempfile.TemporaryDirectory(prefix="composer-check-")  # removed with the process
@@ -82,6 +85,26 @@ def generated_rows(trainer: GRPOTrainer) -> Rows:
     with suppress(Enough):
         trainer.train()
     return found[0]
+
+
+def teacher_subject(trainer: GRPOTrainer) -> dict[str, Any]:
+    """What `composer-plugins teacher` asks a trainer for: its policy, rows, rewards and sampling.
+
+    Raises ConfigError for a trainer whose prompts or completions are not made from its rows alone.
+    """
+    require_trainer(trainer)
+    if upstream.has_environments(trainer) or getattr(trainer, "rollout_func", None) is not None:
+        problem = "its environments, or its rollout_func, make the prompts and the completions"
+        raise ConfigError("--trainer", problem, "return a trainer whose data set has prompts and hints")
+    return {
+        "model": trainer.accelerator.unwrap_model(trainer.model).eval(),
+        "tokenizer": upstream.tokenizer(trainer),
+        "rows": trainer.train_dataset,
+        "encode": partial(upstream.encode_prompts, trainer),
+        "rewards": partial(upstream.rewards, trainer),
+        "temperature": trainer.temperature,
+        "max_new_tokens": trainer.max_completion_length,
+    }
 
 
 class Enough(Exception):

@@ -257,6 +257,13 @@ def total_rewards(trainer: GRPOTrainer, rewards: Tensor) -> Tensor:
     return totals.masked_fill(rewards.isnan().all(1), torch.nan)
 
 
+def rewards(trainer: GRPOTrainer, rows: Sequence[Row], completions: list[Any], ids: list[Any]) -> list[float]:
+    """The weighted sum of the rewards of the completions of these rows, by the trainer's own functions."""
+    rows = [dict(row) for row in rows]
+    found = trainer._calculate_rewards(rows, [row["prompt"] for row in rows], completions, ids)
+    return total_rewards(trainer, found).tolist()
+
+
 def asked_processes() -> tuple[str, str] | None:
     """The number of processes that were asked for, and where; None if that is not known.
 

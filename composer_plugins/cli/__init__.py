@@ -30,6 +30,7 @@ from composer_plugins.cli.doctor import doctor
 from composer_plugins.cli.migrate import migrate
 from composer_plugins.cli.new_plugin import new_plugin
 from composer_plugins.cli.plot import plot
+from composer_plugins.cli.teacher import teacher
 from composer_plugins.errors import ComposerError
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def explain(
         raise typer.Exit(1)
 
 
-for command in (list_losses, explain, diff, check, conform, doctor, migrate, new_plugin, plot, demo):
+for command in (list_losses, explain, diff, check, conform, doctor, migrate, teacher, new_plugin, plot, demo):
     # Without a short help, `--help` shows the first line of the docstring cut to the width of the terminal.
     summary, _, _ = (inspect.getdoc(command) or "").partition("\n")
     # doctor and migrate take the options of a framework's own command line.

@@ -146,11 +146,16 @@ def as_data(framework: str, given: Given, found: Examination) -> dict[str, Any]:
 def print_findings(console: Console, what: str, found: Examination) -> None:
     """Print each finding, errors first, and how many there are."""
     for finding in sorted(found.findings, key=lambda one: list(STYLES).index(one.severity)):
-        head = Text(f"{finding.severity}: ", style=STYLES[finding.severity])
-        console.print(head + Text(finding.key, style="bold"), soft_wrap=True)
-        console.print(Text(f"  {finding.problem}"), soft_wrap=True)
-        console.print(Text(f"  -> {finding.remedy}"), soft_wrap=True)
+        print_finding(console, finding)
     console.print(Text(f"{what}: {count(found.findings)}, against {found.against}"), soft_wrap=True)
+
+
+def print_finding(console: Console, finding: Finding) -> None:
+    """Print the severity and the key of a finding, and below them its problem and its remedy."""
+    head = Text(f"{finding.severity}: ", style=STYLES[finding.severity])
+    console.print(head + Text(finding.key, style="bold"), soft_wrap=True)
+    console.print(Text(f"  {finding.problem}"), soft_wrap=True)
+    console.print(Text(f"  -> {finding.remedy}"), soft_wrap=True)
 
 
 def count(findings: Sequence[Finding]) -> str:

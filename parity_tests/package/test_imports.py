@@ -24,7 +24,7 @@ from parity_tests.rigs.programs import python
 PACKAGE, KERNELS = "composer_plugins", "composer_plugins.kernels"
 ADAPTERS, RECIPES = "composer_plugins.adapters", "composer_plugins.recipes"
 TESTING, CONFORMANCE = "composer_plugins.testing", "composer_plugins.conformance"
-PLOTTING = "composer_plugins.plotting"
+PLOTTING, TEACHER = "composer_plugins.plotting", "composer_plugins.teacher"
 
 TEMPLATE = ROOT / PACKAGE / "template"
 FOLDERS = (PACKAGE, "kernels", "adapters", "recipes", "benchmarks", "parity_tests")
@@ -55,7 +55,7 @@ CLAIMED = {
 # What a function may import, when it is called: `demo` runs a recipe, `check` the laws, `conform` the claims,
 # `plot` draws.
 LAZILY = {
-    f"{PACKAGE}.cli": (RECIPES, TESTING, CONFORMANCE, PLOTTING),
+    f"{PACKAGE}.cli": (RECIPES, TESTING, CONFORMANCE, PLOTTING, TEACHER),
     f"{TESTING}.checking": ("pytest",),
 }
 
@@ -69,7 +69,7 @@ def part_of(name: str) -> str:
         return ".".join(names[:3])
     if names[1:2] == ["conformance"]:
         return ".".join(names[: 3 if names[2:] and names[2] in CLAIMED else 2])
-    has_own_part = names[1:2] in (["kernels"], ["recipes"], ["testing"], ["plotting"])
+    has_own_part = names[1:2] in (["kernels"], ["recipes"], ["testing"], ["plotting"], ["teacher"])
     return ".".join(names[:2]) if has_own_part else PACKAGE
 
 
@@ -91,6 +91,8 @@ def may_import(part: str, imported: str) -> bool:
         return imported in LIBRARIES | {PACKAGE, KERNELS, TESTING, "hypothesis"}
     if part == PLOTTING:
         return imported in LIBRARIES | {PACKAGE, KERNELS, TESTING, PLOTTING, "matplotlib"}
+    if part == TEACHER:
+        return imported in LIBRARIES | {PACKAGE, KERNELS, TEACHER}
     own = FRAMEWORKS.get(part.removeprefix(f"{ADAPTERS}."), set())
     return imported in LIBRARIES | own | {PACKAGE, KERNELS, part}
 

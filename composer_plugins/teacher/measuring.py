@@ -1,0 +1,172 @@
+"""The measurements: how often a teacher is right, how far it is from the policy, and what it gives away."""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_plugins.columns import hint_of, hinted_prompt
+from composer_plugins.kernels.divergences import forward_kl, reverse_kl
+from composer_plugins.teacher.subject import Subject, TokenIds, batches
+
+NAN = float("nan")
+WORDS = 3  # of a wording: so many words in a row
+
+
+class Measured(NamedTuple):
+    """What is measured of a teacher, means over the rows. The first row, named "", is the policy alone."""
+
+    name: str
+    template: str
+    greedy: float  # the reward of the most probable completion
+    sampled: float  # the reward of completions sampled at the temperature of training
+    gain: float = NAN  # `sampled` less that of the policy
+    gain_error: float = NAN  # the standard error of `gain`, over the rows
+    shown: float = NAN  # the share of prompts in which the teacher can read its whole hint
+    forward_kl: float = NAN  # KL(teacher || policy) in nats per token of the policy's completions
+    reverse_kl: float = NAN  # KL(policy || teacher), likewise
+    ordered: float = NAN  # how often the teacher likes the better of two completions of a prompt more
+    leaks: float = NAN  # the share of the teacher's completions that repeat the wording of the hints
+
+
+def measure(subject: Subject, templates: Mapping[str, str]) -> Iterator[Measured]:
+    """Yield what is measured of the policy without a hint, and of its teacher by each template.
+
+    The policy's sampled completions are those that the hint channel would distil on. On them the two
+    distributions are compared, at the sampling temperature. `ordered` is the share of pairs of completions of
+    one prompt, with different rewards, of which the better one has the larger mean of log T(y) - log S(y)
+    per token; equal means count half, and it is NaN without such pairs.
+    `leaks` looks for three words in a row that stand in the text around at least half of the hints, or in
+    these, and neither in a prompt nor in a completion of the policy. With fewer than two rows it is NaN.
+    """
+    own = subject.encode([row["prompt"] for row in subject.rows])
+    rows, repeated = _repeated(subject.rows, subject.samples), _repeated(own, subject.samples)
+    completions = subject.completions(repeated, sampled=True)
+    rewards = subject.rewarded(rows, completions)
+    greedy = subject.rewarded(subject.rows, subject.completions(own, sampled=False))
+    yield Measured("", "", _mean(greedy), _mean(rewards))
+    said = [row["prompt"] for row in subject.rows]
+    policy_means = _means(rewards, subject.samples)
+    known = {gram for text in (*map(_text, said), *subject.texts(completions)) for gram in _grams(text)}
+    for name, template in templates.items():
+        prompts = [hinted_prompt(row["prompt"], hint_of(row), template) for row in subject.rows]
+        ids = subject.encode(prompts)
+        taught = subject.completions(_repeated(ids, subject.samples), sampled=True)
+        best = subject.completions(ids, sampled=False)
+        means = _means(subject.rewarded(rows, taught), subject.samples)
+        gains = [theirs - ours for theirs, ours in zip(means, policy_means, strict=True)]
+        forward, reverse, scores = _compared(subject, repeated, _repeated(ids, subject.samples), completions)
+        added = [template.format(prompt="", privileged_context=hint_of(row)) for row in subject.rows]
+        yield Measured(
+            name,
+            template,
+            _mean(subject.rewarded(subject.rows, best)),
+            _mean(means),
+            _mean(gains),
+            _standard_error(gains),
+            _shown(subject, ids, own),
+            forward,
+            reverse,
+            _ordered(rewards, scores, subject.samples),
+            _leaks(_wording(added) - known, subject.texts(taught), len(subject.rows)),
+        )
+
+
+def _compared(
+    subject: Subject,
+    prompts: Sequence[TokenIds],
+    hinted: Sequence[TokenIds],
+    completions: Sequence[TokenIds],
+) -> tuple[float, float, list[float]]:
+    """Both divergences per token, and each completion's mean of log T(y) - log S(y)."""
+    forward = reverse = tokens = 0.0
+    scores = list[float]()
+    together = list(zip(prompts, hinted, completions, strict=True))
+    for batch in batches(together, subject.batch_size):
+        own, theirs, ids = zip(*batch, strict=True)
+        student, mask = subject.logits(own, ids)
+        teacher, _ = subject.logits(theirs, ids)
+        temperature = subject.temperature
+        forward += float(forward_kl(student, teacher, mask, temperature=temperature).loss.sum())
+        reverse += float(reverse_kl(student, teacher, mask, temperature=temperature).loss.sum())
+        tokens += float(mask.sum())
+        ratio = _logprobs(teacher, ids, temperature) - _logprobs(student, ids, temperature)
+        scores += (torch.where(mask, ratio, 0.0).sum(-1) / mask.sum(-1)).tolist()
+    return forward / tokens, reverse / tokens, scores
+
+
+def _logprobs(logits: Tensor, completions: Sequence[TokenIds], temperature: float) -> Tensor:
+    """The log-probabilities [rows, tokens] of the completions' tokens."""
+    length = logits.shape[1]
+    ids = torch.tensor([[*one, *[0] * (length - len(one))] for one in completions], device=logits.device)
+    return (logits.float() / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+def _ordered(rewards: Sequence[float], scores: Sequence[float], samples: int) -> float:
+    right, pairs = 0.0, 0
+    for start in range(0, len(rewards), samples):
+        group = range(start, start + samples)
+        for better in group:
+            for worse in group:
+                if rewards[better] > rewards[worse]:
+                    pairs += 1
+                    right += (scores[better] > scores[worse]) + (scores[better] == scores[worse]) / 2
+    return right / pairs if pairs else NAN
+
+
+def _shown(subject: Subject, hinted: Sequence[TokenIds], own: Sequence[TokenIds]) -> float:
+    """The share of rows whose teacher's prompt, decoded, has the whole text of the hint."""
+    texts = (" ".join(text.split()) for text in subject.texts(hinted))
+    hints = (" ".join(str(hint_of(row)).split()) for row in subject.rows)
+    both = zip(texts, hints, hinted, own, strict=True)
+    found = [hint in text and ids != without for text, hint, ids, without in both]
+    return sum(found) / len(found)
+
+
+def _wording(texts: Sequence[str]) -> set[tuple[str, ...]]:
+    """What at least half of the texts, and at least two, have in common: three words in a row."""
+    counts = Counter(gram for text in texts for gram in _grams(text))
+    return {gram for gram, count in counts.items() if count >= max(2, len(texts) / 2)}
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + WORDS]) for i in range(len(words) - WORDS + 1)}
+
+
+def _leaks(wording: set[tuple[str, ...]], completions: Sequence[str], rows: int) -> float:
+    if rows < 2:
+        return NAN
+    return sum(not wording.isdisjoint(_grams(text)) for text in completions) / len(completions)
+
+
+def _text(prompt: object) -> str:
+    """Every text of a prompt."""
+    if isinstance(prompt, list):
+        return " ".join(_text(message.get("content")) for message in prompt)
+    return str(prompt)
+
+
+def _repeated(rows: Sequence, times: int) -> list:  # type: ignore[type-arg]
+    return [row for row in rows for _ in range(times)]
+
+
+def _means(rewards: Sequence[float], samples: int) -> list[float]:
+    """The mean reward of each prompt's completions."""
+    return [_mean(rewards[start : start + samples]) for start in range(0, len(rewards), samples)]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """The standard error of the mean of the values that are known; NaN of fewer than two."""
+    known = [value for value in values if value == value]
+    return statistics.stdev(known) / len(known) ** 0.5 if len(known) > 1 else NAN
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of the rewards that apply."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else NAN
