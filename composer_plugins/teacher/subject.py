@@ -63,7 +63,7 @@ class Subject:
             remedy = "give a folder with a model and a tokenizer, or a name on the Hugging Face hub"
             raise ConfigError("--model", f"{model!r} cannot be loaded: {in_a_line(error)}", remedy) from error
         chosen = chosen_rows(_loaded(data), rows, seed)
-        return cls(policy, tokenizer, chosen, _encoder(tokenizer), _called(function), **options)
+        return cls(policy, tokenizer, chosen, chat_encoder(tokenizer), _called(function), **options)
 
     @classmethod
     def of_trainer(cls, trainer: Any, *, rows: int = 32, seed: int = 0, **options: Any) -> "Subject":
@@ -187,7 +187,9 @@ def _loaded(data: str) -> Any:
         raise ConfigError("--data", f"{data!r} cannot be loaded: {in_a_line(error)}", remedy) from error
 
 
-def _encoder(tokenizer: Any) -> Encode:
+def chat_encoder(tokenizer: Any) -> Encode:
+    """Encode prompts as TRL does: messages by the chat template, with the start of the reply."""
+
     def encode(prompts: list[Prompt]) -> list[TokenIds]:
         return [
             tokenizer(prompt)["input_ids"]

@@ -164,7 +164,8 @@ FLOORS = (
     ("frameworks", "diagnosis", "calling_convention"),
     ("objective", "config", "columns"),
     ("adapters", "testing"),
-    ("conformance", "plotting", "recipes"),
+    ("conformance", "plotting", "teacher"),
+    ("recipes",),
     ("cli",),
     ("__main__",),
 )

@@ -30,6 +30,8 @@ REGULAR_EXPRESSIONS = {
     "composer_plugins/objective/shell.py": "an option of a shell",
     "composer_plugins/objective/shell_words.py": "the words of a shell script",
     "composer_plugins/losses/row.py": "the version in the name of a dialect",
+    "composer_plugins/teacher/measuring.py": "the words of what a model generated",
+    "recipes/smollm/tasks.py": "the numbers in a reply",
     "recipes/trace_replay/redact.py": "secrets in the text of logs",
 }
 KERNEL_USERS = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,15 +22,26 @@ COLOURS: dict[Channels, str] = {
     ("replay",): "#E69F00",
     ("hint", "replay"): "#CC79A7",
 }
-GUESSING = 1 / len(task.DIGITS)
 
 
-def draw_curves(folder: Path, runs: Sequence[Run]) -> None:
+class Axis(NamedTuple):
+    """The words of the picture, and the reward of guessing."""
+
+    task: str
+    reward: str
+    guessing: float | None = None
+
+
+CODEBOOK = Axis("codebook task", "reward: fraction of digits that are right", 1 / len(task.DIGITS))
+
+
+def draw_curves(folder: Path, runs: Sequence[Run], axis: Axis = CODEBOOK) -> None:
     """Write curves.png: a thick line for each set of channels, the mean of its seeds."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     steps = len(runs[0].rewards)
-    axes.axhline(GUESSING, color="#8a8a8a", linewidth=1, linestyle=(0, (2, 3)), label="guessing")
+    if axis.guessing is not None:
+        axes.axhline(axis.guessing, color="#8a8a8a", linewidth=1, linestyle=(0, (2, 3)), label="guessing")
     for channels in dict.fromkeys(run.channels for run in runs):
         colour = COLOURS[channels]
         curves = [run.rewards for run in runs if run.channels == channels]
@@ -40,7 +52,7 @@ def draw_curves(folder: Path, runs: Sequence[Run]) -> None:
         label = f"{title_of(channels)}  {mean[-1]:.2f}"
         axes.plot(range(1, steps + 1), mean, color=colour, linewidth=2.5, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="linecolor", frameon=False)
-    describe(axes, steps, [run.seed for run in runs])
+    describe(axes, axis, steps, [run.seed for run in runs])
     replace_file(folder / CURVES_FILE, lambda path: figure.savefig(path, format="png", dpi=160))
 
 
@@ -50,7 +62,7 @@ def smooth(rewards: Sequence[float]) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def describe(axes: Axes, steps: int, seeds: Sequence[int]) -> None:
+def describe(axes: Axes, axis: Axis, steps: int, seeds: Sequence[int]) -> None:
     """Title, axes, and the level of guessing."""
     several_seeds = any(seed != seeds[0] for seed in seeds)
     lines = (
@@ -61,11 +73,9 @@ def describe(axes: Axes, steps: int, seeds: Sequence[int]) -> None:
     axes.set_title(
         "Reward while training, by the channels of the loss that are on", loc="left", pad=26, weight="bold"
     )
-    axes.text(
-        0, 1.03, f"codebook task, TRL's GRPOTrainer; {lines}", transform=axes.transAxes, color="#555555"
-    )
+    axes.text(0, 1.03, f"{axis.task}, TRL's GRPOTrainer; {lines}", transform=axes.transAxes, color="#555555")
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("reward: fraction of digits that are right")
+    axes.set_ylabel(axis.reward)
     axes.set_xlim(1, max(2, steps))
     axes.set_ylim(0, 1.015)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)

@@ -77,10 +77,10 @@ def sparkline(rewards: Sequence[float]) -> str:
     return "".join(BARS[min(int(mean * len(BARS)), len(BARS) - 1)] for mean in means)
 
 
-def results_table(runs: Sequence[Run], *, draws_bars: bool) -> Table:
+def results_table(runs: Sequence[Run], what: str = "codebook task", *, draws_bars: bool) -> Table:
     """The table that a demo prints at the end. It fits 80 columns."""
     several_seeds = any(run.seed != runs[0].seed for run in runs)
-    title = "What each channel of the loss adds: codebook task"
+    title = f"What each channel of the loss adds: {what}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\nChannels", no_wrap=True)
     headers = ["\nSeed"] if several_seeds else []

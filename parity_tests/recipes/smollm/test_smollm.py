@@ -1,0 +1,90 @@
+"""The recipe of SmolLM2: its tasks, its pairs, and two steps of the real model with all channels."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.recipes.codebook.run import Run
+from composer_plugins.recipes.smollm.__main__ import app
+from composer_plugins.recipes.smollm.comparing import Comparison
+from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.run import Settings, with_pairs
+from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HELD_OUT, TRAINED, Task, make_task
+
+TASKS = (ARITHMETIC, "chain_sum", "letter_counting")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_right_reply_earns_1_and_no_held_out_question_is_trained(name: str) -> None:
+    task = make_task(name)
+    assert (len(task.rows), len(task.held_out)) == (TRAINED, HELD_OUT)
+    asked = [{row["prompt"][1]["content"] for row in rows} for rows in (task.rows, task.held_out)]
+    assert name != ARITHMETIC or not asked[0] & asked[1]
+    for row in task.held_out:
+        answer = row["answer"]
+        assert row["privileged_context"].endswith(answer)
+        replies = [answer, f"It is {answer}", "", "no number", f"{answer} or 123456"]
+        assert [task.score(reply, answer) for reply in replies] == [1, 1, 0, 0, 0]
+    assert task.rows == make_task(name).rows
+
+
+def test_a_name_that_is_no_task_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="--task: 'chain_smu' cannot be made"):
+        make_task("chain_smu")
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Loaded:
+    """The model of the wheel."""
+    return load(None, "cpu")
+
+
+@pytest.fixture
+def short() -> Task:
+    """A task of a few questions."""
+    whole = make_task(ARITHMETIC)
+    return Task(whole.name, whole.rows[:8], whole.held_out[:4], whole.score)
+
+
+def test_the_model_of_the_wheel_can_be_saved_and_read_again(smollm: Loaded, tmp_path: Path) -> None:
+    for part in smollm:
+        part.save_pretrained(tmp_path)
+    again = load(str(tmp_path), "cpu")
+    pairs = zip(smollm.model.state_dict().values(), again.model.state_dict().values(), strict=True)
+    assert all(one.equal(other) for one, other in pairs)
+    with pytest.raises(ConfigError, match="--model: 'nowhere/at/all' cannot be loaded"):
+        load("nowhere/at/all", "cpu")
+
+
+def test_a_pair_has_a_right_reply_and_a_wrong_one(smollm: Loaded, short: Task) -> None:
+    rows = with_pairs(smollm, short, Settings(), seed=0)
+    paired = [row for row in rows if row["chosen"] is not None]
+    assert paired
+    for row in paired:
+        assert short.score(row["chosen"], row["answer"]) > short.score(row["rejected"], row["answer"])
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in short.rows]
+
+
+def test_two_steps_change_the_model_and_a_finished_run_is_not_repeated(
+    smollm: Loaded, short: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepared(*given: object) -> Comparison:
+        return Comparison("SmolLM2", smollm, short, Settings(steps=2, batch_size=4), tmp_path / "runs.jsonl")
+
+    monkeypatch.setattr(Comparison, "prepared", prepared)
+    before = smollm.model.lm_head.weight.clone()
+    words = ["--channels", "rl+hint+replay", "--steps", "2", "--out", str(tmp_path)]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    (run,) = prepared().finished()
+    assert isinstance(run, Run) and run.channels == ("rl", "hint", "replay") and len(run.rewards) == 2
+    assert smollm.model.lm_head.weight.equal(before)  # a copy was trained
+    text = (tmp_path / "runs.jsonl").read_text()
+    assert json.loads(text)["conditions"]["steps"] == 2 and (tmp_path / "curves.png").stat().st_size > 1000
+    monkeypatch.setattr("composer_plugins.recipes.smollm.comparing.train", None)
+    second = CliRunner().invoke(app, words)
+    assert second.exit_code == 0 and "1 of 1 runs are in" in second.output
+    assert (tmp_path / "runs.jsonl").read_text() == text

