@@ -57,8 +57,8 @@ def teacher(
     template: Annotated[
         list[str] | None,
         typer.Option(
-            help="A teacher_prompt_template, or the name of one of ours; may be repeated. Default: all of "
-            "ours, with --trainer the trainer's own too."
+            help="A teacher_prompt_template, in which \\n is a line break, or the name of one of ours. "
+            "May be repeated. Default: all of ours, with --trainer the trainer's own too."
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="How many rows are drawn.")] = 32,
@@ -158,7 +158,7 @@ def _print(console: Console, found: "list[Measured]", advised: "Advice") -> None
     console.print(
         Text(
             f"Use {best.name}: its teacher's sampled completions earn {best.sampled:.3f}, the policy's own "
-            f"{policy.sampled:.3f}.",
+            f"{policy.sampled:.3f}, and no other such teacher is nearer to the policy.",
             "bold",
         )
     )

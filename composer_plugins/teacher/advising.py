@@ -19,16 +19,17 @@ class Advice(NamedTuple):
 
 
 def advice(found: Sequence[Measured]) -> Advice:
-    """Return the template whose teacher earns the largest reward, sampled, above the policy's own.
+    """Return, of the templates whose teacher earns more than the policy, the one nearest to the policy.
 
-    The sampled reward is that of the distribution that the hint channel moves the policy to. A template whose
-    teacher does not see its hint, or whose completions repeat the wording of the hints, is not chosen.
+    The sampled reward is that of the distribution that the hint channel moves the policy to, and KL(T || S)
+    is how far it moves it: what a nearer teacher changes is rather the answer than the manner of the reply.
+    A template whose teacher does not see its hint, or repeats the wording of the hints, is not chosen.
     """
     policy, *teachers = found
     findings = tuple(finding for one in teachers for finding in _findings(policy, one))
     wrong = {finding.key for finding in findings if finding.severity != "info"}
     good = [one for one in teachers if one.name not in wrong]
-    return Advice(max(good, key=lambda one: one.sampled, default=None), findings)
+    return Advice(min(good, key=lambda one: one.forward_kl, default=None), findings)
 
 
 def _findings(policy: Measured, one: Measured) -> Iterator[Finding]:

@@ -177,6 +177,15 @@ def test_a_teacher_with_a_fault_is_named_and_not_chosen(
     assert advice([policy, measured("bad", **given)]).best is None
 
 
+def test_of_several_good_teachers_the_nearest_one_is_chosen() -> None:
+    policy, far, near = (
+        Measured("", "", 0.1, 0.2),
+        measured("far", sampled=0.9),
+        measured("near", forward_kl=0.1),
+    )
+    assert advice([policy, far, near]).best == advice([policy, near, far]).best == near
+
+
 def test_rows_without_a_hint_are_left_out_and_none_is_an_error() -> None:
     rows = [*ROWS, {"prompt": "h", "privileged_context": None}]
     assert {row["prompt"] for row in chosen_rows(rows, 9, 0)} == {"a", "bcd", "ef", "g"}
