@@ -26,7 +26,7 @@ def main(
         list[str], typer.Option(help="Runs, by the channels each has on: rl, hint, replay, joined by +.")
     ] = DEFAULT_CHANNELS,
     seeds: Annotated[list[str], typer.Option(help="Seeds; every run is repeated with each.")] = ["0"],  # noqa: B006
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 15,
     task: Annotated[
         str, typer.Option(help="arithmetic, or the name of a task of reasoning-gym.")
     ] = "arithmetic",

@@ -28,7 +28,7 @@ TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
 class Settings:
     """What all runs share."""
 
-    steps: int = 20
+    steps: int = 15
     batch_size: int = 16
     num_generations: int = 4
     max_completion_length: int = 14
