@@ -176,6 +176,12 @@ def does_nothing_with_a_parameter(logprobs, old_logprobs, advantages, mask, *, c
     return sound(logprobs, old_logprobs, advantages, mask)
 
 
+def logs_a_clip_that_it_does_not_apply(logprobs, old_logprobs, advantages, mask, *, clip_high=0.2):
+    loss = sound(logprobs, old_logprobs, advantages, mask)
+    clipped = ((logprobs - old_logprobs).detach().exp() > 1 + clip_high).to(logprobs.dtype)
+    return TokenLoss(loss.loss, {"clip_frac_high": Metric(clipped, mask)})
+
+
 def does_nothing_with_an_input(logprobs, old_logprobs, rollout_logprobs, advantages, mask):
     return sound(logprobs, old_logprobs, advantages, mask)
 
@@ -278,7 +284,9 @@ POLICY: dict[str, dict[str, Loss]] = {
         "divides_by_no_token": wrong_result(lambda loss, m: TokenLoss(loss / m.sum(-1, keepdim=True), {}))},
     "batch_of_no_rows_or_no_tokens_gives_as_many_losses": {
         "takes_the_largest_advantage": wrong_inputs(lambda p, q, a, m: (p, q, at_most_1(a), m))},
-    "every_parameter_has_an_effect": {"does_nothing_with_a_parameter": does_nothing_with_a_parameter},
+    "every_parameter_has_an_effect": {
+        "does_nothing_with_a_parameter": does_nothing_with_a_parameter,
+        "logs_a_clip_that_it_does_not_apply": logs_a_clip_that_it_does_not_apply},
     "every_input_has_an_effect": {"does_nothing_with_an_input": does_nothing_with_an_input},
     "rows_under_vmap_give_the_gradients_of_the_batch": {
         "multiplies_with_the_number_of_rows": wrong_result(lambda loss, m: TokenLoss(loss * m.shape[0], {}))},

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,11 +183,18 @@ def _with_certain_students(batch: Batch) -> Iterator[Batch]:
         yield batch | {"student_logits": certain}
 
 
-def _effects(setting: Setting, batch: Batch) -> list[Tensor]:
-    """Everything that a call gives: the result, its gradients, its metrics."""
+class Effects(NamedTuple):
+    """Everything that a call gives: the result and its gradients, and the metrics."""
+
+    trained: list[Tensor]
+    logged: list[Tensor]
+
+
+def _effects(setting: Setting, batch: Batch) -> Effects:
     result, gradients = value_and_gradients(setting, batch)
     metrics = getattr(setting(batch), "metrics", {}).values()
-    return [result, *gradients.values(), *(m.value for m in metrics), *(m.where.double() for m in metrics)]
+    logged = [tensor for one in metrics for tensor in (one.value, one.where.double())]
+    return Effects([result, *gradients.values()], logged)
 
 
 def _differ(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -212,7 +219,7 @@ def _with_other_numbers(setting: Setting, name: str) -> Iterator[tuple[Batch, Ba
 def has_effect(setting: Setting, name: str) -> bool:
     """Whether other numbers in an input change the result, its gradient or a metric."""
     return any(
-        _differ(_effects(setting, batch), _effects(setting, moved))
+        any(map(_differ, _effects(setting, batch), _effects(setting, moved)))
         for batch, moved in _with_other_numbers(setting, name)
     )
 
@@ -253,7 +260,10 @@ def every_input_has_an_effect(setting: Setting) -> None:
     },
 )
 def every_parameter_has_an_effect(setting: Setting) -> None:
-    """Another value of any parameter, or of an option that a function must follow, changes the result."""
+    """Another value of any parameter, or of an option that a function must follow, changes the result.
+
+    That of a metric is not enough: a clip that is logged and not applied trains nothing.
+    """
     if setting.label != list(settings(setting.loss, thorough=False))[-1].label:
         raise NotApplicable("the setting with all optional inputs is checked")
     if not setting.loss.parameters:
@@ -273,12 +283,14 @@ def every_parameter_has_an_effect(setting: Setting) -> None:
             for unmasked in (0.7, 1.0)
             for batch in _with_certain_students(first.draw(seed, spread=spread, unmasked=unmasked, size=6))
         )
-        moves = any(
-            _differ(effects, _effects(other, batch))
-            for batch in batches
-            for effects in [_effects(first, batch)]
-            for other in others
-        )
-        require(moves, f"{name!r}: {[one.choice.value(name) for one in pair]} all give the same")
+        is_logged = False
+        for batch in batches:
+            found = [_effects(one, batch) for one in (first, *others)]
+            if any(_differ(found[0].trained, one.trained) for one in found[1:]):
+                break
+            is_logged |= any(_differ(found[0].logged, one.logged) for one in found[1:])
+        else:
+            same = "all give the same" + " loss and gradient, and other metrics" * is_logged
+            require(False, f"{name!r}: {[one.choice.value(name) for one in pair]} {same}")
     if len(unknown) == len(setting.loss.parameters):
         raise NotApplicable(f"no other value of {', '.join(unknown)} is known")
