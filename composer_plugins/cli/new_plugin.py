@@ -36,6 +36,9 @@ def new_plugin(
         )
     if owner := taken_by(module):
         raise ConfigError("name", f"{module} is {owner}", "choose another name")
+    if Path(f"{module}.py").exists():
+        problem = f"{module}.py is in this folder, and Python would import it in the place of the package"
+        raise ConfigError("name", problem, f"choose another name, or rename {module}.py")
     target = folder or Path(name)
     whole = Path(abspath(target))
     if lexists(whole):

@@ -53,9 +53,14 @@ NOT_A_NAME = ("1st", "a b", "../x", "-x", "x-", "lösung", "a/b")
         ("tests", "tests is a package of tests"),
         ("Composer-Plugins", "composer_plugins is the name of this package"),
         ("prime-rl", "prime_rl is the name of a framework"),
+        ("my-losses", "my_losses.py is in this folder, and Python would import it"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_an_error(name: str, reason: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_used_is_an_error(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_losses.py").write_text("")
     found = make("--folder", str(tmp_path / "new"), "--", name)
     assert str(found.exception).startswith(f"name: {reason}") and not (tmp_path / "new").exists()
 
