@@ -1,6 +1,7 @@
 """`check --as`: functions of each framework's convention, sound ones and ones with a planted fault."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -667,3 +668,22 @@ def test_a_loss_in_the_wild(
         words in said
         and (2 if found.exception is not None and not found.output else found.exit_code) == status
     )
+
+
+@pytest.mark.parametrize(("applies", "status"), [(True, "passed"), (False, "failed")])
+def test_an_option_whose_clip_or_penalty_is_only_logged_fails(applies: bool, status: str) -> None:
+    """Half and twice the value of an option give the same gradient; a user names the option."""
+
+    def function(
+        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None
+    ):
+        with nullcontext() if applies else torch.no_grad():
+            penalty = config.my_beta * log_ratio(log_prob, old_log_prob, response_mask) ** 2
+        loss = ppo(log_prob, old_log_prob, advantages, response_mask).loss + penalty
+        if rollout_is_weights is not None:
+            loss = loss * torch.where(response_mask, rollout_is_weights, 0.0)
+        return verl_mean(loss, response_mask, loss_agg_mode, config.global_batch_info), {}
+
+    (outcome,) = check_as(function, "verl", [OPTION], options={"my_beta": 0.5}).outcomes
+    assert outcome.status == status
+    assert applies or outcome.detail == "'my_beta': [0.5, 0.25, 1.0] all give the same gradient"

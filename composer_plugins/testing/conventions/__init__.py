@@ -6,11 +6,14 @@ on one is reported as not applicable, with the reason.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from typing import Any, cast
+
+from torch import Tensor
 
 from composer_plugins.calling_convention import Convention, Function
 from composer_plugins.errors import ConfigError, unknown, with_place
@@ -27,12 +30,15 @@ from composer_plugins.testing.checking import (
     with_options,
 )
 from composer_plugins.testing.conventions.function import OneNumber, row_of
+from composer_plugins.testing.gradients import value_and_gradients
 from composer_plugins.testing.laws import FUNCTION, LAWS, NOT_RUN, laws_for
+from composer_plugins.testing.laws.results import SPREADS, every_parameter_has_an_effect
 from composer_plugins.testing.laws.tokens import packed_tokens_equal_a_padded_row
 from composer_plugins.testing.report import Outcome, Report
 from composer_plugins.testing.settings import settings
 
 PACKED = packed_tokens_equal_a_padded_row.__name__
+OPTION_LAW = every_parameter_has_an_effect.__name__
 
 
 def find_convention(framework: str) -> Convention:
@@ -90,6 +96,7 @@ def check_as(
     elif version is not None:
         problem = f"the check knows one version of {convention.framework} alone"
         raise ConfigError("--version", problem, "remove it: it is for --as verl and --as prime-rl")
+    bare = function, convention
     function, convention = with_options(function, convention, options)
     if convention.specialise is not None:
         convention = convention.specialise(function)
@@ -110,6 +117,9 @@ def check_as(
     if refused and chosen[0].first and found[0].status == "passed":
         cause = "the function raises an error with what it does not know; the other laws are run without that"
         found[0] = Outcome(chosen[0].name, "unsafe", "\n".join(refused), cause)
+    if OPTION_LAW in [one.name for one in chosen] and (inert := "\n".join(_inert(*bare, options, name))):
+        found = [one for one in found if one.check != OPTION_LAW]
+        found.append(Outcome(OPTION_LAW, "failed", inert, "usual cause: it is logged, or under no_grad"))
     outcomes = (
         *exceptions_without_a_law(row, laws, f"--as {convention.framework}"),
         *found,
@@ -154,6 +164,27 @@ def accepted(function: Function, convention: Convention, name: str) -> tuple[Con
         options[key] = tuple(one for one, problem in others.items() if not problem)
     optional = tuple(one for one in convention.optional if one not in needs)
     return replace(convention, needs=needs, optional=optional, options=options), said
+
+
+def _inert(
+    function: Function, convention: Convention, options: Mapping[str, Any], name: str
+) -> Iterator[str]:
+    """Yield a sentence for each number among the options whose half and double give the same gradient."""
+
+    def gradients(key: str, value: Any) -> Iterator[Tensor]:
+        own, called = with_options(function, convention, {**options, key: value})
+        called = accepted(own, called, name)[0]
+        *_, setting = settings(row_of(own, called, name), thorough=False, of=OneNumber)  # with all inputs
+        for seed, spread in product(range(4), SPREADS):
+            yield from value_and_gradients(setting, setting.draw(seed, spread=spread))[1].values()
+
+    for key, value in options.items():
+        if isinstance(value, float) and value and convention.specialise is None:
+            others = (value / 2, 2 * value)
+            with suppress(Exception):  # a function may accept the given value alone
+                pairs = [zip(gradients(key, value), gradients(key, one), strict=True) for one in others]
+                if all(one.equal(other) for pair in pairs for one, other in pair):
+                    yield f"{key!r}: {[value, *others]} all give the same gradient"
 
 
 def _parameters(function: Function) -> Iterable[str]:

@@ -184,7 +184,10 @@ def _with_certain_students(batch: Batch) -> Iterator[Batch]:
 
 
 class Effects(NamedTuple):
-    """Everything that a call gives: the result and its gradients, and the metrics."""
+    """Everything that a call gives: the result and its gradients, and the metrics.
+
+    Of one number for a batch only the gradient trains: a term that is added without one is as a metric.
+    """
 
     trained: list[Tensor]
     logged: list[Tensor]
@@ -194,6 +197,8 @@ def _effects(setting: Setting, batch: Batch) -> Effects:
     result, gradients = value_and_gradients(setting, batch)
     metrics = getattr(setting(batch), "metrics", {}).values()
     logged = [tensor for one in metrics for tensor in (one.value, one.where.double())]
+    if setting.one_number:
+        return Effects([*gradients.values()], [result])
     return Effects([result, *gradients.values()], logged)
 
 
@@ -290,7 +295,10 @@ def every_parameter_has_an_effect(setting: Setting) -> None:
                 break
             is_logged |= any(_differ(found[0].logged, one.logged) for one in found[1:])
         else:
-            same = "all give the same" + " loss and gradient, and other metrics" * is_logged
+            other = (
+                "gradient, and another loss" if setting.one_number else "loss and gradient, and other metrics"
+            )
+            same = f"all give the same{f' {other}' * is_logged}"
             require(False, f"{name!r}: {[one.choice.value(name) for one in pair]} {same}")
     if len(unknown) == len(setting.loss.parameters):
         raise NotApplicable(f"no other value of {', '.join(unknown)} is known")
