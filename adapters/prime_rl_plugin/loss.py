@@ -81,8 +81,9 @@ class ChannelsLoss:
         # The streams that were asked for and have not come yet, and by what; and the calls so far.
         self.awaited = {"reference": channels.requested.any, "support": by_policy}
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
-        self.positive, self.stamped = Flags(), Flags()
-        self.in_part: Flags | None = Flags() if channels.requested.any else None
+        self.stamped = Flags()
+        # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
+        self.positive, self.in_part = (Flags(), Flags()) if channels.requested.any else (None, None)
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -91,11 +92,8 @@ class ChannelsLoss:
         self._check(inputs, s)
         if self.awaited:
             self._wait(s)
-        if s.reference is not None and self.positive.any(is_no_logprob(s.reference, s.mask)):
-            problem = "it has positive numbers, which are no log-probabilities"
-            raise DataError(
-                "ref_logprobs", problem, "stamp log-probabilities in nats, with stamps.stamp_reference"
-            )
+        if self.positive and s.reference is not None:
+            _reject_positive(self.positive, s.reference, s.mask)
         masks = _masks(s)
         if self.in_part and masks.hint is not None and s.mask.shape[-1] >= RUN:
             self._warn_of_parts(self.in_part, s.reference, masks.hint)
@@ -226,6 +224,14 @@ class ChannelsLoss:
         sides = averages.trust_region(policy.metrics, kl)
         averages.of_kernel(policy.metrics, (*sides, *self.reported))
         return averages.computed(excess)
+
+
+def _reject_positive(flags: Flags, reference: Tensor, mask: Tensor) -> None:
+    """Raise DataError for references that cannot be log-probabilities."""
+    if flags.any(is_no_logprob(reference, mask)):
+        problem = "it has positive numbers, which are no log-probabilities"
+        remedy = "stamp log-probabilities in nats, with stamps.stamp_reference"
+        raise DataError("ref_logprobs", problem, remedy)
 
 
 def _masks(s: upstream.Streams) -> Masks:

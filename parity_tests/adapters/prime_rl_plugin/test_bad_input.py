@@ -52,6 +52,7 @@ def test_a_reference_that_is_no_log_probability_is_an_error(wrong: float) -> Non
     loss_fn(inputs(ref_logprobs=torch.tensor([wrong, 0.01, 1.0])), hint_weight=0.1)
     with pytest.raises(DataError, match="ref_logprobs: it has positive numbers"):
         loss_fn(inputs(ref_logprobs=torch.tensor([-0.5, wrong, -0.1])), hint_weight=0.1)
+    loss_fn(inputs(ref_logprobs=torch.tensor([-0.5, wrong, -0.1])))  # no channel reads it
 
 
 def test_references_that_are_all_zero_are_missed() -> None:
