@@ -131,7 +131,8 @@ def read(files: Sequence[Path], overrides: Sequence[str] = ()) -> Run:
 def kind_of(config: Mapping[str, Any]) -> str:
     """Which kind of file this is: a key of prime_rl.FILE_NAMES. One without a mark is a trainer's own."""
     of_rl = [*prime_rl.RL_TABLES, *([prime_rl.INFERENCE_TABLE] if "data" not in config else [])]
-    of_rl += prime_rl.DEPLOYMENT_TABLES if "loss" in config else []
+    alone = bool(config) and config.keys() <= {*prime_rl.DEPLOYMENT_TABLES}
+    of_rl += prime_rl.DEPLOYMENT_TABLES if "loss" in config or alone else []
     if any(name in config for name in of_rl):
         return prime_rl.RL
     if "loss" not in config and table(config, "data").keys() - prime_rl.FAKE_DATA:
