@@ -34,5 +34,7 @@ def test_an_error_of_ours_comes_through_at_the_first_call(upstream: Upstream) ->
         upstream.compute_loss(drawn(upstream, 1), upstream.loss_fn(**table), 7)
 
 
-def test_docs_findings_have_what_a_new_run_finds() -> None:
+def test_docs_findings_have_what_a_new_run_finds(upstream: Upstream) -> None:
+    if upstream.version in ("v0.4.0", "v0.5.0", "v0.6.0"):
+        pytest.skip(f"the page is about the losses that 559b447 has, and {upstream.version} has others")
     part("docs/findings.md", "prime-rl").check()
