@@ -360,6 +360,7 @@ def test_the_kind_of_each_file() -> None:
     assert kind_of({"model": {}}) == kind_of({"optim": {}, "loss": {}, "group_size": 2}) == "trainer"
     assert kind_of({"optim": {}, "env": [], "sampling": {}}) == "orchestrator"
     assert kind_of({"inference": {}}) == kind_of({"trainer": {}, "group_size": 2}) == "rl"
+    assert kind_of({"slurm": {"job_name": "x"}}) == "rl" and kind_of({"slurm": {}, "model": {}}) == "trainer"
 
 
 # --- What was assumed, and what was not understood -----------------------------------------------------
