@@ -83,7 +83,8 @@ class ChannelsLoss:
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
         self.stamped = Flags()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive, self.in_part = (Flags(), Flags()) if channels.requested.any else (None, None)
+        self.positive: Flags | None = Flags() if channels.requested.any else None
+        self.in_part: Flags | None = Flags() if channels.requested.any else None
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
