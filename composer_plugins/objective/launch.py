@@ -22,6 +22,7 @@ from composer_plugins.objective.shell_words import EMPTY, Word
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")  # of scripts
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_]\w*(\.[\w-]+)+=")
+FILES = ("--config", "@")  # what names a config file on a command line with options
 HYDRA_OPTIONS = {"-cp": "--config-path", "-cd": "--config-dir", "-cn": "--config-name"}
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -30,6 +31,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+ADDING = ("xargs", "parallel")  # programs that add words to a command
 GIVE = "give it after the script, as key=value, to have it examined too"
 
 
@@ -89,7 +91,7 @@ def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tupl
         file = found_file(name, path.parent)
         return None if file is None else file.read_text(errors="replace")
 
-    found, wrong = commands(text, sourced)
+    found, wrong, written = commands(text, sourced, str(path.parent))
     remedy = (
         "end the line before it with a backslash, with nothing behind it and no comment within the command"
     )
@@ -103,8 +105,19 @@ def of_shell(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tupl
     for one in found:
         for framework in known:
             for launched in started(framework, one.words, path.parent):
-                findings = (*unread, *launched.findings)
-                yield one.line, launched._replace(findings=findings, exported=dict(one.exported))
+                own = [file for file in launched.files if not _is_written(file, written, path.parent)]
+                problem = f"{path.name} writes it itself, so what is here may be an earlier one"
+                stale = [Finding("warning", str(x), problem, GIVE) for x in launched.files if x not in own]
+                findings = (*unread, *launched.findings, *stale)
+                yield (
+                    one.line,
+                    launched._replace(files=tuple(own), findings=findings, exported=dict(one.exported)),
+                )
+
+
+def _is_written(file: Path, written: Iterable[str], folder: Path) -> bool:
+    places = (place / name for name in written for place in (Path(), folder))
+    return file.resolve() in [place.resolve() for place in places]
 
 
 def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iterator[Launch]:
@@ -112,7 +125,11 @@ def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iter
     for number, word in enumerate(words):
         if length := starts(framework, words, number):
             read = of_hydra if framework.is_hydra else of_options
-            yield read(framework, words[number + length :], folder)
+            launched = read(framework, words[number + length :], folder)
+            if any(one.text.rpartition("/")[2] in ADDING for one in words[:number]):
+                more = Finding("warning", words[0].text, "it adds words that are not known", GIVE)
+                launched = launched._replace(findings=(*launched.findings, more))
+            yield launched
             return
         if (
             framework.config_classes
@@ -188,8 +205,8 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
     for (key, values), (following, _) in pairwise(groups):
         reason = next((one.unknown for one in values if one.unknown), "")
         if reason:
-            findings += unknown(key.lstrip("-"), reason)
-        elif key in ("--config", "@"):
+            findings += unknown(key if key in FILES else key.lstrip("-").replace("-", "_"), reason)
+        elif key in FILES:
             for one in values:
                 file = found_file(one.text, folder)
                 overrides += [f"{table}=@{file}"] if file and table else []
@@ -212,7 +229,10 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
 
 
 def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
-    """Each option of a command line with its values; a word without an option stands for itself."""
+    """Each option of a command line with its values; a word without an option stands for itself.
+
+    So does a word that is not known behind a value, and an array: it may be options.
+    """
     found, more = list[tuple[str, list[Word]]](), 0  # how many words the last option still takes
     for word in words:
         name, sign, value = word.text.partition("=")
@@ -220,6 +240,8 @@ def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
             name, sign, value, more = "@", word.text[1:], word.text[1:], 1
         elif name.startswith("--"):
             more = len(words)
+        elif word.unknown and (word.is_many or (found and found[-1][1])):
+            name, sign, value = word.text, "=", word.text
         elif more and not OVERRIDE.match(word.text):
             found[-1][1].append(word)
             more -= 1
@@ -233,7 +255,8 @@ def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
 
 def unknown(key: str, why: str) -> list[Finding]:
     """The finding for an option whose value is not known; none if `why` is empty."""
-    return [Finding("warning", key, f"its value is not known: {why}", GIVE)] if why else []
+    remedy = GIVE if key not in FILES else "give the file after the script, to have it examined too"
+    return [Finding("warning", key, f"its value is not known: {why}", remedy)] if why else []
 
 
 # A Python script.

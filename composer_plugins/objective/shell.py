@@ -30,6 +30,10 @@ from composer_plugins.objective.shell_words import (
 LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 DEEPEST = 20  # function calls within each other; a recursion is cut there
 STAYING = ("eval", "source", ".")  # what these are given sets variables of the script
+# Files that set up a shell and not a training. What they set counts as the environment.
+HARMLESS = re.compile(
+    r"(activate|\.?(bash|zsh)(rc|_profile)|\.?(bash_|z)?profile|(conda|mamba|nvm|modules?|setvars)\.sh|/bash)$"
+)
 READERS = ("read", "mapfile", "readarray", "getopts")  # they set the variables that they name
 ORDERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -53,16 +57,22 @@ class Leaving(Exception):
     """The script or a function ends here."""
 
 
-def commands(
-    text: str, sourced: Callable[[str], str | None] = lambda name: None
-) -> tuple[list[Command], list[int]]:
-    """The commands of a script in the order of their text, and the lines that are not bash.
+class Read(NamedTuple):
+    """What was read of a script."""
+
+    commands: list[Command]  # in the order of their text
+    not_bash: list[int]  # lines
+    written: dict[str, int]  # the files that it writes, with their lines
+
+
+def commands(text: str, sourced: Callable[[str], str | None] = lambda name: None, folder: str = ".") -> Read:
+    """The commands of a script that stands in this folder.
 
     `sourced` has the text of a file that the script reads with `source`; None if it is not there.
     """
-    script = Script(sourced)
+    script = Script(sourced, folder.encode(errors="replace").decode("latin-1"))
     wrong = script.read(text.replace("\r\n", "\n").encode(errors="replace"))
-    return list(map(legible, script.found)), wrong
+    return Read(list(map(legible, script.found)), wrong, script.written)
 
 
 def legible(command: Command) -> Command:
@@ -71,20 +81,21 @@ def legible(command: Command) -> Command:
     def text(one: str) -> str:
         return one.encode("latin-1").decode(errors="replace")
 
-    words = tuple(Word(text(one.text), text(one.unknown)) for one in command.words)
+    words = tuple(Word(text(one.text), text(one.unknown), one.is_many) for one in command.words)
     return Command(words, command.line, tuple((name, text(one)) for name, one in command.exported))
 
 
 class Script(Words):
     """Follows a script: its functions, what it exports, and the commands so far."""
 
-    def __init__(self, sourced: Callable[[str], str | None]) -> None:
-        super().__init__()
+    def __init__(self, sourced: Callable[[str], str | None], folder: str) -> None:
+        super().__init__(folder)
         self.sourced = sourced
         self.exported: set[str] = set()
         self.functions: dict[str, tuple[tree_sitter.Node, Place]] = {}
         self.depth = 0
         self.found: list[Command] = []
+        self.written: dict[str, int] = {}  # files that the script writes, and where
 
     def read(self, source: bytes, first_line: int = 1, is_handed_over: bool = False) -> list[int]:
         """Follow a text. Returns the lines that are not bash."""
@@ -123,6 +134,10 @@ class Script(Words):
     def run_redirected_statement(self, node: tree_sitter.Node) -> bool | None:
         """`body > file`."""
         body = node.child_by_field_name("body")
+        for one in node.named_children:
+            destination = one.child_by_field_name("destination")
+            if destination is not None and self.source(one).lstrip("0123456789&")[:1] == ">":
+                self.written.setdefault(self.joined(destination).text, self.line(one))
         return None if body is None else self.run(body)
 
     def run_subshell(self, node: tree_sitter.Node) -> None:
@@ -204,7 +219,8 @@ class Script(Words):
             if all(one == values[0] for one in values) and values[0] is not None:
                 self.variables[name] = values[0]
             else:
-                self.variables[name] = Word(f"${name}", why or f"it depends on the condition in line {line}")
+                reason = why or f"it depends on the condition in line {line}"
+                self.variables[name] = Word(f"${name}", reason, any(map(_is_many, values)))
 
     def run_function_definition(self, node: tree_sitter.Node) -> bool:
         """A function, which is followed where it is called."""
@@ -225,7 +241,8 @@ class Script(Words):
             return True
         new: Value = EMPTY
         if value is not None and value.type == "array":
-            new = tuple(word for one in value.named_children for word in self.words(one))
+            parts = [one for one in value.named_children if one.type != "comment"]
+            new = tuple(word for one in parts for word in self.words(one))
         elif value is not None:
             new = self.joined(value)
         if any(one.type == "+=" for one in node.children):
@@ -236,13 +253,21 @@ class Script(Words):
     def run_declaration_command(self, node: tree_sitter.Node) -> bool:
         """`export`, `declare`, `local`, `readonly`."""
         is_export = self.source(node).startswith("export")
+        is_reference = re.match(r"(local|declare|typeset)\s+-\w*n", self.source(node)) is not None
         for one in node.named_children:
             if one.type == "variable_assignment":
                 self.run(one)
             name = one.child_by_field_name("name") if one.type == "variable_assignment" else one
             if is_export and name is not None:
                 self.exported.add(self.source(name))
+            if is_reference and one.type == "variable_assignment":  # what it names may change from here on
+                self.lose(f"line {self.line(node)} sets a variable by its name")
         return True
+
+    def lose(self, why: str) -> None:
+        """No variable of the script is known from here on."""
+        self.variables = {name: Word(f"${name}", why) for name in self.variables}
+        self.lost = why
 
     def run_unset_command(self, node: tree_sitter.Node) -> bool:
         """`unset name`."""
@@ -287,8 +312,13 @@ class Script(Words):
         elif name in READERS or (name == "printf" and arguments[:1] == (Word("-v"),)):
             for named in (one.text for one in arguments if one.text.isidentifier()):
                 self.variables[named] = Word(f"${named}", f"{name} sets it in line {line}")
+        elif name == "let":
+            for changed in re.findall(r"[A-Za-z_]\w*", " ".join(one.text for one in arguments)):
+                self.variables[changed] = Word(f"${changed}", f"let may change it in line {line}")
         elif (text := self.handed_over(name, arguments)) is not None:
             self.hand_over(text, line, stays=name in STAYING)
+        elif name in ("source", ".") and arguments and not HARMLESS.search(arguments[0].text):
+            self.lose(f"line {line} reads {arguments[0].text}, which is not found here")
         else:
             before = dict(self.variables)
             for one in given:
@@ -306,11 +336,11 @@ class Script(Words):
         before = self.arguments, self.place
         self.arguments, self.place = arguments, place
         local = {
-            self.source(inner.named_children[0])
+            self.source(inner)
             for one in nodes(body)
             if one.type == "declaration_command" and self.source(one).startswith(("local", "declare"))
-            for inner in one.named_children
-            if inner.type == "variable_assignment"
+            for inner in [x.child_by_field_name("name") or x for x in one.named_children]
+            if inner.type == "variable_name"
         }
         outer = {one: self.variables[one] for one in local if one in self.variables}
         self.depth += 1
@@ -373,6 +403,13 @@ class Script(Words):
         with suppress(KeyError, ValueError):
             return ORDERS[sign](int(left.text), int(right.text))
         return None
+
+
+def _is_many(value: Value | None) -> bool:
+    """Whether a value may be several words of a command, or an option."""
+    if not isinstance(value, Word):
+        return value is not None
+    return value.is_many or value.text[:1] in ("-", "+") or bool(re.search(r"\s|=", value.text))
 
 
 def _negated(status: bool | None) -> bool | None:

@@ -6,7 +6,7 @@ The text has a character for each byte (latin-1), because the positions of the g
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,6 +15,11 @@ import tree_sitter
 PARAMETER = re.compile(r"([!#]?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(:?[-=+?])?")
 CHANGE = re.compile(r"(%%?|##?|//?)")  # ${NAME%suffix}, ${NAME#prefix}, ${NAME/old/new}
 PATTERN = re.compile(r"[^][\\'\"()]*")  # with * and ? alone
+# $(dirname "$0"), $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd): the folder of the script.
+_DIRNAME = r"\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(\[0\])?\})\"?\s*\)"
+OWN_FOLDER = re.compile(
+    rf"{_DIRNAME}|\$\(\s*cd\s+(--\s+)?\"?{_DIRNAME}\"?\s*(>\s*/dev/null\s*(2>&1\s*)?)?(&&|;)\s*pwd(\s+-P)?\s*\)"
+)
 SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[\d@*#?$!-])")
 PLAIN = re.compile(r"[^'\"\\$`<>]+")
 QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
@@ -29,10 +34,12 @@ class Word:
 
     text: str
     unknown: str = ""  # why: "NAME is not set in the script"
+    is_many: bool = field(default=False, compare=False)  # whether an unknown one may be several words
 
     def then(self, other: "Word") -> "Word":
         """This text and another behind it."""
-        return Word(self.text + other.text, self.unknown or other.unknown)
+        is_many = (self.is_many or other.is_many) and not (self.text and other.text)
+        return Word(self.text + other.text, self.unknown or other.unknown, is_many)
 
 
 Value = Word | tuple[Word, ...]  # of a variable, of an array
@@ -97,8 +104,10 @@ class Fields:
 class Words:
     """Expands words. It holds the variables and arguments that a script has at a place of its text."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         self.place = Place("")
+        self.folder = folder  # of the script
+        self.lost = ""  # why any variable may be set by now that the script itself does not set
         self.variables: dict[str, Value] = {}
         self.arguments: tuple[Word, ...] | None = None  # of the script itself: not known
 
@@ -165,6 +174,8 @@ class Words:
         """What stands for a variable that the script does not set; an array may be empty."""
         if self.value(name) == ():
             return ()
+        if self.lost and name.isidentifier():
+            return Word(f"${name}", self.lost)
         is_name = name.isidentifier()
         why = f"{name} is not set in the script" if is_name else f"${name} is known at its run only"
         return Word(f"${name}", why)
@@ -174,11 +185,15 @@ class Words:
         text = self.place.text[start:stop]
         if kind == "arithmetic_expansion":
             return fields.add(self.arithmetic(text))
+        if OWN_FOLDER.fullmatch(text):
+            return fields.add(Word(self.folder))
         found = PARAMETER.match(text, 2)
         if kind != "expansion" or found is None:
             return fields.add(Word(text, f"the output of {' '.join(text.split())} is known at its run only"))
         prefix, name, index, sign = found.groups()
         value, is_whole = self.value(name), found.end() == len(text) - 1
+        if value is None and self.lost and sign:  # a default value may not be the value
+            return fields.add(Word(text, self.lost))
         is_empty = value in (EMPTY, (), (EMPTY,))
         is_missing = value is None or (is_empty and (sign or "").startswith(":"))
         if index is not None and index.isdecimal() and isinstance(value, tuple) and not prefix and is_whole:

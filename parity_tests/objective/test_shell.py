@@ -71,7 +71,7 @@ def test_a_command_has_the_words_that_bash_gives_it(statements: list[str]) -> No
     script = HEAD + "\n".join([*statements, 'show "$a" "$b" "$c" "${d[@]}" "$@"']) + "\n"
     words = script.replace("show ", "printf '%s\\0' begin ")  # a program, not a function
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=20)
-    found, wrong = commands(words)
+    found, wrong, _ = commands(words)
     ours = [["begin", *(one.text for one in command.words[3:])] for command in found]
     assert not wrong and not any(one.unknown for command in found for one in command.words)
     theirs = [call.split("\0")[:-1] for call in done.stdout.split("begin\0")[1:]]
@@ -103,15 +103,37 @@ def test_a_command_has_the_words_that_bash_gives_it(statements: list[str]) -> No
         ("p k=$((N * 2))", [Word("k=$((N * 2))", "$((N * 2)) cannot be computed here")]),
         ("bash -c 'p k=1'", [Word("k=1")]),
         ("p größe=ü", [Word("größe=ü")]),
+        ("b=(1 # 2 'x\n  # b=3\n4)\np ${b[@]}", [Word("1"), Word("4")]),
+        ("b=8; let b=b*2; p $b", [Word("$b", "let may change it in line 1")]),
+        ("f() { local b; b=16; }; b=8; f; p $b", [Word("8")]),
+        (
+            "f() { local -n r=$1; r=2; }; b=1; f b; p $b",
+            [Word("$b", "line 1 sets a variable by its name")],
+        ),
+        ("b=1; source x.sh; p $b", [Word("$b", "line 1 reads x.sh, which is not found here")]),
+        ("source x.sh; p ${b:-1}", [Word("${b:-1}", "line 1 reads x.sh, which is not found here")]),
+        ("b=1; source ~/.bashrc; . env/bin/activate; p $b", [Word("1")]),
+        ('p "$(dirname "$0")/a"', [Word("/scripts/a")]),
+        ('b=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\np $b/a', [Word("/scripts/a")]),
+        (
+            'p $(cd "$(dirname "$0")/.." && pwd)',
+            [
+                Word(
+                    '$(cd "$(dirname "$0")/.." && pwd)',
+                    'the output of $(cd "$(dirname "$0")/.." && pwd) is known at its run only',
+                )
+            ],
+        ),
     ],
 )
 def test_what_is_not_known_says_why(script: str, words: list[Word]) -> None:
-    (command,), wrong = commands(script.replace("\n", "\r\n"))
+    found, wrong, _ = commands(script.replace("\n", "\r\n"), folder="/scripts")
+    (command,) = (one for one in found if one.words[0].text == "p")
     assert command.words == (Word("p"), *words) and not wrong
 
 
 def test_what_a_command_is_given_as_environment() -> None:
-    (one, other), _ = commands("export A=1; B=2; X=$Y C=3 p\np")
+    (one, other), *_ = commands("export A=1; B=2; X=$Y C=3 p\np")
     assert one.exported == (("A", "1"), ("C", "3")) and other.exported == (("A", "1"),)
 
 
@@ -122,9 +144,10 @@ def test_a_line_that_is_not_bash_is_named() -> None:
 def test_a_file_that_is_sourced_sets_variables() -> None:
     files = {"env.sh": "b=2  # ü\nexport D=4\n"}
     script = "b=1\nsource env.sh\np $b\nsource $X\n. ./none.sh\np $b"
-    found, wrong = commands(script, files.get)
+    found, wrong, _ = commands(script, files.get)
     assert [(one.words[1:], one.line, one.exported) for one in found if one.words[0].text == "p"] == [
-        ((Word("2"),), line, (("D", "4"),)) for line in (3, 6)
+        ((Word("2"),), 3, (("D", "4"),)),
+        ((Word("$b", "line 5 reads ./none.sh, which is not found here"),), 6, ()),
     ]
     assert not wrong
     loop = commands("source a.sh\np", {"a.sh": "source a.sh\nq"}.get)[0]
@@ -132,5 +155,5 @@ def test_a_file_that_is_sourced_sets_variables() -> None:
 
 
 def test_a_recursion_ends() -> None:
-    (command, *_), _ = commands("f() { f; p; }\nf")
+    (command, *_), *_ = commands("f() { f; p; }\nf")
     assert command.words[0].text in ("f", "p")
