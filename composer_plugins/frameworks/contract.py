@@ -181,6 +181,7 @@ class Framework:
     # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.
     programs: tuple[str, ...] = ()
     config_classes: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
     is_hydra: bool = False
     has_several_files: bool = False  # one run may have several, which are merged
     convention: str = ""  # "module:object", the calling convention of its loss functions

@@ -448,6 +448,7 @@ TRL = Framework(
     release=TESTED[-1],
     programs=("trl grpo", "*.trl.scripts.grpo"),
     config_classes=("GRPOConfig", "ComposerGRPOConfig"),
+    trainers=("GRPOTrainer", "ComposerGRPOTrainer"),
     package="trl",
     install="pip install 'composer-plugins[trl]'",
     convention="composer_plugins.adapters.trl_mixin.convention:TRL",

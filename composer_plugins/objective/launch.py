@@ -6,17 +6,17 @@ script for the call that makes the framework's config (`Framework.config_classes
 
 import ast
 import json
-import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework
+from composer_plugins.objective.python_script import GIVE, calls, changes, unknown
 from composer_plugins.objective.shell import commands
 from composer_plugins.objective.shell_words import EMPTY, Word
 
@@ -24,15 +24,7 @@ SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".py")  # of scripts
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_]\w*(\.[\w-]+)+=")
 FILES = ("--config", "@")  # what names a config file on a command line with options
 HYDRA_OPTIONS = {"-cp": "--config-path", "-cd": "--config-dir", "-cn": "--config-name"}
-ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
 ADDING = ("xargs", "parallel")  # programs that add words to a command
-GIVE = "give it after the script, as key=value, to have it examined too"
 
 
 class Launch(NamedTuple):
@@ -138,8 +130,10 @@ def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iter
         ):
             text = script.read_text(encoding="utf-8", errors="replace")
             if any(one in text for one in framework.config_classes):
-                calls = [one for _, one in of_python(script, text, [framework])]
-                yield from calls or [of_options(framework, words[number + 1 :], folder)]
+                by_call = [one for _, one in of_python(script, text, [framework])]
+                by_option = of_options(framework, words[number + 1 :], folder)
+                found = (*by_option.findings, *changes(parsed(script, text), framework))
+                yield from by_call or [by_option._replace(findings=found)]
                 return
 
 
@@ -173,11 +167,11 @@ def of_hydra(framework: Framework, words: Sequence[Word], folder: Path) -> Launc
         name = HYDRA_OPTIONS.get(key, key)
         if name in HYDRA_OPTIONS.values():
             following = word if sign else next(left, EMPTY)
-            findings += unknown(name, following.unknown)
+            findings += not_known(name, following.unknown)
             if not following.unknown:
                 options[name] = value if sign else following.text
         elif word.unknown:
-            findings += unknown(key.lstrip("+~"), word.unknown)
+            findings += not_known(key.lstrip("+~"), word.unknown)
         elif sign or key.startswith("~"):
             overrides.append(word.text)
         elif not key.startswith("-"):
@@ -205,7 +199,7 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
     for (key, values), (following, _) in pairwise(groups):
         reason = next((one.unknown for one in values if one.unknown), "")
         if reason:
-            findings += unknown(key if key in FILES else key.lstrip("-").replace("-", "_"), reason)
+            findings += not_known(key if key in FILES else key.lstrip("-").replace("-", "_"), reason)
         elif key in FILES:
             for one in values:
                 file = found_file(one.text, folder)
@@ -253,10 +247,10 @@ def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:
     return found
 
 
-def unknown(key: str, why: str) -> list[Finding]:
-    """The finding for an option whose value is not known; none if `why` is empty."""
-    remedy = GIVE if key not in FILES else "give the file after the script, to have it examined too"
-    return [Finding("warning", key, f"its value is not known: {why}", remedy)] if why else []
+def not_known(key: str, why: str) -> list[Finding]:
+    """The finding for an option or a file whose value is not known; none if `why` is empty."""
+    remedy = "give the file after the script, to have it examined too" if key in FILES else GIVE
+    return [unknown(key, why, remedy)] if why else []
 
 
 # A Python script.
@@ -264,55 +258,19 @@ def unknown(key: str, why: str) -> list[Finding]:
 
 def of_python(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tuple[int, Launch]]:
     """Yield what each call that makes a framework's config is given, with its line."""
+    tree = parsed(path, text)
+    for framework in known:
+        changed = tuple(dict.fromkeys(changes(tree, framework)))
+        for call in calls(tree, framework):
+            yield (
+                call.line,
+                Launch(framework, overrides=call.overrides, findings=(*call.findings, *changed)),
+            )
+
+
+def parsed(path: Path, text: str) -> ast.Module:
+    """The syntax tree of a script; ConfigError for a text that is not Python."""
     try:
-        tree = ast.parse(text)
+        return ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(str(path), f"is not Python: {in_a_line(error)}", "correct it") from None
-    values = constants(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).rpartition(".")[2]
-        for framework in (one for one in known if name in one.config_classes):
-            overrides, findings = list[str](), list[Finding]()
-            for one in node.keywords:
-                try:
-                    value = literal(one.value, values)
-                    found = {one.arg: value} if one.arg else dict(value)
-                    overrides += [f"{key}={json.dumps(value)}" for key, value in found.items()]
-                except (TypeError, ValueError):
-                    why = f"{' '.join(ast.unparse(one.value).split())} is known at its run only"
-                    key = one.arg or f"**{ast.unparse(one.value)}"
-                    findings += unknown(key, why)
-            yield node.lineno, Launch(framework, (), tuple(overrides), findings=tuple(findings))
-
-
-def constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """The values of the names that a script sets once, by an assignment."""
-    stored = [
-        one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    ]
-    stored += [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
-    return {
-        one.targets[0].id: one.value
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign) and len(one.targets) == 1 and isinstance(one.targets[0], ast.Name)
-        if stored.count(one.targets[0].id) == 1
-    }
-
-
-def literal(node: ast.expr, values: Mapping[str, ast.expr]) -> Any:
-    """The value of an expression: a literal, a name that stands for one, or a dict( ) of those."""
-    if isinstance(node, ast.Name) and node.id in values:
-        rest = {name: value for name, value in values.items() if name != node.id}
-        return literal(values[node.id], rest)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
-        return {one.arg: literal(one.value, values) for one in node.keywords if one.arg}
-    if isinstance(node, ast.Dict):
-        if None in node.keys:
-            raise ValueError("its keys are not all known")
-        pairs = zip(node.keys, node.values, strict=True)
-        return {ast.literal_eval(key or node): literal(one, values) for key, one in pairs}
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        return ARITHMETIC[type(node.op)](literal(node.left, values), literal(node.right, values))
-    return ast.literal_eval(node)

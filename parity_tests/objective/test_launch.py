@@ -110,6 +110,38 @@ SCRIPTS: list[tuple[str, str, str, list[str], list[str]]] = [
     ),
     ("a.py", "GRPOConfig(**made())", "trl", [], ["**made()"]),
     (
+        "a.py",
+        "a = GRPOConfig(beta=0.1)\na.epsilon, model.temperature = 0.3, 1\nsetattr(a, 'loss_type', 'grpo')\n"
+        "b = dataclasses.replace(a, delta=2.0)",
+        "trl",
+        ["beta=0.1"],
+        ["epsilon", "loss_type", "delta"],
+    ),
+    (
+        "a.py",
+        "base = dict(beta=0.1)\nGRPOConfig(**dict(**base, epsilon=0.3), **{**base, 'delta': 2.0})",
+        "trl",
+        ["beta=0.1", "epsilon=0.3", "beta=0.1", "delta=2.0"],
+        [],
+    ),
+    (
+        "a.py",
+        "more, other = {}, 1\nc = {'beta': 0.1}\nif X: c['epsilon'] = 0.3\nd = {}\nd.update(delta=2.0)\n"
+        "GRPOConfig(**c, **d)",
+        "trl",
+        [],
+        ["**c", "**d"],
+    ),
+    (
+        "a.py",
+        "class Mine(GRPOTrainer):\n    def _compute_loss(self): ...\n    def log(self): ...\n"
+        "class Named(GRPOTrainer):\n    def log(self): ...\n"
+        "Mine(args=GRPOConfig())\nGMPOTrainer(args=GRPOConfig())\nNamed()",
+        "trl",
+        [],
+        ["class Mine", "GMPOTrainer"],
+    ),
+    (
         "a.sh",
         "uv run rl @ a.toml --trainer.loss.type ipo --max-steps 5",
         "prime-rl",
@@ -149,8 +181,16 @@ def test_a_file_that_a_script_names_is_found_from_its_folder_or_above(tmp_path: 
     (tmp_path / "examples" / "train.py").write_text("import trl\nc = trl.GRPOConfig(beta=0.5)\n")
     found = read(tmp_path, "b.sh", "accelerate launch --num_processes 2 examples/train.py --x 1")
     assert found.overrides == ("beta=0.5",)
-    (tmp_path / "examples" / "train.py").write_text("TrlParser((GRPOConfig, ModelConfig))\n")
-    assert read(tmp_path, "b.sh", "accelerate launch examples/train.py --beta 1").overrides == ("beta=1",)
+    (tmp_path / "examples" / "train.py").write_text("TrlParser((GRPOConfig, X))\nargs.epsilon_high = 0.3")
+    found = read(tmp_path, "b.sh", "accelerate launch examples/train.py --beta 1")
+    assert found.overrides == ("beta=1",) and [one.key for one in found.findings] == ["epsilon_high"]
+
+
+def test_a_file_that_the_script_writes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("algorithm: {adv_estimator: rloo}")
+    text = "cat > mine.yaml <<EOF\na: 1\nEOF\npython -m verl.trainer.main_ppo -cp . -cn mine"
+    found = read(tmp_path, "a.sh", text)
+    assert not found.files and "writes it itself" in found.findings[0].problem
 
 
 @pytest.mark.parametrize(
