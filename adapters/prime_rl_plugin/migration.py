@@ -41,7 +41,10 @@ TABLES = ["trainer", "trainer.loss", "trainer.loss.kwargs", "orchestrator"]
 TABLES += [f"orchestrator.{name}" for name in ("algo", "train", "sampling", "train.sampling")]
 LOSS = "trainer.loss"
 # Options that each source may set, with the values where nothing sets them.
-PER_SOURCE: dict[str, tuple[Parameter, float]] = {"group_size": (COUNT, 1), "temperature": (POSITIVE, 1.0)}
+PER_SOURCE: dict[str, tuple[Parameter, float]] = {
+    "group_size": (COUNT, prime_rl.DEFAULT_GROUP_SIZE),
+    "temperature": (POSITIVE, 1.0),
+}
 
 
 def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, Findings]:
@@ -102,6 +105,8 @@ def _own(table: Mapping[str, Any], generation: Generation) -> NamedLoss | None:
 def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Objective, Iterable[Finding]]:
     """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
     loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
+    for error in file.unknown_algorithms(listed).values():
+        raise error
     generation = _assumed(table, version)
     own = _own(table, generation)
     routed, is_routed = file.routed(table, listed)
@@ -111,6 +116,8 @@ def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Obj
     advantage = None if is_routed else _advantage(with_rewards, remarks)
     remarks += [*_of_sources(table, listed), *not_carried(table, prime_rl.NOT_CARRIED), *_filters(table)]
     size, temperature = (_per_source(field, with_rewards, remarks) for field in PER_SOURCE)
+    if size is None and "orchestrator" in table:  # a trainer's own file says nothing of it
+        size = prime_rl.DEFAULT_GROUP_SIZE
     common: dict[str, Any] = {
         "advantage": advantage,
         "group_size": size,

@@ -51,6 +51,7 @@ BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batc
 BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
 BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_kwargs", "log_multimodal"}
 BATCH |= {"cast_lm_head_to_fp32"}
+SCALES = ("group", "batch", "none")
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
 READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
 READ |= {name for name in LOSS_OPTIONS if name.startswith("vllm_importance_sampling_")}
@@ -85,6 +86,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
     mode = options.resolved.mode
     old, rollout = behaviours(policy, "trainer", "rollout engine")
     scale = {True: "group", False: "none"}.get(options.scale_rewards, options.scale_rewards)
+    if scale not in SCALES:
+        raise unknown("scale_rewards", str(scale), SCALES)
     kl = None
     if options.beta:
         name, level = "k3@trl", {}

@@ -195,11 +195,13 @@ ROUTED = {"opd": "ref_kl", "opsd": "ref_kl", "sft": "ce"}
 # them. The mode "rl" trains with [trainer.loss].
 TRAINING_MODE, MODE_OF_RL, TRAINING_MODE_IN = "orchestrator.training_mode", "rl", _0_6
 TRAINING_MODES = {"opd": "opd_loss_fn", "sft": "sft_loss_fn"}
+# Every type of an algorithm, from 0.4 to 559b447. "None" stands for null.
+ALGORITHM_TYPES = {*ADVANTAGES, *ROUTED, "rae", "hierarchical_grpo", "custom", "None"}
 # Algorithms that subtract the mean of the group's rewards ("default" is the one of 0.5 and 0.6), and the
 # options that set the group's size: in 0.6 and 0.7 one of them, before only the second, later only the first.
 # It is 1 where none is set.
 GROUP_RELATIVE = ("grpo", "echo", "max_rl", "default")
-GROUP_SIZES = ("group_size", "rollouts_per_example")
+GROUP_SIZES, DEFAULT_GROUP_SIZE = ("group_size", "rollouts_per_example"), 1
 
 # Tables that an rl.toml has at the top and the files of its parts have not. A config for supervised training
 # may have the last three, beside [data] and without [loss].

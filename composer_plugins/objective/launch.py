@@ -16,6 +16,7 @@ from typing import NamedTuple
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework
+from composer_plugins.objective.files import of_yaml
 from composer_plugins.objective.python_script import GIVE, calls, changes, unknown
 from composer_plugins.objective.shell import commands
 from composer_plugins.objective.shell_words import EMPTY, Word
@@ -217,9 +218,16 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
             name = key.lstrip("-").replace("-", "_")
             texts = [one.text for one in values]
             value = texts[0] if len(texts) == 1 else json.dumps(texts) if texts else "true"
-            is_negated = not texts and name.startswith("no_")
+            is_text = name in texts_of(framework) and not isinstance(of_yaml(value), str)  # "False" is one
+            is_negated = not texts and name.startswith("no_") and name[3:] not in texts_of(framework)
+            value = json.dumps(value) if is_text and texts == [value] else value
             overrides.append(f"{name[3:]}=false" if is_negated else f"{name}={value}")
     return Launch(framework, tuple(files), tuple(overrides), findings=tuple(findings))
+
+
+def texts_of(framework: Framework) -> set[str]:
+    """The options of a framework whose value is a text by their type."""
+    return {one.key for one in framework.options if isinstance(one.default, str)}
 
 
 def grouped(words: Sequence[Word]) -> list[tuple[str, list[Word]]]:

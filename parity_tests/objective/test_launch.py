@@ -99,6 +99,13 @@ SCRIPTS: list[tuple[str, str, str, list[str], list[str]]] = [
         ["output_dir=out"],
         ["$E", "output_dir"],
     ),
+    (
+        "a.sh",
+        "trl grpo --scale_rewards False --no_scale_rewards --bf16 False",
+        "trl",
+        ['scale_rewards="False"', "no_scale_rewards=true", "bf16=False"],
+        [],
+    ),
     ("a.sh", "trl grpo --reward_funcs a b --beta 0.1", "trl", ['reward_funcs=["a", "b"]', "beta=0.1"], []),
     (
         *("a.py", SCRIPT, "trl"),

@@ -14,6 +14,7 @@ from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
+    algorithms,
     channels,
     cut_rollouts,
     echo_filters,
@@ -94,6 +95,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
             found += groups_of_one(run, asked, generation) if uses_advantages(run) else []
+    found += algorithms(run)
     found += found_here_only(run, facts["only_here"], target.python)
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
     reported = {one.key for one in found}

@@ -1,6 +1,6 @@
 """The user's TOML as PRIME-RL reads it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.surface import MODULE
 from composer_plugins.config import at
-from composer_plugins.errors import ConfigError, did_you_mean, near
+from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks import prime_rl
 from composer_plugins.frameworks.prime_rl import Generation
@@ -269,6 +269,13 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
         if given:
             return Algorithm(str(given), key, {}, key)
     return None
+
+
+def unknown_algorithms(listed: Iterable[Source]) -> dict[str, ConfigError]:
+    """The error for each algorithm that no release of PRIME-RL has, by its key."""
+    wrong = {one.algo.key: one.algo.name for one in listed if one.algo.name not in prime_rl.ALGORITHM_TYPES}
+    known = sorted(prime_rl.ALGORITHM_TYPES - {"None"})
+    return {key: unknown(key, name, known, noun="algorithm") for key, name in wrong.items()}
 
 
 def last_set(holders: Mapping[str, Any], *names: str) -> Setting:
