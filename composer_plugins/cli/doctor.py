@@ -96,7 +96,8 @@ def doctor(
     known = examinable()[name]
     if not (config.files or config.overrides or known.is_hydra):
         suffixes = " ".join(known.suffixes)
-        raise ConfigError("FILE", f"no config file of {name} is given", f"give one ({suffixes})")
+        kinds = f" ({suffixes})" if suffixes else ""
+        raise ConfigError("FILE", f"no config file of {name} is known here", f"give one{kinds}")
     with foreign_code():
         if known.doctor:
             target = Target(python, version, config.overrides, config.config, config.exported)

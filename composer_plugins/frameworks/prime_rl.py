@@ -201,6 +201,7 @@ ALGORITHM_TYPES = {*ADVANTAGES, *ROUTED, "rae", "hierarchical_grpo", "custom", "
 # options that set the group's size: in 0.6 and 0.7 one of them, before only the second, later only the first.
 # It is 1 where none is set.
 GROUP_RELATIVE = ("grpo", "echo", "max_rl", "default")
+INHERITED = "toml_files"  # of 0.4: files that are read before the one that names them
 GROUP_SIZES, DEFAULT_GROUP_SIZE = ("group_size", "rollouts_per_example"), 1
 
 # Tables that an rl.toml has at the top and the files of its parts have not. A config for supervised training

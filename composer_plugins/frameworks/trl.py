@@ -184,7 +184,7 @@ NO_BEARING = """
     vllm_tensor_parallel_size
 
     datasets streaming test_split_size reward_model_name_or_path reward_funcs env config wandb_project
-    wandb_entity wandb_run_group torch_dtype use_liger_loss wandb_log_unique_prompts
+    accelerate_config wandb_entity wandb_run_group torch_dtype use_liger_loss wandb_log_unique_prompts
 
     adafactor dispatch_batches evaluation_strategy fp16_backend fp16_opt_level fsdp_min_num_params
     fsdp_transformer_layer_cls_to_wrap group_by_length half_precision_backend include_inputs_for_metrics
@@ -310,6 +310,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         IN_REPLAY.format("beta"): "dpo_beta replay_beta simpo_beta",
         "set replay_loss": "replay_loss_type preference_loss",
         "set policy": "policy_loss policy_loss_type",
+        "set epsilon, and epsilon_high too, which otherwise follows it": "epsilon_low clip_low",
         IN_THE_DATA: "max_length",
         "set use_liger_kernel": "use_liger",
         "set it in model_init_kwargs": "attn_implementation model_revision torch_dtype dtype",

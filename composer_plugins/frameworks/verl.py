@@ -255,6 +255,7 @@ NOT_CARRIED: dict[str, tuple[Any, ...]] = {
     "algorithm._target_": (None, "verl.trainer.config.AlgoConfig"),
     Key.EXTERNAL_LIB: (None, "", "composer_plugins.adapters.verl_plugin.register"),
     Key.TRAINER_MODE: (None, "sync", "composer_sync"),
+    "trainer.v1.sampler.custom_sampler.path": (None, ""),  # it chooses the rows of a batch
     # a term of the model's own loss, and of the reward
     f"{Key.MODEL}.mtp.enable_train": (None, False),
     "algorithm.use_pf_ppo": (None, False),

@@ -63,7 +63,21 @@ def parsed(text: str, key: str, parse: Callable[[str], Any]) -> Any:
 
 def of_yaml(text: str) -> Any:
     """What a text of YAML holds, with 1e-3 as a number."""
-    return numbers(yaml.safe_load(text))
+    return numbers(yaml.load(text, Loader=Loader))
+
+
+class Loader(yaml.SafeLoader):
+    """yaml's safe loader, with an error for a key that stands twice in a table: the first would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The table of a node."""
+        names = [one.value for one, _ in node.value if isinstance(one, yaml.ScalarNode) and one.value != "<<"]
+        if twice := [one for one in dict.fromkeys(names) if names.count(one) > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice[0]} stands twice in a table", node.start_mark
+            )
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def numbers(value: Any) -> Any:

@@ -5,9 +5,11 @@ import pytest
 from composer_plugins.errors import near
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.frameworks.prime_rl import LOSS_OPTIONS
-from composer_plugins.frameworks.registry import frameworks
+from composer_plugins.frameworks.registry import counterpart, frameworks
 from composer_plugins.frameworks.trl import NOT_OPTIONS
 from composer_plugins.frameworks.verl import FORMER
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
 
 FRAMEWORKS = [one for one in frameworks().values() if len(one.options) > 10]
 # Names of two frameworks for the same option, which differ by a letter.
@@ -38,6 +40,13 @@ def test_a_letter_that_is_wrong_means_the_same_option(framework: Framework) -> N
     found = {wrong: near(wrong, known, completes=False) for wrong in tried}
     assert [(wrong, one) for wrong, one in found.items() if tried[wrong] not in one] == []
     assert sum(len(one) > 1 for one in found.values()) <= 4  # `rollout_s` is near to two of them
+
+
+def test_an_option_that_sets_more_is_not_offered_for_a_part_of_it() -> None:
+    loss = of_kind(losses(), "policy")["ppo"]
+    (trl,) = (one for one in FRAMEWORKS if one.name == "trl")
+    assert counterpart(trl, "clip_ratio_low", loss) is None  # TRL's epsilon sets the upper clip too
+    assert counterpart(trl, "clip_ratio_high", loss) == "epsilon_high"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda one: one.name)

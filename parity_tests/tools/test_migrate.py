@@ -121,6 +121,19 @@ def test_a_wrong_command_line_is_one_error(run: Any, arguments: str, words: str)
     assert err.startswith("error: ") and all(word in err for word in words.split("|"))
 
 
+def test_what_a_default_or_a_second_table_would_hide_is_said(run_on: Any) -> None:
+    status, _, err = run_on("algorithm: {adv_estimator: grpo}\nalgorithm: {gamma: 1.0}", "verl", "verl")
+    assert status == 2 and "algorithm stands twice in a table" in err
+    text = "[trainer.loss]\ntype = 'default'\n[orchestrator]\nbatch_size = 128"
+    status, out, _ = run_on(text, "prime-rl", "verl")  # PRIME-RL samples one completion of each prompt
+    assert yaml.safe_load(out)["actor_rollout_ref"]["rollout"]["n"] == 1
+    status, _, err = run_on(text.replace("batch_size = 128", "algo.type = 'gropo'"), "prime-rl", "verl")
+    assert status == 2 and "orchestrator.algo.type: unknown algorithm 'gropo'; did you mean 'grpo'?" in err
+    sampled = "{algorithm: {adv_estimator: grpo}, trainer: {v1: {sampler: {custom_sampler: {path: a.py}}}}}"
+    status, out, _ = run_on(sampled, "verl", "verl")
+    assert status == 1 and "custom_sampler.path" in out
+
+
 # What a launch script of verl sets beside the loss.
 USUAL = """
 data: {train_files: a.parquet, train_batch_size: 1024, max_response_length: 1024, my_own_dataset: {x: 1}}

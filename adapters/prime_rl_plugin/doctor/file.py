@@ -253,6 +253,9 @@ def not_known(config: Mapping[str, Any], kind: str) -> Iterator[Finding]:
             beside = {one.removeprefix(above).partition(".")[0] for one in listed if one.startswith(above)}
             nearest = nearest or near(name, sorted(beside - given.keys()), completes=False)
         problem, remedy = "it is not understood, and it may bear on the loss", "correct it, or remove it"
+        if key.rpartition(".")[2] == prime_rl.INHERITED:
+            problem = "PRIME-RL 0.4 reads these files first, and they are not read here"
+            remedy = "give them before this file, or name them with @ on the command line"
         remedy = did_you_mean(nearest) if nearest else remedy
         yield Finding("warning", key.removeprefix(f"{kind}."), problem, remedy)
 

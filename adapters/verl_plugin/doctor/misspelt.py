@@ -26,6 +26,7 @@ def nearest(key: str, own: Mapping[str, Any], value: Any = None) -> str:
 
     It is the key of this name in another table, if there is one only, or else the most alike in its table.
     Its value in `own` has the type of `value`. A name of another release of verl stands for nothing else.
+    A KL in the loss is not the one in the reward.
     """
     if former(key) or key in VERL.no_bearing or key in VERL.not_carried:
         return ""
@@ -35,6 +36,7 @@ def nearest(key: str, own: Mapping[str, Any], value: Any = None) -> str:
             return ""
         if part not in table:
             same = [one for one in options(own) if one.endswith(f".{parts[-1]}") and one != WORKER_NODE]
+            same = [one for one in same if one != Key.REWARD_KL_COEF or parts[0] == "algorithm"]
             near_by = near(part, table, completes=False)
             alike = [".".join([*parts[:place], one, *parts[place + 1 :]]) for one in near_by]
             found = (same if len(same) == 1 else [*alike, ""])[0]
@@ -68,8 +70,18 @@ def misspelt(config: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Find
             continue
         meant = nearest(key, own, at(config, key))
         if meant or "." in key:
-            remedy = did_you_mean([meant]) if meant else "remove it, unless code of your own reads it"
+            remedy = did_you_mean([meant]) if meant else _without_a_guess(key, own)
             yield Finding("warning", key, "verl does not have this option", remedy)
+
+
+def _without_a_guess(key: str, own: Mapping[str, Any]) -> str:
+    """What to do about a key that stands for none of verl's by its spelling."""
+    above, _, name = key.rpartition(".")
+    beside = at(own, above) if above else own
+    names = list(beside) if isinstance(beside, Mapping) else []
+    longer = [one for one in names if one.startswith(name) or one.endswith(f"_{name}")]
+    known = f" (verl has {', '.join(longer)})" if longer else ""
+    return f"correct it{known}, or remove it, unless code of your own reads it"
 
 
 def _unknown(table: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

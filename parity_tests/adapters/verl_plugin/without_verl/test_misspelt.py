@@ -34,6 +34,8 @@ OWN: dict[str, Any] = {
         ("algoritm.gamma", "algorithm.gamma"),
         ("algorithm.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio_high"),  # of another table
         ("actor_rollout_ref.actor.n", ""),  # of two other tables
+        ("actor_rollout_ref.actor.kl_coef", ""),  # the one that verl has is a KL in the reward
+        ("algorithm.kl_coef", "algorithm.kl_ctrl.kl_coef"),
         ("composer", "algorithm.composer"),
         ("algorithm.mine", ""),
         ("algorithm.adv_estimator", ""),
@@ -49,6 +51,12 @@ OWN: dict[str, Any] = {
 def test_the_nearest_key_is_verls(key: str, meant: str) -> None:
     assert misspelt.nearest(key, OWN) == meant
     assert misspelt.nearest(key, {}) == ""
+
+
+def test_without_a_guess_the_keys_that_have_it_in_their_names_are_listed() -> None:
+    config: dict[str, Any] = {"actor_rollout_ref": {"actor": {"kl_loss": 1, "policy_loss": {"mode": "gspo"}}}}
+    one, other = misspelt.misspelt(config, OWN)
+    assert "verl has kl_loss_coef" in one.remedy and "verl has loss_mode" in other.remedy
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_a_key_that_verl_does_not_have_is_a_warning_but_not_a_users_table() -> N
         "data.max_respones_length",
         "dta",
     }
-    assert found["algorithm.mine"].remedy == "remove it, unless code of your own reads it"
+    assert found["algorithm.mine"].remedy == "correct it, or remove it, unless code of your own reads it"
     one = found["algorithm.adv_estimater"]
     assert (one.severity, one.problem) == ("warning", "verl does not have this option")
     assert one.remedy == "did you mean 'algorithm.adv_estimator'?"
