@@ -8,20 +8,22 @@ GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm test-smollm test-docs lint bench pages docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-docs lint bench pages docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
 
 # Runs in the environment of verl's tests, which nox installs first if necessary.
-demo-verl: .nox/.venv/installed
-	@$(NOX) -s verl --install-only 2> .nox/demo-verl.log || { cat .nox/demo-verl.log >&2; exit 1; }
+demo-verl: install-verl
 	@.nox/verl/bin/python -m composer_plugins.recipes.verl.on_a_cpu.demo
 
 # One of recipes/ that has a command of its own: make recipe-diloco, recipe-monarch, recipe-openenv, recipe-trace_replay,
-# and recipe-smollm in an environment of its own.
+# recipe-smollm in an environment of its own, and recipe-smollm-verl in that of verl's tests.
 recipe-smollm: install-smollm
 	@.nox/smollm/bin/python -m composer_plugins.recipes.smollm
+
+recipe-smollm-verl: install-verl
+	@.nox/verl/bin/python -m composer_plugins.recipes.smollm.in_verl
 
 recipe-%: install-recipes
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)

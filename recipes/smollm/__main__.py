@@ -49,8 +49,8 @@ def main(
     console = Console(highlight=False, markup=False, emoji=False)
     try:
         with console.status("loading PyTorch, TRL and the model"):
+            from composer_plugins.recipes.smollm.asking import Settings
             from composer_plugins.recipes.smollm.comparing import Comparison
-            from composer_plugins.recipes.smollm.run import Settings
 
             settings = Settings(steps=steps, max_completion_length=max_completion_length)
             made = Comparison.prepared(task, model, device, settings, out / RUNS)

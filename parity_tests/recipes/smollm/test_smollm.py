@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
+from composer_plugins.recipes.smollm.asking import Settings, with_pairs
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded, load
-from composer_plugins.recipes.smollm.run import Settings, with_pairs
 from composer_plugins.recipes.smollm.tasks import ARITHMETIC, HELD_OUT, TRAINED, Task, make_task
 
 TASKS = (ARITHMETIC, "chain_sum", "letter_counting")

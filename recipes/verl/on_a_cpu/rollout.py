@@ -1,7 +1,8 @@
 """A rollout engine: transformers' model in a Ray actor. The same prompt and weights give the same samples.
 
-The weights that the trainer sends after each step are left in the folder $VERL_CPU_OUT, which is how a
-test sees the parameters. `Ordered` sorts each batch, whose rows otherwise come in the order of arrival.
+The weights that the trainer sends after each step are left in the folder $VERL_CPU_OUT, if it is set, which
+is how a test sees the parameters. A response ends with a token that the model's generation config names.
+`Ordered` sorts each batch, whose rows otherwise come in the order of arrival.
 """
 
 import asyncio
@@ -20,18 +21,17 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 NAME = "transformers_cpu"
 OUT = "VERL_CPU_OUT"
-END = 8  # 1 modulo this ends a response, as <eos> does, so that lengths differ
 
 
-@ray.remote(num_cpus=0)
 class Server:
     """A server that samples responses, one request at a time."""
 
     def __init__(self, path: str, length: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        ends = self.model.generation_config.eos_token_id
+        self.ends = {*ends} if isinstance(ends, list) else {ends}
         self.length, self.step, self.lock = length, 0, asyncio.Lock()
         self.asked: Counter[tuple[int, ...]] = Counter()
 
@@ -76,7 +76,7 @@ class Server:
             token = int(spread.argmax() if greedy else spread.exp().multinomial(1, generator=generator))
             tokens.append(token)
             logprobs.append(float(spread[token]))
-            if token % END == 1:
+            if token in self.ends:
                 break
             ids = torch.tensor([[token]])
         return tokens, logprobs
@@ -91,11 +91,13 @@ class Server:
 class Replica(RolloutReplica):
     """The handle that verl has of the server."""
 
+    server: type[Server] = Server
+
     async def launch_servers(self) -> None:
         """Start the server and wait until it has the model."""
-        remote: Any = Server  # Ray's decorator has made an actor of it
-        server = remote.options(name=f"{NAME}_{self.replica_rank}", max_concurrency=64)
-        handle = server.remote(self.model_config.path, self.config.response_length)
+        actor: Any = ray.remote(num_cpus=0)(self.server)
+        options = actor.options(name=f"{NAME}_{self.replica_rank}", max_concurrency=64)
+        handle = options.remote(self.model_config.path, self.config.response_length)
         await handle.nothing.remote()
         self.servers, self._server_handle = [handle], handle
         self._server_address = f"{NAME}-{self.replica_rank}"
@@ -121,10 +123,15 @@ class Sender(BaseRollout):
         assert wire_format == "named_tensors", wire_format
         whole = {name: value.detach().float().cpu().clone() for name, value in weights}
         rank = os.environ.get("RANK", "0")
-        if rank == "0":
+        if rank == "0" and OUT in os.environ:
             torch.save(whole, Path(os.environ[OUT], f"step_{global_steps}.pt"))
         await ray.get_actor(f"{NAME}_{rank}").load.remote(whole, global_steps)
 
 
-RolloutReplicaRegistry.register(NAME, lambda: Replica)
-_ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.{Sender.__name__}"
+def register(name: str, replica: type[Replica]) -> None:
+    """Make `rollout.name` choose this replica."""
+    RolloutReplicaRegistry.register(name, lambda: replica)
+    _ROLLOUT_REGISTRY[(name, "async")] = f"{__name__}.{Sender.__name__}"
+
+
+register(NAME, Replica)

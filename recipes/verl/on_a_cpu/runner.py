@@ -20,6 +20,8 @@ from torch import Tensor
 from composer_plugins.recipes.verl.on_a_cpu import PLATFORM, tiny
 from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
 
+REGISTER = "composer_plugins.recipes.verl.on_a_cpu.register"
+KEPT = "VERL_CPU_OUT"  # the folder for the parameters of each step
 MARK = "COMPOSER_VERL_RUN"  # in the environment of every process of a run
 TIMEOUT = 900.0
 
@@ -43,19 +45,27 @@ def run(
     timeout: float = TIMEOUT,
     until: str | None = None,
     watch: Callable[[], None] = lambda: None,
+    make: Callable[[Path], None] = tiny.make,
+    keeps_parameters: bool = True,
+    threads: int = 1,
+    modules: str = REGISTER,
 ) -> Run:
     """Train with these overrides, `main_ppo.log` in the folder; every process of the run is then gone.
 
-    `until` cuts the run off as soon as the log says that. `watch` is called a few times a second.
+    `until` cuts the run off as soon as the log says that. `watch` is called a few times a second. `make`
+    writes the model, the data and the reward. `threads` is the number for each process, and `modules` are
+    those that each imports.
     """
-    token = prepared(out)
+    token = prepared(out, make)
     start = time.monotonic()
     with short_paths() as (short, python), (out / "main_ppo.log").open("w") as log:
         options = [*overrides(out, steps), f"+ray_kwargs.ray_init._temp_dir={short}", *more]
         process = subprocess.Popen(
             [python, "-u", "-m", "verl.trainer.main_ppo", *options],
             cwd=out,
-            env=environment(out, token),
+            env=environment(out, token)
+            | {"OMP_NUM_THREADS": str(threads), "VERL_USE_EXTERNAL_MODULES": modules}
+            | ({KEPT: str(out)} if keeps_parameters else {}),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -93,9 +103,9 @@ def short_paths() -> Iterator[tuple[Path, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepared(out: Path) -> str:
+def prepared(out: Path, make: Callable[[Path], None] = tiny.make) -> str:
     """Write the files that a run needs into the folder, and return the mark of its processes."""
-    tiny.make(out)
+    make(out)
     (out / "imports").mkdir()
     # Each of ten processes imports verl, and would spend a fifth of that time on collecting garbage.
     (out / "imports" / "sitecustomize.py").write_text("import gc\ngc.set_threshold(100_000)\n")
@@ -128,10 +138,9 @@ def environment(out: Path, token: str) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
-        "VERL_CPU_OUT": str(out),
         "VERL_FILE_LOGGER_PATH": str(out / "metrics.jsonl"),
         "VERL_PLATFORM": PLATFORM,
-        "VERL_USE_EXTERNAL_MODULES": "composer_plugins.recipes.verl.on_a_cpu.register",
+        "VERL_USE_EXTERNAL_MODULES": REGISTER,
     }
 
 

@@ -14,6 +14,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+END = 8  # 1 modulo this ends a response, as <eos> does, so that lengths differ
 SPECIAL = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", "<unk>"]
 
 
@@ -67,6 +68,7 @@ def model(folder: Path, vocabulary: int) -> None:
             bos_token_id=1,
         )
     )
+    made.generation_config.eos_token_id = [*range(1, vocabulary, END)]
     made.save_pretrained(folder)
 
 
