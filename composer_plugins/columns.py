@@ -259,14 +259,18 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return sorted({*tokenizer.all_special_tokens, *map(str, added)})
 
 
-def warnings_of(notes: Sequence[Collection[str]], channel: str, name: str) -> Iterator[str]:
-    """A warning if the channel uses no row of the data set, and one for each doubt, with its first row."""
+def warnings_of(notes: Sequence[Collection[str]], channel: str, name: str, unless: str = "") -> Iterator[str]:
+    """A warning if the channel uses no row of the data set, and one for each doubt, with its first row.
+
+    `unless` says what else may fill the columns, after the data set was read.
+    """
     unit, wanted, needed = UNITS[channel]
     found = [(*note.partition(" ")[::2], i) for i, row in enumerate(notes) for note in row]
     total = len([kind for kind, _, _ in found if kind == unit])
     if not total:
+        loss = f"0 unless {unless}" if unless else "always 0"
         yield (
-            f"{name}: none of its {len(notes)} rows has {wanted}, so the {channel} loss is always 0; "
+            f"{name}: none of its {len(notes)} rows has {wanted}, so the {channel} loss is {loss}; "
             f"fill the columns {', '.join(needed)}, or set {channel}_weight=0"
         )
     for doubt, (problem, remedy) in DOUBTS.items():

@@ -346,7 +346,9 @@ def check_datasets(trainer: GRPOTrainer, channels: Sequence[DataChannel]) -> Non
             for label, row in tqdm(rows, words, total, leave=False, delay=SHOWN_AFTER, disable=hidden):
                 notes.append(_checked(channel, trainer, row, label, name == "train_dataset"))
             if not columns.is_streamed(dataset):
-                for warning in columns.warnings_of(notes, channel.name, name):
+                by_rollout = trainer.rollout_func is not None and columns.HINT in channel.columns
+                unless = "the rollout_func returns hints" if by_rollout else ""
+                for warning in columns.warnings_of(notes, channel.name, name, unless):
                     _warn(warning)
 
 

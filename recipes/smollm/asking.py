@@ -9,7 +9,7 @@ import torch
 from composer_plugins.columns import hinted_prompt
 from composer_plugins.config import ComposerConfig
 from composer_plugins.recipes.smollm.model import Loaded
-from composer_plugins.recipes.smollm.tasks import Row, Task
+from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task
 from composer_plugins.teacher.subject import Subject, chat_encoder
 
 TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
@@ -27,6 +27,7 @@ class Settings:
     hint_weight: float = 1.0
     replay_weight: float = 0.5
     policy: str = "dapo"
+    hints: str = WORKED  # one of HINTS
 
 
 def subject_of(loaded: Loaded, task: Task, rows: Sequence[Row], settings: Settings) -> Subject:

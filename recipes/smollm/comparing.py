@@ -16,7 +16,7 @@ from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.asking import Settings, accuracy, with_pairs
 from composer_plugins.recipes.smollm.model import Loaded, load
 from composer_plugins.recipes.smollm.run import train
-from composer_plugins.recipes.smollm.tasks import Task, make_task
+from composer_plugins.recipes.smollm.tasks import WORKED, Task, make_task
 from composer_plugins.recipes.tiny import quiet_libraries
 
 DIGITS = 6  # of a number in the file
@@ -77,7 +77,8 @@ class Comparison:
         """Yield the runs of the file that have the same model, task and settings."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         for line in map(json.loads, lines):
-            if line["conditions"] == self.conditions:
+            # A line without hints is older than --hints.
+            if {"hints": WORKED, **line["conditions"]} == self.conditions:
                 yield Run(**{**line["run"], "channels": tuple(line["run"]["channels"])})
 
     def save(self, run: Run) -> None:

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import time
+from typing import Any
 
 from datasets import Dataset
 
@@ -10,9 +11,10 @@ from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook.options import Channels
 from composer_plugins.recipes.codebook.run import Run
-from composer_plugins.recipes.smollm.asking import Settings, accuracy
+from composer_plugins.recipes.smollm.asking import Settings, accuracy, subject_of
 from composer_plugins.recipes.smollm.model import Loaded
-from composer_plugins.recipes.smollm.tasks import Row, Task
+from composer_plugins.recipes.smollm.tasks import VERIFIER, Row, Task
+from composer_plugins.recipes.smollm.verifier_hints import rollouts, without_hints
 from composer_plugins.recipes.tiny import OnStep
 
 
@@ -51,10 +53,14 @@ def train(
     began = time.perf_counter()
     device = start.model.device.type
     own = Loaded(copy.deepcopy(start.model), start.tokenizer)
+    options: dict[str, Any] = {"reward_funcs": task.reward}
+    if settings.hints == VERIFIER and "hint" in channels:
+        options["rollout_func"] = rollouts(subject_of(own, task, rows, settings), task)
+        rows = without_hints(rows)
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(channels, seed, settings, device, folder)
         data = Dataset.from_list(rows)
-        logs = tiny.train(own.model, own.tokenizer, data, config, on_step, reward_funcs=task.reward)
+        logs = tiny.train(own.model, own.tokenizer, data, config, on_step, **options)
     after = accuracy(own, task, settings)
     rewards = [log["reward"] for log in logs]
     return Run(channels, seed, rewards, before, after, time.perf_counter() - began)

@@ -6,16 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_plugins.errors import ConfigError, in_a_line
+from composer_plugins.errors import ConfigError, in_a_line, unknown
 from composer_plugins.recipes.shared import check_installed
 
 ARITHMETIC = "arithmetic"
+HINTS = WORKED, VERIFIER = ("worked", "verifier")  # what the hint channel's teacher sees
 BRIEF = {"role": "system", "content": "Be brief."}
+BEFORE, AFTER = "What is ", "?"  # an arithmetic question
 HINT = "The correct reply is exactly: {}"
 TRAINED, HELD_OUT = 220, 60  # questions
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 Row = dict[str, Any]
+
+
+def is_wrong(reply: str, row: Row) -> str:
+    """Say that a reply is wrong, and which answer is right."""
+    return f"The reply '{quoted(reply)}' is wrong. The right answer is {row['answer']}."
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,11 @@ class Task:
     rows: Sequence[Row]  # with the columns prompt, answer and privileged_context
     held_out: Sequence[Row]
     score: Callable[[str, str], float]  # of a reply, by the answer that verifies it
+    problem: Callable[[str, Row], str] = is_wrong  # of a wrong reply to the question of a row
+
+    def feedback(self, reply: str, row: Row) -> str | None:
+        """What is wrong with a reply to the question of a row, and the right answer; None if it is right."""
+        return None if self.score(reply, row["answer"]) == 1 else self.problem(reply, row)
 
     def reward(self, completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
         """The verifier as a reward function of TRL's."""
@@ -41,6 +53,12 @@ def make_task(name: str) -> Task:
     return arithmetic() if name == ARITHMETIC else of_reasoning_gym(name)
 
 
+def check_hints(name: str) -> None:
+    """Raise ConfigError unless the name is one of HINTS."""
+    if name not in HINTS:
+        raise unknown("--hints", name, HINTS, noun="source of hints")
+
+
 def arithmetic() -> Task:
     """Products up to 12 * 12 and sums up to 49 + 49. A reply is right if its last number is."""
     draw = random.Random(1)
@@ -49,10 +67,10 @@ def arithmetic() -> Task:
     facts += [(a, "+", b, a + b) for a, b in sums]
     draw.shuffle(facts)
     rows = [
-        question(f"What is {a} {sign} {b}?", str(answer), f"{a} {sign} {b} = {answer}")
+        question(f"{BEFORE}{a} {sign} {b}{AFTER}", str(answer), f"{a} {sign} {b} = {answer}")
         for a, sign, b, answer in facts
     ]
-    return Task(ARITHMETIC, rows[HELD_OUT:][:TRAINED], rows[:HELD_OUT], last_number_is)
+    return Task(ARITHMETIC, rows[HELD_OUT:][:TRAINED], rows[:HELD_OUT], last_number_is, wrong_number)
 
 
 def of_reasoning_gym(name: str) -> Task:
@@ -68,12 +86,20 @@ def of_reasoning_gym(name: str) -> Task:
         raise ConfigError("--task", f"{name!r} cannot be made: {in_a_line(error)}", remedy) from error
     entries = {entry["answer"]: entry for data in (trained, held_out) for entry in data}
 
-    def score(reply: str, answer: str) -> float:
+    def best(reply: str, answer: str) -> float:
         said = [*NUMBER.findall(reply)[-1:], reply.strip()]
-        return float(max(trained.score_answer(one, entries[answer]) == 1 for one in said))
+        return max(float(trained.score_answer(one, entries[answer])) for one in said)
+
+    def score(reply: str, answer: str) -> float:
+        return float(best(reply, answer) == 1)
+
+    def problem(reply: str, row: Row) -> str:
+        found = f"{best(reply, row['answer']):.2g}"
+        verdict = f"The verifier gives the reply '{quoted(reply)}' {found} points, and a right reply 1."
+        return f"{verdict} The right answer is {row['answer']}."
 
     rows, others = ([question(x["question"], x["answer"]) for x in data] for data in (trained, held_out))
-    return Task(name, rows, others, score)
+    return Task(name, rows, others, score, problem)
 
 
 def question(text: str, answer: str, reply: str = "") -> Row:
@@ -89,3 +115,20 @@ def question(text: str, answer: str, reply: str = "") -> Row:
 def last_number_is(reply: str, answer: str) -> float:
     """1 if the last number of the reply is the answer, otherwise 0."""
     return float(NUMBER.findall(reply)[-1:] == [answer])
+
+
+def wrong_number(reply: str, row: Row) -> str:
+    """Say which number a wrong reply to an arithmetic question ends with, and which one is right."""
+    answer, text = row["answer"], quoted(reply)
+    asked = row["prompt"][-1]["content"].removeprefix(BEFORE).removesuffix(AFTER)
+    found = NUMBER.findall(reply)[-1:]
+    if not found:
+        return f"The reply '{text}' has no number. {asked} is {answer}."
+    if float(found[0]) == float(answer):  # "56.0" is not wrong as a number
+        return f"The last number of the reply '{text}' is {found[0]}. Write it as {answer}."
+    return f"The last number of the reply '{text}' is {found[0]}. {asked} is not {found[0]}, it is {answer}."
+
+
+def quoted(reply: str) -> str:
+    """A reply in one line."""
+    return " ".join(reply.split())

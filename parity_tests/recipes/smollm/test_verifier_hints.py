@@ -1,0 +1,166 @@
+"""Hints from the verifier: what is wrong with the policy's own reply, for each wrong reply."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer_plugins.adapters.trl_mixin.channels import HintChannel
+from composer_plugins.errors import ConfigError
+from composer_plugins.recipes import tiny
+from composer_plugins.recipes.smollm.__main__ import app
+from composer_plugins.recipes.smollm.asking import Settings, subject_of
+from composer_plugins.recipes.smollm.comparing import Comparison
+from composer_plugins.recipes.smollm.model import Loaded, load
+from composer_plugins.recipes.smollm.run import train
+from composer_plugins.recipes.smollm.tasks import ARITHMETIC, Task, make_task, question
+from composer_plugins.recipes.smollm.verifier_hints import wrong_replies
+from composer_plugins.teacher import measure
+
+TEMPLATES = {"default": "{prompt}\n\n{privileged_context}"}
+ROW = question("What is 7 * 8?", "56", "7 * 8 = 56")
+
+
+@pytest.mark.parametrize(
+    ("reply", "hint"),
+    [
+        ("It is 56", None),
+        ("7 * 8 = 56.", None),
+        ("It is 54", "The last number of the reply 'It is 54' is 54. 7 * 8 is not 54, it is 56."),
+        ("56 is\n 7 *  8", "The last number of the reply '56 is 7 * 8' is 8. 7 * 8 is not 8, it is 56."),
+        ("It is -56", "The last number of the reply 'It is -56' is -56. 7 * 8 is not -56, it is 56."),
+        ("It is 56.0", "The last number of the reply 'It is 56.0' is 56.0. Write it as 56."),
+        ("I don't know", "The reply 'I don't know' has no number. 7 * 8 is 56."),
+        ("", "The reply '' has no number. 7 * 8 is 56."),
+    ],
+)
+def test_the_feedback_on_a_sum_names_the_wrong_number_and_the_right_one(reply: str, hint: str | None) -> None:
+    assert make_task(ARITHMETIC).feedback(reply, ROW) == hint
+
+
+@pytest.mark.parametrize("name", [ARITHMETIC, "chain_sum", "letter_counting"])
+def test_a_right_reply_has_no_feedback_and_any_other_one_has(name: str) -> None:
+    task = make_task(name)
+    for row in task.held_out:
+        answer = row["answer"]
+        assert task.feedback(answer, row) is None
+        for reply in ("", "no number", f"{answer} or 123456"):
+            said = task.feedback(reply, row)
+            assert said is not None and f"'{reply}'" in said and said.endswith(f"{answer}.")
+
+
+def test_the_feedback_of_reasoning_gym_has_the_points_of_its_own_verifier() -> None:
+    task = make_task("chain_sum")
+    row = next(row for row in task.held_out if row["answer"] == "6")
+    said = "The verifier gives the reply '12 or 16 or 3' 0.077 points, and a right reply 1. "
+    said += "The right answer is 6."
+    assert task.feedback("12 or 16 or 3", row) == said
+
+
+def test_a_source_of_hints_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    words = ["--hints", "verifer", "--out", str(tmp_path)]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == "--hints: unknown source of hints 'verifer'; did you mean 'verifier'?"
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Loaded:
+    """The model of the wheel."""
+    return load(None, "cpu")
+
+
+@pytest.fixture
+def even() -> Task:
+    """A few questions, to which every reply with an even number of characters is right."""
+    rows = make_task(ARITHMETIC).rows[:4]
+    return Task("even", rows, rows[:2], lambda reply, answer: float(len(reply) % 2 == 0))
+
+
+class Rollout(NamedTuple):
+    """The rows of a generation batch."""
+
+    rewards: list[float]
+    has_hint: list[bool]
+    teacher_prompts: list[str]
+    replies: list[str]
+
+
+@pytest.fixture
+def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Rollout]:
+    """What the hint channel made of each generation batch so far."""
+    tensors, made = HintChannel.tensors, list[Rollout]()
+
+    def recorded(self: Any, trainer: Any, rows: Any, prompts: Any, batch: Any, rewards: Any) -> Any:
+        found = tensors(self, trainer, rows, prompts, batch, rewards)
+        ids = (found["hint_prompt_ids"], batch["completion_ids"])
+        texts = (trainer.processing_class.batch_decode(one, skip_special_tokens=True) for one in ids)
+        made.append(Rollout(rewards.tolist(), found["hint_mask"].any(1).tolist(), *texts))
+        return found
+
+    monkeypatch.setattr(HintChannel, "tensors", recorded)
+    return made
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """The log of each step so far."""
+    run, made = tiny.train, list[dict[str, float]]()
+
+    def recorded(*args: Any, **options: Any) -> list[dict[str, float]]:
+        made.extend(found := run(*args, **options))
+        return found
+
+    monkeypatch.setattr(tiny, "train", recorded)
+    return made
+
+
+def test_the_rows_with_a_wrong_reply_have_a_hint_about_it(
+    smollm: Loaded, even: Task, rollouts: list[Rollout], logs: list[dict[str, float]]
+) -> None:
+    """In two steps of four completions. A run of the policy loss alone samples the same first ones."""
+    settings = Settings(steps=2, batch_size=4, hints="verifier")
+    given = (0, smollm, even, [*even.rows])
+    with tiny.quiet_libraries():
+        made = train(("rl", "hint"), *given, settings, 0.0, lambda *_: None)
+        alone = train(("rl",), *given, replace(settings, steps=1), 0.0, lambda *_: None)
+    rewards = [reward for one in rollouts for reward in one.rewards]
+    assert len(rewards) == 8 and set(rewards) == {0.0, 1.0}, "the replies are all alike"
+    for one in rollouts:
+        assert one.has_hint == [reward == 0 for reward in one.rewards]
+        for has_hint, prompt, reply in zip(one.has_hint, one.teacher_prompts, one.replies, strict=True):
+            assert (f"The reply '{' '.join(reply.split())}' is wrong" in prompt) == has_hint
+    assert [log["composer/hint/row_frac"] for log in logs[:2]] == [1 - reward for reward in made.rewards]
+    assert alone.rewards == made.rewards[:1]
+
+
+def test_a_teacher_is_measured_on_the_replies_that_its_hints_are_about(smollm: Loaded) -> None:
+    task = make_task(ARITHMETIC)
+    torch.manual_seed(0)
+    found = wrong_replies(subject_of(smollm, task, task.rows[:6], Settings()), task)
+    assert [*found] == ["worked", "verifier"]
+    worked, verifier = found.values()
+    assert worked.rows and len(worked.rows) == len(verifier.rows) == len(verifier.replies)
+    for row, reply in zip(verifier.rows, verifier.texts(verifier.replies), strict=True):
+        assert row["privileged_context"] == task.feedback(reply, dict(row))
+    policy, teacher = measure(verifier, TEMPLATES)
+    assert policy.sampled == 0 and teacher.shown == 1 and teacher.forward_kl > 0
+
+
+def test_the_hints_are_a_condition_of_a_run(tmp_path: Path, smollm: Loaded, even: Task) -> None:
+    """A line that was written before there was a choice is a run with the worked answer."""
+    file = tmp_path / "runs.jsonl"
+    worked = Comparison("m", smollm, even, Settings(), file)
+    verifier = replace(worked, settings=Settings(hints="verifier"))
+    conditions = {key: value for key, value in worked.conditions.items() if key != "hints"}
+    numbers = {"seed": 0, "rewards": [0.0], "greedy_before": 0.0, "greedy_after": 0.0, "seconds": 1.0}
+    file.write_text(json.dumps({"conditions": conditions, "run": {"channels": ["rl"], **numbers}}) + "\n")
+    (run,) = worked.finished()
+    assert not [*verifier.finished()]
+    verifier.save(run)
+    assert [*verifier.finished()] == [*worked.finished()] == [run]
+    assert len(file.read_text().splitlines()) == 2
