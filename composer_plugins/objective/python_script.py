@@ -7,7 +7,6 @@ changes after that call is named, and so is a trainer that may compute another l
 import ast
 import json
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 # Methods that change the object: a dict or a list that has one called is no literal any more.
 CHANGING = ("update", "setdefault", "pop", "clear", "append", "extend", "insert", "popitem")
 # What has attributes with the names of options, and is no config of a trainer.
-OTHERS = re.compile(r"^self$|model|tokenizer|processor|generation_config")
+OTHERS = ("model", "tokenizer", "processor", "generation_config")
 # Parts of the names of a trainer's methods that take part in its loss.
 OF_THE_LOSS = ("loss", "advantage", "logps", "reward", "training_step", "generate_and_score")
 GIVE = "give it after the script, as key=value, to have it examined too"
@@ -88,7 +87,12 @@ def assigned(node: ast.AST) -> Iterator[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
             for one in target.elts if isinstance(target, ast.Tuple) else [target]:
-                if isinstance(one, ast.Attribute) and not OTHERS.search(ast.unparse(one.value)):
+                holder = ast.unparse(one.value) if isinstance(one, ast.Attribute) else "self"
+                if (
+                    isinstance(one, ast.Attribute)
+                    and holder != "self"
+                    and not any(x in holder for x in OTHERS)
+                ):
                     yield one.attr
     elif isinstance(node, ast.Call) and called(node) == "setattr" and len(node.args) == 3:
         if isinstance(node.args[1], ast.Constant):
