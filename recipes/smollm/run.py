@@ -11,17 +11,14 @@ import torch
 from datasets import Dataset
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
-from composer_plugins.columns import hinted_prompt
-from composer_plugins.config import ComposerConfig
 from composer_plugins.recipes import tiny
 from composer_plugins.recipes.codebook.options import Channels
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.model import Loaded
+from composer_plugins.recipes.smollm.prompts import prompt_with_answer
 from composer_plugins.recipes.smollm.tasks import Row, Task
 from composer_plugins.recipes.tiny import OnStep
 from composer_plugins.teacher.subject import Subject, chat_encoder
-
-TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def with_pairs(loaded: Loaded, task: Task, settings: Settings, seed: int) -> lis
     """
     torch.manual_seed(seed)
     made = subject_of(loaded, task, task.rows, settings)
-    shown = [hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE) for row in task.rows]
+    shown = [prompt_with_answer(row) for row in task.rows]
     better = made.completions(made.encode(shown), sampled=False)
     worse = made.completions(made.encode([row["prompt"] for row in task.rows]), sampled=True)
     rewards = zip(made.rewarded(task.rows, better), made.rewarded(task.rows, worse), strict=True)
