@@ -51,6 +51,9 @@ class Comparison:
 
     def run(self, sets: list[Channels], seeds: list[int], folder: Path, console: Console) -> None:
         """Train what the file does not have, and print the table and draw the curves of all."""
+        if self.paired is not None:
+            number, total = sum(row["chosen"] is not None for row in self.paired.rows), len(self.task.rows)
+            console.print(f"--pairs: {number} of {total} questions have a pair", soft_wrap=True)
         plan = [(channels, seed) for seed in seeds for channels in sets]
         done = {(run.channels, run.seed): run for run in self.finished()}
         rest = [one for one in plan if one not in done]

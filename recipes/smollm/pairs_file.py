@@ -21,7 +21,6 @@ class PairedRows(NamedTuple):
     """The rows of a task with the pairs of a file."""
 
     rows: list[Row]
-    number: int  # of pairs
     digest: str  # of the file: 16 hex digits of its sha256
 
 
@@ -41,7 +40,7 @@ def read_pairs(file: Path, task: Task) -> PairedRows:
         problem += f"{task.name} trains, the first is {text}"
         raise ConfigError(OPTION, problem, "give the file that over_http has written with the same --task")
     rows = [{**row, **_columns(by_prompt[_asked(row["prompt"])])} for row in task.rows]
-    return PairedRows(rows, len(pairs), sha256(file.read_bytes()).hexdigest()[:16])
+    return PairedRows(rows, sha256(file.read_bytes()).hexdigest()[:16])
 
 
 def _rows_of(file: Path) -> list[Row]:
