@@ -34,7 +34,7 @@ def test_each_pair_is_in_the_row_of_its_question(file: Path) -> None:
     task = make_task(ARITHMETIC)
     made = read_pairs(file, task)
     expected = {one["question"]: one for one in json.loads((RECORDED / "pairs.json").read_text())}
-    assert sum(row["chosen"] is not None for row in made.rows) == len(expected) and len(made.rows) == len(task.rows)
+    assert sum(row["chosen"] is not None for row in made.rows) == len(expected)
     for row, own in zip(made.rows, task.rows, strict=True):
         assert {name: row[name] for name in own} == own
         pair = expected.get(row["prompt"][-1]["content"])
