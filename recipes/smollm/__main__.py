@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.shared import INTERRUPTED, check_installed, run_command
 from composer_plugins.recipes.smollm.tasks import WORKED, check_hints
@@ -39,6 +40,10 @@ def main(
         str,
         typer.Option(help="worked: the worked answer. verifier: what is wrong with the policy's own reply."),
     ] = WORKED,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="Pairs for the replay channel, by over_http. Default: made by the model itself."),
+    ] = None,
     max_completion_length: Annotated[int, typer.Option(min=2, help="Tokens of a reply.")] = 14,
     out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and curves.png.")] = Path("smollm_out"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -49,6 +54,9 @@ def main(
     """
     sets, numbers = options.parse_runs(channels), options.parse_seeds(seeds)
     check_hints(hints)
+    if pairs is not None and not any("replay" in one for one in sets):
+        problem = f"it is {str(pairs)!r}, and no run of --channels has the replay channel"
+        raise ConfigError("--pairs", problem, "add replay to --channels, or remove --pairs")
     options.make_folder(out)
     check_installed("smollm", ("trl", "transformers", "datasets", "matplotlib", "gguf"), "smollm")
     os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
@@ -59,7 +67,7 @@ def main(
             from composer_plugins.recipes.smollm.comparing import Comparison
 
             settings = Settings(steps=steps, max_completion_length=max_completion_length, hints=hints)
-            made = Comparison.prepared(task, model, device, settings, out / RUNS)
+            made = Comparison.prepared(task, model, device, settings, out / RUNS, pairs)
         made.run(sets, numbers, out, console)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 
-from composer_plugins.columns import hinted_prompt
-from composer_plugins.config import ComposerConfig
 from composer_plugins.recipes.smollm.model import Loaded
+from composer_plugins.recipes.smollm.prompts import prompt_with_answer
 from composer_plugins.recipes.smollm.tasks import WORKED, Row, Task
 from composer_plugins.teacher.subject import Subject, chat_encoder
-
-TEMPLATE = ComposerConfig.model_fields["teacher_prompt_template"].default
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def with_pairs(loaded: Loaded, task: Task, settings: Settings, seed: int) -> lis
     """
     torch.manual_seed(seed)
     made = subject_of(loaded, task, task.rows, settings)
-    shown = [hinted_prompt(row["prompt"], row["privileged_context"], TEMPLATE) for row in task.rows]
+    shown = [prompt_with_answer(row) for row in task.rows]
     better = made.completions(made.encode(shown), sampled=False)
     worse = made.completions(made.encode([row["prompt"] for row in task.rows]), sampled=True)
     rewards = zip(made.rewarded(task.rows, better), made.rewarded(task.rows, worse), strict=True)
