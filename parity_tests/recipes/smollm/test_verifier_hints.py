@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from composer_plugins.adapters.trl_mixin.channels import HintChannel
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
+from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.comparing import Comparison
 from composer_plugins.recipes.smollm.model import Loaded, load
@@ -161,11 +162,11 @@ def test_the_hints_are_a_condition_of_a_run(tmp_path: Path, even: Task) -> None:
     file = tmp_path / "runs.jsonl"
     worked = Comparison("m", Loaded(None, None), even, Settings(), file)
     verifier = replace(worked, settings=Settings(hints="verifier"))
-    conditions = {key: value for key, value in worked.conditions.items() if key != "hints"}
-    numbers = {"seed": 0, "rewards": [0.0], "greedy_before": 0.0, "greedy_after": 0.0, "seconds": 1.0}
-    file.write_text(json.dumps({"conditions": conditions, "run": {"channels": ["rl"], **numbers}}) + "\n")
-    (run,) = worked.finished()
-    assert not [*verifier.finished()]
+    run = Run(("rl", "hint"), 0, [0.0], 0.0, 0.0, 1.0)
+    worked.save(run)
+    line = json.loads(file.read_text())
+    assert line["conditions"].pop("hints") == "worked"
+    file.write_text(json.dumps(line) + "\n")
+    assert [*worked.finished()] == [run] and not [*verifier.finished()]
     verifier.save(run)
-    assert [*verifier.finished()] == [*worked.finished()] == [run]
-    assert len(file.read_text().splitlines()) == 2
+    assert [*worked.finished()] == [*verifier.finished()] == [run]
