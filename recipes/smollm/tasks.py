@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 def is_wrong(reply: str, row: Row) -> str:
     """Say that a reply is wrong, and which answer is right."""
-    return f"The reply '{quoted(reply)}' is wrong. The right answer is {row['answer']}."
+    return f"The reply is wrong. The right answer is {row['answer']}."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Task:
     problem: Callable[[str, Row], str] = is_wrong  # of a wrong reply to the question of a row
 
     def feedback(self, reply: str, row: Row) -> str | None:
-        """What is wrong with a reply to the question of a row, and the right answer; None if it is right."""
+        """What is wrong with a reply to the question of a row, and the right answer; None if it is right.
+
+        The text does not quote the reply, because a teacher that reads the reply prefers it.
+        """
         return None if self.score(reply, row["answer"]) == 1 else self.problem(reply, row)
 
     def reward(self, completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
@@ -94,9 +97,9 @@ def of_reasoning_gym(name: str) -> Task:
         return float(best(reply, answer) == 1)
 
     def problem(reply: str, row: Row) -> str:
-        found = f"{best(reply, row['answer']):.2g}"
-        verdict = f"The verifier gives the reply '{quoted(reply)}' {found} points, and a right reply 1."
-        return f"{verdict} The right answer is {row['answer']}."
+        answer = row["answer"]
+        verdict = f"The verifier gives the reply {best(reply, answer):.2g} points, and a right reply 1."
+        return f"{verdict} The right answer is {answer}."
 
     rows, others = ([question(x["question"], x["answer"]) for x in data] for data in (trained, held_out))
     return Task(name, rows, others, score, problem)
@@ -118,17 +121,11 @@ def last_number_is(reply: str, answer: str) -> float:
 
 
 def wrong_number(reply: str, row: Row) -> str:
-    """Say which number a wrong reply to an arithmetic question ends with, and which one is right."""
-    answer, text = row["answer"], quoted(reply)
+    """Say that the last number of a reply to an arithmetic question is wrong, and which one is right."""
+    answer, found = row["answer"], NUMBER.findall(reply)
     asked = row["prompt"][-1]["content"].removeprefix(BEFORE).removesuffix(AFTER)
-    found = NUMBER.findall(reply)[-1:]
     if not found:
-        return f"The reply '{text}' has no number. {asked} is {answer}."
-    if float(found[0]) == float(answer):  # "56.0" is not wrong as a number
-        return f"The last number of the reply '{text}' is {found[0]}. Write it as {answer}."
-    return f"The last number of the reply '{text}' is {found[0]}. {asked} is not {found[0]}, it is {answer}."
-
-
-def quoted(reply: str) -> str:
-    """A reply in one line."""
-    return " ".join(reply.split())
+        return f"The reply has no number. {asked} is {answer}."
+    if float(found[-1]) == float(answer):  # as in "56.0", which the verifier does not take
+        return f"The reply has the number {found[-1]}. Write it as {answer}."
+    return f"{asked} is not {found[-1]}, it is {answer}."

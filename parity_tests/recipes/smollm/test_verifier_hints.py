@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from composer_plugins.adapters.trl_mixin.channels import HintChannel
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes import tiny
+from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.__main__ import app
 from composer_plugins.recipes.smollm.asking import Settings, subject_of
 from composer_plugins.recipes.smollm.comparing import Comparison
@@ -30,12 +31,12 @@ ROW = question("What is 7 * 8?", "56", "7 * 8 = 56")
     [
         ("It is 56", None),
         ("7 * 8 = 56.", None),
-        ("It is 54", "The last number of the reply 'It is 54' is 54. 7 * 8 is not 54, it is 56."),
-        ("56 is\n 7 *  8", "The last number of the reply '56 is 7 * 8' is 8. 7 * 8 is not 8, it is 56."),
-        ("It is -56", "The last number of the reply 'It is -56' is -56. 7 * 8 is not -56, it is 56."),
-        ("It is 56.0", "The last number of the reply 'It is 56.0' is 56.0. Write it as 56."),
-        ("I don't know", "The reply 'I don't know' has no number. 7 * 8 is 56."),
-        ("", "The reply '' has no number. 7 * 8 is 56."),
+        ("It is 54", "7 * 8 is not 54, it is 56."),
+        ("56 is\n 7 *  8", "7 * 8 is not 8, it is 56."),
+        ("It is -56", "7 * 8 is not -56, it is 56."),
+        ("It is 56.0", "The reply has the number 56.0. Write it as 56."),
+        ("I don't know", "The reply has no number. 7 * 8 is 56."),
+        ("", "The reply has no number. 7 * 8 is 56."),
     ],
 )
 def test_the_feedback_on_a_sum_names_the_wrong_number_and_the_right_one(reply: str, hint: str | None) -> None:
@@ -50,14 +51,13 @@ def test_a_right_reply_has_no_feedback_and_any_other_one_has(name: str) -> None:
         assert task.feedback(answer, row) is None
         for reply in ("", "no number", f"{answer} or 123456"):
             said = task.feedback(reply, row)
-            assert said is not None and f"'{reply}'" in said and said.endswith(f"{answer}.")
+            assert said is not None and said.endswith(f"{answer}.")
 
 
 def test_the_feedback_of_reasoning_gym_has_the_points_of_its_own_verifier() -> None:
     task = make_task("chain_sum")
     row = next(row for row in task.held_out if row["answer"] == "6")
-    said = "The verifier gives the reply '12 or 16 or 3' 0.077 points, and a right reply 1. "
-    said += "The right answer is 6."
+    said = "The verifier gives the reply 0.077 points, and a right reply 1. The right answer is 6."
     assert task.feedback("12 or 16 or 3", row) == said
 
 
@@ -76,9 +76,16 @@ def smollm() -> Loaded:
 
 @pytest.fixture
 def even() -> Task:
-    """A few questions, to which every reply with an even number of characters is right."""
+    """A few questions, to which every reply with an even number of characters is right.
+
+    The feedback quotes a wrong reply, to show which one it is about.
+    """
     rows = make_task(ARITHMETIC).rows[:4]
-    return Task("even", rows, rows[:2], lambda reply, answer: float(len(reply) % 2 == 0))
+
+    def score(reply: str, answer: str) -> float:
+        return float(len(reply) % 2 == 0)
+
+    return Task("even", rows, rows[:2], score, lambda reply, row: f"Not '{reply}'.")
 
 
 class Rollout(NamedTuple):
@@ -133,7 +140,7 @@ def test_the_rows_with_a_wrong_reply_have_a_hint_about_it(
     for one in rollouts:
         assert one.has_hint == [reward == 0 for reward in one.rewards]
         for has_hint, prompt, reply in zip(one.has_hint, one.teacher_prompts, one.replies, strict=True):
-            assert (f"The reply '{' '.join(reply.split())}' is wrong" in prompt) == has_hint
+            assert (f"Not '{reply}'." in prompt) == has_hint
     assert [log["composer/hint/row_frac"] for log in logs[:2]] == [1 - reward for reward in made.rewards]
     assert alone.rewards == made.rewards[:1]
 
@@ -151,16 +158,16 @@ def test_a_teacher_is_measured_on_the_replies_that_its_hints_are_about(smollm: L
     assert policy.sampled == 0 and teacher.shown == 1 and teacher.forward_kl > 0
 
 
-def test_the_hints_are_a_condition_of_a_run(tmp_path: Path, smollm: Loaded, even: Task) -> None:
+def test_the_hints_are_a_condition_of_a_run(tmp_path: Path, even: Task) -> None:
     """A line that was written before there was a choice is a run with the worked answer."""
     file = tmp_path / "runs.jsonl"
-    worked = Comparison("m", smollm, even, Settings(), file)
+    worked = Comparison("m", Loaded(None, None), even, Settings(), file)
     verifier = replace(worked, settings=Settings(hints="verifier"))
-    conditions = {key: value for key, value in worked.conditions.items() if key != "hints"}
-    numbers = {"seed": 0, "rewards": [0.0], "greedy_before": 0.0, "greedy_after": 0.0, "seconds": 1.0}
-    file.write_text(json.dumps({"conditions": conditions, "run": {"channels": ["rl"], **numbers}}) + "\n")
-    (run,) = worked.finished()
-    assert not [*verifier.finished()]
+    run = Run(("rl", "hint"), 0, [0.0], 0.0, 0.0, 1.0)
+    worked.save(run)
+    line = json.loads(file.read_text())
+    assert line["conditions"].pop("hints") == "worked"
+    file.write_text(json.dumps(line) + "\n")
+    assert [*worked.finished()] == [run] and not [*verifier.finished()]
     verifier.save(run)
-    assert [*verifier.finished()] == [*worked.finished()] == [run]
-    assert len(file.read_text().splitlines()) == 2
+    assert [*worked.finished()] == [*verifier.finished()] == [run]
