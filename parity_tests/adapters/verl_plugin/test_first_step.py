@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from composer_plugins.recipes.verl.on_a_cpu import missing
 from parity_tests.rigs import first_step
@@ -24,15 +23,6 @@ HINT = [
     f"{COMPOSER}.hint_divergence=sampled_token",
     f"~{COMPOSER}.hint_top_k",
     f"+{COMPOSER}.hint_params.estimator=k2",
-]
-
-
-# With this optimizer the step is the gradient, times a rate at which the rounding of the weights is small.
-RATE = 1000.0
-SGD = [
-    "actor_rollout_ref.actor.optim.optimizer=SGD",
-    f"actor_rollout_ref.actor.optim.lr={RATE}",
-    "actor_rollout_ref.actor.optim.clip_grad=1e9",
 ]
 
 
@@ -62,18 +52,12 @@ def test_verls_first_step_has_the_loss_and_gradient_of_the_formula(
         "trainer.val_before_train=False",
         "trainer.test_freq=-1",
         *(HINT if chosen.hint else []),
-        *SGD,
         steps=1,
+        keeps_parameters=False,
         make=partial(make_files, channels=channels, seed=0, task=task, settings=settings),
         modules=REGISTERS,
     )
     assert done.code == 0, done.log[-6000:]
-    (step,), (before, after) = done.metrics, done.parameters
+    (step,) = done.metrics
     loss = step["actor/pg_loss"] + first_step.HINT_WEIGHT * step.get("actor/composer/hint/loss", 0.0)
-    # The model has one weight for its embedding and its head, and verl sends it by both names.
-    names = [name for name in before if name != "lm_head.weight"]
-    changes = (before[name].double() - after[name].double() for name in names)
-    norms = torch.stack([one.norm() for one in changes]) / RATE
-    check(Found(loss, float(norms.norm())), objective)
-    # Its own sum of 28 million squares in float32, on one thread, is off by a thousandth.
-    assert step["actor/grad_norm"] == pytest.approx(float(norms.norm()), rel=2e-3)
+    check(Found(loss, step["actor/grad_norm"]), objective)
