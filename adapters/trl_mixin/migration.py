@@ -21,6 +21,7 @@ from composer_plugins.frameworks.trl import (
     MODES,
     NOT_OPTIONS,
     OF_MODES,
+    OURS_OTHERWISE,
     SEQUENCE_LEVEL,
     TRL,
     VLLM_BOUNDS,
@@ -124,7 +125,8 @@ def read(table: Mapping[str, Any], version: str | None = None) -> tuple[Objectiv
 def not_known(key: str, table: Mapping[str, Any]) -> Finding:
     """What a doctor says of a key that is not understood; the script's own options are not known here."""
     error = unknown_option(key, KNOWN, table)
-    problem = f"it is no option of TRL that is known here: {error.problem}"
+    more = "" if error.problem == OURS_OTHERWISE else f": {error.problem}"
+    problem = f"it is no option of TRL that is known here{more}"
     return Finding("warning", key, problem, error.remedy)
 
 

@@ -180,6 +180,7 @@ class Framework:
     # What starts its training: a command, or a pattern of modules; and the classes of its config, which a
     # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.
     programs: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()  # files of its own with a whole config, in its folder "config"
     config_classes: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
     is_hydra: bool = False

@@ -429,6 +429,7 @@ VERL = Framework(
     package="verl",
     install="pip install 'composer-plugins[verl]'",
     programs=("*.main_ppo", "*.main_ppo_sync", "*.main_dapo"),
+    configs=("ppo_trainer", "ppo_megatron_trainer"),
     is_hydra=True,
     convention="composer_plugins.adapters.verl_plugin.convention:VERL",
     claims="composer_plugins.conformance.verl_claims.suite",

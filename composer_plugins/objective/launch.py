@@ -177,15 +177,16 @@ def of_hydra(framework: Framework, words: Sequence[Word], folder: Path) -> Launc
             overrides.append(word.text)
         elif not key.startswith("-"):
             findings.append(Finding("error", key, "hydra takes no word like this", "write key=value"))
-    config = options.get("--config-name", "")
+    config = options.get("--config-name", "").removesuffix(".yaml")
     place = options.get("--config-path", options.get("--config-dir"))
     files = list[Path]()
     if config and place is not None:
-        name = f"{place}/{config.removesuffix('.yaml')}.yaml"
+        name = f"{place}/{config}.yaml"
         file = found_file(name, folder)
+        is_own = file is None and config in framework.configs and Path(place).name == "config"
         files += [file] if file else []
-        config = ""
-        if file is None:
+        config = config if is_own else ""
+        if file is None and not is_own:
             findings.append(
                 Finding("warning", "--config-name", f"{name} is not found here", "give the file too")
             )

@@ -47,7 +47,7 @@ SCRIPTS: list[tuple[str, str, str, list[str], list[str]]] = [
             *(f"{VERL}clip_ratio_low=0.0003", f"{VERL}loss_agg_mode=seq-mean-token-mean"),
             'trainer.logger=["console","wandb"]',
         ],
-        ["data.train_files", "--config-name"],
+        ["data.train_files"],  # verl's own ppo_trainer, by a path from its main_ppo
     ),
     (
         *("a.slurm", RAY, "verl", ["algorithm.adv_estimator=grpo", "+reward.a=1", "~critic"]),
@@ -55,10 +55,10 @@ SCRIPTS: list[tuple[str, str, str, list[str], list[str]]] = [
     ),
     (
         "a.sh",
-        "torchrun -m verl.trainer.main_ppo -cn ppo_megatron_trainer a.b=1 stray",
+        "torchrun -m verl.trainer.main_ppo --config-path=conf -cn mine a.b=1 stray",
         "verl",
         ["a.b=1"],
-        ["stray"],
+        ["stray", "--config-name"],
     ),
     (
         "a.sh",
