@@ -52,6 +52,7 @@ BATCH = {"gradient_accumulation_steps", "steps_per_generation", "generation_batc
 BATCH |= {"per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"}
 BATCH |= {"pad_to_multiple_of", "chat_template_kwargs", "gradient_checkpointing_kwargs", "log_multimodal"}
 BATCH |= {"cast_lm_head_to_fp32"}
+LEVELS = ("token", "sequence")
 SCALES = ("group", "batch", "none")
 READ = {"beta", "use_bias_correction_kl", "entropy_coef", "temperature", "scale_rewards", "num_generations"}
 READ |= {"loss_type", "importance_sampling_level", "max_completion_length", "use_vllm"}
@@ -226,6 +227,8 @@ def _own_loss(values: Mapping[str, Any]) -> dict[str, Any]:
     """The options with which our policy loss is the one that TRL's own options name."""
     kind = values.get("loss_type") or upstream.DEFAULTS["loss_type"]
     level = values.get("importance_sampling_level", "token")
+    if level not in LEVELS:
+        raise unknown("importance_sampling_level", str(level), LEVELS, noun="level")
     name = TRL.row_of(loss_type=kind, importance_sampling_level=level)
     if name is None:
         problem = f"with importance_sampling_level={level!r}, {kind!r} is not a loss of the catalogue"
