@@ -183,6 +183,11 @@ def test_no_field_of_its_classes_is_taken_for_misspelt() -> None:
             assert [*not_known(config, prime_rl.RL)] == [], (holder, field)
 
 
+def test_the_files_that_one_of_0_4_inherits_from_are_not_to_be_removed() -> None:
+    (found,) = not_known({"toml_files": ["base.toml"], "trainer": {}}, prime_rl.RL)
+    assert "give them before this file" in found.remedy
+
+
 @with_checkout
 def test_no_file_of_its_examples_has_a_name_that_is_taken_for_misspelt() -> None:
     files = [*tomls()]

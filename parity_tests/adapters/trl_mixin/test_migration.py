@@ -83,6 +83,8 @@ def test_the_old_name_of_the_correction_s_bound_acts() -> None:
         ({"beta": "abc"}, "beta: it is 'abc'; set a finite number"),
         ({"temperature": [1]}, r"temperature: it is \[1\]; set a finite number"),
         ({"loss_type": ["grpo"]}, "loss_type: with .*, \\['grpo'\\] is not a loss of the catalogue"),
+        ({"importance_sampling_level": "sequence_token"}, "importance_sampling_level: unknown level"),
+        ({"scale_rewards": "False"}, "scale_rewards: unknown scale_rewards 'False'"),
         (
             {"loss_type": "cispo", "importance_sampling_level": "sequence"},
             "loss_type: .*sequence.*'cispo' is not a loss of the catalogue",
