@@ -131,10 +131,12 @@ def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iter
         ):
             text = script.read_text(encoding="utf-8", errors="replace")
             if any(one in text for one in framework.config_classes):
-                by_call = [one for _, one in of_python(script, text, [framework])]
+                if by_call := [one for _, one in of_python(script, text, [framework])]:
+                    yield from by_call
+                    return
                 by_option = of_options(framework, words[number + 1 :], folder)
                 found = (*by_option.findings, *changes(parsed(script, text), framework))
-                yield from by_call or [by_option._replace(findings=found)]
+                yield by_option._replace(findings=found)
                 return
 
 
@@ -197,7 +199,7 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
     """What a command line like `--config FILE --beta 0.1 --no_shuffle @ FILE` is given."""
     files, overrides, findings = list[Path](), list[str](), list[Finding]()
     table = ""  # of an option without a value before "@ FILE": the file stands in this table
-    groups = [*grouped(words), ("", [])]
+    groups, text_options = [*grouped(words), ("", [])], texts_of(framework)
     for (key, values), (following, _) in pairwise(groups):
         reason = next((one.unknown for one in values if one.unknown), "")
         if reason:
@@ -219,8 +221,8 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
             name = key.lstrip("-").replace("-", "_")
             texts = [one.text for one in values]
             value = texts[0] if len(texts) == 1 else json.dumps(texts) if texts else "true"
-            is_text = name in texts_of(framework) and not isinstance(of_yaml(value), str)  # "False" is one
-            is_negated = not texts and name.startswith("no_") and name[3:] not in texts_of(framework)
+            is_text = name in text_options and not isinstance(of_yaml(value), str)  # "False" is one
+            is_negated = not texts and name.startswith("no_") and name[3:] not in text_options
             value = json.dumps(value) if is_text and texts == [value] else value
             overrides.append(f"{name[3:]}=false" if is_negated else f"{name}={value}")
     return Launch(framework, tuple(files), tuple(overrides), findings=tuple(findings))
@@ -269,8 +271,9 @@ def of_python(path: Path, text: str, known: Sequence[Framework]) -> Iterator[tup
     """Yield what each call that makes a framework's config is given, with its line."""
     tree = parsed(path, text)
     for framework in known:
-        changed = tuple(dict.fromkeys(changes(tree, framework)))
-        for call in calls(tree, framework):
+        found = list(calls(tree, framework))
+        changed = tuple(dict.fromkeys(changes(tree, framework))) if found else ()
+        for call in found:
             yield (
                 call.line,
                 Launch(framework, overrides=call.overrides, findings=(*call.findings, *changed)),

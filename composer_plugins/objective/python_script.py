@@ -7,7 +7,7 @@ changes after that call is named, and so is a trainer that may compute another l
 import ast
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from composer_plugins.config import ComposerConfig
@@ -67,6 +67,8 @@ def changes(tree: ast.Module, framework: Framework) -> Iterator[Finding]:
     An option that is assigned to an attribute, or given to setattr or replace; a trainer with another loss.
     """
     bearing = {one.key for one in framework.options} | {*framework.not_carried, *ComposerConfig.model_fields}
+    own_classes = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef)}
+    known = {*framework.trainers, *own_classes}
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         for name in sorted(bearing.intersection(assigned(node))):
@@ -76,7 +78,7 @@ def changes(tree: ast.Module, framework: Framework) -> Iterator[Finding]:
             for method in (one for one in own if any(part in one for part in OF_THE_LOSS)):
                 problem = f"its method {method} is the script's own, and is not read"
                 yield Finding("warning", f"class {node.name}", problem, "compare it by hand")
-        elif isinstance(node, ast.Call) and is_other_trainer(node, tree, framework):
+        elif isinstance(node, ast.Call) and framework.trainers and is_other_trainer(called(node), known):
             problem = f"line {line} trains with it, and only {framework.trainers[0]}'s loss is read here"
             yield Finding("warning", called(node), problem, "compare its loss by hand")
 
@@ -101,12 +103,9 @@ def assigned(node: ast.AST) -> Iterator[str]:
         yield from (one.arg for one in node.keywords if one.arg)
 
 
-def is_other_trainer(node: ast.Call, tree: ast.Module, framework: Framework) -> bool:
-    """Whether a call makes a trainer that has the config's class and not the framework's own loss."""
-    name = called(node)
-    own = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef)}
-    known = {*framework.trainers, *own}
-    return bool(framework.trainers) and name.endswith("Trainer") and name not in known
+def is_other_trainer(name: str, known: Set[str]) -> bool:
+    """Whether a name is that of a trainer, and none of these."""
+    return name.endswith("Trainer") and name not in known
 
 
 def called(node: ast.Call) -> str:
