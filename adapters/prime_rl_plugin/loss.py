@@ -79,12 +79,13 @@ class ChannelsLoss:
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
         by_policy = f"policy {channels.policy.name!r}" if channels.learns_from_support else ""
         # The streams that were asked for and have not come yet, and by what; and the calls so far.
-        self.awaited = {"reference": channels.requested.any, "support": by_policy}
+        reads_reference = channels.requested.any  # and by what, in words
+        self.awaited = {"reference": reads_reference, "support": by_policy}
         self.awaited, self.calls = {stream: asked for stream, asked in self.awaited.items() if asked}, 0
         self.stamped = Flags()
         # None where no channel reads the reference, which PRIME-RL may then fill as it likes.
-        self.positive: Flags | None = Flags() if channels.requested.any else None
-        self.in_part: Flags | None = Flags() if channels.requested.any else None
+        self.positive: Flags | None = Flags() if reads_reference else None
+        self.in_part: Flags | None = Flags() if reads_reference else None
         self.differing = Flags() if channels.policy.loss.per_sequence else None
 
     def __call__(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -105,7 +105,7 @@ def _own(table: Mapping[str, Any], generation: Generation) -> NamedLoss | None:
 def _read(table: Mapping[str, Any], kind: str, version: str | None) -> tuple[Objective, Iterable[Finding]]:
     """What PRIME-RL trains with these options of an rl.toml; a file of `kind` has one of its tables."""
     loss, listed = at(table, "trainer", "loss"), list(file.sources(table))
-    for error in file.unknown_algorithms(listed).values():
+    for error in file.unknown_algorithms(listed):
         raise error
     generation = _assumed(table, version)
     own = _own(table, generation)

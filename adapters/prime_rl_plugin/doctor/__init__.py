@@ -14,7 +14,6 @@ from composer_plugins.adapters.prime_rl_plugin import own_losses, upstream
 from composer_plugins.adapters.prime_rl_plugin.doctor import probe
 from composer_plugins.adapters.prime_rl_plugin.doctor.channels import (
     STAMP_WORDS,
-    algorithms,
     channels,
     cut_rollouts,
     echo_filters,
@@ -32,6 +31,7 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     read,
     routed,
     table,
+    unknown_algorithms,
 )
 from composer_plugins.adapters.prime_rl_plugin.surface import (
     DEFAULTS,
@@ -95,7 +95,7 @@ def examine(files: Sequence[Path], target: Target) -> Examination:
         if function(run):
             found += unweighted(run, asked, generation, facts["plugins"])
             found += groups_of_one(run, asked, generation) if uses_advantages(run) else []
-    found += algorithms(run)
+    found += map(Finding.from_error, unknown_algorithms(run.sources))
     found += found_here_only(run, facts["only_here"], target.python)
     found += [*filters(run, facts["filters"], target.python), *echo_filters(run)]
     reported = {one.key for one in found}

@@ -12,7 +12,6 @@ from composer_plugins.adapters.prime_rl_plugin.doctor.file import (
     Source,
     routed,
     table,
-    unknown_algorithms,
 )
 from composer_plugins.adapters.prime_rl_plugin.store import KINDS, Store
 from composer_plugins.adapters.prime_rl_plugin.surface import Requested, not_available
@@ -81,12 +80,6 @@ def groups_of_one(run: Run, asked: Requested, generation: Generation) -> Iterato
             problem = f"it is {'1' if key else 'not set, which means 1'}, and {name!r} subtracts the group's "
             problem += f"mean reward, so every advantage is 0{effect}"
             yield Finding("warning", key or unset, problem, remedy)
-
-
-def algorithms(run: Run) -> Iterator[Finding]:
-    """Algorithms that no release of PRIME-RL has."""
-    for error in unknown_algorithms(run.sources).values():
-        yield Finding.from_error(error)
 
 
 def cut_rollouts(run: Run) -> Iterator[Finding]:

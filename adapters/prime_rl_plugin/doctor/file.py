@@ -274,11 +274,11 @@ def algorithm(holder: Mapping[str, Any], above: str) -> Algorithm | None:
     return None
 
 
-def unknown_algorithms(listed: Iterable[Source]) -> dict[str, ConfigError]:
-    """The error for each algorithm that no release of PRIME-RL has, by its key."""
+def unknown_algorithms(listed: Iterable[Source]) -> Iterator[ConfigError]:
+    """Yield the error for each algorithm that no release of PRIME-RL has."""
     wrong = {one.algo.key: one.algo.name for one in listed if one.algo.name not in prime_rl.ALGORITHM_TYPES}
-    known = sorted(prime_rl.ALGORITHM_TYPES - {"None"})
-    return {key: unknown(key, name, known, noun="algorithm") for key, name in wrong.items()}
+    known = prime_rl.ALGORITHM_TYPES - {"None"}
+    return (unknown(key, name, known, noun="algorithm") for key, name in wrong.items())
 
 
 def last_set(holders: Mapping[str, Any], *names: str) -> Setting:
