@@ -13,10 +13,12 @@ from torch import Tensor
 from composer_plugins.kernels.masking import at_most, masked_mean, masked_sum, safe_exp
 from composer_plugins.kernels.policy.clipped import ppo
 from composer_plugins.kernels.policy.parts import masked_advantages, score
+from composer_plugins.kernels.policy.region_parts import Form, Region, detached, masked_surrogate
 from composer_plugins.kernels.ratios import log_ratio
+from composer_plugins.kernels.trust_regions import binary_kl
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
 
-__all__ = ["masked_is", "opsm"]
+__all__ = ["kpop", "masked_is", "opsm"]
 
 Level = Literal["token", "sequence"]
 
@@ -79,6 +81,37 @@ def masked_is(
         "mask_frac_high": Metric(high & ~low, mask),
     }
     return TokenLoss(score(weight * inside.to(ratio), gain, logprobs, mask), metrics)
+
+
+def kpop(
+    logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    advantages: Advantages,
+    mask: Mask,
+    *,
+    kl_max: float = 0.1,
+    form: Form = "ratio",
+    adv_tau: float = 1.0,
+    kl_tau: float = 0.0,
+) -> TokenLoss:
+    """KPop: as `ipo`, with a region measured by the Bernoulli KL in both directions.
+
+        x_t = -adv_tau M_t A r_t + kl_tau (log r_t)^2,   r_t = p_t / q_t
+        M_t = max(KL(Bernoulli(p_t) || Bernoulli(q_t)), KL(Bernoulli(q_t) || Bernoulli(p_t))) <= kl_max
+
+    p_t = pi(y_t), q_t = rollout(y_t). The region is wide in the ratio of a rare token, and narrow in that of
+    a likely one. Denominator: "token-mean" of the global batch.
+    Departs from PRIME-RL's pull request: (1) probabilities are not clamped to [1e-6, 1 - 1e-6].
+    Source: ringtech.notion.site/kpop, as described in PrimeIntellect-ai/prime-rl#3283 (not merged), whose
+    kpop_threshold is kl_max.
+    """
+    p, q = detached(logprobs), detached(rollout_logprobs)
+    distance = torch.maximum(binary_kl(p, q), binary_kl(q, p))
+    outside, below = distance > kl_max, p < q
+    region = Region(~outside, outside & below, outside & ~below, distance.isnan())
+    return masked_surrogate(
+        logprobs, rollout_logprobs, advantages, mask, region, form=form, adv_tau=adv_tau, kl_tau=kl_tau
+    )
 
 
 def opsm(

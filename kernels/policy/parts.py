@@ -16,8 +16,8 @@ from composer_plugins.kernels.types import Advantages, Mask, Metric, Tokens
 def clip_metrics(
     ratio: Float[Tensor, "*batch #tokens"],
     mask: Mask,
-    low: float,
-    high: float,
+    low: float | Tensor,
+    high: float | Tensor,
     advantages: Advantages | None = None,
 ) -> dict[str, Metric]:
     """The ratio, and where it is below `low` and above `high`.

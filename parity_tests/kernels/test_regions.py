@@ -205,3 +205,27 @@ def test_masked_is_without_a_penalty_gives_nothing_to_a_token_its_sampler_though
     kept = policy.masked_is(one(-1.0, -1.0), never, one(1.0), mask, token_high=math.inf, ratio_cap=3.0)
     assert kept.loss.tolist() == [[3.0, 1.0]]
     assert policy.masked_is(one(-1.0, -1.0), never, one(1.0), mask, kl_tau=0.1).loss.isnan()[0, 0]
+
+
+@pytest.mark.parametrize("kl_tau", [0.0, 0.1])
+@few
+@given(batch=token_batches())
+def test_kpop_keeps_what_is_near_in_both_directions_of_the_kl(batch: Batch, kl_tau: float) -> None:
+    def kl(p: float, q: float) -> float:
+        return p * math.log(p / q) + (1 - p) * math.log((1 - p + 1e-8) / (1 - q + 1e-8))
+
+    def loss(lp: float, lq: float, a: float) -> float:
+        p, q = math.exp(lp), math.exp(lq)
+        inside = kl(p, q) <= 0.05 and kl(q, p) <= 0.05
+        return -inside * a * math.exp(lp - lq) + kl_tau * (lp - lq) ** 2
+
+    batch["logprobs"].requires_grad_()
+    token = policy.kpop(*rollout(batch), kl_max=0.05, kl_tau=kl_tau)
+    detached = batch | {"logprobs": batch["logprobs"].detach()}
+    wanted = by_token(detached, loss)
+    gap = 1 + float((detached["logprobs"] - batch["old_logprobs"]).abs().max())
+    assert_parity(token.loss, wanted, terms=4, magnitude=gap * float(wanted.abs().max()))
+    (gradient,) = torch.autograd.grad(token.loss.sum(), batch["logprobs"])
+    drift = torch.where(batch["mask"], detached["logprobs"] - batch["old_logprobs"], 0.0)
+    slopes = wanted - kl_tau * drift.square() + 2 * kl_tau * drift
+    assert_parity(gradient, slopes, terms=4, magnitude=gap * float(slopes.abs().max()) + gap)

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from composer_plugins.hookspecs import hookimpl
-from composer_plugins.losses.bundled import advantages, divergences, policy, preference, reduction, regions
+from composer_plugins.losses.bundled import (
+    advantages,
+    divergences,
+    off_policy,
+    policy,
+    preference,
+    reduction,
+    regions,
+)
 from composer_plugins.losses.row import Loss
 
-FAMILIES = (policy, regions, advantages, divergences, preference, reduction)
+FAMILIES = (policy, regions, off_policy, advantages, divergences, preference, reduction)
 
 
 @hookimpl(tryfirst=True)

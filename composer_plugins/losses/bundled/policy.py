@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 from composer_plugins.losses.bundled.shared import (
     CLIPS,
@@ -68,6 +69,17 @@ def vanilla(
 def grpo_trainer(note: str, **params: float) -> Dialect:
     """A `loss_type` of TRL's GRPOTrainer with the defaults of its config."""
     return trl(params=params, source=GRPO_LOSS, proof=GOLDEN_TRL + "test_policy_losses_equal_trl", note=note)
+
+
+def roll(function: str, **fields: Any) -> Dialect:
+    """A `pg_variant` of ROLL, by its method; `fields` are the other fields of Dialect."""
+    return Dialect(
+        upstream="roll",
+        source=f"alibaba/ROLL roll/pipeline/rlvr/actor_pg_worker.py@8eb27cc {function}",
+        proof="golden/test_policy_off_policy.py::test_losses_equal_roll",
+        mode="seq-mean-token-mean",
+        **fields,
+    )
 
 
 LOSSES = (
@@ -323,6 +335,12 @@ LOSSES = (
                 "0.2 makes every weight at most 0.2 (ScaleRL: 5.0)",
                 clip_high=0.2 - 1,
             ),
+            roll(
+                "_compute_cispo_loss",
+                params={"clip_low": 0.1, "clip_high": 0.1},
+                note="pg_variant cispo; cispo_epsilon_low, cispo_epsilon_high; cispo_use_unified_mask (off) "
+                "drops what PPO clips; pg_variant tis is clip_low=1, clip_high=0",
+            ),
         ),
     ),
     with_ratio(
@@ -359,6 +377,14 @@ LOSSES = (
         paper="arXiv 2405.19107",
         parameters={"beta": Parameter("weight of the squared log-ratio", low=0, example=0.05)},
         mode="token-mean",
+        dialects=(
+            roll(
+                "_compute_kimi15_loss",
+                params={"beta": 0.1},
+                note="pg_variant kimi15, which squares the log ratio of each token and not that of the "
+                "response (kimi_k15); kimi15_tau is beta",
+            ),
+        ),
         proof=GOLDEN + "test_dro_equals_verl",
     ),
     without_ratio(

@@ -170,6 +170,21 @@ LOSSES = (
         proof="kernels/test_regions.py::test_score_centering_is_what_a_loop_over_tokens_and_entries_makes_of_it",
     ),
     policy(
+        name="kpop",
+        gradient="surrogate",
+        summary="dppo_kl with a region that is symmetric: the KL in both directions",
+        paper="ringtech.notion.site/kpop",
+        needs=ROLLOUT,
+        parameters={
+            "kl_max": Parameter("how far a token may move, in nats, in either direction of the KL", low=0),
+            "form": FORM,
+            "adv_tau": ADV_TAU,
+            "kl_tau": KL_TAU,
+        },
+        mode="token-mean",
+        proof="kernels/test_regions.py::test_kpop_keeps_what_is_near_in_both_directions_of_the_kl",
+    ),
+    policy(
         name="minirl",
         gradient="score",
         summary="PPO's clip as a mask, on REINFORCE weighted by the rollout's ratio",
