@@ -93,6 +93,5 @@ def kimi_k15(
     log_pi = keep(at_least_float32(logprobs), mask)
     loss = -token_advantages(advantages, mask) * log_pi + 0.5 * tau * square
     total = masked_sum(log_r.detach(), mask, keepdim=True).expand(mask.shape)
-    return TokenLoss(
-        loss, {"log_ratio": Metric(log_r.detach(), mask), "sequence_log_ratio": Metric(total, mask)}
-    )
+    metrics = {"log_ratio": Metric(log_r.detach(), mask), "sequence_log_ratio": Metric(total, mask)}
+    return TokenLoss(keep(loss, mask), metrics)

@@ -102,21 +102,21 @@ def up_grpo(
     mask: Mask,
     *,
     clip_low: float = 0.2,
-    clip_high: float = 0.2,
     dual_clip: float = 3.0,
 ) -> TokenLoss:
     """UP-GRPO: REINFORCE without ratio or clip where A > 0, PPO's clip and dual clip elsewhere.
 
-        x_t = -A pi(y_t) / sg(pi(y_t))                                               if A > 0
-        x_t = min(max(-A r_t, -A clip(r_t, 1 - clip_low, 1 + clip_high)), -A dual_clip)   otherwise
+        x_t = -A pi(y_t) / sg(pi(y_t))                                 if A > 0
+        x_t = min(max(-A r_t, -A (1 - clip_low)), -A dual_clip)   otherwise,   r_t = pi(y_t) / old(y_t)
 
-    The value is -A where A > 0, whatever the old policy. Denominator: as `grpo`.
+    The value is -A where A > 0, whatever the old policy. PPO's upper clip never acts where A <= 0.
+    Denominator: as `grpo`.
     Source: arXiv 2607.06987 eq. 15, as described by its authors in verl-project/verl#7022 (mode `up`).
     """
     a = masked_advantages(advantages, mask)
     log_r = log_ratio(logprobs, with_nan_of(old_logprobs, a), mask)
     ratio = safe_exp(log_r)
-    clipped = torch.maximum(-a * ratio, -a * ratio.clamp(1 - clip_low, 1 + clip_high))
+    clipped = torch.maximum(-a * ratio, -a * ratio.clamp(min=1 - clip_low))
     clipped = torch.minimum(clipped, -a * dual_clip)
     loss = torch.where(a > 0, -a * (1 + (log_r - log_r.detach())), clipped)
     return TokenLoss(keep(loss, mask), clip_metrics(ratio, mask, 1 - clip_low, torch.inf, a))

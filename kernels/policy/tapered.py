@@ -14,6 +14,7 @@ from composer_plugins.kernels.masking import (
     keep,
     masked_sum,
     safe_exp,
+    with_nan_gradient,
     with_nan_of,
 )
 from composer_plugins.kernels.policy.parts import clip_metrics, masked_advantages, score, token_advantages
@@ -141,7 +142,8 @@ def sppo(
     log_r = log_ratio(logprobs, with_nan_of(old_logprobs, a), mask)
     limit = math.log1p(epsilon)
     metrics = clip_metrics(safe_exp(log_r), mask, 1 / (1 + epsilon), 1 + epsilon)
-    return TokenLoss(keep(-a * bounded(log_r, -limit, limit), mask), metrics)
+    clipped = with_nan_gradient(bounded(log_r, -limit, limit))
+    return TokenLoss(keep(-a * clipped, mask), metrics)
 
 
 def luffy(logprobs: Tokens, advantages: Advantages, mask: Mask, *, gamma: float = 0.1) -> TokenLoss:

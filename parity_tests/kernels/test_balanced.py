@@ -52,10 +52,11 @@ def bapo_range(
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 @given(batch=token_batches())
 def test_bapo_is_what_its_search_finds(first: str, share: float, batch: Batch) -> None:
-    params: dict[str, Any] = {"ratio_low_max": 0.9, "ratio_high_max": 3.0, "step_high": 0.1, "dual_clip": 3.0}
+    params: dict[str, Any] = {"ratio_low_max": 0.9, "ratio_high_max": 3.0, "step_low": 0.07, "step_high": 0.1}
+    params |= {"dual_clip": 3.0}
 
     def wanted(rows: Rows) -> list[list[Piece]]:
-        low, high = bapo_range(rows, first, share, [0.6, 0.9, 0.05], [1.2, 3.0, 0.1])
+        low, high = bapo_range(rows, first, share, [0.6, 0.9, 0.07], [1.2, 3.0, 0.1])
         return bounded(rows, low, high, 3.0)
 
     assert_equals_loop(bapo, mixed(batch), wanted, share=share, first=first, **params)

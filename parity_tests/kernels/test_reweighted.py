@@ -56,7 +56,7 @@ def up_grpo_row(row: Row, dual_clip: float) -> list[Piece]:
     return [
         Piece(-t.advantage, -t.advantage)
         if t.advantage > 0
-        else clipped(math.exp(t.log_ratio), t.advantage, 0.8, 1.2, dual_clip)
+        else clipped(math.exp(t.log_ratio), t.advantage, 0.8, math.inf, dual_clip)
         for t in row
     ]
 

@@ -242,7 +242,10 @@ LOSSES = (
         gradient="surrogate",
         summary="REINFORCE without a bound where A > 0, GRPO elsewhere",
         paper="arXiv 2607.06987",
-        parameters=CLIPS | {"dual_clip": Parameter("bound on the loss where A <= 0, in units of |A|", low=1)},
+        parameters={
+            "clip_low": CLIPS["clip_low"],
+            "dual_clip": Parameter("bound on the loss where A <= 0, in units of |A|", low=1),
+        },
         mode="seq-mean-token-mean",
         proof=REWEIGHTED + "test_a_weight_is_what_a_loop_over_tokens_makes_of_it",
     ),
@@ -271,7 +274,6 @@ LOSSES = (
     ),
     policy(
         name="tvpo",
-        gradient="surrogate",
         summary="GRPO without the tokens that move a far response further from the rollout policy",
         paper="arXiv 2603.01365, as open-instruct adapts it",
         needs=("logprobs", "old_logprobs", "rollout_logprobs", "advantages", "mask"),
@@ -301,6 +303,9 @@ LOSSES = (
         summary="PPO with a clip that widens until good tokens have their share of the batch's loss",
         paper="arXiv 2510.18927",
         over_batch=True,
+        exceptions={
+            "every_parameter_has_an_effect": "the search of a drawn batch ends on no step of the lower bound"
+        },
         parameters={
             "ratio_low": Parameter("the first lower bound of the ratio", low=0, high=1),
             "ratio_low_max": Parameter("the last lower bound", low=0, high=1),
@@ -335,6 +340,7 @@ LOSSES = (
         summary="PPO with a clip as wide as a budget of the batch's squared log ratios allows",
         paper="arXiv 2510.01161",
         over_batch=True,
+        gradient="surrogate",
         parameters={
             "budget": Parameter("mean squared log ratio that is allowed", low=1e-6),
             "least_low": Parameter("the lower bound is at most 1 - least_low", low=0, high=1),
