@@ -1,6 +1,8 @@
 """Recurrences over tokens, from the last to the first, in log2(tokens) vectorised steps."""
 
 import torch
+from torch.fx import Proxy
+from torch.overrides import handle_torch_function
 
 from composer_plugins.kernels.types import Mask, Tokens
 
@@ -11,6 +13,8 @@ def reverse_scan(x: Tokens, decay: Tokens) -> Tokens:
     Doubling: after k steps y_t holds the terms of the next 2^k tokens and decay_t their product. Unlike a
     ratio of cumulative products, nothing is divided by a power of the discount that underflowed.
     """
+    if isinstance(x, Proxy):  # how many steps there are is known only when the traced graph runs
+        return handle_torch_function(reverse_scan, (x,), x, decay)
     decay, step = decay.to(x.dtype), 1
     while step < x.shape[-1]:
         x = x + decay * _ahead(x, step)
