@@ -28,6 +28,10 @@ LEVEL = {
     ("policy", "reinforce"): {2, 3},  # its gradient weight is 1
     ("policy", "rloo"): {2, 3},
     ("policy", "gpg"): {2, 3},
+    ("policy", "opmd"): {2, 3},
+    ("policy", "topr"): {2},  # 1 where A > 0
+    ("policy", "rec"): {2, 3},  # rec@trinity-rft masks nothing
+    ("policy", "up_grpo"): {0, 2},  # where A > 0 it is -A pi / sg(pi)
     ("policy", "iw_opd"): {2, 3},  # the weight follows from the rollout policy, which stands still
     ("preference", "sft"): {1},  # the loss is the negative log-likelihood
     ("kl", "k1"): {1},  # the estimate is the log ratio
