@@ -53,14 +53,14 @@ def bapo(
     log_r = log_ratio(logprobs, with_nan_of(old_logprobs, a), mask, clamp=log_ratio_clamp)
     ratio = safe_exp(log_r)
     r, each = ratio.detach(), token_advantages(advantages, mask)
-    if first not in First.__args__:
-        raise ValueError(f"unknown first {first!r}; known: {', '.join(First.__args__)}")
     lows = tuple(_raised(ratio_low, ratio_low_max, step_low))
     highs = tuple(_raised(ratio_high, ratio_high_max, step_high))
     if first == "high":
         bounds = [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
-    else:
+    elif first == "low":
         bounds = [(low, highs[0]) for low in lows] + [(lows[-1], high) for high in highs[1:]]
+    else:
+        raise ValueError(f"unknown first {first!r}; known: {', '.join(First.__args__)}")
     c_low, c_high = (r.new_full((), bound) for bound in bounds[-1])
     for low, high in reversed(bounds[:-1]):  # so that the first one that is balanced stays
         positive = (each.clamp(min=0) * r.clamp(max=high)).sum()

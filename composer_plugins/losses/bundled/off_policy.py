@@ -122,8 +122,14 @@ LOSSES = (
         },
         dialects=(
             trinity(
-                params={"clip": "none", "weight": "none", "clip_low": 0.2, "clip_high": 0.2}
-                | {"outer_low": 0.6, "outer_high": 2.0},
+                params={
+                    "clip": "none",
+                    "weight": "none",
+                    "clip_low": 0.2,
+                    "clip_high": 0.2,
+                    "outer_low": 0.6,
+                    "outer_high": 2.0,
+                },
                 source=f"{TRINITY}/rec_policy_loss.py",
                 proof=RECORDED + "test_rec_equals_trinity",
                 note="clip_mode, weight (importance_sampling is ratio), epsilon_low, epsilon_high, "
@@ -323,9 +329,18 @@ LOSSES = (
         dialects=(
             Dialect(
                 upstream="bapo",
-                params={"ratio_low": 0.6, "ratio_low_max": 0.8, "ratio_high": 1.2, "ratio_high_max": 2.0}
-                | {"step_low": 0.05, "step_high": 0.05, "share": 0.5, "first": "low"}
-                | {"dual_clip": 3.0, "log_ratio_clamp": 20.0},
+                params={
+                    "ratio_low": 0.6,
+                    "ratio_low_max": 0.8,
+                    "ratio_high": 1.2,
+                    "ratio_high_max": 2.0,
+                    "step_low": 0.05,
+                    "step_high": 0.05,
+                    "share": 0.5,
+                    "first": "low",
+                    "dual_clip": 3.0,
+                    "log_ratio_clamp": 20.0,
+                },
                 source="WooooDyy/BAPO recipe/bapo/policy_loss.py@7287044 compute_policy_loss_bapo, "
                 "config/bapo_trainer.yaml",
                 proof=RECORDED + "test_bapo_equals_its_authors",

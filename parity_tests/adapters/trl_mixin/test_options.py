@@ -38,6 +38,7 @@ VALUES = {
 POLICIES = [loss for loss in losses() if loss.kind == "policy" and TRL.runs(loss)]
 REQUIRED = {"kimi": {"ratio_low": 0.5, "ratio_high": 2.0, "tau": 0.1}, "dro": {"beta": 0.1}}
 REQUIRED |= {"minirl": {"clip_low": 0.2, "clip_high": 0.2}, "opsm": {"threshold": 0.1}}
+REQUIRED |= {"kimi_k15": {"tau": 0.1}, "flash_reinforce": {"delta": 0.01}, "tvpo": {"threshold": 0.1}}
 
 # TRL's own options, and the policy of ours with the same loss.
 SEQUENCE = {"importance_sampling_level": "sequence"}
