@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from composer_plugins.kernels.advantages.whitened import discounted_returns
-from composer_plugins.kernels.groups import Pools, Singleton, dense
+from composer_plugins.kernels.groups import Pools, Singleton, dense, deviations
 from composer_plugins.kernels.masking import at_least_float32, keep, with_nan_of
 from composer_plugins.kernels.presets import preset
 from composer_plugins.kernels.types import GroupIds, Mask, Tokens
@@ -23,7 +23,7 @@ def optimal_token_baseline(
     correction_weights: Tokens | None = None,
     by: Literal["position", "token"] = "position",
     alone: Singleton = "zero",
-    eps: float = 1e-8,
+    eps: float = 0.0,
     num_groups: int | None = None,
 ) -> Tokens:
     """OTB: A_t = G_t - B_t, where the baseline weighs each rollout by the norm of its gradient up to token t.
@@ -34,7 +34,8 @@ def optimal_token_baseline(
     The bracket is the squared norm of the gradient of log pi(y_t) in the logits; pi is the old policy, and c
     a weight of a rollout correction (`correction_weights`; 1 where not given). Rollouts are compared at the
     same position of the padded batch, or with by="token" at the same count of unmasked tokens. Where only
-    one rollout of the group has a token there is no baseline: 0, or with alone="raw" G_t, as in verl.
+    one rollout of the group has a token there is no baseline: 0, or with alone="raw" G_t, as in verl. Where
+    all weights are 0, because every token so far was certain, the baseline is the plain mean.
     Departs from verl: (1) by="position" and a mask with holes: verl leaves the baseline out from the position
     on that equals the second largest count of tokens; here where no other rollout has a token.
     Source: arXiv 2602.07078; verl 0.9.1 compute_optimal_token_baseline_advantage.
@@ -58,11 +59,14 @@ def optimal_token_baseline(
     slots = None if num_groups is None else num_groups * tokens
     slot = dense(group_ids, num_groups).unsqueeze(-1) * tokens + place
     pools = Pools(slot.flatten(), mask.flatten(), slots)
-    weight = pools.sum(w_so_far.flatten()) + eps
-    baseline = pools.sum((w_so_far * returns).flatten()) / torch.where(weight == 0, 1.0, weight)
-    advantages = returns - pools.rows(baseline).view(mask.shape)
-
-    is_alone = pools.rows(pools.sum(torch.ones_like(returns).flatten()) == 1).view(mask.shape)
+    # G - B by the deviations D of G from its mean: D - sum_j W_j D_j / (sum_j W_j + eps) + what eps leaves of
+    # the mean. Equal returns then have no advantage at all.
+    group = deviations(returns.flatten(), pools)
+    d, weight = group.flattened(), pools.sum(w_so_far.flatten()) + eps
+    weight = torch.where(weight == 0, 1.0, weight)
+    baseline = pools.sum(w_so_far.flatten() * d) / weight - group.mean * (eps / weight)
+    advantages = (d - pools.rows(baseline)).view(mask.shape)
+    is_alone = (group.sizes() == 1).view(mask.shape)
     if alone == "raw":
         advantages = torch.where(is_alone, with_nan_of(returns, advantages), advantages)
     elif alone == "zero":

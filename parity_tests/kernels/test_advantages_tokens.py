@@ -130,9 +130,10 @@ def counts_before(mask: Tensor, i: int, t: int) -> int:
     alone=st.sampled_from(["zero", "raw"]),
     weighted=st.booleans(),
     by_token=st.booleans(),
+    eps=st.sampled_from([0.0, 0.01]),
 )
 def test_optimal_token_baseline_equals_loops(
-    batch: Batch, seed: int, alone: str, weighted: bool, by_token: bool
+    batch: Batch, seed: int, alone: str, weighted: bool, by_token: bool, eps: float
 ) -> None:
     rewards, old, mask = batch["advantages"].expand(batch["mask"].shape), batch["old_logprobs"], batch["mask"]
     g = torch.Generator().manual_seed(seed)
@@ -160,15 +161,24 @@ def test_optimal_token_baseline_equals_loops(
         total = math.fsum(norm_so_far(*one) for one in there)
         return float(earned[i, t]) - math.fsum(
             norm_so_far(*one) * float(earned[tuple(one)]) for one in there
-        ) / (total + 0.01)
+        ) / (total + eps)
 
     kernel = tir_optimal_token_baseline if by_token else optimal_token_baseline
     option = {"correction_weights": with_junk(weights, mask)} if weighted else {}
     given_ = (with_junk(x, mask) for x in (rewards, old, squared))
-    ours = kernel(*given_, ids, mask, alone=alone, eps=0.01, **option)
+    ours = kernel(*given_, ids, mask, alone=alone, eps=eps, **option)
     # The sum of the weights may nearly cancel: 1 - 2 pi + its square is 0 for a certain token.
     expected = backwards(mask, step)
     assert_parity(ours, expected, terms=mask.numel(), magnitude=1000 * (1 + float(expected.abs().max())))
+
+
+def test_equal_returns_have_no_advantage_and_certain_tokens_the_plain_mean_as_baseline() -> None:
+    ids, mask = torch.zeros(3, dtype=torch.long), torch.ones(3, 1, dtype=torch.bool)
+    old, squared = torch.full((3, 1), -0.7), torch.rand(3, 1)
+    assert not optimal_token_baseline(torch.full((3, 1), 0.1), old, squared, ids, mask).any()
+    rewards, certain = torch.tensor([[1.0], [2.0], [6.0]]), torch.zeros(3, 1)
+    ours = optimal_token_baseline(rewards, certain, torch.ones(3, 1), ids, mask)
+    assert ours.flatten().tolist() == [-2.0, -1.0, 3.0]
 
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])

@@ -205,7 +205,9 @@ LOSSES = (
         summary="the advantage of pass@k, over all groups of k that a prompt's rollouts make",
         paper="arXiv 2508.10751",
         parameters={
-            "k": Parameter("rollouts of which one must succeed", low=1, integer=True, example=2),
+            "k": Parameter(
+                "rollouts of which one must succeed; 1 is grpo with ddof 0", low=1, integer=True, example=1
+            ),
             "eps": EPS,
         },
         proof=SUCCESS + "test_pass_at_k_training_is_the_mean_over_all_groups_of_k",
@@ -269,7 +271,7 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_optimal_token_baseline_advantage",
-                params={"alone": "raw"},
+                params={"alone": "raw", "eps": 1e-8},
                 proof=VERL_CLAIM,
                 note=IN_VERL,
             ),
@@ -286,7 +288,7 @@ LOSSES = (
         dialects=(
             verl(
                 "compute_multi_turn_optimal_token_baseline_advantage",
-                params={"alone": "raw"},
+                params={"alone": "raw", "eps": 1e-8},
                 proof=VERL_CLAIM,
                 note=IN_VERL,
             ),

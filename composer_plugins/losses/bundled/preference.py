@@ -106,8 +106,8 @@ MARGIN_LOSSES = (
                 params={"beta": 0.05},
                 source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py DPOLossFn@7ea279a",
                 proof=f"{GOLDEN}::test_rpo_equals_nemo_rl",
-                note="reference_policy_kl_penalty is `beta`, sft_loss_weight (0 by default) `nll_weight`; without "
-                "sft_average_log_probs its likelihood is a sum over the completion",
+                note="reference_policy_kl_penalty is `beta`, sft_loss_weight (0 by default) `nll_weight`; "
+                "without sft_average_log_probs its likelihood is a sum over the completion",
             ),
         ),
     ),
