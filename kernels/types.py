@@ -15,6 +15,7 @@ Logits = Float[Tensor, "*batch tokens vocab"]
 LogProbs = Float[Tensor, "*batch tokens k"]  # of k vocabulary entries per token
 VocabIds = Int[Tensor, "*batch tokens k"]
 Rewards = Float[Tensor, " rows"]
+ReferenceRewards = Float[Tensor, "rows samples"]
 GroupIds = Int[Tensor, " rows"]
 RowMask = Bool[Tensor, " rows"]
 Lengths = Int[Tensor, " rows"] | Float[Tensor, " rows"]

@@ -58,14 +58,20 @@ BY_GEOMETRIC_MEAN = ("gmpo@verl",)  # weighs a row by the geometric mean of its 
 CLIPPED_BY_SIGN, NEVER_CLIPPED = ("gmpo",), ("sapo",)
 # Estimators whose advantages differ within a response; those of BY_RETURN only where returns are discounted,
 # or where each token has a reward.
-BY_TOKEN, BY_RETURN = ("gae",), ("reinforce_plus_plus", "remax")
-NEED_MORE = ("gae", "remax", "gdpo")  # estimators whose inputs verl gives to its own only
+TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
+BY_TOKEN, BY_RETURN = ("gae", *TOKEN_BASELINES), ("reinforce_plus_plus", "remax")
+NEED_MORE = ("gae", "remax", "gdpo", *TOKEN_BASELINES)  # estimators whose inputs verl gives to its own only
 # Inputs of an estimator that verl's trainers compute for an estimator of their own only, and what to set.
 NOT_SUPPLIED = {
     "baselines": (
         "verl samples the greedy baselines for its own estimator 'remax' only, in the legacy trainer",
         f"set {Key.ESTIMATOR}=remax {Key.USE_V1}=False, or {Key.ESTIMATOR}=composer/rloo",
-    )
+    ),
+    "sum_pi_squared": (
+        "verl gives it, and log-probabilities, to its own estimators of this name only",
+        f"set {Key.ESTIMATOR}=optimal_token_baseline (with tools tir_optimal_token_baseline) and "
+        f"{Key.ACTOR}.calculate_sum_pi_squared=True",
+    ),
 }
 CORRECTED = "verl corrects for the rollout engine itself, by algorithm.rollout_correction"
 # Options of `algorithm.composer` that verl cannot provide, and the reason.
@@ -97,6 +103,7 @@ ESTIMATORS = {
     "grpo_passk": "pass_at_k@verl",
     "reinforce_plus_plus": "reinforce_pp@verl",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline@verl",
+    **{name: f"{name}@verl" for name in TOKEN_BASELINES},
 }
 KL_ESTIMATORS = {
     **dict.fromkeys(("kl", "k1"), "k1@verl"),

@@ -100,6 +100,11 @@ INPUTS: dict[str, Input] = {
     "lengths": Input(ROWS, "unmasked tokens of each rollout", COUNT),
     "prompt_tokens": Input(ROWS, "unmasked tokens of all rollouts of the same prompt, for each rollout"),
     "baselines": Input("[*batch]", "reward of the greedy completion of the same prompt, one per rollout"),
+    "reference_rewards": Input(
+        "[rows, samples]", "rewards of completions of the same prompt by the reference policy"
+    ),
+    "sum_pi_squared": Input(TOKENS, "sum of the squared probabilities of the vocabulary, old policy"),
+    "correction_weights": Input(TOKENS, "weights of a rollout correction, old policy over rollout policy"),
     "reward_components": Input("[rows, components]", "several rewards of each rollout"),
     "token_rewards": Input(TOKENS, "reward of each token, most often 0 but at the last one"),
     "values": Input(TOKENS, "a critic's estimate of the return from each token on"),

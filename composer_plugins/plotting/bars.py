@@ -19,6 +19,8 @@ COMPONENTS = (
 CASES = ("one of four succeeds", "mixed rewards", "all have the same reward")
 TOKEN_COUNTS = (3, 5, 2, 4)  # tokens of each rollout of a group, for losses that use lengths
 TOKENS, BASELINE, VALUES = 3, 0.5, (0.3, 0.4, 0.5)
+REFERENCE = (0.0, 0.0, 1.0, 0.5)  # rewards of a reference policy
+PROBABILITIES, SQUARED = (0.5, 0.9, 0.2), (0.4, 0.8, 0.3)  # of the sampled tokens; of the vocabulary, squared
 LENGTHS, PROMPTS = (1, 2, 3), (0, 1, 1)
 
 
@@ -47,6 +49,9 @@ def advantages(choice: Choice) -> Tensor:
         "lengths": torch.tensor(TOKEN_COUNTS, dtype=torch.float64).repeat(groups),
         "reward_components": components.flatten(0, 1),
         "token_rewards": last,
+        "reference_rewards": torch.tensor(REFERENCE, dtype=torch.float64).expand(len(rewards), -1),
+        "old_logprobs": torch.tensor(PROBABILITIES, dtype=torch.float64).log().expand(len(rewards), -1),
+        "sum_pi_squared": torch.tensor(SQUARED, dtype=torch.float64).expand(len(rewards), -1),
         "values": torch.tensor(VALUES, dtype=torch.float64).expand(len(rewards), -1),
         "baselines": torch.full_like(rewards, BASELINE),
         "mask": torch.ones_like(last if by_token else rewards, dtype=torch.bool),
@@ -66,6 +71,8 @@ def _advantage_notes(chosen: Sequence[Choice]) -> list[str]:
         notes.append(f"{', '.join(by_token)}: the first of {TOKENS} tokens; the last one has the reward.")
     if "baselines" in needs:
         notes.append(f"The greedy response has the reward {BASELINE:g}.")
+    if "reference_rewards" in needs:
+        notes.append(f"The reference's rewards are {', '.join(f'{one:g}' for one in REFERENCE)}.")
     if "values" in needs:
         notes.append(f"The critic's values are {', '.join(f'{one:g}' for one in VALUES)}.")
     return notes

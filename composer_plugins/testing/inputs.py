@@ -119,7 +119,11 @@ def draw(
         "prompt_tokens": token_mask.sum(-1) + 3,
         "support_logprobs": topk(logits),
         "rollout_support_logprobs": topk(logits + spread * normal(size, tokens, vocab)),
+        "reference_rewards": torch.randint(0, 5, (size, 4), generator=g).to(torch.float64) / 10,
+        "correction_weights": uniform(size, tokens) + 0.5,
     }
+    pi = drawn["old_logprobs"].exp()  # one entry of a vocabulary, whose others share the rest
+    drawn["sum_pi_squared"] = pi.square() + uniform(size, tokens) * (1 - pi).square()
     batch = {name: drawn[name] for name in setting.inputs}
     return {
         n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in batch.items()

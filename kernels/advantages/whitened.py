@@ -21,7 +21,15 @@ from composer_plugins.kernels.groups import (
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import GroupIds, Lengths, Mask, Rewards, RowMask, Tokens
 
-__all__ = ["discounted_returns", "gae", "gdpo", "reinforce_pp", "reinforce_pp_baseline", "remax"]
+__all__ = [
+    "discounted_returns",
+    "gae",
+    "gdpo",
+    "length_adaptive_gae",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+]
 
 
 def reinforce_pp(
@@ -135,6 +143,33 @@ def gae(
     v = keep(at_least_float32(values).detach(), mask)
     delta = at_least_float32(token_rewards).detach() + gamma * next_unmasked(v, mask) - v
     advantages = keep(reverse_scan(keep(delta, mask), _decay(delta, mask, gamma * lam)), mask)
+    return batch_normalised(advantages, mask, variance_eps=variance_eps) if whiten else advantages
+
+
+def length_adaptive_gae(
+    token_rewards: Tokens,
+    values: Tokens,
+    mask: Mask,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.05,
+    whiten: bool = True,
+    variance_eps: float = 1e-8,
+) -> Tokens:
+    """VAPO's GAE: lambda grows with the number l of unmasked tokens of a row.
+
+        A_t = delta_t + gamma lam A_next,   delta_t = r_t + gamma V_next - V_t,   lam = 1 - 1 / (alpha l)
+
+    lam is 0 where alpha l is below 1. The rest is as in `gae`. The targets of VAPO's critic have lam = 1:
+    `gae(..., lam=1.0, whiten=False) + values`.
+    Source: arXiv 2504.05118; NVIDIA-NeMo/RL nemo_rl/algorithms/advantage_estimator.py@7ea279a
+    GeneralizedAdvantageEstimator, length_adaptive_alpha.
+    """
+    v = keep(at_least_float32(values).detach(), mask)
+    delta = at_least_float32(token_rewards).detach() + gamma * next_unmasked(v, mask) - v
+    horizon = (alpha * mask.sum(-1, keepdim=True).to(v.dtype)).clamp(min=1)
+    decay = torch.where(mask, gamma * (1 - 1 / horizon), torch.ones_like(v))
+    advantages = keep(reverse_scan(keep(delta, mask), decay), mask)
     return batch_normalised(advantages, mask, variance_eps=variance_eps) if whiten else advantages
 
 

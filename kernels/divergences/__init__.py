@@ -14,5 +14,6 @@ by default "token-mean".
 from composer_plugins.kernels.divergences.full import *  # noqa: F403
 from composer_plugins.kernels.divergences.gated import *  # noqa: F403
 from composer_plugins.kernels.divergences.sampled import *  # noqa: F403
+from composer_plugins.kernels.divergences.shaped import *  # noqa: F403
 from composer_plugins.kernels.divergences.skewed import *  # noqa: F403
 from composer_plugins.kernels.divergences.topk import *  # noqa: F403

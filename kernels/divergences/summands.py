@@ -13,12 +13,19 @@ from torch import Tensor
 
 from composer_plugins.kernels.types import LogProbs, Tokens
 
+LIMIT = 1e-6  # an exponent nearer than this to 0 takes the limit: the quotient would be 0 / 0
+
 
 def kl(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
     """P (log P - log Q)."""
     zero = _is_zero(log_p)
     p, q = log_p.masked_fill(zero, 0.0), log_q.masked_fill(zero, 0.0)
     return (p.exp() * (p - q)).masked_fill(zero, 0.0)
+
+
+def generalized_kl(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
+    """P (log P - log Q) - P + Q: at least 0, also where P and Q do not sum to 1."""
+    return kl(log_p, log_q) - log_p.exp() + log_q.exp()
 
 
 def cross_entropy(log_p: LogProbs, log_q: LogProbs) -> LogProbs:
@@ -43,6 +50,18 @@ def jsd(log_s: LogProbs, log_t: LogProbs, beta: float) -> LogProbs:
         return kl(log_s, log_t)
     log_m = mixture(log_t, log_s, beta)
     return beta * kl(log_t, log_m) + (1 - beta) * kl(log_s, log_m)
+
+
+def alpha_beta(log_s: LogProbs, log_t: LogProbs, alpha: float, beta: float) -> LogProbs:
+    """-(T^alpha S^beta - alpha / c T^c - beta / c S^c) / (alpha beta), c = alpha + beta; its limits at 0."""
+    if alpha < LIMIT:
+        return generalized_kl(beta * log_s, beta * log_t) / beta**2
+    if beta < LIMIT:
+        return generalized_kl(alpha * log_t, alpha * log_s) / alpha**2
+    c = alpha + beta
+    product = (alpha * log_t + beta * log_s).exp()
+    powers = (alpha * (c * log_t).exp() + beta * (c * log_s).exp()) / c
+    return (powers - product) / (alpha * beta)
 
 
 def total(entries: LogProbs, entry_clip: float | None = None) -> Tokens:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from composer_plugins.kernels.masking import at_least_float32, below_overflow, with_nan_gradient
-from composer_plugins.kernels.types import Metric, Scores
+from composer_plugins.kernels.types import Metric, PairLoss, Scores
 
 __all__ = ["logistic"]
 
@@ -102,3 +102,15 @@ def reward_metrics(chosen: Scores, rejected: Scores) -> dict[str, Metric]:
         "rewards/margins": Metric(chosen - rejected, everywhere),
         "rewards/accuracies": Metric((chosen > rejected).to(chosen), everywhere),
     }
+
+
+def plus_nll(pair: PairLoss, nll: Scores, weight: float) -> PairLoss:
+    """The pair's loss and a likelihood term, left out, not multiplied, at weight 0: it may be infinite."""
+    nll = at_least_float32(nll)
+    loss = pair.loss if weight == 0 else pair.loss + weight * nll
+    return PairLoss(loss, pair.metrics | {"nll": metric_of(nll)})
+
+
+def metric_of(x: Scores) -> Metric:
+    """`x` as a metric that counts for every pair."""
+    return Metric(x.detach(), torch.ones_like(x, dtype=torch.bool))

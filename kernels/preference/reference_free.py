@@ -6,14 +6,12 @@ it carries the gradient, and the caller averages it over pairs with the rest.
 
 from typing import Literal
 
-import torch
-
-from composer_plugins.kernels.masking import at_least_float32
+from composer_plugins.kernels.masking import at_least_float32, safe_exp
 from composer_plugins.kernels.preference import links
-from composer_plugins.kernels.preference.links import reward_metrics
-from composer_plugins.kernels.types import Metric, PairLoss, Scores
+from composer_plugins.kernels.preference.links import metric_of, plus_nll, reward_metrics
+from composer_plugins.kernels.types import PairLoss, Scores
 
-__all__ = ["alpha_po", "cpo", "cpo_simpo", "orpo", "sft", "simpo", "tpo", "tpo_l"]
+__all__ = ["alpha_po", "cpo", "cpo_simpo", "orpo", "sft", "simper", "simpo", "tpo", "tpo_l"]
 
 
 def simpo(
@@ -44,6 +42,18 @@ def simpo(
     return PairLoss(loss, reward_metrics(beta * chosen, beta * rejected))
 
 
+def simper(chosen: Scores, rejected: Scores) -> PairLoss:
+    """SimPER: the inverse perplexities themselves, without a parameter, on length-AVERAGED log-probabilities.
+
+        loss = -exp(chosen) + exp(rejected)
+
+    A rejected completion that is already unlikely has no gradient.
+    Source: arXiv 2502.00883; tengxiao1/SimPER scripts/simper_trainer.py@db08c97 simpo_loss, "SimPER".
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    return PairLoss(-safe_exp(chosen) + safe_exp(rejected), reward_metrics(chosen, rejected))
+
+
 def cpo_simpo(
     chosen: Scores,
     rejected: Scores,
@@ -61,7 +71,7 @@ def cpo_simpo(
     pair = simpo(
         chosen, rejected, beta=beta, gamma_beta_ratio=gamma_beta_ratio, label_smoothing=label_smoothing
     )
-    return _plus_nll(pair, chosen_nll, nll_weight)
+    return plus_nll(pair, chosen_nll, nll_weight)
 
 
 def alpha_po(
@@ -113,7 +123,7 @@ def cpo(
         loss = links.square(margin, beta)
     else:
         raise ValueError(f"link is {link!r}; known: 'sigmoid', 'hinge', 'square'")
-    return _plus_nll(PairLoss(loss, reward_metrics(beta * chosen, beta * rejected)), chosen_nll, nll_weight)
+    return plus_nll(PairLoss(loss, reward_metrics(beta * chosen, beta * rejected)), chosen_nll, nll_weight)
 
 
 def orpo(chosen: Scores, rejected: Scores, chosen_nll: Scores, *, beta: float = 0.1) -> PairLoss:
@@ -127,7 +137,7 @@ def orpo(chosen: Scores, rejected: Scores, chosen_nll: Scores, *, beta: float = 
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     loss = beta * links.logistic(links.log_odds(chosen) - links.log_odds(rejected))
-    return _plus_nll(PairLoss(loss, reward_metrics(beta * chosen, beta * rejected)), chosen_nll, 1.0)
+    return plus_nll(PairLoss(loss, reward_metrics(beta * chosen, beta * rejected)), chosen_nll, 1.0)
 
 
 def tpo(
@@ -179,15 +189,4 @@ def sft(chosen_nll: Scores) -> PairLoss:
     Source: TRL 1.16 trainer/dpo_trainer.py, loss_type "sft".
     """
     nll = at_least_float32(chosen_nll)
-    return PairLoss(nll, {"nll": _metric(nll)})
-
-
-def _plus_nll(pair: PairLoss, nll: Scores, weight: float) -> PairLoss:
-    """The term is left out, not multiplied, at weight 0: an infinite one would be NaN."""
-    nll = at_least_float32(nll)
-    loss = pair.loss if weight == 0 else pair.loss + weight * nll
-    return PairLoss(loss, pair.metrics | {"nll": _metric(nll)})
-
-
-def _metric(x: Scores) -> Metric:
-    return Metric(x.detach(), torch.ones_like(x, dtype=torch.bool))
+    return PairLoss(nll, {"nll": metric_of(nll)})

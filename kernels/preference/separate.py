@@ -7,10 +7,31 @@ import torch
 import torch.nn.functional as F
 
 from composer_plugins.kernels.masking import at_least_float32
-from composer_plugins.kernels.preference.links import log_ratios, reward_metrics
+from composer_plugins.kernels.preference.links import log_ratios, logistic, plus_nll, reward_metrics
 from composer_plugins.kernels.types import PairLoss, Scalar, Scores
 
-__all__ = ["apo_down", "apo_zero", "bco_pair", "nca_pair", "sppo_hard"]
+__all__ = ["apo_down", "apo_zero", "bco_pair", "cal_dpo", "nca_pair", "rpo", "sppo_hard"]
+
+
+def rpo(
+    chosen: Scores,
+    rejected: Scores,
+    ref_chosen: Scores,
+    ref_rejected: Scores,
+    chosen_nll: Scores,
+    *,
+    beta: float = 0.1,
+    nll_weight: float = 1.0,
+) -> PairLoss:
+    """Iterative RPO: DPO plus the likelihood of the chosen, which keeps it from becoming less likely.
+
+        h = beta (u_chosen - u_rejected),   loss = -log sigmoid(h) + nll_weight * chosen_nll
+
+    nll_weight is the paper's alpha.
+    Source: arXiv 2404.19733; NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a DPOLossFn.
+    """
+    up, down = _rewards(chosen, rejected, ref_chosen, ref_rejected, beta)
+    return plus_nll(PairLoss(logistic(up - down), reward_metrics(up, down)), chosen_nll, nll_weight)
 
 
 def nca_pair(
@@ -64,6 +85,29 @@ def sppo_hard(
     up, down = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
     loss = (up - 0.5 / beta) ** 2 + (down + 0.5 / beta) ** 2
     return PairLoss(loss, reward_metrics(beta * up, beta * down))
+
+
+def cal_dpo(
+    chosen: Scores,
+    rejected: Scores,
+    ref_chosen: Scores,
+    ref_rejected: Scores,
+    *,
+    beta: float = 0.1,
+    calibration_weight: float = 0.5,
+) -> PairLoss:
+    """Cal-DPO: DPO whose rewards also have a scale: each log-ratio is pulled to +-1 / (2 beta).
+
+        loss = -log sigmoid(u_chosen - u_rejected)
+               + calibration_weight [(u_chosen - 1 / (2 beta))^2 + (u_rejected + 1 / (2 beta))^2]
+
+    u = log pi / pi_ref. The first term has no beta. The weight is that of the authors' code.
+    Source: arXiv 2412.14516; tengxiao1/Cal-DPO scripts/dpo_trainer.py dpo_loss@7d16b46, loss_type "Cal-DPO".
+    """
+    up, down = log_ratios(chosen, rejected, ref_chosen, ref_rejected)
+    calibration = (up - 0.5 / beta) ** 2 + (down + 0.5 / beta) ** 2
+    loss = -F.logsigmoid(up - down) + calibration_weight * calibration
+    return PairLoss(loss, reward_metrics(up, down))
 
 
 def apo_zero(

@@ -1,10 +1,11 @@
-"""Advantages against verl, TRL, understand-r1-zero, OpenRLHF, slime, open-instruct and PRIME-RL as recorded.
+"""Advantages against the recordings of ten upstream repositories: verl, TRL, NeMo-RL and others.
 
 Where an upstream rounds a count or pads it, its way is spelt out here, so that the rest is compared in
 float64, and a claim fails once that way is gone.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ def estimator(*names: str) -> Callable[[Case], bool]:
     return lambda case: case["estimator"] in names
 
 
-def kernel(name: str) -> Callable[..., Tensor]:
-    return reductions.kernel("advantage", name)
+def kernel(name: str, **params: Any) -> Callable[..., Tensor]:
+    return reductions.kernel("advantage", name, **params)
 
 
 def verl_rewards(case: Case) -> tuple[Tensor, Tensor]:
@@ -328,3 +329,53 @@ def test_grpo_equals_open_instruct(case: Case) -> None:
 def test_advantages_equal_prime_rl(case: Case) -> None:
     name = {"grpo": "dr_grpo@prime-rl", "max_rl": "maxrl@prime-rl"}[case["algorithm"]]
     assert_rewards_equal(name, case, divided=case["algorithm"] == "max_rl")
+
+
+def rows_by_index(case: Case) -> tuple[Tensor, Tensor]:
+    return golden.tensor(case["rewards"]), torch.tensor(case["index"])
+
+
+@claim("passk_training")
+def test_pass_at_k_training_equals_its_authors(case: Case) -> None:
+    """`pass_at_k_training@passk-training`; sigma may be as small as a fifth."""
+    ours = kernel("pass_at_k_training@passk-training", k=case["k"])(*rows_by_index(case))
+    assert_parity(ours, golden.tensor(case["advantages"]), terms=len(ours), magnitude=10.0)
+
+
+@claim("bnpo")
+def test_bnpo_equals_its_authors(case: Case) -> None:
+    """`bnpo@bnpo`: a weight is the exponential of a difference of logarithms of the gamma function."""
+    theirs = golden.tensor(case["advantages"])
+    ours = kernel("bnpo@bnpo")(*rows_by_index(case))
+    largest = 1000 * max(1.0, float(theirs.abs().max()))
+    assert_parity(ours, theirs, terms=len(ours), magnitude=largest)
+
+
+def test_bnpo_leaves_a_group_of_one_out_unless_asked() -> None:
+    differ = []
+    for case in golden.load("bnpo"):
+        rewards, ids = rows_by_index(case)
+        alone = (ids == ids.unsqueeze(1)).sum(0) == 1
+        ours = kernel("bnpo")(rewards, ids)
+        assert not ours[alone].any()
+        assert_parity(ours[~alone], kernel("bnpo")(rewards[~alone], ids[~alone]), terms=len(ids))
+        theirs = golden.tensor(case["advantages"])
+        differ.append(bool(alone.any()) and not torch.allclose(ours[~alone], theirs[~alone]))
+    assert any(differ) or golden.directory != golden.GOLDEN
+
+
+@claim("nemo_rl_gae")
+def test_length_adaptive_gae_equals_nemo_rl(case: Case) -> None:
+    """`length_adaptive_gae@nemo-rl`, whose lambda is a float32 there, and its critic's targets by `gae`."""
+    mask, values = torch.tensor(case["mask"]).bool(), golden.tensor(case["values"])
+    places = torch.arange(mask.shape[1]).expand(mask.shape)
+    last = (places * mask).argmax(1, keepdim=True)
+    rewards = torch.zeros_like(values).scatter(1, last, golden.tensor(case["rewards"]).unsqueeze(1))
+    gamma = case["kwargs"]["gae_gamma"]
+    options = {"gamma": gamma, "alpha": case["kwargs"]["length_adaptive_alpha"]}
+    ours = kernel("length_adaptive_gae@nemo-rl", **options)(rewards, values, mask)
+    scale = {"terms": mask.shape[1], "magnitude": 30.0}
+    assert_parity(ours, golden.tensor(case["advantages"]), **scale, dtype=torch.float32)
+    targets = kernel("gae", gamma=gamma, lam=1.0, whiten=False)(rewards, values, mask) + values
+    theirs = golden.tensor(case["returns"])
+    assert_parity(torch.where(mask, targets, 0.0), theirs, **scale, what="returns")

@@ -1,4 +1,4 @@
-"""Divergences against seven upstream repositories as recorded: value and gradient, through catalogue rows."""
+"""Divergences against ten upstream repositories as recorded: value and gradient, through catalogue rows."""
 
 import math
 from collections.abc import Callable
@@ -315,3 +315,52 @@ def test_sampled_token_of_no_token_is_nan_in_opsd_and_zero_here(case: Case) -> N
     assert not loss and not gradient.any() and 1 not in sum(case["response_mask"], [])
     # It takes a mean over no token, whose gradient reaches none of them.
     assert not golden.tensor(case["grad_student_logits"]).any()
+
+
+def of_their_authors(row: str, case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss per token of a dialect on recorded logits, its mask, and the student's logits."""
+    student, teacher = logits(case)
+    mask = labels_mask(case)
+    return kernel(row)(student, teacher, mask, **case["kwargs"]).loss, mask, student
+
+
+@claim("abkd", where=lambda case: case["edge"] != "limit")
+def test_alpha_beta_equals_its_authors(case: Case) -> None:
+    """`alpha_beta@abkd`; a sum of powers is divided by the product of two exponents."""
+    token_loss, mask, student = of_their_authors("alpha_beta@abkd", case)
+    assert_recorded(aggregate(token_loss, mask, "token-mean"), student, case)
+
+
+@claim("abkd", where=lambda case: case["edge"] == "limit")
+def test_alpha_beta_at_0_is_the_limit_and_in_abkd_a_multiple(case: Case) -> None:
+    token_loss, mask, student = of_their_authors("alpha_beta@abkd", case)
+    multiple = max(case["kwargs"].values())  # the exponent that is not 0
+    assert multiple != 1
+    assert_recorded(multiple * aggregate(token_loss, mask, "token-mean"), student, case)
+    near = {name: x or 1e-4 for name, x in case["kwargs"].items()}
+    student64, teacher = (x.detach().double() for x in logits(case))
+    limit = kernel("alpha_beta")(student64, teacher, mask, **case["kwargs"]).loss
+    assert torch.allclose(kernel("alpha_beta")(student64, teacher, mask, **near).loss, limit, rtol=0.01)
+
+
+@claim("todi")
+def test_todi_equals_its_authors(case: Case) -> None:
+    """`todi@todi`, the sum over tokens."""
+    token_loss, mask, student = of_their_authors("todi@todi", case)
+    assert_recorded(aggregate(token_loss, mask, "token-sum"), student, case)
+
+
+@claim("nemo_rl_distillation")
+def test_symmetric_kl_topk_equals_nemo_rl(case: Case) -> None:
+    """`symmetric_kl_topk@nemo-rl`, which calls it mixed."""
+    student = golden.tensor(case["student_logits"], torch.float32).requires_grad_()
+    top = golden.tensor(case["teacher_topk_logits"], torch.float32).log_softmax(-1)
+    ids, mask = torch.tensor(case["teacher_topk_indices"]), torch.tensor(case["mask"]).bool()
+    weight = 1 - case["kwargs"]["mixed_kl_weight"]
+    token_loss = kernel("symmetric_kl_topk@nemo-rl")(student, top, ids, mask, reverse_weight=weight).loss
+    loss = dialects.nemo_rl(token_loss, mask)
+    (gradient,) = torch.autograd.grad(loss, student)
+    largest = largest_term(student.gather(-1, ids), top)
+    scale = {"terms": student.numel(), "magnitude": largest, "dtype": torch.float32}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale)
+    assert_parity(gradient, golden.tensor(case["grad_student"]), **scale, what="gradient")

@@ -1,4 +1,4 @@
-"""Preference losses and their scores against the recordings of five upstream functions, by catalogue row."""
+"""Preference losses and their scores against the recordings of eight upstream functions, by catalogue row."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.choosing import choose
 from composer_plugins.testing.assertions import assert_parity, tolerance
 from parity_tests.rigs import golden
+from parity_tests.rigs.dialects import NEMO_RL_EPS
 from parity_tests.rigs.golden import Case, claim
 
 SIDES = ("chosen", "rejected")
@@ -226,3 +227,37 @@ def test_sequence_logprobs_equal_upstream(case: Case) -> None:
     assert not ours[empty].any() and not slope[empty].any()
     assert_parity(ours[~empty], want[~empty], terms=logits[0].numel())
     assert_parity(slope[~empty], want_slope[~empty], terms=logits.shape[-1], what="gradient")
+
+
+@claim("simper")
+def test_simper_equals_its_authors(case: Case) -> None:
+    policy = scores(case, "policy_{}_logps_avg")
+    ours = reductions.kernel("preference", "simper@official")(*policy)
+    assert_recorded(ours, policy, case)
+    assert_rewards(ours, *scores(case, "{}_rewards"))
+
+
+@claim("cal_dpo")
+def test_cal_dpo_equals_its_authors(case: Case) -> None:
+    """One pair a case: upstream's squares are means over the batch."""
+    policy, reference = (scores(case, f"{whose}_{{}}_logps") for whose in ("policy", "reference"))
+    ours = reductions.kernel("preference", "cal_dpo@cal-dpo", **case["kwargs"])(*policy, *reference)
+    assert_recorded(ours, policy, case)
+    assert_rewards(ours, *(x - y.detach() for x, y in zip(policy, reference, strict=True)))
+
+
+@claim("nemo_rl_dpo")
+def test_rpo_equals_nemo_rl(case: Case) -> None:
+    """`rpo@nemo-rl`, whose rows are chosen and rejected in turn, and whose likelihood is a sum or a mean."""
+    logprobs, given = golden.tensor(case["logprobs"]).requires_grad_(), case["kwargs"]
+    mask = torch.tensor(case["mask"]).bool()
+    sums = [sequence_logprobs(x, mask) for x in (logprobs, golden.tensor(case["ref_logprobs"]))]
+    policy, reference = ((x[::2], x[1::2]) for x in sums)
+    nll = -sequence_logprobs(logprobs, mask, average=given["sft_average_log_probs"])[::2]
+    params = {"beta": given["reference_policy_kl_penalty"], "nll_weight": given["sft_loss_weight"]}
+    pair = reductions.kernel("preference", "rpo@nemo-rl", **params)(*policy, *reference, nll)
+    loss = pair.loss.sum() / (len(pair.loss) + NEMO_RL_EPS)
+    (slope,) = torch.autograd.grad(loss, logprobs)
+    scale = {"terms": mask.numel(), "magnitude": 10.0}
+    assert_parity(loss, golden.tensor(case["loss"]), **scale)
+    assert_parity(slope, golden.tensor(case["grad"]), **scale, what="gradient")

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.advantages import discounted_returns, gae, gdpo, reinforce_pp, remax
+from composer_plugins.kernels.advantages import (
+    discounted_returns,
+    gae,
+    gdpo,
+    length_adaptive_gae,
+    optimal_token_baseline,
+    reinforce_pp,
+    remax,
+    tir_optimal_token_baseline,
+)
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.inputs import with_junk
 from composer_plugins.testing.strategies import grouped_rewards, token_batches
@@ -89,6 +98,87 @@ def test_gae_equals_loops(batch: Batch, gamma: float, lam: float) -> None:
     assert_parity(gae(*inputs, gamma=gamma, lam=lam, whiten=False), expected, **scale(batch))
     ours = gae(*inputs, gamma=gamma, lam=lam, variance_eps=VARIANCE_EPS)
     assert_parity(ours, whitened(expected, mask), **scale(batch))
+
+
+@given(batch=token_batches(), gamma=GAMMAS, alpha=st.sampled_from([0.05, 0.3, 0.9, 4.0]))
+def test_length_adaptive_gae_equals_loops(batch: Batch, gamma: float, alpha: float) -> None:
+    rewards, values, mask = batch["logprobs"], batch["old_logprobs"], batch["mask"]
+    out: dict[tuple[int, int | None], float] = {}
+
+    def step(i: int, t: int, following: int | None) -> float:
+        lam = max(0.0, 1 - 1 / (alpha * sum(mask[i].tolist())))
+        ahead = 0.0 if following is None else float(values[i, following])
+        delta = float(rewards[i, t]) + gamma * ahead - float(values[i, t])
+        out[i, t] = delta + gamma * lam * out.get((i, following), 0.0)
+        return out[i, t]
+
+    expected = backwards(mask, step)
+    inputs = with_junk(rewards, mask), with_junk(values, mask), mask
+    ours = length_adaptive_gae(*inputs, gamma=gamma, alpha=alpha, whiten=False)
+    assert_parity(ours, expected, **scale(batch))
+    ours = length_adaptive_gae(*inputs, gamma=gamma, alpha=alpha, variance_eps=VARIANCE_EPS)
+    assert_parity(ours, whitened(expected, mask), **scale(batch))
+
+
+def counts_before(mask: Tensor, i: int, t: int) -> int:
+    return sum(mask[i, :t].tolist())
+
+
+@given(
+    batch=token_batches(),
+    seed=st.integers(0, 99),
+    alone=st.sampled_from(["zero", "raw"]),
+    weighted=st.booleans(),
+    by_token=st.booleans(),
+    eps=st.sampled_from([0.0, 0.01]),
+)
+def test_optimal_token_baseline_equals_loops(
+    batch: Batch, seed: int, alone: str, weighted: bool, by_token: bool, eps: float
+) -> None:
+    rewards, old, mask = batch["advantages"].expand(batch["mask"].shape), batch["old_logprobs"], batch["mask"]
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, 2, (len(mask),), generator=g)
+    share, weights = torch.rand(2, *mask.shape, generator=g, dtype=torch.float64)
+    squared = old.exp() ** 2 + share * (1 - old.exp()) ** 2
+    earned = returns(rewards, mask, 1.0)
+
+    def norm(i: int, t: int) -> float:
+        one = 1 - 2 * math.exp(float(old[i, t])) + float(squared[i, t])
+        return one * (float(weights[i, t]) ** 2 if weighted else 1.0)
+
+    def norm_so_far(i: int, t: int) -> float:
+        return math.fsum(norm(i, u) for u in range(t + 1) if mask[i, u])
+
+    def place(i: int, t: int) -> int:
+        return counts_before(mask, i, t) if by_token else t
+
+    def step(i: int, t: int, following: int | None) -> float:
+        there = [
+            (j, u) for j, u in mask.nonzero().tolist() if ids[j] == ids[i] and place(j, u) == place(i, t)
+        ]
+        if len(there) == 1:
+            return float(earned[i, t]) if alone == "raw" else 0.0
+        total = math.fsum(norm_so_far(*one) for one in there)
+        return float(earned[i, t]) - math.fsum(
+            norm_so_far(*one) * float(earned[tuple(one)]) for one in there
+        ) / (total + eps)
+
+    kernel = tir_optimal_token_baseline if by_token else optimal_token_baseline
+    option = {"correction_weights": with_junk(weights, mask)} if weighted else {}
+    given_ = (with_junk(x, mask) for x in (rewards, old, squared))
+    ours = kernel(*given_, ids, mask, alone=alone, eps=eps, **option)
+    # The sum of the weights may nearly cancel: 1 - 2 pi + its square is 0 for a certain token.
+    expected = backwards(mask, step)
+    assert_parity(ours, expected, terms=mask.numel(), magnitude=1000 * (1 + float(expected.abs().max())))
+
+
+def test_equal_returns_have_no_advantage_and_certain_tokens_the_plain_mean_as_baseline() -> None:
+    ids, mask = torch.zeros(3, dtype=torch.long), torch.ones(3, 1, dtype=torch.bool)
+    old, squared = torch.full((3, 1), -0.7), torch.rand(3, 1)
+    assert not optimal_token_baseline(torch.full((3, 1), 0.1), old, squared, ids, mask).any()
+    rewards, certain = torch.tensor([[1.0], [2.0], [6.0]]), torch.zeros(3, 1)
+    ours = optimal_token_baseline(rewards, certain, torch.ones(3, 1), ids, mask)
+    assert ours.flatten().tolist() == [-2.0, -1.0, 3.0]
 
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])

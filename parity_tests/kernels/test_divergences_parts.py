@@ -12,9 +12,11 @@ from torch import Tensor
 
 from composer_plugins.kernels.divergences import (
     adaptive_kl,
+    alpha_beta,
     entropy_gated_kl,
     forward_kl,
     forward_kl_topk,
+    generalized_reverse_kl_topk,
     jsd,
     reverse_kl,
     reverse_kl_topk,
@@ -23,13 +25,16 @@ from composer_plugins.kernels.divergences import (
     skewed_forward_kl,
     skewed_reverse_kl,
     symmetric_kl,
+    symmetric_kl_topk,
+    todi,
     tv,
+    uld,
 )
 from composer_plugins.kernels.taid import interpolated_logits
 from composer_plugins.testing.assertions import assert_parity
 from composer_plugins.testing.strategies import logit_pairs
 from parity_tests.rigs.logits import Pair, scale
-from parity_tests.rigs.oracles import cross_entropy, generalized_jsd, kl, per_token
+from parity_tests.rigs.oracles import cross_entropy, generalized_jsd, kl, per_token, softmax
 
 Probs = Sequence[float]
 
@@ -184,6 +189,138 @@ def test_given_top_k_equals_that_of_the_logits(pair: Pair, k: int, rest: str) ->
         assert_parity(*slopes, **scale(pair, 1e7 if rest == "tail" else 1.0), what="gradient")
         mass = unmasked(pair, ours.metrics["teacher_mass"].value)
         assert_parity(mass, unmasked(pair, top.values.exp().sum(-1)), terms=k)
+
+
+def slopes(pair: Pair, of_entries: Any) -> Tensor:
+    """The gradient in the student's logits, of d loss / d S_v as `of_entries(s, t)` lists it."""
+    student, teacher = (pair[f"{name}_logits"] for name in ("student", "teacher"))
+    found = torch.zeros_like(student)
+    for place in pair["mask"].nonzero().tolist():
+        s, t = softmax(student[tuple(place)].tolist()), softmax(teacher[tuple(place)].tolist())
+        entries = of_entries(s, t)
+        mean = math.fsum(a * b for a, b in zip(s, entries, strict=True))
+        found[tuple(place)] = found.new_tensor([a * (b - mean) for a, b in zip(s, entries, strict=True)])
+    return found
+
+
+def assert_sum_over_entries(
+    ours: Tensor, pair: Pair, value: Any, derivative: Any, magnitude: float = 1.0
+) -> None:
+    """Value and gradient, by plain loops."""
+    assert_parity(ours, over(pair, value), **scale(pair, magnitude))
+    (slope,) = torch.autograd.grad(ours.sum(), pair["student_logits"], retain_graph=True)
+    assert_parity(slope, slopes(pair, derivative), **scale(pair, magnitude), what="gradient")
+
+
+EXPONENTS = [(0.5, 0.5), (0.2, 0.7), (1.0, 1.0), (2.0, 0.3), (1.0, 0.0), (0.0, 1.0), (0.4, 0.0), (0.0, 0.4)]
+
+
+@examples
+@given(finite_pairs, st.sampled_from(EXPONENTS))
+def test_divergences_with_weights_of_entries_equal_plain_loops(
+    pair: Pair, exponents: tuple[float, float]
+) -> None:
+    alpha, beta = exponents
+    pair["student_logits"].requires_grad_()
+
+    def of_two_exponents(s: Probs, t: Probs) -> float:
+        if alpha == 0:
+            return math.fsum(
+                (a**beta * beta * math.log(a / b) - a**beta + b**beta) / beta**2
+                for a, b in zip(s, t, strict=True)
+            )
+        if beta == 0:
+            return math.fsum(
+                (b**alpha * alpha * math.log(b / a) - b**alpha + a**alpha) / alpha**2
+                for a, b in zip(s, t, strict=True)
+            )
+        c = alpha + beta
+        return -math.fsum(
+            b**alpha * a**beta - alpha / c * b**c - beta / c * a**c for a, b in zip(s, t, strict=True)
+        ) / (alpha * beta)
+
+    def by_student(s: Probs, t: Probs) -> list[float]:
+        if alpha == 0:
+            return [a ** (beta - 1) * math.log(a / b) for a, b in zip(s, t, strict=True)]
+        return [a ** (beta - 1) * (a**alpha - b**alpha) / alpha for a, b in zip(s, t, strict=True)]
+
+    ours = alpha_beta(**pair, alpha=alpha, beta=beta).loss
+    assert_sum_over_entries(ours, pair, of_two_exponents, by_student, 1 / max(alpha * beta, 0.01))
+
+    def mix(a: float, b: float) -> float:
+        return b / (a + b)  # sigmoid(log(b / a))
+
+    def mixed_kls(s: Probs, t: Probs) -> float:
+        return math.fsum(
+            mix(a, b) * b * math.log(b / a) + mix(b, a) * a * math.log(a / b)
+            for a, b in zip(s, t, strict=True)
+        )
+
+    def with_fixed_mix(s: Probs, t: Probs) -> list[float]:
+        return [-mix(a, b) * b / a + mix(b, a) * (math.log(a / b) + 1) for a, b in zip(s, t, strict=True)]
+
+    assert_sum_over_entries(todi(**pair).loss, pair, mixed_kls, with_fixed_mix)
+
+    def sorted_distance(s: Probs, t: Probs) -> float:
+        return math.fsum(abs(a - b) for a, b in zip(sorted(s), sorted(t), strict=True))
+
+    def sides(s: Probs, t: Probs) -> list[float]:
+        ranks = {v: i for i, v in enumerate(sorted(range(len(s)), key=lambda v: s[v]))}
+        return [math.copysign(1.0, a - sorted(t)[ranks[v]]) for v, a in enumerate(s)]
+
+    # Where two sorted probabilities are equal there is no derivative.
+    apart = over(pair, lambda s, t: min(abs(a - b) for a, b in zip(sorted(s), sorted(t), strict=True)))
+    pair["mask"] = pair["mask"] & (apart > 1e-9)
+    assert_sum_over_entries(uld(**pair).loss, pair, sorted_distance, sides)
+
+
+def test_alpha_beta_at_its_ends_is_a_kl_and_needs_an_exponent() -> None:
+    pair = {"student_logits": torch.tensor([[0.1, 1.0, -0.4]]), "teacher_logits": torch.tensor([[1.0, 0, 2]])}
+    pair["mask"] = torch.ones(1, dtype=torch.bool)
+    for exponents, whole in (((1.0, 0.0), forward_kl), ((0.0, 1.0), reverse_kl)):
+        ours = alpha_beta(**pair, alpha=exponents[0], beta=exponents[1]).loss
+        assert_parity(ours, whole(**pair).loss, terms=3, dtype=torch.float32, magnitude=3.0)
+    for exponents in ((0.0, 0.0), (-0.5, 1.0)):
+        with pytest.raises(ValueError, match="neither is negative, and one is above 0"):
+            alpha_beta(**pair, alpha=exponents[0], beta=exponents[1])
+
+
+@examples
+@given(finite_pairs, st.integers(1, 9), st.sampled_from(["renormalised", "raw", "tail"]), weights)
+def test_sums_over_a_given_top_k_equal_plain_loops(pair: Pair, k: int, rest: str, weight: float) -> None:
+    student = pair["student_logits"].requires_grad_()
+    k = min(k, student.shape[-1])
+    top = pair["teacher_logits"].log_softmax(-1).topk(k)
+    ids = torch.where(pair["mask"].unsqueeze(-1), top.indices, -7)  # padding
+
+    def largest(t: Probs) -> list[int]:
+        return sorted(range(len(t)), key=lambda v: -t[v])[:k]
+
+    def generalized(s: Probs, t: Probs) -> float:
+        return math.fsum(s[v] * math.log(s[v] / t[v]) - s[v] + t[v] for v in largest(t))
+
+    def log_ratios(s: Probs, t: Probs) -> list[float]:
+        return [
+            math.log(a / b) if v in largest(t) else 0.0 for v, (a, b) in enumerate(zip(s, t, strict=True))
+        ]
+
+    ours = generalized_reverse_kl_topk(student, top.values, ids, pair["mask"]).loss
+    assert (ours >= 0).all()
+    assert_sum_over_entries(ours, pair, generalized, log_ratios)
+
+    given_ = student, top.values, ids, pair["mask"]
+    mine = symmetric_kl_topk(*given_, rest=rest, reverse_weight=weight).loss
+    lost = 1e7 if rest == "tail" else 1.0
+
+    def both(s: Probs, t: Probs) -> float:
+        s, t = supported(s, t, k, "teacher", rest)
+        return (1 - weight) * kl(t, s) + weight * kl(s, t)
+
+    assert_parity(mine, over(pair, both), **scale(pair, lost))
+    want = (1 - weight) * forward_kl_topk(*given_, rest=rest).loss
+    want = want + weight * reverse_kl_topk(*given_, rest=rest).loss
+    gradients = [torch.autograd.grad(x.sum(), student, retain_graph=True)[0] for x in (mine, want)]
+    assert_parity(*gradients, **scale(pair, lost), what="gradient")
 
 
 def test_a_floor_bounds_the_log_probabilities_of_both_sides() -> None:

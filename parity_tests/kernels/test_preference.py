@@ -25,7 +25,7 @@ from composer_plugins.testing.strategies import seeds, token_batches
 
 ROWS = of_kind(losses(), "preference")
 # Of each parameter a value that is no default and has an effect.
-B, E, G, W, TAU, ALPHA = 0.7, 0.2, 0.3, 0.6, 0.25, 0.1
+B, E, G, W, C, TAU, ALPHA = 0.7, 0.2, 0.3, 0.6, 0.8, 0.25, 0.1
 SETTINGS: dict[str, float] = {
     "beta": B,
     "label_smoothing": E,
@@ -34,6 +34,7 @@ SETTINGS: dict[str, float] = {
     "desirable_weight": 1.3,
     "undesirable_weight": 0.4,
     "tau": TAU,
+    "calibration_weight": C,
 }
 
 
@@ -57,6 +58,7 @@ def mean_reward(s: float) -> float:
 PAIRWISE: dict[str, Callable[[float, float, dict[str, float]], float]] = {
     "dpo": lambda u, v, p: log_loss(B * (u - v), E),
     "cdpo": lambda u, v, p: log_loss(B * (u - v), E),
+    "rpo": lambda u, v, p: log_loss(B * (u - v)) + W * p["chosen_nll"],
     "sigmoid_norm": lambda u, v, p: log_loss(B * (u - v)),
     "robust": lambda u, v, p: ((1 - E) * log_loss(B * (u - v)) - E * log_loss(B * (v - u))) / (1 - 2 * E),
     "hinge": lambda u, v, p: max(0.0, 1 - B * (u - v)),
@@ -71,9 +73,11 @@ PAIRWISE: dict[str, Callable[[float, float, dict[str, float]], float]] = {
     "nca_pair": lambda u, v, p: log_loss(B * u) + 0.5 * log_loss(-B * u) + 0.5 * log_loss(-B * v),
     "bco_pair": lambda u, v, p: log_loss(B * u) + log_loss(-B * v),
     "sppo_hard": lambda u, v, p: (u - 1 / (2 * B)) ** 2 + (v + 1 / (2 * B)) ** 2,
+    "cal_dpo": lambda u, v, p: log_loss(u - v) + C * ((u - 1 / (2 * B)) ** 2 + (v + 1 / (2 * B)) ** 2),
     "apo_zero": lambda u, v, p: 1 - sigmoid(B * u) + sigmoid(B * v),
     "apo_down": lambda u, v, p: sigmoid(B * u) + 1 - sigmoid(B * (u - v)),
     "simpo": lambda u, v, p: log_loss(B * (u - v) - B * G, E),
+    "simper": lambda u, v, p: math.exp(v) - math.exp(u),
     "cpo_simpo": lambda u, v, p: log_loss(B * (u - v) - B * G, E) + W * p["chosen_nll"],
     "alpha_po": lambda u, v, p: log_loss(B * (mean_reward(u) - mean_reward(v)) - B * G, E),
     "cpo": lambda u, v, p: log_loss(B * (u - v), E) + W * p["chosen_nll"],

@@ -95,6 +95,18 @@ def rloo(draw: Draw) -> Iterator[Compared]:
     yield parity(ours, theirs, values)
 
 
+def a2po(draw: Draw) -> Iterator[Compared]:
+    """Rewards of one completion of each prompt, and of several of the reference."""
+    g, beta = generator(draw), draw.choose([None, 0.1, 3.0], "beta1")
+    shape = (draw.integer(1, 4, "prompts"), draw.integer(1, 5, "num_value_samples"))
+    reference = torch.randint(0, 5, shape, generator=g).double() / 10 + draw.choose([0.0, -3.3], "offset")
+    rewards = reference[:, 0] + torch.rand(shape[0], generator=g)
+    theirs = upstream_rollouts.a2po_advantages(rewards, reference, 0.5 if beta is None else beta)
+    options = {} if beta is None else {"beta": beta}
+    ours = kernel("advantage", "a2po@trl", **options)(rewards, reference)
+    yield Compared(ours, theirs, shape[1], 10.0)
+
+
 def draw_rollouts(draw: Draw) -> tuple[Tensor, Tensor, list[int]]:
     """log-probabilities under the trainer and under the engine, which did not know all; lengths."""
     g = generator(draw)
@@ -142,6 +154,7 @@ CLAIMS = [
         )
     ),
     advantage("rloo@trl", "RLOOTrainer", "advantages", rloo),
+    advantage("a2po@trl", "A2POTrainer", "advantages", a2po),
     *(
         claim("correction", row, "GRPOTrainer", x, partial(correction, x), vllm_importance_sampling_mode=x)
         for x, (row, *_) in MODES.items()

@@ -156,6 +156,18 @@ def reverse_kl_topk(draw: Draw) -> Iterator[Compared]:
     yield from parity(aggregate(token_loss, mask), theirs, pair, magnitude=largest)
 
 
+def uld(draw: Draw) -> Iterator[Compared]:
+    """The mean over the tokens of a completion, and then over all rows; a row without any has 0."""
+    pair, temperature = draw_pair(draw), draw.choose(TEMPERATURES, "temperature")
+    student, teacher, mask = inputs(pair)
+    mask = torch.arange(mask.shape[-1]) < mask.sum(-1, keepdim=True)  # a completion has no holes
+    assume(bool(mask.any()))
+    theirs = upstream_distillation.uld_loss(student, teacher, mask, temperature)
+    token_loss = kernel("divergence", "uld@trl", temperature=temperature)(student, teacher, mask).loss
+    mean = kernel("aggregation", "seq-mean-token-mean", num_sequences=float(len(mask)))
+    yield from parity(mean(token_loss, mask), theirs, pair, temperature)
+
+
 divergence = partial(claim, "divergence")
 CLAIMS = [
     divergence("jsd@trl", "GKDTrainer", "", partial(generalized_jsd, "GKDTrainer")),
@@ -167,6 +179,7 @@ CLAIMS = [
         divergence(row, "DistillationTrainer", name, partial(distilled, row, betas), "in float32")
         for row, name, betas in (("jsd@trl", "beta", BETAS), ("reverse_kl@trl", "", [1.0]))
     ),
+    divergence("uld@trl", "GOLDTrainer", "use_uld_loss", uld),
     divergence("forward_kl_topk@trl", "ServerDistillationTrainer", "beta=0", forward_kl_topk),
     divergence("reverse_kl_topk@trl", "ServerDistillationTrainer", "beta=1", reverse_kl_topk),
 ]

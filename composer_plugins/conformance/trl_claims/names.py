@@ -39,7 +39,7 @@ FILES = {
     "DistillationTrainer": "trainer/distillation_trainer.py",
     **{
         f"{name.upper()}Trainer": f"experimental/{name}/{name}_trainer.py"
-        for name in ("gmpo", "cpo", "orpo", "tpo", "gkd", "gold", "sdpo")
+        for name in ("gmpo", "cpo", "orpo", "tpo", "gkd", "gold", "sdpo", "a2po")
     },
     "IWOPDTrainer": "experimental/iw_opd/iw_opd_trainer.py",
     "ServerDistillationTrainer": "experimental/server_distillation/server_distillation_trainer.py",
@@ -52,7 +52,10 @@ NOT_COMPARED: dict[str, dict[tuple[str, str], str]] = {
         ("", "loss_type=sapo, importance_sampling_level=sequence"): NOT_PUBLISHED,
     },
     FILES["CPOTrainer"]: {("loss_type", "kto_pair"): "named in a warning, not a loss of CPOTrainer"},
-    FILES["GOLDTrainer"]: {("", "use_uld_loss"): NO_KERNEL + "sorted probabilities of two vocabularies"},
+    FILES["GOLDTrainer"]: {
+        ("", "use_extended_uld"): NO_KERNEL + "tokens of two tokenizers merged where their bytes end",
+        ("", "uld_use_hybrid_loss"): NO_KERNEL + "ULD and a JSD of the tokens that two vocabularies share",
+    },
     FILES["IWOPDTrainer"]: {("", "top_k with 0 < beta < 1"): UNION},
     FILES["ServerDistillationTrainer"]: {("", "0 < beta < 1"): UNION},
     FILES["SDPOTrainer"]: {
@@ -75,8 +78,8 @@ NOT_COMPARED: dict[str, dict[tuple[str, str], str]] = {
     "experimental/online_dpo/online_dpo_trainer.py": {
         ("loss_type", name): ONLINE for name in ("ipo", "sigmoid")
     },
-    "experimental/a2po/a2po_trainer.py": {
-        ("", ""): NO_KERNEL + "a regression of whole completions on values of their prompts"
+    FILES["A2POTrainer"]: {
+        ("", "loss"): NO_KERNEL + "a regression of whole completions on the advantage that is compared"
     },
     "trainer/reward_trainer.py": {("", ""): NO_KERNEL + "it trains a reward model"},
 }

@@ -106,3 +106,22 @@ def server_reverse_kl(student: Tensor, teacher_logprobs: Tensor, ids: Tensor, ma
         *(ids, teacher_logprobs, ids, teacher_logprobs, labels(mask)),
     )
     return loss
+
+
+def uld_loss(student: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """GOLDTrainer's ULD, without the cross-entropy and the alignment of two tokenizers."""
+    config = SimpleNamespace(
+        uld_crossentropy_weight=0.0,
+        uld_distillation_weight=1.0,
+        uld_student_temperature=temperature,
+        uld_teacher_temperature=temperature,
+        uld_skip_student_eos=False,
+        uld_skip_teacher_eos=False,
+        uld_token_merge_strategy="observed",
+        use_extended_uld=False,
+    )
+    ids = torch.zeros_like(mask, dtype=torch.long)
+    loss: Tensor = load("GOLDTrainer", "ULDLoss")(config)(
+        student, teacher, labels(mask), labels(mask), ids, ids
+    )
+    return loss

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.trl_claims.upstream import in_float64, load
+from composer_plugins.conformance.trl_claims.upstream import in_float64, load, metrics
 
 
 @cache
@@ -92,3 +93,68 @@ def weights(
         output = generated(load("GRPOTrainer"), made, len(lengths))
     found: Tensor = output["importance_sampling_ratio"]
     return found
+
+
+class Tokens(dict[str, Tensor]):
+    """What a tokenizer gives."""
+
+    def to(self, device: Any) -> "Tokens":
+        """On one device, itself."""
+        return self
+
+
+class Writer(torch.nn.Module):
+    """A reference policy and its tokenizer, of which nothing is read: the rewards are given."""
+
+    is_gradient_checkpointing = False
+
+    def __init__(self, completions: int) -> None:
+        super().__init__()
+        self.completions = completions
+
+    def forward(self, texts: list[str], **options: Any) -> Tokens:
+        """Tokenize."""
+        return Tokens(input_ids=torch.zeros(len(texts), 1, dtype=torch.int64))
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """A token after each prompt."""
+        return torch.zeros(len(input_ids) * self.completions, 2, dtype=torch.int64)
+
+    def batch_decode(self, ids: Tensor, **options: Any) -> list[str]:
+        """Decode."""
+        return [""] * len(ids)
+
+
+def a2po_advantages(rewards: Tensor, reference: Tensor, beta: float) -> Tensor:
+    """What A2POTrainer regresses on: its value of each prompt, and the gradient of its loss."""
+    owner, prompts = load("A2POTrainer"), [f"prompt {i}" for i in range(len(rewards))]
+    drawn = iter(reference)  # the value of one prompt is estimated after the other
+    writer = Writer(reference.shape[1])
+    logprobs = torch.zeros_like(rewards, requires_grad=True)
+    made = SimpleNamespace(
+        args=SimpleNamespace(
+            beta1=beta,
+            beta2=1.0,
+            num_value_samples=reference.shape[1],
+            per_device_train_batch_size=1,
+            max_prompt_length=None,
+            filter_all_incorrect=False,
+        ),
+        train_dataset=[{"prompt": prompt} for prompt in prompts],
+        eval_dataset=None,
+        accelerator=trainer().accelerator,
+        processing_class=writer,
+        ref_model=writer,
+        value_generation_config=None,
+        model=SimpleNamespace(training=True),
+        _calculate_rewards=lambda prompts, completions, **_: next(drawn),
+        _get_sequence_logps=lambda *_: logprobs,
+        _metrics=metrics(),
+    )
+    owner._estimate_optimal_values(made)
+    values = torch.tensor([made._optimal_values[prompt] for prompt in prompts], dtype=torch.float64)
+    batch = dict.fromkeys(("input_ids", "attention_mask", "logits_to_keep"))
+    given = {"rewards": rewards, "v_star": values, "ref_logps": torch.zeros_like(rewards)}
+    loss = owner.compute_loss(made, None, batch | given)
+    (slope,) = torch.autograd.grad(loss, logprobs)  # of the mean of (log ratio - advantage)^2, at 0
+    return -slope * len(rewards) / 2

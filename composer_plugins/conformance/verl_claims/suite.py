@@ -9,12 +9,8 @@ from composer_plugins.conformance.claims import Absent, Claim, Place
 from composer_plugins.conformance.running import Suite
 from composer_plugins.frameworks.verl import VERL
 
-SQUARED = "no kernel: it wants the sum of the squared probabilities of the vocabulary at each token"
 BY_KL = "no kernel: a row or token is left out by an estimate of the KL, not by its weight"
 NO_KERNEL = {
-    ("advantage estimators", "optimal_token_baseline"): SQUARED,
-    ("advantage estimators", "tir_optimal_token_baseline"): SQUARED,
-} | {
     ("rollout corrections", f"{level}_{k}"): BY_KL
     for level in ("token", "seq_sum", "seq_mean", "seq_max")
     for k in ("k2", "k3")

@@ -1,6 +1,7 @@
 """verl's advantage estimators that give each token its own number, or whiten over the tokens of the batch."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from composer_plugins.conformance.verl_claims.advantages import (
     singletons,
 )
 from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
+from composer_plugins.frameworks.verl import TOKEN_BASELINES
 from composer_plugins.testing.draws import Draw, flag
 from composer_plugins.testing.inputs import with_junk
 
@@ -161,6 +163,37 @@ def gae(draw: Draw) -> Iterator[Compared]:
     yield whitened(ours, theirs, raw, mask, largest, dtype)
 
 
+def prefixes(batch: Rollouts) -> Rollouts:
+    """The same with as many unmasked tokens in each row, all of them at its beginning."""
+    tokens = torch.arange(batch.mask.shape[-1])
+    return batch._replace(mask=tokens < batch.mask.sum(-1, keepdim=True))
+
+
+def token_baseline(name: str, draw: Draw) -> Iterator[Compared]:
+    """With holes in the mask only as verl has it for tools, which counts tokens and not positions."""
+    batch = rollouts(draw)
+    batch = batch if name.startswith("tir") else prefixes(batch)
+    rewards, mask = token_level(batch, draw), batch.mask
+    g = torch.Generator().manual_seed(draw.integer(0, 99, "probabilities"))
+    old, share, weights = torch.rand(3, *mask.shape, generator=g, dtype=FLOAT64)
+    old = -0.05 - 4 * old
+    given = {"old_log_probs": old, "sum_pi_squared": old.exp() ** 2 + share * (1 - old.exp()) ** 2}
+    corrected = flag(draw, "rollout correction")
+    theirs = upstream.advantages(
+        name,
+        batch,
+        token_level_rewards=rewards,
+        rollout_is_weights=weights if corrected else None,
+        **given,
+    )
+    option = {"correction_weights": with_junk(weights, mask)} if corrected else {}
+    junk = (with_junk(x, mask) for x in (rewards, *given.values()))
+    ours = our_estimator(name)(*junk, batch.ids, mask, **option)
+    # A weight is (1 - pi)^2 at least: of a likely token, what a difference from 1 leaves.
+    largest = 1000 * float(rewards.abs().max()) * mask.shape[-1]
+    yield Compared(ours, theirs, mask.numel(), largest, scale=largest / 1000)
+
+
 COUNTS = "verl divides counts in float32"
 CLAIMS: list[Claim] = [
     claim(row_of("remax"), "remax", remax),
@@ -171,4 +204,5 @@ CLAIMS: list[Claim] = [
     claim(row_of("gdpo"), "gdpo", gdpo, COUNTS),
     claim(row_of("gdpo"), "gdpo", gdpo_of_two, "two rewards, which verl adds in float32"),
     claim(row_of("gae"), "gae", gae, COUNTS),
+    *(claim(row_of(name), name, partial(token_baseline, name)) for name in TOKEN_BASELINES),
 ]

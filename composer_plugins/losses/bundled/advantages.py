@@ -3,7 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import GRPO_SCORES, TRL_CLAIM, VERL_CLAIM, prime_rl, trl, verl
+from composer_plugins.losses.bundled.shared import (
+    GRPO_SCORES,
+    TINY,
+    TRL_CLAIM,
+    VERL_CLAIM,
+    prime_rl,
+    trl,
+    verl,
+)
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
@@ -17,6 +25,12 @@ LOOPS = "kernels/test_advantages.py::test_advantages_equal_loops"
 TOKEN_LOOPS = "kernels/test_advantages_tokens.py::"
 GOLDEN = "golden/test_advantages.py::"
 PRIME_RL = "PRIME-RL@559b447 src/prime_rl/orchestrator/algo/"
+
+SUCCESS = "kernels/test_advantages_success.py::"
+OTB = ("token_rewards", "old_logprobs", "sum_pi_squared", "group_ids", "mask")
+ALONE = Parameter("what a token gets that no other rollout has: 0, or its return", choices=("zero", "raw"))
+OTB_EPS = Parameter("added to the sum of the weights", low=0)
+IN_VERL = "verl gives sum_pi_squared to its own estimator only, with actor.calculate_sum_pi_squared"
 
 advantage = partial(Loss, kind="advantage")
 # Fields that many rows share. A row may override them.
@@ -186,6 +200,100 @@ LOSSES = (
             ),
         ),
     ),
+    within_groups(
+        name="pass_at_k_training",
+        summary="the advantage of pass@k, over all groups of k that a prompt's rollouts make",
+        paper="arXiv 2508.10751",
+        parameters={
+            "k": Parameter(
+                "rollouts of which one must succeed; 1 is grpo with ddof 0", low=1, integer=True, example=1
+            ),
+            "eps": EPS,
+        },
+        proof=SUCCESS + "test_pass_at_k_training_is_the_mean_over_all_groups_of_k",
+        dialects=(
+            Dialect(
+                upstream="passk-training",
+                params={"eps": 1e-6},
+                source="RUCAIBox/Passk_Training code/passk_adv.py@c3ba575",
+                proof=GOLDEN + "test_pass_at_k_training_equals_its_authors",
+                note="K is `k`, without a default; rewards of 1 and 0 only",
+            ),
+        ),
+    ),
+    within_groups(
+        name="bnpo",
+        summary="the reward's deviation, over the density of a Beta distribution fitted to the prompts",
+        paper="arXiv 2506.02864",
+        exceptions={OVER_GROUPS: "the distribution is fitted to all prompts of the batch"},
+        parameters={"singleton": SINGLETON},
+        proof=SUCCESS + "test_bnpo_equals_loops",
+        dialects=(
+            Dialect(
+                upstream="bnpo",
+                params={"singleton": "raw"},
+                source="changyi7231/BNPO recipe/bnpo/src/bnpo_ray_trainer.py@a9c51b9",
+                proof=GOLDEN + "test_bnpo_equals_its_authors",
+                note="min_value 0 and max_value 1, its defaults",
+            ),
+        ),
+    ),
+    advantage(
+        name="a2po",
+        summary="the reward less the value of the best policy near a reference, by the reference's rewards",
+        paper="arXiv 2505.20686",
+        needs=("rewards", "reference_rewards"),
+        optional=("mask",),
+        parameters={"beta": Parameter("the paper's beta_1: 0 the best reward, large the mean", low=TINY)},
+        proof=SUCCESS + "test_a2po_equals_its_formula",
+        dialects=(
+            trl(
+                params={"beta": 0.5},
+                source="experimental/a2po/a2po_trainer.py A2POTrainer",
+                proof=TRL_CLAIM,
+                note="beta1 is `beta`, num_value_samples the completions of the reference; its loss is a "
+                "regression on this advantage",
+            ),
+        ),
+    ),
+    advantage(
+        name="optimal_token_baseline",
+        summary="the return less the baseline of least variance, at each token",
+        paper="arXiv 2602.07078",
+        needs=OTB,
+        optional=("correction_weights", "num_groups"),
+        parameters={
+            "by": Parameter("where rollouts are compared", choices=("position", "token")),
+            "alone": ALONE,
+            "eps": OTB_EPS,
+        },
+        proof=TOKEN_LOOPS + "test_optimal_token_baseline_equals_loops",
+        dialects=(
+            verl(
+                "compute_optimal_token_baseline_advantage",
+                params={"alone": "raw", "eps": 1e-8},
+                proof=VERL_CLAIM,
+                note=IN_VERL,
+            ),
+        ),
+    ),
+    advantage(
+        name="tir_optimal_token_baseline",
+        summary="the optimal token baseline, at the same count of tokens whatever tools wrote between",
+        paper="arXiv 2602.07078",
+        needs=OTB,
+        optional=("correction_weights", "num_groups"),
+        parameters={"alone": ALONE, "eps": OTB_EPS},
+        proof=TOKEN_LOOPS + "test_optimal_token_baseline_equals_loops",
+        dialects=(
+            verl(
+                "compute_multi_turn_optimal_token_baseline_advantage",
+                params={"alone": "raw", "eps": 1e-8},
+                proof=VERL_CLAIM,
+                note=IN_VERL,
+            ),
+        ),
+    ),
     advantage(
         name="reinforce_pp",
         summary="the discounted return of each token, whitened over the batch",
@@ -284,5 +392,29 @@ LOSSES = (
             ),
         ),
         proof=TOKEN_LOOPS + "test_gae_equals_loops",
+    ),
+    advantage(
+        name="length_adaptive_gae",
+        summary="GAE whose lambda grows with the length of the response (VAPO)",
+        paper="arXiv 2504.05118",
+        needs=("token_rewards", "values", "mask"),
+        exceptions={OVER_GROUPS: WHITENED},
+        parameters={
+            "gamma": GAMMA,
+            "alpha": Parameter("lambda is 1 - 1 / (alpha length)", low=TINY),
+            "whiten": Parameter("normalise over the batch's unmasked tokens", choices=(True, False)),
+            "variance_eps": replace(VARIANCE_EPS, only_with=("whiten", True)),
+        },
+        dialects=(
+            Dialect(
+                upstream="nemo-rl",
+                params={"whiten": False},
+                source="NVIDIA-NeMo/RL nemo_rl/algorithms/advantage_estimator.py@7ea279a "
+                "GeneralizedAdvantageEstimator",
+                proof=GOLDEN + "test_length_adaptive_gae_equals_nemo_rl",
+                note="length_adaptive_alpha is `alpha`; normalize_advantages off",
+            ),
+        ),
+        proof=TOKEN_LOOPS + "test_length_adaptive_gae_equals_loops",
     ),
 )

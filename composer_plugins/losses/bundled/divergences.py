@@ -12,6 +12,8 @@ TOP_K = ("student_logits", "teacher_topk_logprobs", "teacher_topk_ids", "mask")
 GOLDEN, UNIT = "golden/test_divergences.py", "kernels/test_divergences.py"
 PARTS = "kernels/test_divergences_parts.py"
 TAIDS = f"{GOLDEN}::test_divergences_equal_taids_repository"
+TOPK_LOOPS = f"{PARTS}::test_sums_over_a_given_top_k_equal_plain_loops"
+SHAPED = f"{PARTS}::test_divergences_with_weights_of_entries_equal_plain_loops"
 MIXING = f"{PARTS}::test_mixing_divergences_equal_plain_loops"
 OPSD = "siyan-zhao/OPSD opsd_trainer.py generalized_jsd_loss@{}"
 SDPO = "lasgroup/SDPO verl/trainer/ppo/core_algos.py compute_self_distillation_loss@0e6d510"
@@ -279,6 +281,36 @@ LOSSES = (
         ),
     ),
     divergence(
+        name="generalized_reverse_kl_topk",
+        summary="reverse KL of k entries that need not sum to 1: at least 0 on any of them",
+        paper="arXiv 2606.30406",
+        needs=TOP_K,
+        parameters={"temperature": TOP_K_SUPPORT["temperature"]},
+        proof=TOPK_LOOPS,
+    ),
+    divergence(
+        name="symmetric_kl_topk",
+        summary="weighted sum of forward and reverse KL, from the teacher's k largest log-probabilities",
+        paper="NVIDIA-NeMo/RL",
+        needs=TOP_K,
+        parameters={
+            "reverse_weight": Parameter("weight of the reverse KL", low=0, high=1),
+            "rest": REST,
+            "temperature": TOP_K_SUPPORT["temperature"],
+        },
+        proof=TOPK_LOOPS,
+        dialects=(
+            Dialect(
+                upstream="nemo-rl",
+                params={"reverse_weight": 0.5, "rest": "renormalised"},
+                source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py DistillationLossFn@7ea279a",
+                proof=f"{GOLDEN}::test_symmetric_kl_topk_equals_nemo_rl",
+                note="kl_type mixed, its default, without zero_outside_topk; mixed_kl_weight is "
+                "1 - reverse_weight",
+            ),
+        ),
+    ),
+    divergence(
         name="sampled_token",
         gradient="surrogate",
         summary="reverse KL from the sampled token alone",
@@ -342,6 +374,60 @@ LOSSES = (
                 source="experimental/sdpo/loss_utils.py (sdft: the same file)",
                 proof=f"{GOLDEN}::test_sdpo_per_token_equals_trl_sdpo_and_sdft",
                 note="distillation_mode=topk_logits, whose top_k has no default; the mean over all rows",
+            ),
+        ),
+    ),
+    divergence(
+        name="alpha_beta",
+        summary="the alpha-beta divergence: both KLs and all between them, by two exponents",
+        paper="arXiv 2505.04560",
+        parameters={
+            "alpha": Parameter("exponent of the teacher; 0 is a reverse KL", low=0),
+            "beta": Parameter("exponent of the student; 0 is a forward KL", low=0),
+        }
+        | SUPPORT,
+        proof=SHAPED,
+        dialects=(
+            Dialect(
+                upstream="abkd",
+                params={"alpha": 0.5, "beta": 0.5},
+                source="ghwang-s/abkd distillation_llm/distillm/losses.py ab_div@df81318",
+                proof=f"{GOLDEN}::test_alpha_beta_equals_its_authors",
+                note="ab_alpha and ab_beta, 0.5 by default; in float32",
+            ),
+        ),
+    ),
+    divergence(
+        name="todi",
+        gradient="surrogate",
+        summary="both KLs, mixed at each entry by how much more likely the teacher finds it",
+        paper="arXiv 2505.16297",
+        parameters=SUPPORT,
+        proof=SHAPED,
+        dialects=(
+            Dialect(
+                upstream="todi",
+                source="jungseongryong/ToDi code/criterions/various_divergence.py compute_ToDi@45f1f8b",
+                proof=f"{GOLDEN}::test_todi_equals_its_authors",
+                note="the sum over tokens; kd_temp is temperature; in float32",
+            ),
+        ),
+    ),
+    divergence(
+        name="uld",
+        summary="distance of sorted probabilities, for a teacher with another tokenizer",
+        paper="arXiv 2402.12030",
+        parameters={"temperature": SUPPORT["temperature"]},
+        exceptions={
+            TO_THE_TEACHER: "it compares sorted probabilities, and the step is towards the unsorted teacher"
+        },
+        proof=SHAPED,
+        dialects=(
+            trl(
+                source="experimental/gold/gold_trainer.py ULDLoss",
+                proof=TRL_CLAIM,
+                note="GOLDTrainer's use_uld_loss with uld_distillation_weight 1.0 and without its hybrid and "
+                "extended forms; the mean over a completion's tokens, and then over all rows",
             ),
         ),
     ),

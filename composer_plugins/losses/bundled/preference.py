@@ -95,6 +95,23 @@ MARGIN_LOSSES = (
         proof=f"{GOLDEN}::test_cdpo_is_the_dpo_of_its_authors_with_smoothing",
     ),
     with_reference(
+        name="rpo",
+        summary="DPO plus the likelihood of the chosen (iterative RPO)",
+        paper="arXiv 2404.19733",
+        needs=("chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_nll"),
+        parameters={"beta": BETA, "nll_weight": NLL_WEIGHT},
+        dialects=(
+            Dialect(
+                upstream="nemo-rl",
+                params={"beta": 0.05},
+                source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py DPOLossFn@7ea279a",
+                proof=f"{GOLDEN}::test_rpo_equals_nemo_rl",
+                note="reference_policy_kl_penalty is `beta`, sft_loss_weight (0 by default) `nll_weight`; "
+                "without sft_average_log_probs its likelihood is a sum over the completion",
+            ),
+        ),
+    ),
+    with_reference(
         name="sigmoid_norm",
         summary="length-normalised DPO",
         paper="arXiv 2411.15124",
@@ -202,6 +219,28 @@ SEPARATE_LOSSES = tuple(
     )
 )
 
+CALIBRATED_LOSSES = (
+    with_reference(
+        name="cal_dpo",
+        summary="DPO whose log-ratios are pulled to +-1 / (2 beta), so that they have a scale",
+        paper="arXiv 2412.14516",
+        parameters={
+            "beta": Parameter("the targets of the log-ratios are +-1 / (2 beta)", low=TINY),
+            "calibration_weight": Parameter("weight of the squared distances from the targets", low=0),
+        },
+        dialects=(
+            Dialect(
+                upstream="cal-dpo",
+                params={"beta": 0.002, "calibration_weight": 0.5},
+                source="tengxiao1/Cal-DPO scripts/dpo_trainer.py dpo_loss@7d16b46, "
+                "zephyr-selm/dpo_config_full.yaml",
+                proof=f"{GOLDEN}::test_cal_dpo_equals_its_authors",
+                note='loss_type "Cal-DPO"; 0.1 in its dataclass',
+            ),
+        ),
+    ),
+)
+
 REFERENCE_FREE_LOSSES = (
     preference(
         name="simpo",
@@ -228,6 +267,21 @@ REFERENCE_FREE_LOSSES = (
                 proof=f"{GOLDEN}::test_simpo_equals_trl_cpo_whose_gamma_is_beta_times_our_ratio",
                 note="simpo_gamma 0.5 is beta * gamma_beta_ratio; cpo_alpha 0. Its default cpo_alpha of 1 "
                 "adds the likelihood of the chosen: cpo_simpo@trl",
+            ),
+        ),
+    ),
+    preference(
+        name="simper",
+        summary="inverse perplexities themselves: no reference and no parameter",
+        paper="arXiv 2502.00883",
+        needs=("chosen", "rejected"),
+        average=True,
+        dialects=(
+            Dialect(
+                upstream="official",
+                source="tengxiao1/SimPER scripts/simper_trainer.py simpo_loss@db08c97",
+                proof=f"{GOLDEN}::test_simper_equals_its_authors",
+                note='loss_type "SimPER"',
             ),
         ),
     ),
@@ -383,4 +437,10 @@ UNPAIRED_LOSSES = (
     ),
 )
 
-LOSSES = (*MARGIN_LOSSES, *SEPARATE_LOSSES, *REFERENCE_FREE_LOSSES, *UNPAIRED_LOSSES)
+LOSSES = (
+    *MARGIN_LOSSES,
+    *SEPARATE_LOSSES,
+    *CALIBRATED_LOSSES,
+    *REFERENCE_FREE_LOSSES,
+    *UNPAIRED_LOSSES,
+)

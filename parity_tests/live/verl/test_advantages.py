@@ -35,3 +35,17 @@ def test_verl_leaves_something_where_the_mask_is_false_and_ours_do_not() -> None
     assert (remax * gae)[~mask].all()
     assert not kernel("remax@verl")(rewards, baselines, mask)[~mask].any()
     assert not kernel("gae@verl")(rewards, values, mask)[~mask].any()
+
+
+def test_verl_ends_token_baselines_by_a_count_and_ours_by_position() -> None:
+    """Of two rows with the tokens 0 and 2, and 0, 1 and 2: a tool wrote the first row's token 1."""
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.5]], dtype=FLOAT64)
+    ids, old = torch.tensor([0, 0]), torch.full((2, 3), -1.0, dtype=FLOAT64)
+    squared = torch.full((2, 3), 0.5, dtype=FLOAT64)
+    batch = Rollouts(rewards.sum(1), rewards, ids, mask)
+    given = {"old_log_probs": old, "sum_pi_squared": squared}
+    theirs = verl_advantages("optimal_token_baseline", batch, **given)
+    ours = kernel("optimal_token_baseline@verl")(rewards, old, squared, ids, mask)
+    assert theirs[1, 2] == 0.5 and ours[1, 2] < 0  # the return itself, and less a baseline
+    assert ours[1, 1] == 0.5 and torch.equal(ours[0, :1], theirs[0, :1])
