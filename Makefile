@@ -8,7 +8,7 @@ GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-docs lint bench pages docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker install-tinker test-docs lint bench pages docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -34,15 +34,15 @@ recipe-%: install-recipes
 # something fails, so that the last lines printed are pytest's summary.
 PARALLEL = $(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O))
 test-all: ALL := -- --all
-test-all: INSTALLS += install-recipes install-smollm
-test-all: GROUPS += $(RECIPES) test-smollm test-docs
+test-all: INSTALLS += install-recipes install-smollm install-tinker
+test-all: GROUPS += $(RECIPES) test-smollm test-tinker test-docs
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
 	@$(PARALLEL) $(INSTALLS)
 	@echo "running $(GROUPS:test-%=%); each prints its output when it ends"
 	@$(PARALLEL) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
 
-test-kernels test-trl test-verl test-smollm: test-%:
+test-kernels test-trl test-verl test-smollm test-tinker: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
 test-trl_versions:
@@ -54,7 +54,7 @@ $(RECIPES): test-%:
 test-docs:
 	@$(NOX) -s docs $(ALL) 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-$(INSTALLS) install-recipes install-smollm: install-%: .nox/.venv/installed
+$(INSTALLS) install-recipes install-smollm install-tinker: install-%: .nox/.venv/installed
 	@$(NOX) -s $* --install-only 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed

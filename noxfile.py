@@ -149,7 +149,15 @@ def kernels(session: nox.Session) -> None:
     """Run the tests that need no framework, where no framework is installed."""
     install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
-    pytest(session, *names, "adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl")
+    names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
+    pytest(session, *names, without="adapters/tinker_loss/with_sdk")
+
+
+@nox.session
+def tinker(session: nox.Session) -> None:
+    """Run the tests that need Tinker's SDK. It runs without a server: the loss is computed by the client."""
+    install(session, "-e", ".[test]", "tinker")
+    pytest(session, "adapters/tinker_loss/with_sdk")
 
 
 @nox.session

@@ -4,10 +4,13 @@ Multiplying by a 0/1 mask does not do that (0 * inf is NaN, and so is its gradie
 here selects with `torch.where`, and kernels mask a *log* ratio before they exponentiate it.
 
 Only here does a policy loss look at a dtype or at `requires_grad`. While `torch.fx.symbolic_trace` runs, a
-tensor has neither. So each function that looks at one becomes one node of the traced graph.
+tensor has neither. So each function that looks at one becomes one node of the traced graph, or with
+`traced_in_float32` the operations that it does in float32.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +27,22 @@ SINGLE, DOUBLE = torch.float32, torch.float64  # the dtypes of every computation
 OVERFLOWS = {d: math.log(torch.finfo(d).max) for d in (SINGLE, DOUBLE, torch.bfloat16, torch.float16)}
 
 
+_of_float32: list[bool] = []  # not empty while `traced_in_float32`
+
+
+@contextmanager
+def traced_in_float32() -> Iterator[None]:
+    """Let `torch.fx.symbolic_trace` record torch's own operations only, those for float32 with a gradient.
+
+    The graph then runs where this package is not installed, on float32 alone.
+    """
+    _of_float32.append(True)
+    try:
+        yield
+    finally:
+        _of_float32.pop()
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """float32, or float64 for float64: the dtype in which numbers of `dtype` are computed."""
     return torch.promote_types(dtype, SINGLE)
@@ -32,7 +51,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`x` in float32, or in float64 where it already is: half precision is too coarse for sums."""
     if isinstance(x, Proxy):
-        return handle_torch_function(at_least_float32, (x,), x)
+        return x if _of_float32 else handle_torch_function(at_least_float32, (x,), x)
     return x if x.dtype in (SINGLE, DOUBLE) else x.float()
 
 
@@ -61,18 +80,19 @@ def safe_exp(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def below_overflow(log_x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """`log_x`, at most `EXP_HEADROOM` nats below where exp() overflows."""
-    if isinstance(log_x, Proxy):
+    if isinstance(log_x, Proxy) and not _of_float32:
         return handle_torch_function(below_overflow, (log_x,), log_x)
-    return bounded(log_x, high=OVERFLOWS[log_x.dtype] - EXP_HEADROOM)
+    dtype = SINGLE if isinstance(log_x, Proxy) else log_x.dtype
+    return bounded(log_x, high=OVERFLOWS[dtype] - EXP_HEADROOM)
 
 
 def bounded(
     x: Float[Tensor, "..."], low: float | None = None, high: float | None = None
 ) -> Float[Tensor, "..."]:
     """`x.clamp(low, high)`, but where `x` is NaN the gradient passes: torch's is 0 there, which hides it."""
-    if isinstance(x, Proxy):
+    if isinstance(x, Proxy) and not _of_float32:
         return handle_torch_function(bounded, (x,), x, low, high)
-    if not x.requires_grad:  # quicker, and there is no gradient to keep
+    if not isinstance(x, Proxy) and not x.requires_grad:  # quicker, and there is no gradient to keep
         return x.clamp(low, high)
     x = x if high is None else torch.where(x > high, high, x)
     return x if low is None else torch.where(x < low, low, x)

@@ -19,10 +19,10 @@ from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.composer import composer
-from composer_plugins.kernels.corrections import corrected
 from composer_plugins.kernels.masking import at_least_float32, keep
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
+from composer_plugins.objective.terms import hint_choice, hinted_advantages, policy_term
 
 
 class Masks(NamedTuple):
@@ -71,9 +71,7 @@ class ChannelsLoss:
 
     def __init__(self, channels: Channels) -> None:
         self.channels, self.config = channels, channels.config
-        self.hint = None
-        if channels.hint is not None and self.config.hint_estimator != "advantage":
-            self.hint = channels.hint.with_optional("old_logprobs")
+        self.hint = hint_choice(channels)
         # The ratio of trainer to rollout is logged for every policy, without "policy/".
         self.reported = ("ratio",) if "rollout_logprobs" in channels.policy.loss.needs else ()
         self.checked: set[tuple[bool, bool]] = set()  # with a reference or not, with weights or not
@@ -174,20 +172,13 @@ class ChannelsLoss:
             # PRIME-RL passes None for a sample without them, which then is not centred.
             none = s.logprobs.new_zeros(*s.mask.shape, 0)
             given["support_logprobs"], given["rollout_support_logprobs"] = s.support or (none, none)
-        token: TokenLoss = call(self.channels.policy, given)
-        if self.channels.policy.is_third_party:  # PRIME-RL adds up every token; ours are 0 at masked ones
-            token = TokenLoss(keep(token.loss, given["mask"]), token.metrics)
-        if self.channels.rollout_correction is not None:
-            pair = {"old_logprobs": logprobs, "rollout_logprobs": s.rollout_logprobs, "mask": masks.policy}
-            token = corrected(token, call(self.channels.rollout_correction, pair), masks.policy)
-        return token
+        return policy_term(self.channels, given, masks.policy)
 
     def _advantages(self, s: upstream.Streams, masks: Masks) -> Tensor:
         """With hint_estimator "advantage", A + hint_weight (log T - log pi): teacher_tau of v0.4 and v0.5."""
         if self.config.hint_estimator != "advantage" or s.reference is None or masks.hint is None:
             return s.advantages
-        gap = at_least_float32(s.reference) - at_least_float32(s.logprobs).detach()
-        return s.advantages + self.config.hint_weight * keep(gap, masks.hint)
+        return hinted_advantages(s.advantages, s.logprobs, s.reference, masks.hint, self.config.hint_weight)
 
     def _hint(self, s: upstream.Streams, masks: Masks) -> TokenLoss | None:
         """The divergence from the reference on the sampled tokens, each weighted by trainer / rollout.

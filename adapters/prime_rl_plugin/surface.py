@@ -17,8 +17,9 @@ from composer_plugins.frameworks.prime_rl import (
     UNTESTED,
     Generation,
 )
-from composer_plugins.losses.choosing import Choice, find_one
+from composer_plugins.losses.choosing import find_one
 from composer_plugins.losses.row import Loss
+from composer_plugins.objective import channels
 
 MODULE = "composer_plugins.adapters.prime_rl_plugin"
 TABLE = "trainer.loss.kwargs"
@@ -70,18 +71,8 @@ class Requested(NamedTuple):
         return " and ".join(filter(None, self))
 
 
-class Channels(NamedTuple):
+class Channels(channels.Channels):
     """What `[trainer.loss.kwargs]` asks for, checked."""
-
-    config: ComposerConfig
-    policy: Choice
-    rollout_correction: Choice | None
-    hint: Choice | None
-
-    @property
-    def learns_from_reference(self) -> bool:
-        """Whether the policy loss itself needs reference log-probabilities."""
-        return not {"teacher_logprobs", "ref_logprobs"}.isdisjoint(self.policy.loss.needs)
 
     @property
     def learns_from_support(self) -> bool:
@@ -129,38 +120,21 @@ def _parse(kwargs: Mapping[str, Any], function: str) -> Channels:
     refused = {key.partition(".")[2]: at(kwargs, key) for key in of_params}
     wrong += _explained(refused, "policy_params.", defaults, kwargs)
     enforce([*wrong, *of_config])
-    policy, rollout_correction = config.choose_policy(), config.choose_rollout_correction()
-    hint = config.choose_hint() if config.hint_weight else None
-    channels = Channels(config, policy, rollout_correction, hint)
-    found = Findings(config.without_effect(kwargs))
-    for choice in filter(None, (policy, rollout_correction, hint)):
-        with found.collected():
-            PRIME_RL.require(choice)
-    enforce([*found, *_contradictions(channels)])
-    return channels
+    chosen, found = channels.chosen(PRIME_RL, config, kwargs)
+    enforce([*found, *_contradictions(chosen)])
+    return Channels(*chosen)
 
 
 def _error(key: str, problem: str, remedy: str) -> Finding:
     return Finding("error", key, problem, remedy)
 
 
-def _contradictions(channels: Channels) -> Iterator[Finding]:
-    """Yield an error for each option that does not fit the policy."""
-    config, policy, rollout_correction, _ = channels
-    needs_old = "old_logprobs" in policy.loss.needs
-    if needs_old and config.old_policy is None:
-        problem = f"{policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
+def _contradictions(chosen: channels.Channels) -> Iterator[Finding]:
+    """Yield an error for a policy whose old_logprobs nothing stands in for."""
+    if chosen.needs_old and chosen.config.old_policy is None:
+        problem = f"{chosen.policy.name!r} needs old_logprobs, and PRIME-RL keeps only the rollout engine's"
         remedy = "set old_policy = 'rollout' for a ratio to those, or old_policy = 'current' for a ratio of 1"
         yield _error("policy", problem, remedy)
-    if config.old_policy is not None and not needs_old:
-        yield _error("old_policy", f"policy {policy.name!r} takes no old_logprobs", "remove it")
-    has_ratio = "rollout_logprobs" in policy.loss.needs or config.old_policy == "rollout"
-    if rollout_correction is not None and has_ratio:
-        problem = f"policy {policy.name!r} has the ratio of trainer to rollout already: it would count twice"
-        yield _error("rollout_correction", problem, "remove it, or use policy = 'reinforce'")
-    if config.hint_estimator == "advantage" and channels.learns_from_reference:
-        problem = f"policy {policy.name!r} takes no advantages: it learns from the reference itself"
-        yield _error("hint_estimator", problem, "remove it, or choose another policy")
 
 
 def _chosen_already(function: str, fixed: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[Finding]:

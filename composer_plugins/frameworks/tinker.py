@@ -1,20 +1,81 @@
-"""Tinker and its cookbook: the names in `loss_fn_config` and in the recipes. It adds up what a loss returns.
+"""Tinker's call, which Fireworks, Together, TuFT and SkyRL's server share, and what the cookbook names.
 
-Read in tinker 0.38.0 and tinker-cookbook 0.6.1. Its own losses run on its servers, and cannot be compared.
+Read in tinker 0.38.0 (`tinker/lib/public_interfaces/training_client.py`, `custom_loss.py`) and in
+tinker-cookbook 0.6.1. A loss function gets every datum and log-probability of one `forward_backward_custom`,
+and Tinker adds up the gradients of all calls before an `optim_step`. Its own losses run on its servers, and
+cannot be compared.
 """
 
 from composer_plugins.frameworks.clips import BY_RATIO
 from composer_plugins.frameworks.contract import MINUS_ONE, ONE_MINUS, Framework, NamedLoss, Sets
 
+# By input of a loss, the entry of a datum's `loss_fn_inputs` that has it. The first three are the cookbook's.
+ENTRIES = {
+    "rollout_logprobs": "logprobs",
+    "advantages": "advantages",
+    "mask": "mask",
+    "old_logprobs": "old_logprobs",
+    "ref_logprobs": "ref_logprobs",
+    "teacher_logprobs": "teacher_logprobs",
+    "hint_mask": "hint_mask",
+    "pair": "pair",
+    "pair_weight": "pair_weight",
+}
+
+_BY_PROGRAM = (
+    "a Tinker program computes the advantages itself",
+    "remove it, and call composer_plugins.adapters.tinker_loss.add_advantages",
+)
+_BY_TEACHER = (
+    "a Tinker program asks its teacher itself",
+    "remove it, and call composer_plugins.adapters.tinker_loss.add_teacher_logprobs",
+)
+_ONE_TOKEN = (
+    "a Tinker loss function gets the log-probability of the sampled token alone",
+    "remove it: hint_divergence is 'sampled_token'",
+)
+# The options of ComposerConfig that do nothing here, with the reason and what to do.
+DECIDED_ELSEWHERE = {
+    "advantage": _BY_PROGRAM,
+    "advantage_params": _BY_PROGRAM,
+    "on_bad_reward": _BY_PROGRAM,
+    "hint_teacher": _BY_TEACHER,
+    "hint_ema_rate": _BY_TEACHER,
+    "hint_top_k": _ONE_TOKEN,
+    "hint_t_start": _ONE_TOKEN,
+    "teacher_prompt_template": _BY_TEACHER,
+    "replay_temperature": (
+        "Tinker's log-probabilities are those at temperature 1",
+        "remove it",
+    ),
+}
+
 TINKER = Framework(
     name="tinker",
     title="Tinker and its cookbook",
     release="0.38.0",
+    path="composer_plugins.adapters.tinker_loss:loss_fn",
+    summary="a function for forward_backward_custom: any policy loss, sampled-token hints, preference pairs",
+    package="tinker",
+    install="pip install tinker",
     losses=(
         NamedLoss("importance_sampling@tinker", {"loss_fn": "importance_sampling"}),
         NamedLoss("ppo@tinker", {"loss_fn": "ppo"}),
     ),
     denominators={"": "token-sum"},
+    provides={
+        "policy": frozenset(
+            {"logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "advantages"}
+            | {"mask"}
+        ),
+        "divergence": frozenset({"student_logprobs", "teacher_logprobs", "mask"}),
+        "preference": frozenset({"chosen", "rejected", "ref_chosen", "ref_rejected", "chosen_nll"}),
+        "correction": frozenset({"old_logprobs", "rollout_logprobs", "mask"}),
+    },
+    partial_batch=dict.fromkeys(
+        ("policy", "divergence", "preference", "correction"),
+        "a step of Tinker may be cut into several calls",
+    ),
     names={
         "clip_low_threshold": (Sets(("clip_low",), BY_RATIO, ONE_MINUS),),
         "clip_high_threshold": (Sets(("clip_high",), BY_RATIO, MINUS_ONE),),

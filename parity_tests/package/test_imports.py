@@ -39,6 +39,7 @@ PURE = ("contextlib", "collections", "functools", "inspect", "math", "typing")
 # By adapter, the libraries of its one framework.
 FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
+    "tinker_loss": {"tinker"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
     | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}

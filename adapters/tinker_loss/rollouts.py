@@ -1,0 +1,132 @@
+"""Fill `loss_fn_inputs` from rollouts: advantages by group, a teacher's log-probabilities, pairs.
+
+Every function returns new data. A completion is the targets at which the entry `mask` is 1.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from composer_plugins.adapters.tinker_loss.upstream import TARGETS, entry, read_mask, with_entries
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.frameworks.tinker import ENTRIES
+from composer_plugins.losses.calling import call
+from composer_plugins.losses.choosing import choose
+
+MASK = ENTRIES["mask"]
+
+
+def add_advantages(
+    data: Sequence[Any],
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    advantage: str = "grpo",
+    **params: Any,
+) -> list[Any]:
+    """Add `advantages`: for each datum one number at every token of its completion, and 0 elsewhere.
+
+    `rewards` and `groups` have one entry for each datum; data of the same prompt share a group. `advantage`
+    is an estimator of the catalogue that needs no more than rewards, groups and lengths, with `params`.
+    Pass all data of a step at once: an estimator may look at all groups.
+    Raises ConfigError for another estimator, and DataError for a reward that is not finite.
+    """
+    choice = choose("advantage", advantage, params, option="advantage")
+    masks = [read_mask(data, row, MASK) for row in range(len(data))]
+    if not len(data) == len(rewards) == len(groups):
+        problem = f"there are {len(data)} data, {len(rewards)} rewards and {len(groups)} groups"
+        raise DataError("rewards", problem, "pass one reward and one group for each datum")
+    if wrong := [one for one in rewards if not math.isfinite(one)]:
+        raise DataError("rewards", f"one is {wrong[0]}", "leave that completion out, or give it a number")
+    ids = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    given = {
+        "rewards": torch.tensor(rewards, dtype=torch.float64),
+        "group_ids": torch.tensor([ids[group] for group in groups]),
+        "lengths": torch.tensor([int(mask.sum()) for mask in masks]),
+    }
+    if missing := [name for name in choice.loss.needs if name not in given]:
+        problem = f"{choice.name!r} needs {', '.join(missing)}"
+        raise ConfigError("advantage", problem, "choose one that needs rewards and groups alone: grpo, rloo")
+    computed = call(choice, given, check=True).float()
+    return [
+        with_entries(one, {ENTRIES["advantages"]: torch.where(mask, value, 0.0)})
+        for one, mask, value in zip(data, masks, computed, strict=True)
+    ]
+
+
+def add_teacher_logprobs(
+    data: Sequence[Any], teacher: Any, prompts: Sequence[Sequence[int] | None]
+) -> list[Any]:
+    """Add `teacher_logprobs`, log T(y_t | the teacher's prompt, y_<t), and `hint_mask`.
+
+    `teacher` is a SamplingClient: of the base model, of an earlier checkpoint, or of a stronger model with
+    the same tokens. `prompts` has for each datum the tokens of the prompt with the hint; None is a datum
+    without a hint, which the hint then does not train. The completion is everything from the first target in
+    the mask on.
+    """
+    if len(prompts) != len(data):
+        problem = f"there are {len(prompts)}, and {len(data)} data"
+        raise DataError("prompts", problem, "pass one prompt for each datum, or None")
+    key, added = ENTRIES["teacher_logprobs"], []
+    for row, found in enumerate(_scored(data, teacher, prompts)):
+        mask = read_mask(data, row, MASK)
+        hinted = mask if prompts[row] is not None else torch.zeros_like(mask)
+        added.append(with_entries(data[row], {key: found, ENTRIES["hint_mask"]: hinted.float()}))
+    return added
+
+
+def add_ref_logprobs(data: Sequence[Any], reference: Any) -> list[Any]:
+    """Add `ref_logprobs`, the log-probabilities of the completions under a SamplingClient, as DPO needs."""
+    prompts = [
+        one.model_input.to_ints()[: _start(data, row) + 1] for row, one in enumerate(data)
+    ]  # the input that predicts target t is token t, so the prompt is one token longer than `_start`
+    scored = _scored(data, reference, prompts)
+    return [
+        with_entries(one, {ENTRIES["ref_logprobs"]: found}) for one, found in zip(data, scored, strict=True)
+    ]
+
+
+def mark_pairs(
+    chosen: Sequence[Any], rejected: Sequence[Any], weights: Sequence[float] | None = None
+) -> list[Any]:
+    """The data of preference pairs, chosen[i] better than rejected[i], for the replay channel.
+
+    `weights` has a factor for each pair. Pass all pairs of a call to one `mark_pairs`: it numbers them.
+    """
+    weights = [1.0] * len(chosen) if weights is None else weights
+    if not len(chosen) == len(rejected) == len(weights):
+        problem = f"there are {len(chosen)}, {len(rejected)} rejected and {len(weights)} weights"
+        raise DataError("chosen", problem, "pass as many of each")
+    marked = []
+    for number, (better, worse, weight) in enumerate(zip(chosen, rejected, weights, strict=True), start=1):
+        for sign, one in ((number, better), (-number, worse)):
+            entries = {ENTRIES["pair"]: torch.tensor([sign]), ENTRIES["pair_weight"]: torch.tensor([weight])}
+            marked.append(with_entries(one, entries))
+    return marked
+
+
+def _start(data: Sequence[Any], row: int) -> int:
+    """The position of the first target of the completion."""
+    where = read_mask(data, row, MASK).nonzero()
+    if not len(where):
+        raise DataError(f"data[{row}]", f"{MASK!r} is 0 everywhere", "leave the datum out")
+    return int(where[0])
+
+
+def _scored(data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | None]) -> list[torch.Tensor]:
+    """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
+    targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
+    starts = [_start(data, row) for row in range(len(data))]
+    asked = [
+        None
+        if prompt is None
+        else client.compute_logprobs(type(one.model_input).from_ints([*prompt, *own[start:]]))
+        for one, prompt, own, start in zip(data, prompts, targets, starts, strict=True)
+    ]
+    scored = []
+    for future, own, start in zip(asked, targets, starts, strict=True):
+        found = [0.0] * (len(own) - start) if future is None else future.result()[-(len(own) - start) :]
+        scored.append(torch.tensor([0.0] * start + [float(one) for one in found]))
+    return scored

@@ -1,0 +1,144 @@
+"""What a loss function gets from Tinker's SDK: data with `loss_fn_inputs`, and their log-probabilities.
+
+The SDK is not imported: a Datum has `model_input` and `loss_fn_inputs`, a mapping of TensorData with
+`to_torch()`. Read in tinker 0.38.0 and 0.18.2.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from composer_plugins.errors import DataError
+from composer_plugins.losses.inputs import largest_logprob
+
+TARGETS = "target_tokens"
+Call = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
+
+
+def entry(data: Sequence[Any], row: int, key: str, remedy: str) -> Tensor:
+    """The entry `key` of one datum; DataError with this remedy where it has none."""
+    found = data[row].loss_fn_inputs.get(key)
+    if found is None:
+        present = ", ".join(data[row].loss_fn_inputs) or "nothing"
+        raise DataError(place(row, key), f"it is absent, and the datum has {present}", remedy)
+    tensor: Tensor = found.to_torch()
+    return tensor
+
+
+def place(row: int, key: str) -> str:
+    """Where an entry stands, for an error."""
+    return f"data[{row}].loss_fn_inputs[{key!r}]"
+
+
+def read_mask(data: Sequence[Any], row: int, key: str) -> Tensor:
+    """The mask of one datum, [tokens] of booleans: which targets are of the completion."""
+    remedy = "add a 1 for each target of the completion, and a 0 for each of the prompt"
+    if "weights" in data[row].loss_fn_inputs:
+        remedy += f", or set entries={{{key!r}: 'weights'}}, if the weights are 0 and 1"
+    mask = entry(data, row, key, remedy)
+    wrong = mask[(mask != 0) & (mask != 1)]
+    if wrong.numel():
+        problem = f"it holds {float(wrong[0]):g}, and a mask holds 0 and 1"
+        raise DataError(place(row, key), problem, "put weights of tokens into the advantages")
+    targets = entry(data, row, TARGETS, "add the tokens that the log-probabilities are of")
+    if mask.shape != targets.shape:
+        problem = f"its shape is {list(mask.shape)}, and that of {TARGETS} {list(targets.shape)}"
+        raise DataError(place(row, key), problem, "write one number for each target")
+    return mask.bool()
+
+
+def read_number(data: Sequence[Any], row: int, key: str, absent: float) -> float:
+    """The one number that an entry holds; `absent` where the datum has no such entry."""
+    if key not in data[row].loss_fn_inputs:
+        return absent
+    found = entry(data, row, key, "")
+    if found.numel() != 1:
+        problem = f"it holds {found.numel()} numbers"
+        raise DataError(place(row, key), problem, "write one number: mark_pairs does")
+    return float(found)
+
+
+class Batch(NamedTuple):
+    """The log-probabilities of one call, padded to [B, T], and the data that the other inputs come from."""
+
+    data: Sequence[Any]
+    logprobs: Tensor
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, data: Sequence[Any], logprobs: Sequence[Tensor], mask: Tensor) -> "Batch":
+        """The batch, checked; `mask` [B, T] says which tokens some channel trains."""
+        if len(data) != len(logprobs):
+            problem = f"there are {len(logprobs)}, and {len(data)} data"
+            raise DataError("logprobs", problem, "pass the data and the log-probabilities of one call")
+        for row, one in enumerate(logprobs):
+            if one.dim() != 1 or not one.is_floating_point():
+                problem = f"it is {one.dtype} of the shape {list(one.shape)}"
+                remedy = "use one target per position: a loss here is of the sampled tokens"
+                raise DataError(f"logprobs[{row}]", problem, remedy)
+        lengths = [len(one) for one in logprobs]
+        for row, length in enumerate(lengths):
+            targets = len(entry(data, row, TARGETS, ""))
+            if targets != length:
+                problem = f"it has {length} numbers, and the datum {targets} targets"
+                raise DataError(f"logprobs[{row}]", problem, "pass the data of the same call")
+        batch = cls(data, pad_sequence([*logprobs], batch_first=True), lengths)
+        for row in range(len(data)):
+            check_values(f"logprobs[{row}]", batch.logprobs[row], mask[row], is_logprob=True)
+        return batch
+
+    def tokens(self, key: str, mask: Tensor, remedy: str, *, is_logprob: bool = True) -> Tensor:
+        """An entry of every row with an unmasked token, padded to [B, T]; 0 in the other rows."""
+        rows = []
+        for row, length in enumerate(self.lengths):
+            if not bool(mask[row].any()):
+                rows.append(self.logprobs.new_zeros(length))
+                continue
+            found = entry(self.data, row, key, remedy)
+            if not found.is_floating_point():
+                problem = f"it is {found.dtype}"
+                raise DataError(place(row, key), problem, "write floating-point numbers")
+            if list(found.shape) != [length]:
+                problem = f"its shape is {list(found.shape)}, and the datum has {length} targets"
+                raise DataError(place(row, key), problem, "write one number for each target")
+            check_values(place(row, key), found, mask[row, :length], is_logprob=is_logprob)
+            rows.append(found.to(self.logprobs.dtype))
+        return pad_sequence(rows, batch_first=True)
+
+
+def check_values(where: str, x: Tensor, mask: Tensor, *, is_logprob: bool) -> None:
+    """Raise DataError unless the numbers at unmasked tokens are finite, and a log-probability not positive.
+
+    The precision of the engine that computed it is not known.
+    """
+    unmasked = x.detach()[mask]
+    if not bool(unmasked.isfinite().all()):
+        number = float(unmasked[~unmasked.isfinite()][0])
+        problem = f"it holds {number} at an unmasked token"
+        raise DataError(where, problem, "mask the token out, or find out where the number comes from")
+    if is_logprob and unmasked.numel() and (largest := float(unmasked.max())) > largest_logprob():
+        problem = f"it holds {largest:.4g} at an unmasked token, and a log-probability is never positive"
+        raise DataError(where, problem, "write log-probabilities in nats, not probabilities or losses")
+
+
+def with_entries(datum: Any, entries: Mapping[str, Tensor]) -> Any:
+    """The datum with these entries added to its `loss_fn_inputs`, or in their place."""
+    inputs = {**datum.loss_fn_inputs, **entries}
+    if is_dataclass(datum):  # which keeps the spans of a Datum of 0.38
+        return replace(datum, loss_fn_inputs=inputs)  # type: ignore[type-var]
+    return type(datum)(model_input=datum.model_input, loss_fn_inputs=inputs)
+
+
+def inputs_apart(data: Sequence[Any], loss: Call) -> tuple[list[Any], Call]:
+    """Data with their targets alone, and the loss that reads the other entries from the given data.
+
+    For an SDK that rejects other entries, as 0.18.2: `forward_backward_custom(*inputs_apart(data, loss))`.
+    """
+    bare = [
+        type(one)(model_input=one.model_input, loss_fn_inputs={TARGETS: one.loss_fn_inputs[TARGETS]})
+        for one in data
+    ]
+    return bare, lambda _, logprobs: loss(data, logprobs)

@@ -1,0 +1,212 @@
+"""What Tinker's loss refuses: options, and data that cannot be right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.tinker_loss import loss_fn, mark_pairs
+from composer_plugins.errors import ComposerError
+from composer_plugins.findings import ComposerWarning
+from composer_plugins.kernels.types import TokenLoss
+from parity_tests.rigs.tinker_data import batch, changed, loss_and_gradients, without
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"policy": "cispoo"}, "policy: unknown policy loss 'cispoo'; did you mean 'cispo'?"),
+    ({"polcy": "cispo"}, "polcy: unknown option 'polcy'; did you mean 'policy'?"),
+    ({"denominater": "token-mean"}, "denominater: unknown option 'denominater'; did you mean 'denominator'?"),
+    (
+        {"policy": "ppo", "policy_params": {"clip_low_threshold": 0.8}},
+        "set clip_low to 1 - clip_low_threshold",
+    ),
+    ({"policy": "clip_cov"}, "a statistic of the whole batch, and a step of Tinker may be cut into several"),
+    ({"policy": "dppo_topk_tv"}, "needs topk_logprobs, rollout_topk_logprobs, which tinker does not provide"),
+    (
+        {"advantage": "rloo"},
+        "advantage: a Tinker program computes the advantages itself; remove it, and call",
+    ),
+    ({"hint_weight": 0.1, "hint_divergence": "jsd"}, "needs student_logits, teacher_logits"),
+    ({"hint_weight": 0.1, "hint_teacher": "ema"}, "hint_teacher: a Tinker program asks its teacher itself"),
+    ({"hint_estimator": "k3"}, "hint_estimator: it has no effect, because hint_weight is 0"),
+    ({"replay_weight": 1.0, "replay_loss": "kto"}, "needs scores, ref_scores, desirable, reference_kl"),
+    ({"replay_weight": 1.0, "replay_temperature": 0.7}, "replay_temperature: Tinker's log-probabilities are"),
+    ({"policy": "dr_grpo"}, "max_length: the loss is divided by a constant length"),
+    ({"policy": "grpo", "max_length": 8.0}, "max_length: it has no effect, because the denominator is"),
+    ({"denominator": "token-median"}, "denominator: it is 'token-median'; set denominator to one of"),
+    ({"denominator": "prompt-mean"}, "denominator: 'prompt-mean' needs the prompt of each completion"),
+    ({"policy_weight": 0.0}, "policy_weight: it is 0, and so are the other weights: nothing trains"),
+    ({"calls_per_step": 0}, "calls_per_step: it is 0"),
+    ({"entries": {"advantage": "A"}}, "entries.advantage: unknown input 'advantage'; did you mean"),
+    (
+        {"policy": "reinforce", "old_policy": "rollout"},
+        "old_policy: policy 'reinforce' takes no old_logprobs",
+    ),
+    (
+        {"policy": "ppo", "old_policy": "rollout", "rollout_correction": "tis"},
+        "rollout_correction: policy 'ppo' has the ratio of trainer to rollout already: it would count twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=lambda x: str(x)[:40])
+def test_an_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ComposerError) as error:
+        loss_fn(**options)
+    assert message in str(error.value)
+
+
+def test_all_wrong_options_are_named_at_once() -> None:
+    with pytest.raises(ComposerError) as error:
+        loss_fn(policy="cispoo", hint_weight=-1.0, advantage="rloo")
+    assert {one.partition(":")[0] for one in str(error.value).splitlines()} == {
+        "advantage",
+        "policy",
+        "hint_weight",
+    }
+
+
+def test_an_unlikely_parameter_is_a_warning() -> None:
+    with pytest.warns(ComposerWarning, match="policy_params.clip_high"):
+        loss_fn(policy="cispo", policy_params={"clip_high": -0.5})
+
+
+def at(row: int, name: str) -> str:
+    return f"data[{row}].loss_fn_inputs['{name}']: "
+
+
+Change = Callable[[list[Any], list[Tensor]], Any]
+
+
+def replaced(row: int, **entries: Tensor) -> Change:
+    def change(data: list[Any], logprobs: list[Tensor]) -> None:
+        data[row] = changed(data[row], **entries)
+
+    return change
+
+
+def removed(name: str, *rows: int) -> Change:
+    def change(data: list[Any], logprobs: list[Tensor]) -> None:
+        for row in rows or range(len(data)):
+            data[row] = without(data[row], name)
+
+    return change
+
+
+def answered(row: int, logprob: Tensor) -> Change:
+    def change(data: list[Any], logprobs: list[Tensor]) -> None:
+        logprobs[row] = logprob
+
+    return change
+
+
+HINT = {"policy": "reinforce", "hint_weight": 0.1}
+DATA: list[tuple[dict[str, Any], Change, str]] = [
+    ({}, removed("mask", 1), at(1, "mask") + "it is absent, and the datum has target_tokens, advantages"),
+    ({}, removed("advantages", 2), at(2, "advantages") + "it is absent"),
+    ({}, removed("logprobs"), ""),  # old_logprobs are there: PPO's clip needs no other
+    ({"policy": "dppo_tv"}, removed("logprobs", 0), at(0, "logprobs") + "it is absent"),
+    ({}, removed("old_logprobs", 3), at(3, "old_logprobs") + "it is absent, and other data of the call have"),
+    (HINT, removed("teacher_logprobs", 3), "call add_teacher_logprobs"),
+    ({"policy": "opd"}, removed("teacher_logprobs", 0), at(0, "teacher_logprobs")),
+    ({}, replaced(1, mask=torch.tensor([0.0, 0.5, 1])), at(1, "mask") + "it holds 0.5, and a mask holds 0"),
+    ({}, replaced(1, mask=torch.ones(4)), at(1, "mask") + "its shape is [4], and that of target_tokens [3]"),
+    (HINT, replaced(1, hint_mask=torch.ones(4)), at(1, "hint_mask") + "its shape is [4]"),
+    (
+        {},
+        replaced(1, advantages=torch.ones(1)),
+        at(1, "advantages") + "its shape is [1], and the datum has 3",
+    ),
+    ({}, replaced(1, advantages=torch.ones(3).long()), at(1, "advantages") + "it is torch.int64"),
+    ({}, replaced(0, advantages=torch.full((5,), torch.nan)), at(0, "advantages") + "it holds nan at an unm"),
+    ({}, replaced(1, old_logprobs=torch.ones(3)), at(1, "old_logprobs") + "it holds 1 at an unmasked token"),
+    ({}, answered(1, torch.zeros(4).double()), "logprobs[1]: it has 4 numbers, and the datum 3 targets"),
+    ({}, answered(1, torch.zeros(3, 2).double()), "logprobs[1]: it is torch.float64 of the shape [3, 2]"),
+    ({}, answered(1, torch.full((3,), torch.nan)), "logprobs[1]: it holds nan at an unmasked token"),
+    ({}, answered(1, torch.full((3,), 0.5)), "logprobs[1]: it holds 0.5 at an unmasked token"),
+    ({}, lambda data, logprobs: data.pop(), "logprobs: there are 4, and 3 data"),
+    (
+        {"policy": "gspo"},
+        replaced(2, advantages=torch.arange(7).float()),
+        "policy 'gspo', advantages: they differ within a sequence",
+    ),
+    ({"calls_per_step": 2}, removed("none"), "calls_per_step: it is 2, and this call has no counts"),
+    (
+        {"policy": "ppo", "rollout_correction": "tis"},
+        removed("old_logprobs"),
+        "rollout_correction: old_logprobs are the sampler's too",
+    ),
+    ({"replay_weight": 1.0}, removed("none"), "pair: replay_weight is 1, and no datum of the step has it"),
+    (
+        {},
+        replaced(0, pair=torch.tensor([1])),
+        at(0, "pair") + "the datum is in a pair, and replay_weight is 0",
+    ),
+    (
+        {"replay_weight": 1.0},
+        replaced(0, pair=torch.tensor([1])),
+        at(0, "pair") + "pair 1 has a chosen completion alone",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "change", "message"), DATA, ids=lambda x: str(x)[:50])
+def test_wrong_data_are_one_clear_error(options: dict[str, Any], change: Change, message: str) -> None:
+    data, logprobs = batch()
+    function = loss_fn(**options)
+    change(data, logprobs)
+    if not message:
+        loss_and_gradients(function, data, logprobs)
+        return
+    with pytest.raises(ComposerError) as error:
+        loss_and_gradients(function, data, logprobs)
+    assert message in str(error.value)
+
+
+def test_a_step_has_no_more_calls_than_it_was_made_for() -> None:
+    data, logprobs = batch()
+    function = loss_fn(policy="cispo", calls_per_step=2)
+    step = function.of_step(function.count(data))
+    loss_and_gradients(step, data[:2], logprobs[:2])
+    with pytest.raises(ComposerError, match="have 14 tokens, and it was made for 12"):
+        loss_and_gradients(step, data[1:], logprobs[1:])
+
+
+def test_a_sum_needs_no_counts() -> None:
+    data, logprobs = batch()
+    one, several = (loss_fn(policy="ppo@tinker", calls_per_step=n) for n in (1, 2))
+    assert torch.equal(*(loss_and_gradients(f, data, logprobs)[0] for f in (one, several)))
+
+
+def test_both_completions_of_a_pair_have_numbers_of_their_own() -> None:
+    data, logprobs = batch()
+    twice = [*mark_pairs(data[:1], data[1:2]), *mark_pairs(data[2:3], data[3:])]
+    with pytest.raises(ComposerError, match="two data have the number 1; call mark_pairs once"):
+        loss_and_gradients(loss_fn(replay_weight=1.0), twice, logprobs)
+
+
+def no_loss(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """A loss of a user's, with a wrong result."""
+    return (logprobs * advantages).sum()
+
+
+def wrong_shape(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss of a user's that is reduced."""
+    return TokenLoss((logprobs * advantages).sum(-1), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("no_loss", "returned Tensor"), ("wrong_shape", "returned the shape [4]")]
+)
+def test_a_wrong_result_of_a_users_loss_is_refused(name: str, message: str) -> None:
+    data, logprobs = batch()
+    function = loss_fn(policy=f"{__name__}:{name}", denominator="token-mean")
+    with pytest.raises(ComposerError) as error:
+        loss_and_gradients(function, data, logprobs)
+    assert message in str(error.value)
+
+
+def test_a_users_loss_without_a_denominator_is_refused() -> None:
+    with pytest.raises(ComposerError, match="has no denominator of its own; set denominator to one of"):
+        loss_fn(policy=f"{__name__}:no_loss")

@@ -1,0 +1,132 @@
+"""Tinker's SDK itself: its step from a loss to the weights that it sends, and its tracing of a loss."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tinker import types
+from tinker.lib.public_interfaces.custom_loss import (
+    check_loss_inputs,
+    encode_graph,
+    run_loss_handle,
+    trace_loss,
+)
+from tinker.lib.public_interfaces.training_client import TrainingClient
+from torch import Tensor
+
+from composer_plugins.adapters.tinker_loss import custom_loss, inputs_apart, loss_fn
+from composer_plugins.errors import ComposerError
+from composer_plugins.losses.row import Loss
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.adapters.tinker_loss.test_loss import POLICIES, options_of, paired
+from parity_tests.rigs.tinker_data import batch, loss_and_gradients
+
+
+def theirs() -> tuple[list[types.Datum], list[Tensor]]:
+    """Data of the SDK's own types, which are float32."""
+    return batch(types.Datum, types.ModelInput, dtype=torch.float32)
+
+
+def computed(data: Sequence[types.Datum], logprobs: Sequence[Tensor], function: Any) -> Any:
+    """What the SDK makes of a loss once the server has answered with these log-probabilities."""
+    outputs = [{"logprobs": types.TensorData.from_torch(one)} for one in logprobs]
+    answer = types.ForwardBackwardOutput(loss_fn_output_type="logprobs", loss_fn_outputs=outputs, metrics={})
+    return TrainingClient._compute_custom_loss(list(data), function, answer)
+
+
+def assert_sent(result: Any, gradients: Sequence[Tensor]) -> None:
+    """The weights that the SDK sends are the negative gradient, exactly."""
+    for datum, gradient in zip(result.data, gradients, strict=True):
+        assert torch.equal(datum.loss_fn_inputs["weights"].to_torch(), -gradient)
+
+
+@pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
+def test_the_sdk_sends_the_gradient(loss: Loss) -> None:
+    data, logprobs = theirs()
+    function = loss_fn(**options_of(loss), hint_weight=0.3)
+    value, gradients, metrics = loss_and_gradients(function, data, logprobs)
+    result = computed(data, logprobs, function)
+    assert_sent(result, gradients)
+    assert result.loss_sum == float(value) and result.metrics == metrics
+    assert all(type(x) is float for x in metrics.values())
+
+
+def test_the_sdk_sends_the_gradient_of_pairs() -> None:
+    ours, logprobs = paired()
+    data = [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(one.model_input.to_ints()),
+            loss_fn_inputs={
+                k: types.TensorData.from_torch(x.to_torch()) for k, x in one.loss_fn_inputs.items()
+            },
+        )
+        for one in ours
+    ]
+    logprobs = [one.float() for one in logprobs]
+    function = loss_fn(policy="cispo", replay_weight=1.0)
+    _, gradients, _ = loss_and_gradients(function, data, logprobs)
+    assert_sent(computed(data, logprobs, function), gradients)
+    wanted = loss_and_gradients(function, ours, [one.double() for one in logprobs])[1]
+    for one, other in zip(gradients, wanted, strict=True):
+        assert_parity(one, other, terms=20, dtype=torch.float32, magnitude=1.0)
+
+
+def test_the_sdk_takes_data_with_their_inputs_apart() -> None:
+    data, logprobs = theirs()
+    function = loss_fn(policy="cispo")
+    _, gradients, _ = loss_and_gradients(function, data, logprobs)
+    bare, apart = inputs_apart(data, function)
+    assert_sent(computed(bare, logprobs, apart), gradients)
+
+
+@pytest.mark.parametrize("loss", POLICIES, ids=lambda one: one.name)
+def test_tinker_traces_every_policy_loss(loss: Loss) -> None:
+    """The graph has torch's functions alone, it is encoded, and it gives our value and gradient."""
+    data, logprobs = theirs()
+    options = options_of(loss)
+    _, gradients, _ = loss_and_gradients(loss_fn(**options), data, logprobs)
+    value = loss_and_gradients(loss_fn(**options), data, logprobs)[0]
+    custom = custom_loss(**options)
+    handle = trace_loss(custom.function, custom.input_ranks, "session")
+    assert encode_graph(handle).nodes
+    filled = custom.data(data)
+    check_loss_inputs(handle, filled)
+    leaves = [one.clone().requires_grad_() for one in logprobs]
+    total, metrics = run_loss_handle(handle, filled, leaves)
+    assert_parity(total, value, terms=60, dtype=torch.float32, magnitude=max(1.0, abs(float(value))))
+    for ours, wanted in zip(torch.autograd.grad(total, leaves), gradients, strict=True):
+        assert_parity(ours, wanted, terms=12, dtype=torch.float32, magnitude=1.0, what="gradient")
+    assert metrics["custom/policy/tokens:sum"] == 12.0
+
+
+def test_a_traced_loss_of_a_step_in_several_calls() -> None:
+    """The denominator is an entry of the data, so that the parts of a step add up."""
+    data, logprobs = theirs()
+    custom = custom_loss(policy="cispo")
+    handle = trace_loss(custom.function, custom.input_ranks, "session")
+    filled = custom.data(data)
+    whole, _ = run_loss_handle(handle, filled, logprobs)
+    parts = [run_loss_handle(handle, filled[i : i + 2], logprobs[i : i + 2])[0] for i in (0, 2)]
+    assert_parity(sum(parts), whole, terms=20, dtype=torch.float32, magnitude=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"hint_weight": 0.1}, {"replay_weight": 0.1}, {"rollout_correction": "tis"}], ids=str
+)
+def test_a_traced_loss_has_the_policy_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(ComposerError, match="the traced function has the policy loss alone"):
+        custom_loss(policy="reinforce", **options)
+
+
+def test_the_old_policy_may_be_the_policy_itself() -> None:
+    data, logprobs = theirs()
+    options = {"policy": "ppo", "old_policy": "current"}
+    _, gradients, _ = loss_and_gradients(loss_fn(**options), data, logprobs)
+    custom = custom_loss(**options)
+    assert "old_logprobs" not in custom.input_ranks
+    handle = trace_loss(custom.function, custom.input_ranks, "session")
+    leaves = [one.clone().requires_grad_() for one in logprobs]
+    total, _ = run_loss_handle(handle, custom.data(data), leaves)
+    for ours, wanted in zip(torch.autograd.grad(total, leaves), gradients, strict=True):
+        assert_parity(ours, wanted, terms=12, dtype=torch.float32, magnitude=1.0)

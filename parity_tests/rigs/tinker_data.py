@@ -1,0 +1,103 @@
+"""Data as Tinker's SDK has them, without the SDK, and a random batch of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Numbers:
+    """A TensorData that keeps float64."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def to_torch(self) -> Tensor:
+        """The tensor."""
+        return self.tensor
+
+
+class Input:
+    """A ModelInput of tokens."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens)
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int]) -> "Input":
+        """The input of these tokens."""
+        return cls(tokens)
+
+    def to_ints(self) -> list[int]:
+        """Its tokens."""
+        return self.tokens
+
+
+@dataclass(frozen=True)
+class Datum:
+    """A Datum, which wraps its tensors as the SDK's does."""
+
+    model_input: Any
+    loss_fn_inputs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wrapped = {k: Numbers(x) if isinstance(x, Tensor) else x for k, x in self.loss_fn_inputs.items()}
+        object.__setattr__(self, "loss_fn_inputs", wrapped)
+
+
+LENGTHS = (5, 3, 7, 4)
+PROMPTS = (2, 1, 3, 1)
+
+
+def batch(
+    datum: Callable[..., Any] = Datum,
+    model_input: Any = Input,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    prompts: Sequence[int] = PROMPTS,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> tuple[list[Any], list[Tensor]]:
+    """Ragged data with every entry that a channel may read, and the log-probabilities of their targets.
+
+    The first `prompts[i]` targets are of the prompt, where the mask is 0.
+    """
+    g = torch.Generator().manual_seed(seed)
+    data, logprobs = [], []
+
+    def drawn(length: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(length, generator=g).to(dtype) * scale
+
+    for length, prompt in zip(lengths, prompts, strict=True):
+        ids = torch.randint(1, 9, (length + 1,), generator=g)
+        logprob = -torch.rand(length, generator=g).to(dtype) * 2 - 0.5
+        mask = (torch.arange(length) >= prompt).float()
+        inputs = {"target_tokens": ids[1:], "mask": mask, "advantages": drawn(1).expand(length).clone()}
+        for name in ("logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs"):
+            inputs[name] = (logprob + drawn(length, 0.3)).clamp(max=-1e-3)
+        data.append(datum(model_input=model_input.from_ints(ids[:-1].tolist()), loss_fn_inputs=inputs))
+        logprobs.append(logprob)
+    return data, logprobs
+
+
+def without(datum: Any, *names: str) -> Any:
+    """The datum without these entries."""
+    inputs = {name: x for name, x in datum.loss_fn_inputs.items() if name not in names}
+    return type(datum)(model_input=datum.model_input, loss_fn_inputs=inputs)
+
+
+def changed(datum: Any, **entries: Tensor) -> Any:
+    """The datum with these entries in place of its own."""
+    inputs = {**datum.loss_fn_inputs, **entries}
+    return type(datum)(model_input=datum.model_input, loss_fn_inputs=inputs)
+
+
+def loss_and_gradients(
+    function: Callable[..., Any], data: Sequence[Any], logprobs: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], dict[str, float]]:
+    """The loss, its gradient in each datum's log-probabilities, and the metrics, as the SDK takes them."""
+    leaves = [one.clone().requires_grad_() for one in logprobs]
+    loss, metrics = function(data, leaves)
+    return loss.detach(), list(torch.autograd.grad(loss, leaves)), metrics
