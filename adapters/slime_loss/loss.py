@@ -95,14 +95,16 @@ class SlimeLoss:
     def __init__(self, found: Asked) -> None:
         self.terms, self.mode = Terms.of(found.objective, found.config), found.objective.mode
         loss = found.objective.policy.loss
-        self.reads = {"old_logprobs", *loss.needs} & STREAMS.keys()
-        self.reads |= {"ref_logprobs"} if self.terms.reads_reference else set()
+        reads = {"old_logprobs", *loss.needs}
+        reads |= {"ref_logprobs"} if self.terms.reads_reference else set()
         by_rollout = "rollout engine" in (found.objective.old, found.objective.kl and found.objective.kl.old)
         if by_rollout or found.objective.correction is not None:
-            self.reads |= {"rollout_logprobs"}
-        if found.objective.rollout == "trainer":
-            self.reads -= {"rollout_logprobs"}
-        self.reads |= {"teacher_logprobs"} if self.terms.hint is not None else set()
+            reads |= {"rollout_logprobs"}
+        elif found.objective.rollout == "trainer":
+            reads -= {"rollout_logprobs"}
+        reads |= {"teacher_logprobs"} if self.terms.hint is not None else set()
+        # In one order: each is gathered, and every rank has to gather the same one.
+        self.reads = [name for name in STREAMS if name in reads]
         self.entropies = bool(found.objective.entropy) or "entropies" in loss.needs
         self.is_new = True
 

@@ -64,6 +64,8 @@ def asked(
         found += _another(own, table, config, chosen)
         choice = config.choose_policy()
         framework.require(choice)
+        if config.hint_weight and "hint_weight" not in channels:
+            framework.require(config.choose_hint())
         set_by = parameters_set(
             framework, choice.loss, config.policy_params, own.given(table), params_key="policy_params"
         )

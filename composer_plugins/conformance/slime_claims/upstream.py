@@ -1,7 +1,8 @@
 """A checkout of slime, whose dispatcher of losses runs here, without Megatron and on one rank.
 
-Nothing of it is copied: its folder goes on `sys.path`. Packages that it imports and that have no part in a loss
-are replaced by empty modules where they are not installed, and Megatron's `mpu` by one that knows a single rank.
+Nothing of it is copied: its folder goes on `sys.path`. Packages that it imports and that have no part in a
+loss are replaced by empty modules where they are not installed, and Megatron's `mpu` by one that knows a
+single rank.
 """
 
 import os
