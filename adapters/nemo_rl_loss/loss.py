@@ -7,12 +7,12 @@ it asks for the type of a loss, and not before.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces
 from composer_plugins.config import ComposerConfig
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.contract import NOTHING
@@ -284,11 +284,6 @@ def table_of(loss_config: Any) -> dict[str, Any]:
             LOSS, f"it is {type(loss_config).__name__}", "pass master_config.loss_fn, or a dict"
         )
     return dict(loss_config)
-
-
-def interfaces() -> Any:
-    """NeMo-RL's module with the types of losses."""
-    return import_module("nemo_rl.algorithms.loss.interfaces")
 
 
 def rebuilt(own: dict[str, Any], options: dict[str, Any]) -> ComposerLoss:

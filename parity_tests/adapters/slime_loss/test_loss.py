@@ -127,6 +127,15 @@ def test_a_hint_is_the_divergence_from_the_teacher() -> None:
     assert_parity(torch.autograd.grad(loss, own)[0], want, terms=4)
 
 
+def test_the_terms_add_up_with_their_weights() -> None:
+    own, data = batch()
+    alone, both = (value_and_gradient(args(**options), own, data)[0] for options in ({}, KL))
+    gap = own[0] - torch.cat(data["ref_log_probs"])
+    assert_parity(both - alone, reducer(data)(0.1 * (torch.exp(-gap) - 1 + gap)), terms=15, magnitude=1.0)
+    entropic = value_and_gradient(args(entropy_coef=0.01), own, data)[0]  # of the double: -log pi
+    assert_parity(entropic - alone, reducer(data)(0.01 * own[0]), terms=15, magnitude=1.0)
+
+
 def test_metrics_are_tensors_with_the_same_keys() -> None:
     own, data = batch()
     first, second = (loss_fn(args(**KL), data, own, reducer(data))[1] for _ in range(2))
@@ -229,6 +238,20 @@ def test_a_batch_without_what_the_loss_needs_is_one_error(key: str, option: dict
 def summed(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """A loss with one number for the whole batch."""
     return TokenLoss((-advantages * logprobs * mask).sum(), {})
+
+
+def junk_behind_the_mask(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss that is not 0 where the mask is False."""
+    return TokenLoss(-advantages * logprobs, {})
+
+
+def test_a_users_loss_is_masked_before_slime_multiplies_by_the_mask() -> None:
+    own, data = batch()
+    want = value_and_gradient(args(composer={"policy": "reinforce"}), own, data)
+    every = torch.cat([x.bool() for x in data["loss_masks"]])
+    dirty = torch.where(every, own.detach(), torch.nan).requires_grad_()
+    got = value_and_gradient(args(composer={"policy": f"{__name__}:junk_behind_the_mask"}), dirty, data)
+    assert torch.equal(got[0], want[0]) and torch.equal(torch.where(every, got[1], 0.0), want[1])
 
 
 def test_wrong_result_types_of_a_users_loss_are_refused() -> None:
