@@ -87,6 +87,30 @@ icepop = preset(
 )
 
 
+def seq_mask_tis(
+    old_logprobs: Tokens,
+    rollout_logprobs: Tokens,
+    mask: Mask,
+    *,
+    low: float,
+    high: float,
+    log_ratio_clamp: float | None = None,
+    normalise: bool = False,
+) -> Tokens:
+    """The weight of each token in sequences whose geometric mean is in [low, high]; 0 elsewhere.
+
+        w_t [low <= exp(mean_t d_t) <= high],   w_t = exp(d_t)
+
+    Departs from NeMo-RL: (1) a weight saturates below overflow instead of becoming 0; (2) NaN stays NaN.
+    Source: NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a ClippedPGLossFn
+    ("seq-mask-tis", whose bounds in its comments are 0.999 and 1.002); https://richardli.xyz/rl-collapse.
+    """
+    _check_order("low", low, "high", high)
+    mean = _weights(old_logprobs, rollout_logprobs, mask, "geometric", log_ratio_clamp)
+    w = _weights(old_logprobs, rollout_logprobs, mask, "token", log_ratio_clamp)
+    return _finished(torch.where((mean < low) | (mean > high), 0.0, w), mask, "token", normalise)
+
+
 def corrected(token: TokenLoss, weights: Tokens, mask: Mask) -> TokenLoss:
     """A loss per token times its correction, with the metric "correction"."""
     loss = keep(token.loss * weights.detach(), mask)

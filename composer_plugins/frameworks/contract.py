@@ -180,6 +180,10 @@ class Framework:
     # What starts its training: a command, or a pattern of modules; and the classes of its config, which a
     # script of Python calls. Its command line is hydra's, or has options like `--beta 0.1`.
     programs: tuple[str, ...] = ()
+    # Options of which a command line has one at least, where the program's name alone does not tell:
+    # "train.py".
+    telling: tuple[str, ...] = ()
+    inherits: str = ""  # the key of a config file that names the files whose options it replaces: "defaults"
     configs: tuple[str, ...] = ()  # files of its own with a whole config, in its folder "config"
     config_classes: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()  # classes that train with the loss of such a config
@@ -240,8 +244,11 @@ class Framework:
     @property
     def default_mode(self) -> str:
         """The aggregation mode of a loss where nothing is set; "" where no option chooses one."""
-        default = next((one.default for one in self.options if one.objective == "mode"), None)
-        return self.denominators.get(default, "") if default is not None else ""
+        option = next((one for one in self.options if one.objective == "mode"), None)
+        if option is None or option.default is None:
+            return ""
+        found: str = (option.conversion.values or self.denominators).get(option.default, "")
+        return found
 
     def option(self, key: str, kind: Kind = "policy") -> Option:
         """The option of this key."""

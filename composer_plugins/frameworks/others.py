@@ -1,16 +1,10 @@
 """Frameworks without an adapter: their names of parameters. Their dialects are in the rows of the losses."""
 
-from composer_plugins.frameworks.clips import BOTH, DUAL, HIGH, LOW
+from composer_plugins.frameworks.clips import BOTH, DUAL, HIGH
 from composer_plugins.frameworks.contract import Framework, Sets
 
 OTHERS = (
     Framework(name="openrlhf", title="OpenRLHF", names={"eps_clip": BOTH}),
-    Framework(
-        name="nemo-rl",
-        title="NeMo-RL",
-        names={"ratio_clip_min": LOW, "ratio_clip_max": HIGH, "ratio_clip_c": DUAL},
-        marks=("loss_fn",),
-    ),
     Framework(
         name="areal",
         title="AReaL",
@@ -22,9 +16,6 @@ OTHERS = (
             "sapo_tau_neg": (Sets(("tau_neg",), ("sapo",)),),
         },
         marks=("gconfig", "allocation_mode"),
-    ),
-    Framework(
-        name="slime", title="slime", names={"eps_clip": BOTH, "eps_clip_high": HIGH, "eps_clip_c": DUAL}
     ),
     Framework(name="oat", title="oat"),
     Framework(name="open-instruct", title="open-instruct"),

@@ -1,7 +1,7 @@
 """The configs of a framework that has a table and no module of its own: read, written and examined."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import yaml
@@ -9,17 +9,19 @@ import yaml
 from composer_plugins.config import at, unlikely
 from composer_plugins.errors import ConfigError, did_you_mean, near, unknown
 from composer_plugins.findings import Finding
-from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option
-from composer_plugins.losses.choosing import Choice, choose
+from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
+from composer_plugins.losses.choosing import Choice, choose, find_one
+from composer_plugins.losses.row import REQUIRED, Kind
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
-from composer_plugins.objective.options import given_options, parameters_set, without_effect
+from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
 from composer_plugins.objective.rules import denominator_of_another
 
 # By the field of the objective that an option sets: its range, or the kind of the row that it names.
 NUMBERS = {"entropy": NUMBER, "temperature": POSITIVE, "group_size": COUNT, "length": COUNT}
 NUMBERS |= {"kl.weight": WEIGHT}
 KINDS = {"kl.estimator": "kl", "advantage": "advantage"}
+ABSENT = object()  # of a key that a config does not have
 
 
 class ByTable:
@@ -27,8 +29,9 @@ class ByTable:
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
-        self.choosers = tuple(dict.fromkeys(key for one in framework.losses for key in one.options))
-        self.keys = {*self.choosers, *(one.key for one in framework.options)}
+        self.choosers = self._choosers("policy")
+        self.keys = {key for one in framework.losses for key in one.options}
+        self.keys |= {one.key for one in framework.options}
         self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
 
@@ -38,9 +41,10 @@ class ByTable:
         Raises ConfigError for a loss, a denominator or a value that the framework does not have, and for an
         option that its loss does not read.
         """
-        policy, keys = self._policy(table)
-        objective = self._objective(table, policy)
-        found = [*without_effect(self.framework, "policy", self._given(table)), *unlikely(policy, keys)]
+        policy, keys = self.policy(table)
+        objective = self.objective(table, policy)
+        found = [*without_effect(self.framework, "policy", self.given(table)), *unlikely(policy, keys)]
+        found += only_with(self.framework, partial(at, table))
         if key := next((one.key for one in self._of_the_objective() if one.objective == "mode"), ""):
             found += denominator_of_another(policy, self.framework, objective.mode, key)
         return objective, found
@@ -56,49 +60,68 @@ class ByTable:
         problem = f"it is no option of {self.framework.title} that is known here"
         return Finding("warning", key, problem, remedy)
 
-    def _objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
-        """What is trained with this policy loss, which the config names, and with its other options."""
+    def objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
+        """What is trained with this policy loss and with the other options of the config."""
         found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
-        old, rollout = behaviours(policy, "trainer", "rollout engine")
+        whose = found.get("old") or "trainer"
+        old, rollout = behaviours(policy, whose, found.get("rollout") or "rollout engine")
         kl = None
-        if found.get("kl.weight"):
-            kl = KL(found.get("kl.estimator") or choose("kl", "k3"), found["kl.weight"])
+        if weight := found.get("kl.weight"):
+            estimator = found.get("kl.estimator") or self._chosen("kl", table) or choose("kl", "k3")
+            place, ratio_to = found.get("kl.place") or "loss", found.get("kl.old") or whose
+            kl = KL(estimator, weight, place, ratio_to)
+        remarks = list(not_carried(table, self.framework.not_carried))
+        advantage = found.get("advantage") or self._chosen("advantage", table)
+        for kind in ("advantage", "correction"):
+            if (kind == "correction" or advantage is None) and (key := self.not_in_catalogue(kind, table)):
+                values = (f"{one} = {self._value(one, table)!r}" for one in self._choosers(kind))
+                remarks.append(f"no {kind} of the catalogue ({key}): {', '.join(values)}")
         return Objective(
             policy=policy,
             mode=mode,
             length=found.get("length"),
             old=old,
             rollout=rollout,
-            advantage=found.get("advantage"),
+            advantage=advantage,
             group_size=found.get("group_size"),
             kl=kl,
+            correction=self._chosen("correction", table),
             entropy=found.get("entropy") or 0.0,
             temperature=found.get("temperature") or 1.0,
             denominators={"KL": mode, "entropy bonus": mode},
-            remarks=tuple(not_carried(table, self.framework.not_carried)),
+            remarks=tuple(remarks),
         )
 
     def write(self, objective: Objective, version: str | None = None) -> dict[str, Any]:
         """A config for this objective, as far as the framework runs it; ConfigError without such a loss."""
+        kl = objective.kl if objective.kl and objective.kl.place == "loss" else None
         if objective.no_policy:
             options: dict[str, Any] = {self.choosers[0]: MISSING}
         else:
             name = objective.policy.loss.name
-            having = [one for one in self.framework.losses if one.row.partition("@")[0] == name]
-            if not having:
-                names = ", ".join(dict.fromkeys(one.row for one in self.framework.losses))
+            if (named := self._written("policy", objective.policy, NOTHING)) is None:
+                having = (one.row for one in self.framework.losses if one.kind == "policy")
                 problem = f"{self.framework.title} has no loss {name!r}"
-                raise ConfigError("--to", problem, f"its losses are {names}")
-            options = min((self._options(one, objective.policy) for one in having), key=len)
-        kl = objective.kl if objective.kl and objective.kl.place == "loss" else None
+                raise ConfigError("--to", problem, f"its losses are {', '.join(dict.fromkeys(having))}")
+            options = named
+        for kind, choice in (
+            ("advantage", objective.advantage),
+            ("kl", kl and kl.estimator),
+            ("correction", objective.correction),
+        ):
+            options |= (choice and self._written(kind, choice, options)) or {}  # type: ignore[arg-type]
         ours = {field: getattr(objective, field) for field in NUMBERS if field != "kl.weight"}
         ours |= {"mode": objective.mode, "advantage": objective.advantage and objective.advantage.name}
-        ours |= {"kl.weight": kl.weight, "kl.estimator": kl.estimator.name} if kl else {}
+        ours |= {"kl.weight": kl.weight if kl else 0.0, "kl.estimator": kl and kl.estimator.name}
+        ours |= {"old": objective.old, "rollout": objective.rollout, "kl.old": kl and kl.old}
         for option in self._of_the_objective():
             theirs = self._theirs(option, ours.get(option.objective))
-            if theirs is not None and theirs != option.default:
-                options[option.key] = theirs
+            if theirs is None or theirs == option.default or option.key in options:
+                continue
+            options[option.key] = theirs
+            if option.only_with and theirs:
+                options[option.only_with[0]] = option.only_with[1]
         return nested(options)
 
     def render(self, table: Mapping[str, Any]) -> str:
@@ -112,36 +135,96 @@ class ByTable:
     def _of_the_objective(self) -> list[Option]:
         return [one for one in self.framework.options if one.objective]
 
-    def _given(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _choosers(self, kind: Kind) -> tuple[str, ...]:
+        """The options that choose the loss of a kind."""
+        losses = (one for one in self.framework.losses if one.kind == kind)
+        return tuple(dict.fromkeys(key for one in losses for key in one.options))
+
+    def _value(self, key: str, table: Mapping[str, Any]) -> Any:
+        """The value of an option that chooses a loss: by default that of the option, or of the first loss."""
+        if (value := entry(table, key)) is not ABSENT:
+            return value
+        options = [one.default for one in self.framework.options if one.key == key]
+        losses = [one.options[key] for one in self.framework.losses if key in one.options]
+        return [*options, *losses][0]
+
+    def _named(self, kind: Kind, table: Mapping[str, Any]) -> NamedLoss | None:
+        """The loss of a kind that the config names, if one of the table's has all these options."""
+        wanted = {key: self._value(key, table) for key in self._choosers(kind)}
+        losses = [one for one in self.framework.losses if one.kind == kind]
+        return next((one for one in losses if one.options.items() <= wanted.items()), None)
+
+    def given(self, table: Mapping[str, Any], kind: Kind = "policy") -> dict[str, Any]:
+        """The options of a kind that are not at their default. A null may switch something off."""
+
         def value_of(key: str, default: Any) -> Any:
-            return default if (found := at(table, key)) is None else found
+            found = entry(table, key)
+            return default if found is ABSENT or (found is None and kind == "policy") else found
 
-        return given_options(self.framework.options_of("policy"), value_of)
+        return given_options(self.framework.options_of(kind), value_of)
 
-    def _policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
-        """The policy loss, and by parameter the option that sets it."""
-        named = self.framework.losses[0]
-        chosen = {key: at(table, key) for key in self.choosers}
-        wanted = {key: named.options.get(key) if one is None else one for key, one in chosen.items()}
-        row = self.framework.row_of(**{key: one for key, one in wanted.items() if one is not None})
-        if row is None:
-            key = next(key for key in self.choosers if chosen[key] is not None)
-            known = {str(one.options.get(key)) for one in self.framework.losses}
-            raise unknown(key, str(wanted[key]), known, noun="loss")
-        choice = choose("policy", row)
-        set_by = parameters_set(self.framework, choice.loss, {}, self._given(table), params_key="")
+    def _chosen(self, kind: Kind, table: Mapping[str, Any]) -> Choice | None:
+        """The loss of another kind that the config names, with its parameters; None where it names none."""
+        if (named := self._named(kind, table)) is not None:
+            return self._with_parameters(named, table)[0]
+        if kind == "kl" and (key := self.not_in_catalogue(kind, table)):
+            known = {str(one.options[key]) for one in self.framework.losses if key in one.options}
+            raise unknown(key, str(self._value(key, table)), known, noun="value")
+        return None
+
+    def not_in_catalogue(self, kind: Kind, table: Mapping[str, Any]) -> str:
+        """The option by which a config names a loss of this kind that no row is; "" if there is none."""
+        keys = self._choosers(kind)
+        if not keys or self._named(kind, table) is not None:
+            return ""
+        if kind == "correction" and not self._value(keys[0], table):  # the option that switches one on
+            return ""
+        is_set = [key for key in keys if self._value(key, table) != self._value(key, {})]
+        return (is_set or [keys[0] if kind == "advantage" else ""])[-1]
+
+    def _with_parameters(self, named: NamedLoss, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
+        """A loss with the parameters that options set, and by parameter the option."""
+        choice = find_one(named.row, named.kind)
+        given = self.given(table, named.kind)
+        set_by = parameters_set(self.framework, choice.loss, {}, given, params_key="")
         values = {name: one.value for name, one in set_by.items()}
         keys = {name: one.key for name, one in set_by.items()}
-        return replace(choice, params={**choice.params, **values}), keys
+        params = {**choice.params, **named.params, **values}
+        for name, default in choice.loss.defaults.items():
+            if default is REQUIRED and name not in params:
+                options = self.framework.options_of(named.kind)
+                key = next(one.key for one in options if name in parameters_of(one.sets, choice.loss))
+                raise ConfigError(key, f"{choice.name!r} has no default for its {name}", "set it")
+        return choose(named.kind, named.row, params, option=named.kind), keys
+
+    def policy(self, table: Mapping[str, Any]) -> tuple[Choice, dict[str, str]]:
+        """The policy loss that the config names, and by parameter the option that sets it."""
+        if (named := self._named("policy", table)) is not None:
+            return self._with_parameters(named, table)
+        losses = [one for one in self.framework.losses if one.kind == "policy"]
+        given = {key: value for key in self.choosers if (value := entry(table, key)) is not ABSENT}
+        for key, value in given.items():
+            if value not in (known := [one.options.get(key) for one in losses]):
+                raise unknown(key, str(value), dict.fromkeys(map(str, known)), noun="loss")
+        together = " and ".join(f"{key}={value!r}" for key, value in given.items())
+        problem = f"{self.framework.title} has no loss of the catalogue with {together}"
+        raise ConfigError(next(iter(given)), problem, "set one of them to its default")
 
     def _converted(self, option: Option, table: Mapping[str, Any]) -> Any:
-        """The value of the objective's field that an option sets."""
+        """The value of the objective's field that an option sets; None where another option keeps it off."""
         value = option.default if (found := at(table, option.key)) is None else found
+        if option.only_with is not None:
+            other, needed = option.only_with
+            beside = at(table, other)
+            if not (beside == needed if needed is not None else beside not in (None, False)):
+                return None
         if value is None:
             return None
         if option.objective in NUMBERS:
             NUMBERS[option.objective].check(option.key, value, option.default)
-        known = self.framework.denominators if option.objective == "mode" else option.conversion.values
+        known = option.conversion.values or (
+            self.framework.denominators if option.objective == "mode" else NOTHING
+        )
         if known and (not isinstance(value, Hashable) or value not in known):
             raise unknown(option.key, str(value), map(str, known), noun="value")
         ours = known[value] if known else option.conversion.ours(value)
@@ -152,8 +235,8 @@ class ByTable:
         if ours is None:
             return None
         if option.objective == "mode":
-            names = {mode: name for name, mode in reversed([*self.framework.denominators.items()])}
-            return names.get(ours)
+            known = option.conversion.values or self.framework.denominators
+            return {mode: name for name, mode in reversed([*known.items()])}.get(ours)
         if not option.conversion.values:
             return option.conversion.theirs(ours)
         names = {
@@ -161,16 +244,49 @@ class ByTable:
         }
         return names.get(str(ours).partition("@")[0])
 
-    def _options(self, named: NamedLoss, policy: Choice) -> dict[str, Any]:
-        """The options that choose a loss, and those that set its parameters as `policy` has them."""
-        row, options = choose("policy", named.row), dict[str, Any](named.options)
-        for option in self.framework.options_of("policy"):
-            sets = next((one for one in option.sets if one.is_of(policy.loss)), None)
-            values = [policy.value(name) for name in sets.parameters] if sets else []
-            same = [row.value(name) for name in sets.parameters] if sets else []
-            if sets and values != same and len(set(values)) == 1 and not isinstance(values[0], dict):
-                options[option.key] = sets.conversion.theirs(values[0])
+    def _written(self, kind: Kind, choice: Choice, chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The options that choose this loss with its parameters, the fewest; None if there is no such loss.
+
+        `chosen` are options of other losses, which these must not contradict.
+        """
+        losses = [
+            one
+            for one in self.framework.losses
+            if one.kind == kind and all(chosen.get(key, value) == value for key, value in one.options.items())
+        ]
+        having = [one for one in losses if one.row.partition("@")[0] == choice.loss.name]
+        if not having and kind == "kl":  # the same estimator with or without a ratio, which reading back says
+            base = choice.loss.name.removesuffix("_corrected")
+            having = [one for one in losses if one.row.partition("@")[0].removesuffix("_corrected") == base]
+        found = [self._options(one, choice) for one in having]
+        return min(found, key=len) if found else None
+
+    def _options(self, named: NamedLoss, choice: Choice) -> dict[str, Any]:
+        """The options that choose a loss, and those that set its parameters as `choice` has them."""
+        row, options = find_one(named.row, named.kind), dict[str, Any](named.options)
+        now = {name: row.value(name) for name in choice.loss.parameters} | dict(named.params)
+        own = self.framework.options_of(named.kind)
+        for option in own:
+            sets = next((one for one in option.sets if one.is_of(choice.loss)), None)
+            if sets is None or isinstance(value := choice.value(sets.parameters[0]), dict):
+                continue
+            # Of several parameters, those that no option sets alone.
+            alone = {x.parameters[0] for one in own for x in one.sets if len(x.parameters) == 1}
+            decided = [name for name in sets.parameters if len(sets.parameters) == 1 or name not in alone]
+            values = {choice.value(name) for name in decided or sets.parameters}
+            if len(values) == 1 and any(now[name] not in values for name in decided or sets.parameters):
+                options[option.key] = sets.conversion.theirs(value)
+                now |= dict.fromkeys(sets.parameters, value)
         return options
+
+
+def entry(tree: Any, path: str) -> Any:
+    """The entry at a dotted path of a config, which may be null; ABSENT where there is none."""
+    for key in path.split("."):
+        if not isinstance(tree, Mapping) or key not in tree:
+            return ABSENT
+        tree = tree[key]
+    return tree
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,9 @@ def started(framework: Framework, words: tuple[Word, ...], folder: Path) -> Iter
 
 def starts(framework: Framework, words: tuple[Word, ...], number: int) -> int:
     """How many words from this one on are the program of a framework; 0 if none."""
+    given = {one.text.partition("=")[0] for one in words}
+    if framework.telling and given.isdisjoint(framework.telling):
+        return 0
     for program in framework.programs:
         first, *others = program.split()
         here = [one.text for one in words[number : number + 1 + len(others)]]

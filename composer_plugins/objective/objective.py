@@ -22,6 +22,7 @@ class KL(NamedTuple):
     estimator: Choice
     weight: float
     place: Literal["loss", "reward"] = "loss"
+    old: Behaviour = "trainer"  # whose are the old_logprobs of an estimator that needs them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,8 @@ class Objective:
         if self.kl is not None:
             found |= _facts("KL", self.kl.estimator)
             found |= {"KL.weight": self.kl.weight, "KL.place": self.kl.place}
+            if "old_logprobs" in self.kl.estimator.loss.needs and self.kl.place == "loss":
+                found["KL.old_logprobs"] = self.kl.old
         if self.correction is not None:
             found |= _facts("rollout correction", as_mis(self.correction))
             if "log_weights" in self.policy.loss.optional:

@@ -14,6 +14,10 @@ from composer_plugins.losses.row import of_kind
 FRAMEWORKS = [one for one in frameworks().values() if len(one.options) > 10]
 # Names of two frameworks for the same option, which differ by a letter.
 THE_SAME = {("entropy_coef", "entropy_coeff"), ("entropy_coeff", "entropy_coef")}
+THE_SAME |= {
+    ("use_rollout_log_probs", "use_rollout_logprobs"),
+    ("use_rollout_logprobs", "use_rollout_log_probs"),
+}
 
 
 def names(framework: Framework) -> set[str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from composer_plugins.kernels.corrections import corrected, icepop, mis, tis
+from composer_plugins.kernels.corrections import corrected, icepop, mis, seq_mask_tis, tis
 from composer_plugins.kernels.policy import grpo, gspo
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.row import Loss
@@ -63,6 +63,20 @@ def test_weights_equal_loops(
     assert not masked.requires_grad and not truncated.requires_grad
     if level == "token" and low is not None and clamp is None:
         assert torch.equal(icepop(*inputs(batch), low=low, high=high), masked)
+
+
+@given(
+    batch=token_batches(),
+    low=st.sampled_from([0.0, 0.9]),
+    high=st.sampled_from([1.1, 2.0]),
+    clamp=st.sampled_from([None, 0.3]),
+)
+def test_seq_mask_tis_equals_loops(batch: Batch, low: float, high: float, clamp: float | None) -> None:
+    """The weight of each token, where the geometric mean of its row is within the bounds."""
+    kept = loop(batch, "geometric", clamp or math.inf, lambda w: float(low <= w <= high))
+    weights = loop(batch, "token", clamp or math.inf, lambda w: w)
+    ours = seq_mask_tis(*inputs(batch), low=low, high=high, log_ratio_clamp=clamp)
+    assert_parity(ours, kept * weights, terms=batch["mask"].shape[-1], magnitude=40.0)
 
 
 @pytest.mark.parametrize("level", LEVELS)

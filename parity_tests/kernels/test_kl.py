@@ -78,6 +78,55 @@ def test_k3_corrected_equals_trl_as_written(level: str, batch: dict[str, Tensor]
     assert_parity(gradient, their_gradient, terms=logprobs.numel(), magnitude=largest, what="gradient")
 
 
+CLAMPS = st.sampled_from([None, 0.4, 20.0])
+
+
+def upstream_kl(kind: str, log_r: Tensor) -> Tensor:
+    """k1, k2 or k3 as NeMo-RL and slime write them, of log ref - log pi."""
+    return {"k1": -log_r, "k2": log_r**2 / 2, "k3": torch.exp(log_r) - 1 - log_r}[kind]
+
+
+def assert_equal_gradients(ours: Tensor, theirs: Tensor, logprobs: Tensor) -> None:
+    """The same value and the same gradient."""
+    mine, want = (torch.autograd.grad(x.sum(), logprobs)[0] for x in (ours, theirs))
+    largest = max(1.0, float(theirs.detach().abs().max()), float(want.abs().max()))
+    assert_parity(ours, theirs, terms=4, magnitude=largest)
+    assert_parity(mine, want, terms=4, magnitude=largest, what="gradient")
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@given(batch=token_batches(), seed=st.integers(0, 99), low=CLAMPS, out=CLAMPS)
+def test_corrected_estimators_equal_nemo_rl(
+    kind: str, batch: dict[str, Tensor], seed: int, low: float | None, out: float | None
+) -> None:
+    """Of k1_corrected, k2_corrected and @nemo-rl: a clamped log ratio leaves the weight no gradient."""
+    logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+    ref = logprobs.detach() + torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    for sampler in (old, logprobs.detach()):
+        log_r, weight = ref - logprobs, torch.exp(logprobs - sampler)
+        if low is not None:
+            clamped = log_r.clamp(-low, low)
+            log_r, weight = clamped, torch.where(log_r == clamped, weight, weight.detach())
+        theirs = weight * upstream_kl(kind, log_r)
+        theirs = torch.where(mask, theirs if out is None else theirs.clamp(-out, out), 0.0)
+        kernel = reductions.kernel("kl", f"{kind}_corrected@nemo-rl", log_ratio_clamp=low, value_clamp=out)
+        ours = kernel(logprobs, *(with_junk(x, mask) for x in (sampler, ref)), mask)
+        assert_equal_gradients(ours, theirs, logprobs)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@given(batch=token_batches(), seed=st.integers(0, 99))
+def test_corrected_estimators_equal_slime(kind: str, batch: dict[str, Tensor], seed: int) -> None:
+    """Of @slime, whose low_var_kl is k3 with a clamp on the product."""
+    logprobs, old, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]
+    ref = logprobs.detach() + 3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    theirs = torch.exp(logprobs - old) * upstream_kl(kind, ref - logprobs)
+    theirs = torch.where(mask, theirs.clamp(-10, 10) if kind == "k3" else theirs, 0.0)
+    kernel = reductions.kernel("kl", f"{kind}_corrected@slime")
+    ours = kernel(logprobs, *(with_junk(x, mask) for x in (old, ref)), mask)
+    assert_equal_gradients(ours, theirs, logprobs)
+
+
 @given(batch=token_batches())
 def test_plus_has_the_value_of_its_estimator_and_the_gradient_of_k2(batch: dict[str, Tensor]) -> None:
     x, ref, mask = batch["logprobs"].requires_grad_(), batch["old_logprobs"], batch["mask"]

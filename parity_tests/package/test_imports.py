@@ -38,8 +38,10 @@ PURE = ("contextlib", "collections", "functools", "inspect", "math", "typing")
 
 # By adapter, the libraries of its one framework.
 FRAMEWORKS = {
+    "nemo_rl_loss": {"nemo_rl"},
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
     "tinker_loss": {"tinker"},
+    "slime_loss": {"slime", "miles"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
     | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
@@ -48,6 +50,8 @@ FRAMEWORKS = {
 
 # By sub-package of conformance, the libraries of the framework that its claims are about.
 CLAIMED = {
+    "nemo_rl_claims": {"nemo_rl"},
+    "slime_claims": {"slime"},
     "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
     "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
     "prime_rl_claims": {"pydantic_core"},

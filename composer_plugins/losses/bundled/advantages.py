@@ -8,12 +8,16 @@ from composer_plugins.losses.bundled.shared import (
     TINY,
     TRL_CLAIM,
     VERL_CLAIM,
+    nemo_rl,
     prime_rl,
     trl,
     verl,
 )
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
+NEMO_RL = partial(
+    nemo_rl, source="NVIDIA-NeMo/RL nemo_rl/algorithms/advantage_estimator.py@7ea279a GRPOAdvantageEstimator"
+)
 GROUPED = ("rewards", "group_ids")
 SINGLETON = Parameter("what a group of one gets: 0, or its own reward", choices=("zero", "raw"))
 DDOF = Parameter("delta degrees of freedom of the standard deviation", low=0, high=1, integer=True)
@@ -98,6 +102,12 @@ LOSSES = (
                 note="in float32; a group of one is NaN there, and here 0; a batch whose size is not groups "
                 "times n becomes one group",
             ),
+            NEMO_RL(
+                params={"ddof": 1, "eps": 1e-6},
+                note="normalize_rewards (on by default) without use_leave_one_out_baseline; with it, its "
+                "default, "
+                "baseline and deviation are those of the other rewards, which no row here has",
+            ),
         ),
     ),
     within_groups(
@@ -119,6 +129,7 @@ LOSSES = (
                 proof=GOLDEN + "test_advantages_equal_prime_rl",
                 note="called grpo there, in float32; length_penalty is off by default",
             ),
+            NEMO_RL(note="called grpo there, with normalize_rewards and use_leave_one_out_baseline off"),
         ),
     ),
     within_groups(
@@ -139,6 +150,7 @@ LOSSES = (
                 note="RLOOTrainer; normalize_advantages, off by default, is grpo@trl over the batch "
                 "afterwards; with beta (0.05) the KL is taken off the reward before",
             ),
+            NEMO_RL(note="called grpo there, with normalize_rewards off"),
         ),
     ),
     within_groups(

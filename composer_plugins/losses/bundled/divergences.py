@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, VERL_CLAIM, trl
+from composer_plugins.losses.bundled.shared import TINY, TRL_CLAIM, VERL_CLAIM, nemo_rl, trl
 from composer_plugins.losses.row import Dialect, Loss, Parameter, Value
 
 LOGITS = ("student_logits", "teacher_logits", "mask")
@@ -64,6 +64,14 @@ def taid(file: str, note: str, proof: str = TAIDS, **params: Value) -> Dialect:
     return Dialect(upstream="taid", params=params, source=source, proof=proof, note=note)
 
 
+def nemo_rl_kl(kind: str) -> Dialect:
+    """A kl_type of NeMo-RL's DistillationLossFn."""
+    note = f"kl_type {kind} (its default, mixed, is half of each), over the teacher's k largest entries, in "
+    note += "which both are normalised; zero_outside_topk adds -100 for the rest of the student"
+    source = "NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a DistillationLossFn"
+    return nemo_rl(source=source, note=note)
+
+
 def skew(whose: str) -> Parameter:
     """A weight in a mixture that both models enter."""
     return Parameter(f"the {whose}'s weight in the mixture", low=TINY, high=1 - 2**-53)
@@ -92,6 +100,7 @@ LOSSES = (
                 source=OPSD.format("8ae338dc") + " and its scripts",
                 note="beta=0 of generalized_jsd_loss; entry_clip is token_clip there",
             ),
+            nemo_rl_kl("forward"),
         ),
     ),
     divergence(
@@ -108,6 +117,7 @@ LOSSES = (
                 proof=TRL_CLAIM,
                 note="DistillationTrainer's beta=1.0; from hidden states, and a mean over all tokens",
             ),
+            nemo_rl_kl("reverse"),
         ),
     ),
     divergence(

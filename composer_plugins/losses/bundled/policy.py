@@ -12,7 +12,9 @@ from composer_plugins.losses.bundled.shared import (
     PPO_CLIPS,
     SEQUENCE_CLIPS,
     TINY,
+    nemo_rl,
     oat,
+    slime,
     trl,
     verl,
 )
@@ -239,6 +241,18 @@ LOSSES = (
         paper="arXiv 2507.18071",
         mode="seq-mean-token-mean",
         dialects=(
+            nemo_rl(
+                params=PPO_CLIPS,
+                mode="seq-mean-token-mean",
+                note="sequence_level_importance_ratios, which needs token_level_loss off; ratio_clip_min "
+                "and _max "
+                "stay 0.2 unless set, ratio_clip_c is a dual clip, which this row lacks",
+            ),
+            slime(
+                "compute_gspo_kl",
+                "advantage_estimator gspo; eps_clip and eps_clip_high stay 0.2 unless set",
+                **PPO_CLIPS,
+            ),
             grpo_trainer(
                 "loss_type grpo with importance_sampling_level sequence; epsilon stays 0.2 unless set",
                 **PPO_CLIPS,
@@ -330,6 +344,18 @@ LOSSES = (
                 proof=GOLDEN + "test_cispo_equals_verl",
                 note="loss_mode cispo; clip_ratio_low, clip_ratio_high",
             ),
+            nemo_rl(
+                params=PPO_CLIPS,
+                mode="token-mean",
+                note="use_cispo, which needs token_level_loss; ratio_clip_min, ratio_clip_max are the two "
+                "bounds",
+            ),
+            slime(
+                "compute_cispo_loss",
+                "advantage_estimator cispo; eps_clip, eps_clip_high; its warning names eps_clip 1 and "
+                "eps_clip_high 4",
+                **PPO_CLIPS,
+            ),
             grpo_trainer(
                 "loss_type cispo; epsilon_high is the cap itself: e is clip_high = e - 1, and the default of "
                 "0.2 makes every weight at most 0.2 (ScaleRL: 5.0)",
@@ -392,6 +418,7 @@ LOSSES = (
         summary="the score function weighted by the advantage, without any ratio",
         paper="Williams 1992, doi 10.1007/BF00992696",
         mode="token-mean",
+        dialects=(nemo_rl(mode="token-mean", note="disable_ppo_ratio; the clips are not read"),),
     ),
     without_ratio(
         name="rloo",

@@ -6,15 +6,17 @@ from composer_plugins.losses.bundled.shared import (
     GRPO_LOSS,
     GRPO_SCORES,
     LOG_RATIO_CLAMP,
+    SLIME_CLAIM,
     TINY,
     TRL_CLAIM,
     VERL_CLAIM,
+    nemo_rl,
     oat,
     prime_rl,
     trl,
     verl,
 )
-from composer_plugins.losses.row import Dialect, Loss, Parameter
+from composer_plugins.losses.row import MAX, Dialect, Loss, Parameter
 
 REDUCED = ("token_loss", "mask")
 
@@ -28,6 +30,19 @@ CLAMPS = {
 }
 
 # Fields that many rows share. A row may override them.
+nemo_kl_row = partial(
+    Dialect,
+    upstream="nemo-rl",
+    params=VERL_CLAMPS,
+    source="NVIDIA-NeMo/RL nemo_rl/algorithms/utils.py@7ea279a calculate_kl",
+    proof=KL_TESTS + "test_corrected_estimators_equal_nemo_rl",
+)
+slime_kl_row = partial(
+    Dialect,
+    upstream="slime",
+    source="THUDM/slime@624b824 slime/utils/ppo_utils.py compute_approx_kl (use_unbiased_kl)",
+    proof=KL_TESTS + "test_corrected_estimators_equal_slime",
+)
 kl = partial(
     Loss,
     kind="kl",
@@ -42,6 +57,26 @@ def verl_kl(names: str, **params: float) -> Dialect:
     proof = KL_TESTS + "test_estimator_equals_verl"
     return verl("kl_penalty", params=params, proof=proof, note=f"kl_loss_type {names}")
 
+
+def nemo_kl(name: str) -> Dialect:
+    """A value of NeMo-RL's reference_policy_kl_type."""
+    note = f"reference_policy_kl_type {name}; kl_input_clamp_value is log_ratio_clamp, kl_output_clamp_value "
+    note += "value_clamp; old is the policy itself, or the rollout engine with use_on_policy_kl_approximation"
+    return nemo_kl_row(note=note)
+
+
+def slime_kl(name: str, **params: float) -> Dialect:
+    """A value of slime's kl_loss_type with use_unbiased_kl."""
+    return slime_kl_row(params=params, note=f"kl_loss_type {name} with use_unbiased_kl, in float32")
+
+
+corrected = partial(
+    kl,
+    paper="arXiv 2506.09477",
+    needs=("logprobs", "old_logprobs", "ref_logprobs", "mask"),
+    parameters=CLAMPS,
+    proof=KL_TESTS + "test_corrected_estimators_equal_nemo_rl",
+)
 
 KL = (
     kl(
@@ -107,12 +142,21 @@ KL = (
             ),
         ),
     ),
-    kl(
+    corrected(
+        name="k1_corrected",
+        summary="k1 times the ratio to the old policy: off-policy, has the gradient of the KL",
+        dialects=(nemo_kl("k1"), slime_kl("k1")),
+    ),
+    corrected(
+        name="k2_corrected",
+        summary="k2 times the ratio to the old policy",
+        dialects=(nemo_kl("k2"), slime_kl("k2")),
+    ),
+    corrected(
         name="k3_corrected",
         summary="k3 times the ratio to the old policy: off-policy, has the gradient of the KL",
         paper="arXiv 2512.02556",
-        needs=("logprobs", "old_logprobs", "ref_logprobs", "mask"),
-        parameters={"level": Parameter("what one ratio belongs to", choices=("token", "sequence"))},
+        parameters={"level": Parameter("what one ratio belongs to", choices=("token", "sequence"))} | CLAMPS,
         proof=KL_TESTS + "test_k3_corrected_equals_trl_as_written",
         dialects=(
             trl(
@@ -120,6 +164,8 @@ KL = (
                 proof=KL_TESTS + "test_k3_corrected_equals_trl_as_written",
                 note="on by default, with beta 0.0; importance_sampling_level is level",
             ),
+            nemo_kl("k3"),
+            slime_kl('"low_var_kl" (its "k3" has no clamp)', value_clamp=10.0),
         ),
     ),
 )
@@ -131,6 +177,7 @@ WEIGHT_PARAMETERS = {
     "normalise": Parameter("divide by the batch's mean weight", choices=(False, True)),
 }
 NORMALISED = {"nan_is_seen_in_its_row_and_in_no_other(normalise=True)": "divided by the batch's mean"}
+SLIME_IS = "THUDM/slime@624b824 slime/backends/megatron_utils/loss.py"
 VERL_WEIGHTS = "verl 0.9.1 trainer/ppo/rollout_corr_helper.py compute_rollout_correction_weights"
 CORRECTION_TESTS = "kernels/test_corrections.py::"
 
@@ -141,6 +188,7 @@ correction = partial(
     proof=CORRECTION_TESTS + "test_weights_equal_loops",
 )
 verl_weights = partial(Dialect, upstream="verl", proof=VERL_CLAIM)
+slime_weights = partial(Dialect, upstream="slime", proof=SLIME_CLAIM)
 trl_weights = partial(trl, source=GRPO_SCORES, proof=TRL_CLAIM)
 
 CORRECTIONS = (
@@ -165,6 +213,18 @@ CORRECTIONS = (
                 params={"cap": 3.0},
                 note="vllm_importance_sampling_mode token_truncate (or level sequence: sequence_truncate); "
                 "clip_max is cap, clip_min is floor; the mode by default is sequence_mask: mis",
+            ),
+            nemo_rl(
+                params={"cap": MAX},
+                note="use_importance_sampling_correction, off by default, alone is without a cap; with "
+                "truncated_importance_sampling_type tis the _ratio is cap, which has no default, and the "
+                "_ratio_min floor; level sequence with sequence_level_importance_ratios; an infinite or NaN "
+                "weight is 0 there",
+            ),
+            slime_weights(
+                params={"cap": 2.0, "floor": 0.0},
+                source=f"{SLIME_IS} vanilla_tis_function",
+                note="use_tis, off by default; tis_clip is cap, tis_clip_low floor",
             ),
         ),
     ),
@@ -204,6 +264,34 @@ CORRECTIONS = (
                 note="the numbers of its preset decoupled_token_icepop, which sets rollout_is token and "
                 'rollout_is_threshold "0.5_5.0"; rollout_is is off (null) by default; with rollout_is '
                 "sequence it is mis",
+            ),
+            nemo_rl(
+                note="truncated_importance_sampling_type icepop; the _ratio is high, the _ratio_min low; "
+                "neither has a default (its comments name 0.5 and 5)"
+            ),
+            slime_weights(
+                params={"low": 0.0, "high": 2.0},
+                source=f"{SLIME_IS} icepop_function",
+                note="custom_tis_function_path slime.backends.megatron_utils.loss.icepop_function with "
+                "use_tis; "
+                "tis_clip_low is low, tis_clip high",
+            ),
+        ),
+    ),
+    correction(
+        name="seq_mask_tis",
+        summary="per token, the weight, in sequences whose geometric mean of weights is within bounds",
+        paper="https://richardli.xyz/rl-collapse",
+        parameters={
+            "low": Parameter("a sequence with a smaller mean weight gets 0", low=0, example=0.5),
+            "high": Parameter("a sequence with a larger mean weight gets 0", low=TINY, example=2.0),
+            **WEIGHT_PARAMETERS,
+        },
+        exceptions=NORMALISED,
+        proof=CORRECTION_TESTS + "test_seq_mask_tis_equals_loops",
+        dialects=(
+            nemo_rl(
+                note="truncated_importance_sampling_type seq-mask-tis; the _ratio is high, the _ratio_min low"
             ),
         ),
     ),

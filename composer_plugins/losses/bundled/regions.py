@@ -12,6 +12,7 @@ from composer_plugins.losses.bundled.shared import (
     TRL_CLAIM,
     VERL_CLAIM,
     prime_rl,
+    slime,
     trl,
     verl,
 )
@@ -276,6 +277,12 @@ LOSSES = (
                 note="off_policy_mask_threshold: off by default, 0.5 is an example in its help; loss_type "
                 "(dapo by default) decides the denominator",
                 mode="token-mean",
+            ),
+            slime(
+                "compute_opsm_mask",
+                "use_opsm, with opsm_delta, 1e-4, as the threshold; the drift is that from the old policy",
+                threshold=1e-4,
+                **PPO_CLIPS,
             ),
         ),
         proof="kernels/test_regions.py::test_opsm_drops_a_bad_sequence_that_has_drifted_and_nothing_else",

@@ -59,9 +59,17 @@ GRPO_SCORES = "trainer/grpo_trainer.py _generate_and_score_completions"
 # The proofs of a dialect without a recording: the claims of `composer-plugins conform`.
 TRL_CLAIM = "live/trl/test_conform.py::test_the_loss_equals_trl"
 VERL_CLAIM = "live/verl/test_conform.py::test_the_loss_equals_verl"
+NEMO_RL_CLAIM = "adapters/nemo_rl_loss/test_live.py::test_the_loss_equals_nemo_rl"
+SLIME_CLAIM = "adapters/slime_loss/test_live.py::test_the_loss_equals_slime"
 
 # The dialects of one upstream: the fields that they share. A row may override them.
 prime_rl = partial(Dialect, upstream="prime-rl")
+nemo_rl = partial(
+    Dialect,
+    upstream="nemo-rl",
+    source="NVIDIA-NeMo/RL nemo_rl/algorithms/loss/loss_functions.py@7ea279a ClippedPGLossFn",
+    proof=NEMO_RL_CLAIM,
+)
 oat = partial(Dialect, upstream="oat", proof="golden/test_policy.py::test_grpo_and_dr_grpo_equal_oat")
 
 
@@ -73,3 +81,15 @@ def verl(function: str, **fields: Any) -> Dialect:
 def trl(source: str, **fields: Any) -> Dialect:
     """The dialect of a function in TRL, by its file; `fields` are the other fields of Dialect."""
     return Dialect(upstream="trl", source=f"TRL 1.16 {source}", **fields)
+
+
+def slime(function: str, note: str, **params: float) -> Dialect:
+    """A loss of slime, which takes the mean of each rollout's tokens by default."""
+    return Dialect(
+        upstream="slime",
+        params=params,
+        source=f"THUDM/slime slime/utils/ppo_utils.py@624b824 {function}",
+        proof=SLIME_CLAIM,
+        note=note,
+        mode="seq-mean-token-mean",
+    )

@@ -1,0 +1,296 @@
+"""NeMo-RL's tensors -> a loss of the catalogue -> NeMo-RL's denominators.
+
+`ComposerLoss` stands in the place of ClippedPGLossFn, and `ComposerDistillationLoss` in that of
+DistillationLossFn. Both divide by the valid tokens or sequences of the global batch, as NeMo-RL passes them,
+so a cut into micro-batches, packed sequences or ranks leaves the gradient. NeMo-RL itself is imported when
+it asks for the type of a loss, and not before.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.nemo_rl_loss.upstream import interfaces
+from composer_plugins.config import ComposerConfig
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.contract import NOTHING
+from composer_plugins.frameworks.nemo_rl import LOSS, NEMO_RL
+from composer_plugins.kernels.aggregation import aggregate
+from composer_plugins.kernels.masking import keep
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.calling import call
+from composer_plugins.objective.own_options import NORM, asked
+from composer_plugins.objective.per_token import Terms, metric_sums, per_token
+
+TOKEN_MEAN = "token-mean"
+MODES = (TOKEN_MEAN, "seq-mean-token-sum", "seq-mean-token-mean", NORM)
+PREFIX = "composer/"
+TEACHERS = "set hint_weight to 0; distillation_train with ComposerDistillationLoss has a teacher"
+CHANNELS = {
+    "hint_weight": f"grpo_train gives a loss no log-probabilities of a teacher; {TEACHERS}",
+    "replay_weight": "grpo_train has no pairs; set it to 0, or train in TRL, verl or with Tinker's call",
+}
+NOT_OURS = {
+    f"{LOSS}.positive_example_nll_weight": "its term is divided by the correct tokens of a micro-batch, "
+    "which "
+    "changes with the cut"
+}
+
+
+class NemoLoss:
+    """What both losses share: the attributes that NeMo-RL reads, and its denominators."""
+
+    input: str  # the name of a LossInputType
+    mode: str
+    length: float | None = None
+    use_fused_linear_logprobs = False
+
+    @property
+    def input_type(self) -> Any:
+        """Which tensors NeMo-RL calls the loss with."""
+        return interfaces().LossInputType[self.input]
+
+    @property
+    def loss_type(self) -> Any:
+        """Which count divides the gradient."""
+        types = interfaces().LossType
+        return types.TOKEN_LEVEL if self.mode == TOKEN_MEAN else types.SEQUENCE_LEVEL
+
+    @property
+    def metric_normalizations(self) -> dict[str, Any]:
+        """Which count divides a metric, where it is not the gradient's: ours are means over tokens."""
+        kinds = interfaces().MetricNormalizer
+        names = {"num_valid_samples": kinds.NONE, "token_mult_prob_error": kinds.TOKENS}
+        return Normalizations(kinds.TOKENS, names | {"gen_kl_error": kinds.TOKENS})
+
+    def reduced(self, loss: Tensor, mask: Tensor, seqs: Tensor | None, toks: Tensor | None) -> Tensor:
+        """The part of this micro-batch in the mean of the global batch."""
+        total: Tensor = aggregate(
+            loss,
+            mask,
+            self.mode,
+            num_tokens=toks,
+            num_sequences=seqs,
+            max_length=self.length,  # type: ignore[arg-type]
+        )
+        return total
+
+
+class Normalizations(dict[str, Any]):
+    """A dict that has each metric of ours, whichever the loss reports."""
+
+    def __init__(self, tokens: Any, names: Mapping[str, Any]) -> None:
+        super().__init__(names)
+        self.tokens = tokens
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The count of a metric."""
+        return self.tokens if name.startswith(PREFIX) else super().get(name, default)
+
+
+class ComposerLoss(NemoLoss):
+    """A policy loss with NeMo-RL's own options beside it, for `grpo_train(..., loss_fn=...)`.
+
+        total = policy_weight w_t policy_t + reference_policy_kl_penalty KL_t, divided as `mode` says
+
+    `loss_config` is NeMo-RL's `master_config.loss_fn`. Its options set the parameters of the loss that
+    `policy` names, its KL and its importance-sampling correction; without `policy` the loss is the one that
+    it chooses. `mode` is an aggregation mode; without it `token_level_loss` decides (a mean over tokens, or
+    over sequences of the mean over tokens). "seq-mean-token-sum-norm" needs `max_length`. `options` are
+    those of
+    ComposerConfig: policy, policy_params, policy_weight, rollout_correction, rollout_correction_params.
+    Raises ConfigError for what is not understood, for a loss that needs what NeMo-RL does not have, and for a
+    hint or a replay channel.
+    """
+
+    input = "LOGPROB"
+
+    def __init__(
+        self,
+        loss_config: Any = NOTHING,
+        *,
+        mode: str | None = None,
+        max_length: float | None = None,
+        use_fused_linear_logprobs: bool = False,
+        **options: Any,
+    ) -> None:
+        own = table_of(loss_config)
+        self.given = own, {"mode": mode, "max_length": max_length, **options}
+        self.use_fused_linear_logprobs = use_fused_linear_logprobs
+        found = asked(
+            NEMO_RL,
+            {LOSS: own},
+            options,
+            modes=MODES,
+            mode=mode,
+            max_length=max_length,
+            channels=CHANNELS,
+            not_ours=NOT_OURS,
+        )
+        self.terms = Terms.of(found.objective, found.config)
+        self.mode, self.length = found.objective.mode, max_length
+        self.forced = bool(own.get("force_on_policy_ratio"))
+        self.is_new = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers parse the options again, which a Ray process has to do once."""
+        own, options = self.given
+        return rebuilt, (own, {**options, "use_fused_linear_logprobs": self.use_fused_linear_logprobs})
+
+    @property
+    def reference_policy_kl_penalty(self) -> float:
+        """NeMo-RL computes log-probabilities without top-k and top-p for the KL where this is not 0."""
+        return (
+            self.terms.objective.kl.weight if self.terms.reads_reference and self.terms.objective.kl else 0.0
+        )
+
+    def __call__(
+        self,
+        next_token_logprobs: Tensor,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor | None,
+        global_valid_toks: Tensor | None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss [] of one micro-batch, and metrics as numbers. `data` has the width tokens + 1."""
+        samples = data["sample_mask"]
+        mask = (data["token_mask"][:, 1:] * samples.unsqueeze(-1)).bool()
+        sampled = data["generation_logprobs"][:, 1:]
+        old = next_token_logprobs.detach() if self.forced else data["prev_logprobs"][:, 1:]
+        given = {
+            "logprobs": next_token_logprobs,
+            "old_logprobs": old,
+            "rollout_logprobs": sampled,
+            "mask": mask,
+        }
+        given["advantages"] = data["advantages"][:, 1:]
+        if self.terms.reads_reference:
+            given["ref_logprobs"] = data["reference_policy_logprobs"][:, 1:]
+        if (unfiltered := data.get("curr_logprobs_unfiltered")) is not None:
+            given["unfiltered_logprobs"] = unfiltered
+        token = per_token(self.terms, given, check=self.is_new)
+        self.is_new = False
+        loss = self.reduced(token.loss, mask, global_valid_seqs, global_valid_toks)
+        gap = keep(sampled - old, mask)  # NeMo-RL's trainers read these two
+        ours = {
+            "token_mult_prob_error": keep(gap.abs().exp(), mask).sum(),
+            "gen_kl_error": keep((-gap).expm1() + gap, mask).sum(),
+        }
+        return loss, reported(loss, token, mask, samples, global_valid_toks, ours)
+
+
+class ComposerDistillationLoss(NemoLoss):
+    """A divergence from the teacher's top k, for `distillation_train(..., loss_fn=...)`.
+
+    NeMo-RL gives the loss the log-probabilities of student and teacher at the teacher's k largest entries,
+    each normalised over these k. They take the place of the vocabulary, so any divergence of logits can be
+    named: `hint_divergence` with `hint_params`. Without it, `kl_type` "forward" or "reverse" chooses. `mode`
+    and `max_length` as in `ComposerLoss`; by default the mean over tokens.
+    Raises ConfigError for `zero_outside_topk`, and for a divergence that needs anything else.
+    """
+
+    input = "DISTILLATION"
+    kl_type, zero_outside_topk = "forward", False  # what prepare_loss_input reads
+
+    def __init__(
+        self,
+        loss_config: Any = NOTHING,
+        *,
+        mode: str = TOKEN_MEAN,
+        max_length: float | None = None,
+        **options: Any,
+    ) -> None:
+        own = table_of(loss_config)
+        self.given, self.mode, self.length = (
+            (own, {"mode": mode, "max_length": max_length, **options}),
+            mode,
+            max_length,
+        )
+        if own.get("zero_outside_topk"):
+            problem = "it is true, and the loss gets the student's k entries alone, and not the rest"
+            raise ConfigError(f"{LOSS}.zero_outside_topk", problem, "set it to false")
+        if mode not in MODES or (mode == NORM) != (max_length is not None):
+            raise ConfigError(
+                "mode", f"it is {mode!r}", f"set one of {', '.join(MODES)}, the last with max_length"
+            )
+        named = {"forward": "forward_kl", "reverse": "reverse_kl"}.get(own.get("kl_type", ""))
+        if "hint_divergence" not in options and named is None:
+            problem = f"it is {own.get('kl_type', 'mixed')!r}, which no row of the catalogue is"
+            raise ConfigError(
+                f"{LOSS}.kl_type", problem, "set 'forward' or 'reverse', or name hint_divergence"
+            )
+        allowed = {"hint_divergence", "hint_params"}
+        if others := sorted(set(options) - allowed):
+            raise ConfigError(
+                others[0], "a distillation reads no such option", f"set {' or '.join(sorted(allowed))}"
+            )
+        config = ComposerConfig.parse(
+            {"hint_divergence": named, **options, "policy_weight": 0.0, "hint_weight": 1.0}
+        )
+        self.divergence = config.choose_hint()
+        NEMO_RL.require(self.divergence)
+        self.is_new = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of `ComposerLoss`."""
+        return rebuilt_distillation, self.given
+
+    def __call__(
+        self,
+        student_topk_logprobs: Tensor,
+        teacher_topk_logprobs: Tensor,
+        H_all: Tensor | None,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor | None,
+        global_valid_toks: Tensor | None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss [] of one micro-batch, and metrics as numbers."""
+        samples, width = data["sample_mask"], student_topk_logprobs.shape[1]
+        mask = (data["token_mask"][:, 1:][:, :width] * samples.unsqueeze(-1)).bool()
+        given = {
+            "student_logits": student_topk_logprobs,
+            "teacher_logits": teacher_topk_logprobs,
+            "mask": mask,
+        }
+        token: TokenLoss = call(self.divergence, given, check=self.is_new)
+        self.is_new, kept = False, TokenLoss(keep(token.loss, mask), token.metrics)
+        loss = self.reduced(kept.loss, mask, global_valid_seqs, global_valid_toks)
+        return loss, reported(loss, kept, mask, samples, global_valid_toks)
+
+
+def reported(
+    loss: Tensor,
+    token: TokenLoss,
+    mask: Tensor,
+    samples: Tensor,
+    tokens: Tensor | None,
+    more: Mapping[str, Tensor] = NOTHING,
+) -> dict[str, float]:
+    """The metrics that NeMo-RL adds up over micro-batches: means over the tokens of the global batch."""
+    count = mask.sum() if tokens is None else tokens
+    sums = {f"{PREFIX}{name}": value for name, value in metric_sums(token.metrics, mask).items()} | more
+    means = {name: value / torch.as_tensor(count).clamp(min=1) for name, value in sums.items()}
+    found = {"loss": loss.detach(), **means, "num_valid_samples": samples.sum()}
+    return dict(zip(found, torch.stack([x.detach().float() for x in found.values()]).tolist(), strict=True))
+
+
+def table_of(loss_config: Any) -> dict[str, Any]:
+    """NeMo-RL's options, which are a pydantic model or a dict."""
+    if hasattr(loss_config, "model_dump"):
+        return dict(loss_config.model_dump())
+    if not isinstance(loss_config, Mapping):
+        raise ConfigError(
+            LOSS, f"it is {type(loss_config).__name__}", "pass master_config.loss_fn, or a dict"
+        )
+    return dict(loss_config)
+
+
+def rebuilt(own: dict[str, Any], options: dict[str, Any]) -> ComposerLoss:
+    """A loss that came from another process."""
+    return ComposerLoss(own, **options)
+
+
+def rebuilt_distillation(own: dict[str, Any], options: dict[str, Any]) -> ComposerDistillationLoss:
+    """A loss that came from another process."""
+    return ComposerDistillationLoss(own, **options)

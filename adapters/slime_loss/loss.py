@@ -1,0 +1,192 @@
+"""slime's packed logits -> a loss of the catalogue -> slime's own reducer.
+
+slime's `get_log_probs_and_entropy` computes the log-probabilities under tensor and context parallelism. Under
+context parallelism a rank has two chunks of each response. Here they are gathered, because a loss may need
+the whole response (GSPO), and the loss is cut again for the reducer of the rank. Miles has the same
+functions in other modules. Both are imported when the loss is called, and not before.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from composer_plugins.adapters.slime_loss.upstream import host
+from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.findings import Finding, enforce
+from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.kernels.masking import keep
+from composer_plugins.objective.own_options import NORM, Asked, asked
+from composer_plugins.objective.per_token import Terms, per_token
+
+NODE = "composer"  # the attribute of args with our options
+BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
+CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
+NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
+# The attributes of args that decide the loss.
+READ = tuple(
+    dict.fromkeys(
+        (
+            *(key for one in SLIME.losses for key in one.options),
+            *(one.key for one in SLIME.options),
+            *SLIME.not_carried,
+            "opd_kl_coef",
+        )
+    )
+)
+# By our input: the key of the batch, and what fills it.
+STREAMS = {
+    "old_logprobs": ("log_probs", ""),
+    "rollout_logprobs": ("rollout_log_probs", "set --use-tis or --use-rollout-logprobs, which keep them"),
+    "ref_logprobs": ("ref_log_probs", "set --ref-load, and --use-kl-loss or --kl-coef"),
+    "teacher_logprobs": ("teacher_log_probs", "set --use-opd with --opd-type"),
+}
+
+
+class SlimeLoss:
+    """A policy loss with slime's own options beside it.
+
+        total = policy_weight w_t policy_t + kl_loss_coef KL_t - entropy_coef H_t + hint_weight hint_t
+
+    `args.composer` has the options of ComposerConfig, and `mode` and `max_length`: policy, policy_params,
+    policy_weight, rollout_correction, rollout_correction_params, hint_weight, hint_estimator, hint_params.
+    slime's options (eps_clip, use_kl_loss, use_tis ...) set what they set in slime's own loss; without
+    `policy` the loss is slime's own. Denominator: with calculate_per_token_loss the tokens of the step;
+    without it the rollouts of the step, and in each the mean over its tokens, or the sum with `mode`.
+    Raises ConfigError for what is not understood and cannot be delivered, DataError for a batch without what
+    the loss needs.
+    """
+
+    def __init__(self, found: Asked) -> None:
+        self.terms, self.mode = Terms.of(found.objective, found.config), found.objective.mode
+        loss = found.objective.policy.loss
+        reads = {"old_logprobs", *loss.needs}
+        reads |= {"ref_logprobs"} if self.terms.reads_reference else set()
+        by_rollout = "rollout engine" in (found.objective.old, found.objective.kl and found.objective.kl.old)
+        if by_rollout or found.objective.correction is not None:
+            reads |= {"rollout_logprobs"}
+        elif found.objective.rollout == "trainer":
+            reads -= {"rollout_logprobs"}
+        reads |= {"teacher_logprobs"} if self.terms.hint is not None else set()
+        # In one order: each is gathered, and every rank has to gather the same one.
+        self.reads = [name for name in STREAMS if name in reads]
+        self.entropies = bool(found.objective.entropy) or "entropies" in loss.needs
+        self.is_new = True
+
+    def __call__(
+        self,
+        args: Any,
+        batch: Mapping[str, Any],
+        logits: Tensor,
+        sum_of_sample_mean: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss [] of one micro-batch, which slime divides, and metrics as tensors []."""
+        here, lengths = host(args, batch), (batch["total_lengths"], batch["response_lengths"])
+        _, found = here.log_probs(
+            logits,
+            args=args,
+            unconcat_tokens=batch["unconcat_tokens"],
+            total_lengths=lengths[0],
+            response_lengths=lengths[1],
+            with_entropy=self.entropies,
+        )
+        own = found["log_probs"]
+        streams: dict[str, Any] = {"logprobs": own, "advantages": batch["advantages"]}
+        streams |= {"entropies": found["entropy"]} if self.entropies else {}
+        for name in self.reads:
+            streams[name] = self._stream(name, batch, own)
+
+        def rows(name: str) -> Tensor:
+            whole = [here.gather(x, *sizes) for x, *sizes in zip(streams[name], *lengths, strict=True)]
+            return pad_sequence([x if name in ("logprobs", "entropies") else x.detach() for x in whole], True)
+
+        given = {name: rows(name).to(logits.device) for name in streams}
+        given["mask"] = pad_sequence(list(batch["loss_masks"]), True).to(logits.device).bool()
+        token = per_token(self.terms, given, check=self.is_new)
+        self.is_new = False
+
+        def local(x: Tensor) -> Tensor:
+            cut = (here.cut(row[: sizes[1]], *sizes) for row, *sizes in zip(x, *lengths, strict=True))
+            return torch.cat(list(cut))
+
+        loss = sum_of_sample_mean(local(token.loss * self._factors(args, batch, token.loss)))
+        if not sum(x.numel() for x in own):
+            loss = loss + 0 * logits.sum()  # as in slime: a rank without a token takes part in the backward
+        metrics = {
+            f"{NODE}/{name}": sum_of_sample_mean(local(keep(one.value.to(token.loss.dtype), one.where)))
+            for name, one in token.metrics.items()
+        }
+        return loss, {"loss": loss.detach().clone(), **metrics}
+
+    def _stream(self, name: str, batch: Mapping[str, Any], own: list[Tensor]) -> list[Tensor]:
+        """A stream of the batch; the old policy is this one where slime did not compute it."""
+        key, remedy = STREAMS[name]
+        found = batch.get(key)
+        if found:
+            return list(found)
+        if name == "old_logprobs":
+            return [x.detach() for x in own]
+        policy = self.terms.objective.policy.name
+        raise DataError(
+            f"batch[{key!r}]", f"it is not there, and {policy!r} or a term beside it needs it", remedy
+        )
+
+    def _factors(self, args: Any, batch: Mapping[str, Any], like: Tensor) -> Tensor | float:
+        """What undoes slime's division by the tokens of a rollout, [rows, 1]."""
+        if self.mode == BY_ROLLOUT[0] or args.calculate_per_token_loss:
+            return 1.0
+        sums = batch.get("rollout_mask_sums")
+        sums = [x.sum() for x in batch["loss_masks"]] if sums is None else sums
+        counts = torch.stack([torch.as_tensor(x) for x in sums]).to(like).clamp(min=1).unsqueeze(-1)
+        return counts / (self.terms.objective.length or 1.0)
+
+
+def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield an error for a hint that slime's own options do not deliver, or that they count twice."""
+    if not options.get("hint_weight"):
+        return
+    if not table.get("use_opd"):
+        problem = f"it is {options['hint_weight']!r}, and without use_opd slime has no teacher"
+        yield Finding("error", "hint_weight", problem, "set --use-opd with --opd-type, and --opd-kl-coef 0")
+    elif table.get("opd_kl_coef", 1.0):
+        problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
+        yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
+
+
+def parsed(args: Any) -> Asked:
+    """What `args` asks for; ConfigError, with the keys of our options below "composer"."""
+    table = {key: getattr(args, key) for key in READ if key != NODE and hasattr(args, key)}
+    if table.get("eps_clip_high") == table.get("eps_clip"):
+        table.pop("eps_clip_high", None)  # slime copies the one to the other where it is not set
+    options = getattr(args, NODE, None) or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(NODE, f"it is {options!r}", "write a table of options in --custom-config-path")
+    own = {name: options[name] for name in ("mode", "max_length") if name in options}
+    options = {name: value for name, value in options.items() if name not in own}
+    enforce(findings(table, options))
+    try:
+        return asked(
+            SLIME,
+            table,
+            {"hint_divergence": "sampled_token", **options} if options.get("hint_weight") else options,
+            modes=("token-mean",) if table.get("calculate_per_token_loss") else BY_ROLLOUT,
+            **own,
+            channels=CHANNELS,
+            not_ours=NOT_OURS,
+        )
+    except ConfigError as error:
+        first = error.key.partition(".")[0]
+        raise (error if first in READ else error.under(NODE)) from None
+
+
+_losses: dict[str, SlimeLoss] = {}
+
+
+def loss_of(args: Any) -> SlimeLoss:
+    """The loss of these arguments, parsed once."""
+    key = repr([getattr(args, name, None) for name in READ])
+    if key not in _losses:
+        _losses[key] = SlimeLoss(parsed(args))
+    return _losses[key]

@@ -1,0 +1,1 @@
+"""The claims about NeMo-RL, which is run from a checkout."""

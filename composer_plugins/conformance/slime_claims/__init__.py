@@ -1,0 +1,1 @@
+"""The claims about slime, which is run from a checkout."""

@@ -1,0 +1,146 @@
+"""What a user asks of our loss, with a framework's own options: one `Objective` for an adapter."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from composer_plugins.config import ComposerConfig, scaled_hint, unlikely
+from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.frameworks.contract import Framework
+from composer_plugins.losses.choosing import Choice
+from composer_plugins.objective.by_table import ABSENT, ByTable, entry
+from composer_plugins.objective.objective import Objective
+from composer_plugins.objective.options import parameters_set
+from composer_plugins.objective.rules import denominator_of_another
+
+NORM = "seq-mean-token-sum-norm"
+# Options of ComposerConfig for which a framework has another place.
+ELSEWHERE = ("advantage", "advantage_params", "on_bad_reward", "old_policy")
+
+
+class Asked(NamedTuple):
+    """What a framework trains with our loss in its place."""
+
+    config: ComposerConfig
+    objective: Objective
+
+
+def asked(
+    framework: Framework,
+    table: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    modes: tuple[str, ...],
+    mode: str | None = None,
+    max_length: float | None = None,
+    channels: Mapping[str, str],
+    not_ours: Mapping[str, str],
+) -> Asked:
+    """Read the framework's config and our `options` for it, once; one ConfigError with all that is wrong.
+
+    `table` is the framework's config, whose options set the parameters of the loss that `policy` names; by
+    default that is the framework's own loss. `modes` are the aggregation modes that its denominators can
+    carry, and `mode` the one that the user asks for. `channels` says of a weight why the framework cannot
+    deliver the channel, with the remedy after ";"; `not_ours` says of an option of the framework what our
+    loss does not do, where it has another value than those of `Framework.not_carried`.
+    """
+    own, found = ByTable(framework), Findings()
+    found += (own.not_known(key, table) for key in own.unread(table))
+    found += _of_others(framework, table, options, not_ours)
+    if key := own.not_in_catalogue("correction", table):
+        problem = (
+            f"it is {entry(table, key)!r}, which is no correction of the catalogue: our loss would drop it"
+        )
+        found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
+    chosen = own.policy(table)[0]
+    with found.collected():
+        config = ComposerConfig.parse({"policy": chosen.name, **options})
+        for weight, why in channels.items():
+            if value := getattr(config, weight):
+                problem, _, remedy = why.partition("; ")
+                found.append(Finding("error", weight, f"it is {value:g}, and {problem}", remedy))
+        found += config.without_effect(options)
+        found += _another(own, table, config, chosen)
+        choice = config.choose_policy()
+        framework.require(choice)
+        if config.hint_weight and "hint_weight" not in channels:
+            framework.require(config.choose_hint())
+        set_by = parameters_set(
+            framework, choice.loss, config.policy_params, own.given(table), params_key="policy_params"
+        )
+        params = {**choice.params, **{name: one.value for name, one in set_by.items()}}
+        policy = replace(choice, params=params)
+        objective = own.objective(table, policy)
+        found += unlikely(policy, {name: one.key for name, one in set_by.items()})
+        found += scaled_hint(config, policy)
+        if (correction := config.choose_rollout_correction()) is not None:
+            framework.require(correction)
+            found += _twice(objective)
+            objective = replace(objective, correction=correction)
+        objective = _reduced(objective, framework, found, modes, mode, max_length)
+    enforce(found)
+    return Asked(config, objective)
+
+
+def _of_others(
+    framework: Framework, table: Mapping[str, Any], options: Mapping[str, Any], not_ours: Mapping[str, str]
+) -> Iterator[Finding]:
+    for name in ELSEWHERE:
+        if name in options:
+            problem = f"{framework.title} decides it with options of its own"
+            yield Finding("error", name, problem, "remove it, and set those")
+    for key, why in not_ours.items():
+        value = entry(table, key)
+        if value is not ABSENT and value not in framework.not_carried[key]:
+            yield Finding(
+                "error", key, f"it is {value!r}, and {why}", f"set it to {framework.not_carried[key][-1]!r}"
+            )
+
+
+def _another(
+    own: ByTable, table: Mapping[str, Any], config: ComposerConfig, chosen: Choice
+) -> Iterator[Finding]:
+    """Yield an error for an option that chooses one loss, where `policy` names another."""
+    default = own.policy({})[0]
+    named = config.policy.partition("@")[0]
+    if chosen.name == default.name or chosen.loss.name == named:
+        return
+    for key in own.choosers:
+        value = entry(table, key)
+        others = {
+            one.options[key] for one in own.framework.losses if key in one.options and one.row == default.name
+        }
+        if value is not ABSENT and value not in others:
+            problem = f"it is {value!r}, which chooses {chosen.name!r}, and policy names {config.policy!r}"
+            yield Finding("error", key, problem, "remove one of them")
+
+
+def _twice(objective: Objective) -> Iterator[Finding]:
+    if objective.correction is not None:
+        problem = f"the framework's own options ask for {objective.correction.name!r} already"
+        yield Finding("error", "rollout_correction", problem, "remove it, or switch those off")
+
+
+def _reduced(
+    objective: Objective,
+    framework: Framework,
+    found: Findings,
+    modes: tuple[str, ...],
+    mode: str | None,
+    max_length: float | None,
+) -> Objective:
+    """The objective with the aggregation mode that the user asks for, or with the framework's own."""
+    option = next(one for one in framework.options if one.objective == "mode")
+    if mode is None:
+        found += denominator_of_another(objective.policy, framework, objective.mode, option.key)
+        mode = objective.mode
+    elif mode not in modes:
+        problem = f"it is {mode!r}, for which {framework.title} has no denominator"
+        raise ConfigError("mode", problem, f"set one of {', '.join(modes)}")
+    if (mode == NORM) != (max_length is not None):
+        problem = (
+            "it is not set" if mode == NORM else f"it is {max_length!r}, and the mode {mode!r} reads none"
+        )
+        raise ConfigError("max_length", problem, f"set it with mode={NORM!r} alone")
+    return replace(objective, mode=mode, length=max_length)

@@ -1,0 +1,292 @@
+"""NeMo-RL's loss function without NeMo-RL: recorded numbers, cuts of the batch, and what is refused."""
+
+import pickle
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.nemo_rl_loss.loss import MODES, ComposerDistillationLoss, ComposerLoss
+from composer_plugins.errors import ComposerError, ConfigError
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.losses.registry import losses
+from composer_plugins.losses.row import of_kind
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs import golden, nemo_rl_doubles
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.nemo_rl_doubles import counts, data, wider
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*bounds the ratio of a sequence")
+NO_KL = {"reference_policy_kl_penalty": 0.0}
+FULL = {
+    "use_importance_sampling_correction": True,
+    "truncated_importance_sampling_type": "tis",
+    "truncated_importance_sampling_ratio": 1.05,
+    "reference_policy_kl_penalty": 0.1,
+}
+POLICIES = ("grpo", "cispo", "gspo@nemo-rl", "dppo_tv", "sapo", "masked_is", "reinforce")
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The double of NeMo-RL's types, in the place of NeMo-RL."""
+    found = nemo_rl_doubles.interfaces()
+    for name in ("nemo_rl", "nemo_rl.algorithms", "nemo_rl.algorithms.loss", nemo_rl_doubles.MODULE):
+        monkeypatch.setitem(sys.modules, name, found)
+    return found
+
+
+def value_and_gradient(
+    loss: Any, logprobs: Tensor, batch: dict[str, Tensor], *totals: Tensor
+) -> list[Tensor]:
+    """Of one micro-batch of the batch with these counts."""
+    found, _ = loss(
+        next_token_logprobs=logprobs, data=batch, global_valid_seqs=totals[0], global_valid_toks=totals[1]
+    )
+    return [found, torch.autograd.grad(found, logprobs)[0]]
+
+
+@claim("nemo_rl_policy")
+def test_the_loss_equals_recorded_numbers(case: Case) -> None:
+    """The options of the case go into our loss as NeMo-RL's own: its table gives them their meaning."""
+    old, advantages = golden.tensor(case["old_log_prob"]), golden.tensor(case["advantages"])
+    batch = {
+        "token_mask": wider(golden.tensor(case["response_mask"])),
+        "sample_mask": golden.tensor(case["sample_mask"]),
+        "advantages": wider(advantages.expand(old.shape)),
+        "prev_logprobs": wider(old),
+        "generation_logprobs": wider(old),
+    }
+    logprobs = golden.tensor(case["log_prob"]).requires_grad_()
+    ours = value_and_gradient(ComposerLoss({**NO_KL, **case["kwargs"]}), logprobs, batch, *counts(batch))
+    theirs = [golden.tensor(case["loss"]), golden.tensor(case["grad_log_prob"])]
+    # NeMo-RL's denominators are n + 1e-8, as far from n as float32 is from float64.
+    for mine, want in zip(ours, theirs, strict=True):
+        assert_parity(mine, want, terms=8, dtype=torch.float32, magnitude=max(float(want.abs().max()), 1e-2))
+
+
+@pytest.mark.filterwarnings("ignore:.*is reduced by")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cut_into_micro_batches_leaves_the_gradient(policy: str, mode: str) -> None:
+    """Ranks too are parts: NeMo-RL adds up their gradients."""
+    length = 10.0 if mode.endswith("norm") else None
+    loss = ComposerLoss(FULL, policy=policy, mode=mode, max_length=length)
+    logprobs, batch = data()
+    totals = counts(batch)
+    whole = value_and_gradient(loss, logprobs, batch, *totals)
+    for parts in (2, 4):
+        cut = {name: x.chunk(parts) for name, x in batch.items()}
+        pieces = [
+            value_and_gradient(
+                loss,
+                logprobs[i * 4 // parts : (i + 1) * 4 // parts].detach().requires_grad_(),
+                {name: x[i] for name, x in cut.items()},
+                *totals,
+            )
+            for i in range(parts)
+        ]
+        assert_parity(sum(one[0] for one in pieces), whole[0], terms=24, magnitude=10.0)
+        assert_parity(torch.cat([one[1] for one in pieces]), whole[1], terms=24, what="gradient")
+
+
+def test_nan_behind_the_mask_stays_behind_it() -> None:
+    logprobs, batch = data()
+    loss = ComposerLoss(FULL)
+    want = value_and_gradient(loss, logprobs, batch, *counts(batch))
+    mask = (batch["token_mask"] * batch["sample_mask"].unsqueeze(-1)).bool()
+    junk = dict(batch)
+    for name in ("advantages", "prev_logprobs", "generation_logprobs", "reference_policy_logprobs"):
+        junk[name] = torch.where(mask, batch[name], torch.nan)
+    dirty = torch.where(mask[:, 1:], logprobs.detach(), torch.nan).requires_grad_()
+    got = value_and_gradient(loss, dirty, junk, *counts(batch))
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert not got[1][~mask[:, 1:]].any()
+
+
+def test_a_packed_sequence_is_a_part(module: Any) -> None:
+    """As SequencePackingLossWrapper calls it: one row without its padding, and sums of numbers."""
+    logprobs, batch = data()
+    loss = ComposerLoss(FULL, policy="gspo@nemo-rl", mode="seq-mean-token-mean")
+    totals = counts(batch)
+    whole = value_and_gradient(loss, logprobs, batch, *totals)[0]
+    total = torch.zeros(())
+    for i in range(4):
+        row = {name: x[i : i + 1] for name, x in batch.items()}
+        total = total + value_and_gradient(loss, logprobs[i : i + 1], row, *totals)[0].detach()
+    assert_parity(total, whole, terms=24)
+    metrics = loss(logprobs, batch, *totals)[1]
+    assert {"loss", "num_valid_samples", "token_mult_prob_error", "gen_kl_error"} <= metrics.keys()
+    assert all(type(x) is float for x in metrics.values()) and metrics["num_valid_samples"] == 3
+    assert not [name for name in metrics if "_min" in name or "_max" in name]  # NeMo-RL does not divide those
+
+
+def test_types_name_the_denominator_and_the_input(module: Any) -> None:
+    by_token, by_sequence = ComposerLoss(NO_KL), ComposerLoss({**NO_KL, "token_level_loss": False})
+    assert by_token.input_type is module.LossInputType.LOGPROB
+    assert by_token.loss_type is module.LossType.TOKEN_LEVEL
+    assert by_sequence.loss_type is module.LossType.SEQUENCE_LEVEL
+    counted = by_sequence.metric_normalizations
+    assert isinstance(counted, dict) and counted.get("loss") is None  # as the gradient
+    assert counted.get("composer/ratio") is module.MetricNormalizer.TOKENS
+    assert counted.get("num_valid_samples") is module.MetricNormalizer.NONE
+    assert by_token.reference_policy_kl_penalty == 0 and ComposerLoss(FULL).reference_policy_kl_penalty == 0.1
+    distilled = ComposerDistillationLoss({"kl_type": "forward"})
+    assert distilled.input_type is module.LossInputType.DISTILLATION and not distilled.zero_outside_topk
+
+
+@pytest.mark.filterwarnings("ignore:.*is reduced by")
+def test_a_loss_goes_to_a_worker_in_a_pickle() -> None:
+    logprobs, batch = data()
+    loss = ComposerLoss(FULL, policy="dppo_tv", policy_params={"tv_low": 0.1}, use_fused_linear_logprobs=True)
+    there = pickle.loads(pickle.dumps(loss))
+    assert there.use_fused_linear_logprobs
+    ours, theirs = (value_and_gradient(one, logprobs, batch, *counts(batch)) for one in (loss, there))
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    distilled = pickle.loads(pickle.dumps(ComposerDistillationLoss(hint_divergence="jsd")))
+    assert distilled.divergence.name == "jsd"
+
+
+def test_options_of_nemo_rl_set_the_parameters_of_the_policy() -> None:
+    loss = ComposerLoss({**NO_KL, "ratio_clip_max": 0.28, "ratio_clip_c": 3.0}, policy="ppo")
+    assert loss.terms.objective.policy.params == {"clip_high": 0.28, "dual_clip": 3.0}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "a hint": (NO_KL, {"hint_weight": 0.1}, "hint_weight", "no log-probabilities of a teacher"),
+    "pairs": (NO_KL, {"replay_weight": 1.0}, "replay_weight", "has no pairs"),
+    "an advantage": (NO_KL, {"advantage": "rloo"}, "advantage", "options of its own"),
+    "a sum": (NO_KL, {"mode": "token-sum"}, "mode", "no denominator"),
+    "a mean over prompts": (NO_KL, {"mode": "prompt-mean"}, "mode", "no denominator"),
+    "a constant without its length": (NO_KL, {"mode": "seq-mean-token-sum-norm"}, "max_length", "not set"),
+    "a length without its mode": (NO_KL, {"max_length": 9.0}, "max_length", "reads none"),
+    "a clip that the loss lacks": (
+        {**NO_KL, "ratio_clip_max": 0.3},
+        {"policy": "sapo"},
+        "loss_fn.ratio_clip_max",
+        "no effect",
+    ),
+    "two policies": (
+        {**NO_KL, "use_cispo": True},
+        {"policy": "sapo"},
+        "loss_fn.use_cispo",
+        "chooses 'cispo@nemo-rl'",
+    ),
+    "two corrections": (FULL, {"rollout_correction": "tis"}, "rollout_correction", "already"),
+    "VAPO's term": (
+        {**NO_KL, "positive_example_nll_weight": 0.1},
+        {},
+        "loss_fn.positive_example_nll_weight",
+        "changes with the cut",
+    ),
+    "a misspelt policy": (NO_KL, {"policy": "gropo"}, "policy", "unknown policy loss"),
+    "a statistic of the batch": (NO_KL, {"policy": "clip_cov"}, "policy", "statistic of the whole batch"),
+    "a loss that needs a support": (NO_KL, {"policy": "dppo_topk_tv"}, "policy", "needs topk_logprobs"),
+    "a type of truncation that is none": (
+        {**NO_KL, "use_importance_sampling_correction": True, "truncated_importance_sampling_type": "tsi"},
+        {},
+        "loss_fn.truncated_importance_sampling_type",
+        "tsi",
+    ),
+}
+
+
+@pytest.mark.parametrize("own, options, key, problem", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_delivered_is_refused(
+    own: dict[str, Any], options: dict[str, Any], key: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        ComposerLoss(own, **options)
+    found = [error.value, *error.value.others]
+    assert key in [one.key for one in found], [str(one) for one in found]
+    assert problem in next(str(one) for one in found if one.key == key)
+
+
+def test_an_option_that_is_not_understood_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="ratio_clip_mix"):
+        ComposerLoss({**NO_KL, "ratio_clip_mix": 0.3})
+
+
+def test_a_mode_of_another_paper_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="token_level_loss: it is 'true', and 'gspo' is reduced by"):
+        ComposerLoss(NO_KL, policy="gspo")
+    ComposerLoss(NO_KL, policy="gspo", mode="seq-mean-token-mean")
+
+
+def summed(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss with one number for the whole batch, which no denominator of NeMo-RL's fits."""
+    return TokenLoss((-advantages * logprobs * mask).sum(), {})
+
+
+def junk_behind_the_mask(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss that is not 0 where the mask is False."""
+    return TokenLoss(-advantages * logprobs, {})
+
+
+def test_wrong_result_types_of_a_users_loss_are_refused() -> None:
+    logprobs, batch = data()
+    for name in ("summed",):
+        with pytest.raises(ComposerError, match="returned the shape"):
+            value_and_gradient(
+                ComposerLoss(NO_KL, policy=f"{__name__}:{name}"), logprobs, batch, *counts(batch)
+            )
+
+
+def test_a_users_loss_is_masked() -> None:
+    logprobs, batch = data()
+    user = ComposerLoss(NO_KL, policy=f"{__name__}:junk_behind_the_mask")
+    ours, want = (
+        value_and_gradient(one, logprobs, batch, *counts(batch))
+        for one in (user, ComposerLoss(NO_KL, policy="reinforce"))
+    )
+    assert_parity(ours[0], want[0], terms=24)
+    assert torch.equal(ours[1], want[1])
+
+
+@pytest.mark.parametrize("name", sorted(of_kind(losses(), "policy")))
+def test_every_policy_is_run_or_refused(name: str) -> None:
+    """Nothing but a ConfigError, and where there is none, a gradient that is finite."""
+    loss = of_kind(losses(), "policy")[name]
+    params = {key: one.example for key, one in loss.parameters.items() if one.example is not None}
+    logprobs, batch = data()
+    try:
+        found = ComposerLoss(NO_KL, policy=name, policy_params=params, mode="token-mean")
+    except ConfigError:
+        return
+    assert value_and_gradient(found, logprobs, batch, *counts(batch))[1].isfinite().all()
+
+
+def test_a_distillation_refuses_what_it_does_not_get() -> None:
+    for own, options, key in (
+        ({"zero_outside_topk": True}, {}, "loss_fn.zero_outside_topk"),
+        ({}, {}, "loss_fn.kl_type"),
+        ({}, {"hint_divergence": "sampled_token"}, "hint_divergence"),
+        ({}, {"hint_divergence": "jsd", "hint_weight": 2.0}, "hint_weight"),
+        ({}, {"hint_divergence": "jsd", "mode": "token-sum"}, "mode"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            ComposerDistillationLoss(own, **options)
+        assert error.value.key == key
+
+
+def test_a_distillation_is_cut_and_is_zero_for_equal_distributions() -> None:
+    g = torch.Generator().manual_seed(0)
+    student = torch.randn(4, 5, 3, generator=g, dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(4, 5, 3, generator=g, dtype=torch.float64).log_softmax(-1)
+    batch = {"token_mask": torch.ones(4, 6), "sample_mask": torch.tensor([1.0, 1.0, 1.0, 0.0])}
+    loss = ComposerDistillationLoss(hint_divergence="jsd", hint_params={"beta": 0.3})
+    totals = torch.tensor(3.0), torch.tensor(15.0)
+
+    def of(rows: slice) -> Tensor:
+        part = {name: x[rows] for name, x in batch.items()}
+        found: Tensor = loss(student[rows].log_softmax(-1), teacher[rows], None, part, *totals)[0]
+        return found
+
+    whole, parts = of(slice(None)), of(slice(0, 2)) + of(slice(2, 4))
+    assert_parity(parts, whole, terms=15)
+    gradients = [torch.autograd.grad(x, student)[0] for x in (parts, whole)]
+    assert_parity(gradients[0], gradients[1], terms=15, what="gradient")
+    same, _ = loss(teacher, teacher, None, batch, *totals)
+    assert abs(float(same)) < 1e-12

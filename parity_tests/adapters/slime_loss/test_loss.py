@@ -1,0 +1,260 @@
+"""slime's custom loss without slime: recorded numbers, cuts of the batch, and what is refused."""
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.slime_loss import loss_fn
+from composer_plugins.adapters.slime_loss.loss import BY_ROLLOUT, parsed
+from composer_plugins.errors import ComposerError, ConfigError, DataError
+from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.assertions import assert_parity
+from parity_tests.rigs import golden, slime_doubles
+from parity_tests.rigs.golden import Case, claim
+from parity_tests.rigs.slime_doubles import args, batch, part, reducer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*bounds the ratio of a sequence", "ignore:.*is reduced by")
+POLICIES = ("grpo", "cispo", "gspo", "dppo_tv", "sapo", "opsm@slime", "reinforce")
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
+
+
+@pytest.fixture(autouse=True)
+def slime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doubles of slime's modules, in the place of slime."""
+    for name, module in slime_doubles.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def value_and_gradient(given: Namespace, own: Tensor, data: dict[str, Any]) -> list[Tensor]:
+    """Of one micro-batch, as slime's dispatcher sums it."""
+    loss, _ = loss_fn(given, data, own, reducer(data, given.calculate_per_token_loss))
+    return [loss, torch.autograd.grad(loss, own)[0]]
+
+
+@claim("slime_policy")
+def test_the_loss_equals_recorded_numbers(case: Case) -> None:
+    """The arguments of the case go into our loss as slime's own: its table gives them their meaning."""
+    rows = [golden.tensor(row) for row in case["response_mask"]]
+    old, advantages = golden.tensor(case["old_log_prob"]), golden.tensor(case["advantages"])
+    data = {
+        "unconcat_tokens": [torch.zeros(len(x) + 1) for x in rows],
+        "total_lengths": [len(x) + 1 for x in rows],
+        "response_lengths": [len(x) for x in rows],
+        "loss_masks": rows,
+        "rollout_mask_sums": torch.stack([x.sum() for x in rows]),
+        "log_probs": list(old),
+        "advantages": list(advantages.expand(old.shape)),
+    }
+    given = args(**case["kwargs"], calculate_per_token_loss=case["calculate_per_token_loss"])
+    logprobs = golden.tensor(case["log_prob"]).requires_grad_()
+    loss, _ = loss_fn(given, data, logprobs.reshape(1, -1), reducer(data, given.calculate_per_token_loss))
+    loss = loss if given.calculate_per_token_loss else loss / len(rows)  # the dispatcher's part of it
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    largest = max(1.0, float(golden.tensor(case["loss"]).abs()))
+    assert_parity(loss, golden.tensor(case["loss"]), terms=old.numel(), magnitude=largest)
+    want = golden.tensor(case["grad_log_prob"])
+    assert_parity(gradient, want, terms=old.shape[-1], magnitude=max(1.0, float(want.abs().max())))
+
+
+@pytest.mark.parametrize("mode", [*BY_ROLLOUT, "token-mean"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cut_into_micro_batches_leaves_the_gradient(policy: str, mode: str) -> None:
+    """The dispatcher adds up micro-batches and ranks, and divides by what the whole step has."""
+    composer = {"policy": policy, "mode": mode} | ({"max_length": 10.0} if mode.endswith("norm") else {})
+    given = args(
+        composer=composer, calculate_per_token_loss=mode == "token-mean", use_tis=policy != "dppo_tv", **KL
+    )
+    own, data = batch()
+    whole = value_and_gradient(given, own, data)
+    starts = [0, 5, 6, 12, 15]
+    for cuts in ((0, 2, 4), (0, 1, 2, 3, 4)):
+        pieces = []
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            piece = own[:, starts[a] : starts[b]].detach().requires_grad_()
+            pieces.append(value_and_gradient(given, piece, part(data, slice(a, b))))
+        assert_parity(sum(one[0] for one in pieces), whole[0], terms=24, magnitude=10.0)
+        assert_parity(torch.cat([one[1] for one in pieces], 1), whole[1], terms=24, what="gradient")
+
+
+def test_modes_are_the_sums_that_their_names_say() -> None:
+    own, data = batch()
+    found = {}
+    for mode in BY_ROLLOUT:
+        composer = {"policy": "reinforce", "mode": mode} | (
+            {"max_length": 10.0} if mode.endswith("norm") else {}
+        )
+        found[mode] = value_and_gradient(args(composer=composer), own, data)[0]
+    by_row = [
+        (-a * x * m).sum()
+        for a, x, m in zip(data["advantages"], own[0].split([5, 1, 6, 3]), data["loss_masks"], strict=True)
+    ]
+    counts = data["rollout_mask_sums"].clamp(min=1)
+    assert_parity(found["seq-mean-token-sum"], sum(by_row), terms=15)
+    assert_parity(found["seq-mean-token-sum-norm"], sum(by_row) / 10, terms=15)
+    assert_parity(
+        found["seq-mean-token-mean"], sum(x / n for x, n in zip(by_row, counts, strict=True)), terms=15
+    )
+
+
+def test_nan_behind_the_mask_stays_behind_it() -> None:
+    own, data = batch()
+    given = args(use_tis=True, **KL)
+    want = value_and_gradient(given, own, data)
+    masks = [x.bool() for x in data["loss_masks"]]
+    for name in ("log_probs", "rollout_log_probs", "ref_log_probs", "advantages"):
+        data[name] = [torch.where(m, x, torch.nan) for m, x in zip(masks, data[name], strict=True)]
+    every = torch.cat(masks)
+    # slime's reducer multiplies by the mask: a loss that is not 0 there would be NaN.
+    got = value_and_gradient(given, torch.where(every, own.detach(), torch.nan).requires_grad_(), data)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def test_a_hint_is_the_divergence_from_the_teacher() -> None:
+    own, data = batch()
+    composer = {"policy_weight": 0.0, "hint_weight": 0.5, "hint_estimator": "k2"}
+    given = args(composer=composer, use_opd=True, opd_type="sglang", opd_kl_coef=0.0)
+    loss, metrics = loss_fn(given, data, own, reducer(data))
+    gap = torch.cat(
+        [(x - t) ** 2 / 2 for x, t in zip(own[0].split([5, 1, 6, 3]), data["teacher_log_probs"], strict=True)]
+    )
+    ratio = torch.exp(own[0].detach() - torch.cat(data["log_probs"]))
+    assert float(loss.detach()) > 0 and "composer/hint_loss" in metrics
+    want = torch.autograd.grad(reducer(data)(0.5 * ratio * gap), own)[0]
+    assert_parity(torch.autograd.grad(loss, own)[0], want, terms=4)
+
+
+def test_the_terms_add_up_with_their_weights() -> None:
+    own, data = batch()
+    alone, both = (value_and_gradient(args(**options), own, data)[0] for options in ({}, KL))
+    gap = own[0] - torch.cat(data["ref_log_probs"])
+    assert_parity(both - alone, reducer(data)(0.1 * (torch.exp(-gap) - 1 + gap)), terms=15, magnitude=1.0)
+    entropic = value_and_gradient(args(entropy_coef=0.01), own, data)[0]  # of the double: -log pi
+    assert_parity(entropic - alone, reducer(data)(0.01 * own[0]), terms=15, magnitude=1.0)
+
+
+def test_metrics_are_tensors_with_the_same_keys() -> None:
+    own, data = batch()
+    first, second = (loss_fn(args(**KL), data, own, reducer(data))[1] for _ in range(2))
+    assert first.keys() == second.keys() >= {"loss", "composer/kl", "composer/policy_loss"}
+    assert all(x.dim() == 0 and not x.requires_grad for x in first.values())
+    torch.tensor([0, *first.values()])  # as slime's dispatcher packs them
+
+
+def test_miles_calls_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, data = batch()
+    want = value_and_gradient(args(**KL), own, data)
+    for name, module in slime_doubles.miles_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    got = value_and_gradient(args(**KL), own, data)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def test_the_old_policy_is_this_one_where_slime_did_not_compute_it() -> None:
+    own, data = batch()
+    del data["log_probs"]
+    (gradient,) = value_and_gradient(args(), own, data)[1:]
+    want = reducer(data)(torch.cat(data["advantages"]).neg() * own[0])
+    assert_parity(gradient, torch.autograd.grad(want, own)[0], terms=4)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a hint without a teacher": ({"composer": {"hint_weight": 0.1}}, "hint_weight", "no teacher"),
+    "a hint twice": (
+        {"composer": {"hint_weight": 0.1}, "use_opd": True, "opd_kl_coef": 1.0},
+        "opd_kl_coef",
+        "count twice",
+    ),
+    "a hint of logits": (
+        {"composer": {"hint_weight": 0.1, "hint_divergence": "jsd"}, "use_opd": True, "opd_kl_coef": 0.0},
+        "hint_divergence",
+        "student_logits",
+    ),
+    "pairs": ({"composer": {"replay_weight": 0.1}}, "replay_weight", "no pairs"),
+    "a mode of tokens": ({"composer": {"mode": "token-mean"}}, "mode", "no denominator"),
+    "a mode of rollouts": (
+        {"composer": {"mode": "seq-mean-token-mean"}, "calculate_per_token_loss": True},
+        "mode",
+        "no denominator",
+    ),
+    "a clip that the loss lacks": (
+        {"composer": {"policy": "sapo"}, "eps_clip": 0.3},
+        "eps_clip",
+        "no effect",
+    ),
+    "a dual clip of gspo": ({"advantage_estimator": "gspo", "eps_clip_c": 3.0}, "eps_clip_c", "no effect"),
+    "two policies": (
+        {"composer": {"policy": "sapo"}, "advantage_estimator": "cispo"},
+        "advantage_estimator",
+        "chooses 'cispo@slime'",
+    ),
+    "a reducer": (
+        {"custom_pg_loss_reducer_function_path": "a.b"},
+        "custom_pg_loss_reducer_function_path",
+        "slime's own reducer",
+    ),
+    "a correction of the user's": (
+        {"use_tis": True, "custom_tis_function_path": "a.b"},
+        "custom_tis_function_path",
+        "would drop it",
+    ),
+    "options that are no table": ({"composer": "cispo"}, "composer", "write a table"),
+    "a misspelt option": ({"composer": {"polcy": "cispo"}}, "polcy", "did you mean 'policy'"),
+    "gspo with opsm": (
+        {"advantage_estimator": "gspo", "use_opsm": True},
+        "advantage_estimator",
+        "no loss of the catalogue",
+    ),
+}
+
+
+@pytest.mark.parametrize("given, key, problem", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_delivered_is_refused(given: dict[str, Any], key: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parsed(args(**given))
+    found = [error.value, *error.value.others]
+    assert key in [one.key.removeprefix("composer.") for one in found], [str(one) for one in found]
+    assert any(problem in str(one) for one in found), [str(one) for one in found]
+
+
+def test_slimes_copy_of_eps_clip_is_not_an_option_of_the_user() -> None:
+    """slime sets eps_clip_high to eps_clip: dapo keeps its own 0.28 unless the user sets one of them."""
+    assert parsed(args(composer={"policy": "dapo"})).objective.policy.value("clip_high") == 0.28
+    policy = parsed(args(composer={"policy": "dapo"}, eps_clip=0.1, eps_clip_high=0.3)).objective.policy
+    assert (policy.value("clip_low"), policy.value("clip_high")) == (0.1, 0.3)
+
+
+@pytest.mark.parametrize("key, option", [("ref_log_probs", KL), ("rollout_log_probs", {"use_tis": True})])
+def test_a_batch_without_what_the_loss_needs_is_one_error(key: str, option: dict[str, Any]) -> None:
+    own, data = batch()
+    del data[key]
+    with pytest.raises(DataError, match=key):
+        value_and_gradient(args(**option), own, data)
+
+
+def summed(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss with one number for the whole batch."""
+    return TokenLoss((-advantages * logprobs * mask).sum(), {})
+
+
+def junk_behind_the_mask(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
+    """A loss that is not 0 where the mask is False."""
+    return TokenLoss(-advantages * logprobs, {})
+
+
+def test_a_users_loss_is_masked_before_slime_multiplies_by_the_mask() -> None:
+    own, data = batch()
+    want = value_and_gradient(args(composer={"policy": "reinforce"}), own, data)
+    every = torch.cat([x.bool() for x in data["loss_masks"]])
+    dirty = torch.where(every, own.detach(), torch.nan).requires_grad_()
+    got = value_and_gradient(args(composer={"policy": f"{__name__}:junk_behind_the_mask"}), dirty, data)
+    assert torch.equal(got[0], want[0]) and torch.equal(torch.where(every, got[1], 0.0), want[1])
+
+
+def test_wrong_result_types_of_a_users_loss_are_refused() -> None:
+    own, data = batch()
+    with pytest.raises(ComposerError, match="returned the shape"):
+        value_and_gradient(args(composer={"policy": f"{__name__}:summed"}), own, data)
