@@ -58,7 +58,7 @@ class ByTable:
 
     def _objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss, which the config names, and with its other options."""
-        found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
+        found = {one.objective: self.converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
         old, rollout = behaviours(policy, "trainer", "rollout engine")
         kl = None
@@ -134,7 +134,7 @@ class ByTable:
         keys = {name: one.key for name, one in set_by.items()}
         return replace(choice, params={**choice.params, **values}), keys
 
-    def _converted(self, option: Option, table: Mapping[str, Any]) -> Any:
+    def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets."""
         value = option.default if (found := at(table, option.key)) is None else found
         if value is None:

@@ -3,7 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
-from composer_plugins.losses.bundled.shared import GRPO_SCORES, TRL_CLAIM, VERL_CLAIM, prime_rl, trl, verl
+from composer_plugins.losses.bundled.shared import (
+    GRPO_SCORES,
+    TRL_CLAIM,
+    VERL_CLAIM,
+    prime_rl,
+    skyrl,
+    trl,
+    verl,
+)
 from composer_plugins.losses.row import Dialect, Loss, Parameter
 
 GROUPED = ("rewards", "group_ids")
@@ -56,6 +64,12 @@ LOSSES = (
                 source=GRPO_SCORES,
                 proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
+            ),
+            skyrl(
+                "compute_grpo_outcome_advantage",
+                params={"ddof": 1, "eps": 1e-6, "singleton": "raw"},
+                note="advantage_estimator grpo, with the means and deviations in float32; grpo_norm_by_std: "
+                "false is scale none; a group of one passes its reward through",
             ),
             r1_zero(
                 params={"ddof": 1, "eps": 1e-8},
@@ -119,6 +133,7 @@ LOSSES = (
                 proof=GOLDEN + "test_rloo_equals_verl",
                 note="rloo_vectorized gives a group of one 0: singleton zero",
             ),
+            skyrl("compute_rloo_outcome_advantage", note="advantage_estimator rloo"),
             trl(
                 source="trainer/rloo_trainer.py _generate_and_score_completions",
                 proof=TRL_CLAIM,
@@ -131,7 +146,14 @@ LOSSES = (
         name="maxrl",
         summary="the reward's deviation from its group's mean, over that mean",
         paper="arXiv 2602.02710",
+        parameters={"eps": replace(EPS, help="added to the mean"), "singleton": SINGLETON},
         dialects=(
+            skyrl(
+                "compute_maxrl_advantage",
+                params={"eps": 1e-6, "singleton": "raw"},
+                note="advantage_estimator maxrl, with the means in float32; where a group's mean is not "
+                "above 0 it still divides by it",
+            ),
             prime_rl(
                 source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
                 proof=GOLDEN + "test_advantages_equal_prime_rl",
@@ -198,6 +220,10 @@ LOSSES = (
                 "compute_reinforce_plus_plus_outcome_advantage",
                 proof=GOLDEN + "test_reinforce_pp_equals_verl",
                 note="algorithm.gamma, 1.0 by default",
+            ),
+            skyrl(
+                "compute_reinforce_plus_plus_outcome_advantage",
+                note="advantage_estimator reinforce++; its mask is of whole responses, without a hole",
             ),
         ),
         proof=TOKEN_LOOPS + "test_reinforce_pp_equals_loops",
@@ -281,6 +307,12 @@ LOSSES = (
                 params={"gamma": 1.0, "lam": 1.0},
                 proof=VERL_CLAIM,
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
+            ),
+            skyrl(
+                "compute_gae_advantage_return",
+                params={"gamma": 1.0, "lam": 1.0},
+                note="advantage_estimator gae; gamma, lambd; it also reads the rewards and the values of "
+                "padding, which are 0",
             ),
         ),
         proof=TOKEN_LOOPS + "test_gae_equals_loops",

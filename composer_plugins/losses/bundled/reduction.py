@@ -11,6 +11,7 @@ from composer_plugins.losses.bundled.shared import (
     VERL_CLAIM,
     oat,
     prime_rl,
+    skyrl,
     trl,
     verl,
 )
@@ -43,16 +44,21 @@ def verl_kl(names: str, **params: float) -> Dialect:
     return verl("kl_penalty", params=params, proof=proof, note=f"kl_loss_type {names}")
 
 
+def skyrl_kl(name: str, **params: float) -> Dialect:
+    """A value of SkyRL's kl_estimator_type."""
+    return skyrl("compute_approx_kl", params=params, note=f"kl_estimator_type {name}")
+
+
 KL = (
     kl(
         name="k1",
         summary="the log-ratio: unbiased, of high variance; for the reward",
-        dialects=(verl_kl("kl, k1"),),
+        dialects=(verl_kl("kl, k1"), skyrl_kl("k1")),
     ),
     kl(
         name="k2",
         summary="half the squared log-ratio: has the gradient of the KL",
-        dialects=(verl_kl("mse, k2, k2+"),),
+        dialects=(verl_kl("mse, k2, k2+"), skyrl_kl("k2")),
     ),
     kl(
         name="k3",
@@ -60,6 +66,7 @@ KL = (
         parameters=CLAMPS,
         dialects=(
             verl_kl("low_var_kl, k3", **VERL_CLAMPS),
+            skyrl_kl("k3, the default", **VERL_CLAMPS),
             trl(
                 source=GRPO_LOSS,
                 proof=TRL_RECORDED,
@@ -93,7 +100,7 @@ KL = (
         name="abs",
         path="composer_plugins.kernels.kl:absolute",
         summary="the absolute log-ratio",
-        dialects=(verl_kl("abs"),),
+        dialects=(verl_kl("abs"), skyrl_kl("abs")),
     ),
     kl(
         name="squared",
@@ -161,6 +168,13 @@ CORRECTIONS = (
                 source=VERL_WEIGHTS,
                 note="rollout_is is level, and off (null) by default; rollout_is_threshold is cap",
             ),
+            skyrl(
+                "compute_tis_ratio",
+                file="off_policy_correction_utils.py",
+                params={"cap": 2.0, "log_ratio_clamp": 20.0},
+                note="tis_ratio_type is level, and off (null) by default; token_tis_ratio_clip_high is cap, "
+                "or with level sequence sequence_tis_ratio_clip_high (5.0)",
+            ),
             trl_weights(
                 params={"cap": 3.0},
                 note="vllm_importance_sampling_mode token_truncate (or level sequence: sequence_truncate); "
@@ -213,6 +227,7 @@ NUM_SEQUENCES = Parameter("sequences of the whole batch; by default rows with an
 AGGREGATION_TESTS = "kernels/test_aggregation.py::"
 PRIME_RL_REDUCTION = "golden/test_prime_rl.py::test_reductions_equal_prime_rl"
 
+skyrl_mode = partial(skyrl, "apply_loss_reduction_to_advantages_minibatch")
 aggregation = partial(
     Loss, kind="aggregation", needs=REDUCED, proof=AGGREGATION_TESTS + "test_aggregate_equals_loops"
 )
@@ -239,6 +254,7 @@ AGGREGATIONS = (
                 note="losses return a sum, divided by rl_scale: the tokens of all micro-batches and ranks, "
                 "or 1",
             ),
+            skyrl_mode(note="loss_reduction token_mean, the default; the tokens of a mini-batch"),
         ),
     ),
     aggregation(
@@ -287,6 +303,10 @@ AGGREGATIONS = (
                 source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
                 note="critic_type grpo",
             ),
+            skyrl_mode(
+                denominators={"num_sequences": "rows"},
+                note="loss_reduction sequence_mean; rows without an unmasked token count",
+            ),
         ),
     ),
     aggregation(
@@ -324,6 +344,10 @@ AGGREGATIONS = (
                 note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type "
                 "drgrpo, its default",
             ),
+            skyrl_mode(
+                denominators={"num_sequences": "rows"},
+                note="loss_reduction seq_mean_token_sum_norm; max_seq_len is max_length, and has no default",
+            ),
         ),
     ),
     aggregation(
@@ -336,10 +360,7 @@ AGGREGATIONS = (
             "num_prompts": Parameter("prompts of the whole batch; by default the different group ids", low=0)
         },
         dialects=(
-            Dialect(
-                upstream="skyrl",
-                source="NovaSky-AI/SkyRL skyrl/backends/skyrl_train/utils/ppo_utils.py@a956457 "
-                "apply_loss_reduction_to_advantages_minibatch",
+            skyrl_mode(
                 proof=AGGREGATION_TESTS + "test_prompt_mean_equals_skyrl_as_written",
                 note="loss_reduction prompt_mean (its default is token_mean); it scales the advantages of a "
                 "mini-batch and sums the loss",

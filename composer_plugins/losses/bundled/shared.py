@@ -59,6 +59,7 @@ GRPO_SCORES = "trainer/grpo_trainer.py _generate_and_score_completions"
 # The proofs of a dialect without a recording: the claims of `composer-plugins conform`.
 TRL_CLAIM = "live/trl/test_conform.py::test_the_loss_equals_trl"
 VERL_CLAIM = "live/verl/test_conform.py::test_the_loss_equals_verl"
+SKYRL_CLAIM = "live/skyrl/test_conform.py::test_the_loss_equals_skyrl"
 
 # The dialects of one upstream: the fields that they share. A row may override them.
 prime_rl = partial(Dialect, upstream="prime-rl")
@@ -73,3 +74,9 @@ def verl(function: str, **fields: Any) -> Dialect:
 def trl(source: str, **fields: Any) -> Dialect:
     """The dialect of a function in TRL, by its file; `fields` are the other fields of Dialect."""
     return Dialect(upstream="trl", source=f"TRL 1.16 {source}", **fields)
+
+
+def skyrl(function: str, file: str = "ppo_utils.py", upstream: str = "skyrl", **fields: Any) -> Dialect:
+    """The dialect of a function in SkyRL's utils; `fields` are the other fields of Dialect."""
+    source = f"skyrl 0.3.0 and 0.4.0 skyrl/backends/skyrl_train/utils/{file} {function}"
+    return Dialect(upstream=upstream, **{"source": source, "proof": SKYRL_CLAIM} | fields)
