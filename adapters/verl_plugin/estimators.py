@@ -1,7 +1,7 @@
 """Advantage estimators as verl calls them: in the driver, once per step, on the CPU, by keyword."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.surface import ParsedOnce, compared_with_none, during
 from composer_plugins.adapters.verl_plugin.upstream import PADDING_UID, beside
-from composer_plugins.errors import ConfigError, DataError
+from composer_plugins.errors import DataError
 from composer_plugins.findings import Finding, enforce
 from composer_plugins.frameworks.verl import Key
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.rollouts import batch_tensors, for_advantage
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 
-DONE = {"zero": "it counts as 0", "drop": "they are left out of their groups"}
 WARNED = set[str]()  # the advantages of whose groups of one this process has been warned
 _batch_keys: ContextVar[Sequence[str] | None] = ContextVar("batch_keys", default=None)
 
@@ -52,15 +52,10 @@ def estimator(name: str | None) -> Estimator:
         parsed = options(config, config)[0]
         choice = parsed.choice
         mask = response_mask.bool()
-        tensors = batch_tensors(token_level_rewards, mask, index, parsed.config.on_bad_reward)
+        on_bad_reward = parsed.config.on_bad_reward
+        tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
+        tensors = for_advantage(choice, tensors, mask, "algorithm.composer.on_bad_reward")
         per_token = "token_rewards" in choice.loss.needs
-        bad = tensors.pop("bad", None)
-        if bad is not None and not per_token and "mask" not in (*choice.loss.needs, *choice.loss.optional):
-            problem = f"it is 'drop', and {choice.name!r} has no input `mask` that leaves a rollout out"
-            raise ConfigError("algorithm.composer.on_bad_reward", problem, "set it to 'zero'")
-        if per_token:
-            enforce(rewards_left_out(choice, tensors["token_rewards"], mask))
-            tensors["mask"] = mask if bad is None else mask & ~bad.unsqueeze(-1)
         keys, of_session, in_groups = _batch_keys.get(), None, "group_ids" in choice.loss.needs
         if in_groups:
             if keys is None:
@@ -80,53 +75,6 @@ def estimator(name: str | None) -> Estimator:
 
     advantages.__name__ = advantages.__qualname__ = f"composer_{name or 'estimator'}"
     return advantages
-
-
-def batch_tensors(
-    token_rewards: Tensor, mask: Tensor, index: Any, on_bad_reward: str = "error"
-) -> dict[str, Any]:
-    """Return verl's arguments under the catalogue's names; rows with which verl pads a batch do not count.
-
-    With on_bad_reward="drop", rows whose reward is not finite do not count either. They are "bad".
-
-    As in verl, a reward is the sum over all tokens, because verl puts it on the last one, masked or not. And
-    a row without an unmasked token, wholly rejected for example, has a reward that counts in its group.
-    """
-    rewards, is_bad = token_rewards.sum(-1), None
-    if bad := (~rewards.isfinite()).nonzero().flatten().tolist():
-        problem = f"{len(bad)} of {len(rewards)} rollouts have the reward {rewards[bad[0]]:g}, "
-        problem += f"the first in row {bad[0]}" + (
-            "" if index is None else f", of the uid {str(index[bad[0]])!r}"
-        )
-        remedy = "return a number from the reward function"
-        if on_bad_reward == "error":
-            raise DataError("rewards", problem, remedy)
-        problem += f", and on_bad_reward is {on_bad_reward!r}, so {DONE[on_bad_reward]}"
-        enforce([Finding("warning", "rewards", problem, remedy)])
-        is_bad = ~rewards.isfinite()
-        # A row keeps the finite rewards of its other tokens, a KL penalty for example.
-        token_rewards = torch.where(token_rewards.isfinite(), token_rewards, 0.0)
-        rewards = torch.where(is_bad, token_rewards.sum(-1), rewards)
-    tensors: dict[str, Any] = {"rewards": rewards, "token_rewards": token_rewards, "lengths": mask.sum(-1)}
-    if index is not None:
-        names = np.asarray(index).astype(str)
-        uids, group_ids = np.unique(names, return_inverse=True)
-        tensors |= {"group_ids": torch.as_tensor(group_ids), "num_groups": len(uids)}
-        tensors["mask"] = torch.as_tensor(~np.char.startswith(names, PADDING_UID))
-    if is_bad is not None and on_bad_reward == "drop":
-        tensors["bad"] = is_bad
-        tensors["mask"] = tensors.get("mask", torch.ones_like(is_bad)) & ~is_bad.cpu()
-    return tensors
-
-
-def rewards_left_out(choice: Choice, token_rewards: Tensor, mask: Tensor) -> Iterator[Finding]:
-    """Yield a warning where a row's last reward is at a masked token: a return of tokens leaves it out."""
-    last = ((token_rewards != 0) * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)
-    if (token_rewards.gather(-1, last).bool() & ~mask.gather(-1, last)).any():
-        problem = f"some are at a masked token, and {choice.name!r} leaves these out, as in verl, which puts "
-        problem += "a reward on the last token of the response"
-        remedy = "choose an advantage of whole rollouts (grpo, rloo), or end responses in an unmasked token"
-        yield Finding("warning", "rewards", problem, remedy)
 
 
 def final_outputs(keys: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from composer_plugins.kernels.ratios import log_ratio, sequence_log_ratio
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.metrics import means
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, float]]]
 CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
@@ -148,15 +149,3 @@ class VerlMetrics(NamedTuple):
             "pg_clipfrac": Metric(changed, mask),
             "pg_clipfrac_lower": Metric(lower, mask),
         }
-
-
-def means(metrics: Mapping[str, Metric], prefix: str) -> dict[str, float]:
-    """Return the mean of each metric over its `where`, with one transfer from the device."""
-    if not metrics:
-        return {}
-    found = [
-        (torch.where(where, value, 0.0).sum() / where.sum().clamp(min=1)).float()
-        for value, where in metrics.values()
-    ]
-    values = torch.stack(found).tolist()
-    return {f"{prefix}{name}": value for name, value in zip(metrics, values, strict=True)}

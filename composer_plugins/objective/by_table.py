@@ -62,7 +62,7 @@ class ByTable:
 
     def objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss and with the other options of the config."""
-        found = {one.objective: self._converted(one, table) for one in self._of_the_objective()}
+        found = {one.objective: self.converted(one, table) for one in self._of_the_objective()}
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
         whose = found.get("old") or "trainer"
         old, rollout = behaviours(policy, whose, found.get("rollout") or "rollout engine")
@@ -210,7 +210,7 @@ class ByTable:
         problem = f"{self.framework.title} has no loss of the catalogue with {together}"
         raise ConfigError(next(iter(given)), problem, "set one of them to its default")
 
-    def _converted(self, option: Option, table: Mapping[str, Any]) -> Any:
+    def converted(self, option: Option, table: Mapping[str, Any]) -> Any:
         """The value of the objective's field that an option sets; None where another option keeps it off."""
         value = option.default if (found := at(table, option.key)) is None else found
         if option.only_with is not None:

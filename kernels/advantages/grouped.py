@@ -88,17 +88,25 @@ def rloo(
 
 
 def maxrl(
-    rewards: Rewards, group_ids: GroupIds, mask: RowMask | None = None, *, num_groups: int | None = None
+    rewards: Rewards,
+    group_ids: GroupIds,
+    mask: RowMask | None = None,
+    *,
+    eps: float = 0.0,
+    singleton: Singleton = "zero",
+    num_groups: int | None = None,
 ) -> Rewards:
-    """MaxRL: A_i = (R_i - mean_group) / mean_group, and 0 where the group's mean is not above 0.
+    """MaxRL: A_i = (R_i - mean_group) / (mean_group + eps), and 0 where the group's mean is not above 0.
 
     Dividing by the success rate weights hard prompts as the gradient of log success does: with rewards
-    of 0 and 1 it averages the score over the successes alone. A group of one gets 0.
-    Source: arXiv 2602.02710; PRIME-RL@559b447 max_rl.
+    of 0 and 1 it averages the score over the successes alone. A group of one gets 0, or with
+    `singleton="raw"` R. SkyRL has eps 1e-6 and "raw".
+    Departs from SkyRL: (1) where the mean is not above 0, SkyRL divides by it all the same.
+    Source: arXiv 2602.02710; PRIME-RL@559b447 max_rl; skyrl 0.3.0 ppo_utils.py compute_maxrl_advantage.
     """
     group = deviations(rewards, grouped(group_ids, mask, num_groups))
-    mean = group.pools.rows(torch.where(group.mean <= 0, torch.inf, group.mean))
-    return group.pools.keep(group.flattened() / mean)
+    mean = group.pools.rows(torch.where(group.mean <= 0, torch.inf, group.mean)) + eps
+    return with_singletons(group.pools.keep(group.flattened() / mean), group, rewards, singleton)
 
 
 def opo(

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from composer_plugins.kernels.masking import at_least_float32, at_most, safe_exp
+from composer_plugins.kernels.masking import at_least_float32, at_most, bounded, safe_exp
 from composer_plugins.kernels.policy.parts import coefficient, score
 from composer_plugins.kernels.ratios import log_ratio
 from composer_plugins.kernels.types import Advantages, Mask, Metric, TokenLoss, Tokens
@@ -70,7 +70,8 @@ def masked_surrogate(
     """-adv_tau min(r, ratio_cap) M A + kl_tau (log r)^2, with M = 0 beyond the region.
 
     r is pi / rollout. The drift term (without a factor 1/2) applies to every unmasked token, also where
-    M = 0. A token with a NaN distance gets a NaN loss, not 0.
+    M = 0. A token with a NaN distance gets a NaN loss, not 0. Beyond `log_ratio_clamp` the form "ratio" has
+    the gradient 0, as the clamped ratio has, and the form "score" keeps its gradient.
     """
     log_r = log_ratio(logprobs, rollout_logprobs, mask)
     drift = log_r.detach()
@@ -80,7 +81,8 @@ def masked_surrogate(
     weight = weight * region.inside  # a product, because NaN times 0 is still NaN
     if region.unknown is not None:
         weight = weight.masked_fill(region.unknown, torch.nan)
-    loss = surrogate(weight, advantages, logprobs, log_r, mask, form)
+    slope = log_r if log_ratio_clamp is None else bounded(log_r, -log_ratio_clamp, log_ratio_clamp)
+    loss = surrogate(weight, advantages, logprobs, slope, mask, form)
     if kl_tau:
         loss = loss + kl_tau * log_r.square()
     metrics = {

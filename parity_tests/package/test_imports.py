@@ -42,6 +42,7 @@ FRAMEWORKS = {
     "prime_rl_plugin": {"prime_rl", "verifiers", "numpy"},
     "tinker_loss": {"tinker"},
     "slime_loss": {"slime", "miles"},
+    "skyrl_loss": {"ray", "skyrl"},
     "trl_mixin": {"accelerate", "datasets", "deepspeed", "packaging", "peft", "safetensors", "transformers"}
     | {"tokenizers", "trl"},
     "verl_plugin": {"omegaconf", "ray", "tensordict", "transfer_queue", "transformers", "verl"}
@@ -52,6 +53,7 @@ FRAMEWORKS = {
 CLAIMED = {
     "nemo_rl_claims": {"nemo_rl"},
     "slime_claims": {"slime"},
+    "skyrl_claims": {"skyrl", "typing_extensions"},
     "trl_claims": {"datasets", "tokenizers", "transformers", "trl"},
     "verl_claims": {"numpy", "tensordict", "verl", f"{ADAPTERS}.verl_plugin"},
     "prime_rl_claims": {"pydantic_core"},

@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from composer_plugins.adapters.verl_plugin.config import ComposerPolicyLossConfig
+from composer_plugins.conformance.batches import Batch
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.batches import Batch
 
 ONES = Batch(*(-torch.ones(2, 3) for _ in range(3)), torch.ones(2, 3, dtype=torch.bool), None)
 

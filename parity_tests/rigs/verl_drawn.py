@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance import batches
 from composer_plugins.conformance.reductions import verl as reduced
-from composer_plugins.conformance.verl_claims import batches
 from composer_plugins.testing.strategies import drawn_by
 
 

@@ -77,7 +77,7 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-    from composer_plugins.conformance.verl_claims.batches import rollouts
+    from composer_plugins.conformance.batches import rollouts
     from composer_plugins.conformance.verl_claims.upstream import names
     from composer_plugins.testing.draws import Seeded
 
@@ -99,7 +99,7 @@ def advantages(own: Any, ours: Any) -> list[dict[str, Any]]:
 
 def policy_losses(own: Any, ours: Any, keywords: list[tuple[str, ...]]) -> list[dict[str, Any]]:
     """Drawn batches in every mode by the keywords of this verl's workers: ours, and its own vanilla."""
-    from composer_plugins.conformance.verl_claims.batches import global_batch, policy_batch
+    from composer_plugins.conformance.batches import global_batch, policy_batch
     from composer_plugins.conformance.verl_claims.upstream import modes
     from composer_plugins.testing.draws import Seeded
 
@@ -119,7 +119,7 @@ def by_mode(own: Any, keywords: tuple[str, ...]) -> dict[str, list[torch.Tensor]
     """GSPO of one batch, this verl's and ours, as two modes reduce it."""
     from copy import copy
 
-    from composer_plugins.conformance.verl_claims.batches import Batch
+    from composer_plugins.conformance.batches import Batch
 
     own = copy(own)  # GSPO has no dual clip, so clip_ratio_c at another value than verl's default is an error
     object.__setattr__(own, "clip_ratio_c", 3.0)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer_plugins.conformance.batches import FLOAT64, rollouts
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared
 from composer_plugins.conformance.verl_claims import policy as claims
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import GAMMAS, claim, kernel, precision
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, rollouts
 from composer_plugins.conformance.verl_claims.token_advantages import (
     cut_to_a_power_of_two,
     for_whitening,

@@ -12,7 +12,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from composer_plugins.adapters.verl_plugin.loss import means, reduce
+from composer_plugins.adapters.verl_plugin.loss import reduce
 from composer_plugins.adapters.verl_plugin.surface import NODE, Channels, channels_delivered, parse_channels
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import (
     HINT_MASK,
@@ -32,6 +32,7 @@ from composer_plugins.kernels.masking import at_least_float32
 from composer_plugins.kernels.types import Metric as TokenMetric
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.losses.calling import call
+from composer_plugins.losses.metrics import means
 
 KERNELS = "composer_plugins.kernels."  # our own losses read the student at the teacher's ids only
 

@@ -18,7 +18,6 @@ import transfer_queue
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from composer_plugins.adapters.verl_plugin.loss import means
 from composer_plugins.adapters.verl_plugin.sync_trainer.fields import column_values
 from composer_plugins.adapters.verl_plugin.sync_trainer.metrics import REPLAY as METRIC
 from composer_plugins.adapters.verl_plugin.sync_trainer.prompts import Prompts
@@ -29,6 +28,7 @@ from composer_plugins.kernels.preference import weighted
 from composer_plugins.kernels.types import PairLoss
 from composer_plugins.losses.calling import call
 from composer_plugins.losses.choosing import Choice
+from composer_plugins.losses.metrics import means
 
 SIDES = (CHOSEN, REJECTED)
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.conformance.claims import Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel as row_kernel
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.frameworks.verl import CHOOSES, VERL
 from composer_plugins.losses.choosing import find_one
 from composer_plugins.testing.draws import Draw, flag

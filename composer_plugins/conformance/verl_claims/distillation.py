@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
+from composer_plugins.conformance.batches import FLOAT64, draw_mask, rows_and_tokens
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream, upstream_rest
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, draw_mask, rows_and_tokens
 from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.testing.draws import Draw, flag, generator
 from composer_plugins.testing.inputs import with_junk

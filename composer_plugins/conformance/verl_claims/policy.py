@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
+from composer_plugins.conformance.batches import FLOAT64, Batch, global_batch, policy_batch
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch, global_batch, policy_batch
 from composer_plugins.frameworks.contract import NamedLoss, parameters_of
 from composer_plugins.frameworks.verl import CHOOSES, VERL
 from composer_plugins.kernels.aggregation import aggregate

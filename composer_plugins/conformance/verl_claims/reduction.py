@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from composer_plugins.conformance import reductions
+from composer_plugins.conformance.batches import Batch, global_batch, policy_batch
 from composer_plugins.conformance.claims import GRADIENT, Claim, Compared, Place
 from composer_plugins.conformance.reductions import kernel
 from composer_plugins.conformance.verl_claims import upstream, upstream_rest
-from composer_plugins.conformance.verl_claims.batches import Batch, global_batch, policy_batch
 from composer_plugins.conformance.verl_claims.policy import draw_case, parity
 from composer_plugins.frameworks.verl import CHOOSES, KL_ESTIMATORS, VERL
 from composer_plugins.kernels.aggregation import aggregate

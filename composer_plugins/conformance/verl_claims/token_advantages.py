@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_plugins.conformance.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.conformance.claims import Claim, Compared
 from composer_plugins.conformance.verl_claims import upstream
 from composer_plugins.conformance.verl_claims.advantages import (
@@ -20,7 +21,6 @@ from composer_plugins.conformance.verl_claims.advantages import (
     row_of,
     singletons,
 )
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts, rollouts
 from composer_plugins.frameworks.verl import TOKEN_BASELINES
 from composer_plugins.testing.draws import Draw, flag
 from composer_plugins.testing.inputs import with_junk

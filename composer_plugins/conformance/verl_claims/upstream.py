@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from composer_plugins.adapters.verl_plugin.convention import actor_config
-from composer_plugins.conformance.verl_claims.batches import Batch, Rollouts
+from composer_plugins.conformance.batches import Batch, Rollouts
 from composer_plugins.frameworks.verl import VERL
 
 actor = actor_config

@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.config.actor import RolloutCorrectionConfig
 
-from composer_plugins.conformance.verl_claims.batches import Batch
+from composer_plugins.conformance.batches import Batch
 from composer_plugins.conformance.verl_claims.upstream import actor, modes, of_verl
 
 __all__ = ["agg_loss", "kl_penalty"]

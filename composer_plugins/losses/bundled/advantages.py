@@ -10,6 +10,7 @@ from composer_plugins.losses.bundled.shared import (
     VERL_CLAIM,
     nemo_rl,
     prime_rl,
+    skyrl,
     trl,
     verl,
 )
@@ -74,6 +75,12 @@ LOSSES = (
                 source=GRPO_SCORES,
                 proof=GOLDEN + "test_advantages_equal_trl",
                 note="scale_rewards is scale; a completion that no reward function scored is masked",
+            ),
+            skyrl(
+                "compute_grpo_outcome_advantage",
+                params={"ddof": 1, "eps": 1e-6, "singleton": "raw"},
+                note="advantage_estimator grpo, with the means and deviations in float32; grpo_norm_by_std: "
+                "false is scale none; a group of one passes its reward through",
             ),
             r1_zero(
                 params={"ddof": 1, "eps": 1e-8},
@@ -144,6 +151,7 @@ LOSSES = (
                 proof=GOLDEN + "test_rloo_equals_verl",
                 note="rloo_vectorized gives a group of one 0: singleton zero",
             ),
+            skyrl("compute_rloo_outcome_advantage", note="advantage_estimator rloo"),
             trl(
                 source="trainer/rloo_trainer.py _generate_and_score_completions",
                 proof=TRL_CLAIM,
@@ -157,7 +165,14 @@ LOSSES = (
         name="maxrl",
         summary="the reward's deviation from its group's mean, over that mean",
         paper="arXiv 2602.02710",
+        parameters={"eps": replace(EPS, help="added to the mean"), "singleton": SINGLETON},
         dialects=(
+            skyrl(
+                "compute_maxrl_advantage",
+                params={"eps": 1e-6, "singleton": "raw"},
+                note="advantage_estimator maxrl, with the means in float32; where a group's mean is not "
+                "above 0 it still divides by it",
+            ),
             prime_rl(
                 source=PRIME_RL + "max_rl.py MaxRLAlgorithm.score_group",
                 proof=GOLDEN + "test_advantages_equal_prime_rl",
@@ -319,6 +334,10 @@ LOSSES = (
                 proof=GOLDEN + "test_reinforce_pp_equals_verl",
                 note="algorithm.gamma, 1.0 by default",
             ),
+            skyrl(
+                "compute_reinforce_plus_plus_outcome_advantage",
+                note="advantage_estimator reinforce++; its mask is of whole responses, without a hole",
+            ),
         ),
         proof=TOKEN_LOOPS + "test_reinforce_pp_equals_loops",
     ),
@@ -401,6 +420,12 @@ LOSSES = (
                 params={"gamma": 1.0, "lam": 1.0},
                 proof=VERL_CLAIM,
                 note="algorithm.gamma and lam are 1.0 by default; its returns are whiten: false plus values",
+            ),
+            skyrl(
+                "compute_gae_advantage_return",
+                params={"gamma": 1.0, "lam": 1.0},
+                note="advantage_estimator gae; gamma, lambd; it also reads the rewards and the values of "
+                "padding, which are 0",
             ),
         ),
         proof=TOKEN_LOOPS + "test_gae_equals_loops",

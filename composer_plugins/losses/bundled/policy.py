@@ -14,6 +14,7 @@ from composer_plugins.losses.bundled.shared import (
     TINY,
     nemo_rl,
     oat,
+    skyrl,
     slime,
     trl,
     verl,
@@ -156,6 +157,14 @@ LOSSES = (
                 "is added (reference_policy_kl_penalty, 0.01 by default)",
                 mode="token-mean",
             ),
+            skyrl(
+                "ppo_policy_loss",
+                params=PPO_CLIPS | {"log_ratio_clamp": 20.0},
+                note="policy_loss_type regular, or dual_clip, whose clip_ratio_c (3.0) is dual_clip; "
+                "eps_clip_low, eps_clip_high; a ratio is computed in float32; loss_reduction is token_mean "
+                "unless set",
+                mode="token-mean",
+            ),
         ),
     ),
     clipped(
@@ -222,6 +231,12 @@ LOSSES = (
                 note="sapo_tau_pos, sapo_tau_neg; a token mean",
                 mode="token-mean",
             ),
+            skyrl(
+                "sapo_policy_loss",
+                params={"tau_pos": 1.0, "tau_neg": 1.05, "log_ratio_clamp": 20.0},
+                note="policy_loss_type sapo; loss_reduction is token_mean unless set, and SkyRL then advises "
+                "sequence_mean",
+            ),
         ),
     ),
     with_ratio(
@@ -274,6 +289,12 @@ LOSSES = (
                 proof=GOLDEN + "test_gspo_token_equals_verl_gspo",
                 note="loss_mode gspo; the clips stay PPO's unless set, loss_agg_mode the actor's",
                 mode="token-mean",
+            ),
+            skyrl(
+                "gspo_policy_loss",
+                params=PPO_CLIPS | {"log_ratio_cap": 10.0},
+                note="policy_loss_type gspo; the clips stay PPO's unless set; loss_reduction is token_mean "
+                "unless set, and SkyRL then advises sequence_mean",
             ),
         ),
     ),
@@ -367,6 +388,20 @@ LOSSES = (
                 note="pg_variant cispo; cispo_epsilon_low, cispo_epsilon_high; cispo_use_unified_mask (off) "
                 "drops what PPO clips; pg_variant tis is clip_low=1, clip_high=0",
             ),
+            skyrl(
+                "compute_policy_loss_cispo",
+                source="skyrl 0.4.0 skyrl/backends/skyrl_train/utils/ppo_utils.py compute_policy_loss_cispo",
+                params={"clip_low": 1.0, "clip_high": 4.0, "log_ratio_clamp": 20.0},
+                note="policy_loss_type cispo; cispo_eps_clip_low, cispo_eps_clip_high; with cispo_anchor "
+                "rollout the ratio is to the rollout policy",
+            ),
+            skyrl(
+                "compute_policy_loss_cispo",
+                upstream="skyrl<0.4",
+                source="skyrl 0.3.0 skyrl/backends/skyrl_train/utils/ppo_utils.py compute_policy_loss_cispo",
+                params={"clip_low": 0.0, "clip_high": 5.0, "log_ratio_clamp": 20.0},
+                note="as in 0.4 with other defaults, so that no weight is below 1; without cispo_anchor",
+            ),
         ),
     ),
     with_ratio(
@@ -450,6 +485,12 @@ LOSSES = (
                 source="tinker-docs.thinkingmachines.ai/losses",
                 proof="no reference obtainable: the loss runs on Tinker's servers",
                 note="loss_fn importance_sampling; a sum over tokens",
+            ),
+            skyrl(
+                "importance_sampling_loss",
+                note="policy_loss_type importance_sampling; the ratio is to old_log_probs, which only on its "
+                "Tinker server are the sampler's; loss_reduction is token_mean unless set",
+                mode="token-mean",
             ),
         ),
     ),

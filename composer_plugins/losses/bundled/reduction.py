@@ -13,6 +13,7 @@ from composer_plugins.losses.bundled.shared import (
     nemo_rl,
     oat,
     prime_rl,
+    skyrl,
     trl,
     verl,
 )
@@ -78,16 +79,21 @@ corrected = partial(
     proof=KL_TESTS + "test_corrected_estimators_equal_nemo_rl",
 )
 
+def skyrl_kl(name: str, **params: float) -> Dialect:
+    """A value of SkyRL's kl_estimator_type."""
+    return skyrl("compute_approx_kl", params=params, note=f"kl_estimator_type {name}")
+
+
 KL = (
     kl(
         name="k1",
         summary="the log-ratio: unbiased, of high variance; for the reward",
-        dialects=(verl_kl("kl, k1"),),
+        dialects=(verl_kl("kl, k1"), skyrl_kl("k1")),
     ),
     kl(
         name="k2",
         summary="half the squared log-ratio: has the gradient of the KL",
-        dialects=(verl_kl("mse, k2, k2+"),),
+        dialects=(verl_kl("mse, k2, k2+"), skyrl_kl("k2")),
     ),
     kl(
         name="k3",
@@ -95,6 +101,7 @@ KL = (
         parameters=CLAMPS,
         dialects=(
             verl_kl("low_var_kl, k3", **VERL_CLAMPS),
+            skyrl_kl("k3, the default", **VERL_CLAMPS),
             trl(
                 source=GRPO_LOSS,
                 proof=TRL_RECORDED,
@@ -128,7 +135,7 @@ KL = (
         name="abs",
         path="composer_plugins.kernels.kl:absolute",
         summary="the absolute log-ratio",
-        dialects=(verl_kl("abs"),),
+        dialects=(verl_kl("abs"), skyrl_kl("abs")),
     ),
     kl(
         name="squared",
@@ -208,6 +215,13 @@ CORRECTIONS = (
                 params={"cap": 2.0, "log_ratio_clamp": 20.0},
                 source=VERL_WEIGHTS,
                 note="rollout_is is level, and off (null) by default; rollout_is_threshold is cap",
+            ),
+            skyrl(
+                "compute_tis_ratio",
+                file="off_policy_correction_utils.py",
+                params={"cap": 2.0, "log_ratio_clamp": 20.0},
+                note="tis_ratio_type is level, and off (null) by default; token_tis_ratio_clip_high is cap, "
+                "or with level sequence sequence_tis_ratio_clip_high (5.0)",
             ),
             trl_weights(
                 params={"cap": 3.0},
@@ -301,6 +315,7 @@ NUM_SEQUENCES = Parameter("sequences of the whole batch; by default rows with an
 AGGREGATION_TESTS = "kernels/test_aggregation.py::"
 PRIME_RL_REDUCTION = "golden/test_prime_rl.py::test_reductions_equal_prime_rl"
 
+skyrl_mode = partial(skyrl, "apply_loss_reduction_to_advantages_minibatch")
 aggregation = partial(
     Loss, kind="aggregation", needs=REDUCED, proof=AGGREGATION_TESTS + "test_aggregate_equals_loops"
 )
@@ -327,6 +342,7 @@ AGGREGATIONS = (
                 note="losses return a sum, divided by rl_scale: the tokens of all micro-batches and ranks, "
                 "or 1",
             ),
+            skyrl_mode(note="loss_reduction token_mean, the default; the tokens of a mini-batch"),
         ),
     ),
     aggregation(
@@ -375,6 +391,10 @@ AGGREGATIONS = (
                 source="sail-sg/understand-r1-zero@dfca49d train_zero_math.py",
                 note="critic_type grpo",
             ),
+            skyrl_mode(
+                denominators={"num_sequences": "rows"},
+                note="loss_reduction sequence_mean; rows without an unmasked token count",
+            ),
         ),
     ),
     aggregation(
@@ -412,6 +432,10 @@ AGGREGATIONS = (
                 note="generate_max_length, 512 by default (53 in 2025-03), is max_length; critic_type "
                 "drgrpo, its default",
             ),
+            skyrl_mode(
+                denominators={"num_sequences": "rows"},
+                note="loss_reduction seq_mean_token_sum_norm; max_seq_len is max_length, and has no default",
+            ),
         ),
     ),
     aggregation(
@@ -424,10 +448,7 @@ AGGREGATIONS = (
             "num_prompts": Parameter("prompts of the whole batch; by default the different group ids", low=0)
         },
         dialects=(
-            Dialect(
-                upstream="skyrl",
-                source="NovaSky-AI/SkyRL skyrl/backends/skyrl_train/utils/ppo_utils.py@a956457 "
-                "apply_loss_reduction_to_advantages_minibatch",
+            skyrl_mode(
                 proof=AGGREGATION_TESTS + "test_prompt_mean_equals_skyrl_as_written",
                 note="loss_reduction prompt_mean (its default is token_mean); it scales the advantages of a "
                 "mini-batch and sums the loss",

@@ -12,6 +12,7 @@ from composer_plugins.losses.bundled.shared import (
     TRL_CLAIM,
     VERL_CLAIM,
     prime_rl,
+    skyrl,
     slime,
     trl,
     verl,
@@ -79,6 +80,12 @@ LOSSES = (
                 note="clip_ratio_low, clip_ratio_high, clip_ratio_c (3 in its ActorConfig, 20 in the "
                 "function, 10000 in its example); the rollout policy is its old_log_prob",
             ),
+            skyrl(
+                "dppo_policy_loss",
+                params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "log_ratio_clamp": 20.0},
+                note="policy_loss_type dppo with dppo_type binary_tv, the default; delta_low, delta_high; "
+                "without rollout log-probabilities the old ones take their place",
+            ),
             prime_rl(
                 params={"tv_low": 0.2, "tv_high": 0.2, "form": "ratio", "adv_tau": 1.0, "kl_tau": 1e-3},
                 source=f"PRIME-RL {PRIME_RL} default_loss_fn, v0.6.0 to @559b447",
@@ -106,6 +113,12 @@ LOSSES = (
                 params={"kl_low": 0.2, "kl_high": 0.2, "ratio_cap": 3.0, "log_ratio_clamp": 20.0},
                 proof=f"{REGIONS}::test_dppo_kl_equals_verl",
                 note="its regions default to the actor's clip_ratio, 0.2, whatever they measure",
+            ),
+            skyrl(
+                "dppo_policy_loss",
+                params={"kl_low": 0.2, "kl_high": 0.2, "form": "ratio", "log_ratio_clamp": 20.0},
+                note="policy_loss_type dppo with dppo_type binary_kl; delta_low, delta_high default to 0.2, "
+                "whatever they measure, and its documentation recommends 0.05",
             ),
         ),
         proof=ORACLE,
@@ -254,6 +267,12 @@ LOSSES = (
                 "sequence_clip_high (10) is ratio_cap; teacher_tau adds teacher_tau (log T - log pi) to the "
                 "advantage",
             ),
+            skyrl(
+                "rollout_is_policy_loss",
+                params={"token_low": 0.8, "token_high": 1.2},
+                note="policy_loss_type rollout_is; eps_clip_low, eps_clip_high are 1 - token_low, "
+                "token_high - 1; a ratio equal to a bound is dropped",
+            ),
         ),
         proof=f"{PRIME}::test_losses_equal_prime_rl",
     ),
@@ -308,6 +327,13 @@ LOSSES = (
                 proof=VERL_CLAIM,
                 note="clip_cov_ratio, clip_cov_lb, clip_cov_ub; it draws from the global random state",
             ),
+            skyrl(
+                "compute_policy_loss_clip_cov",
+                params=PPO_CLIPS | {"cov_ratio": 2e-4, "cov_low": 1.0, "cov_high": 5.0},
+                note="policy_loss_type clip_cov; clip_cov.clip_ratio, clip_cov_lb, clip_cov_ub; the "
+                "advantages are divided by the denominator before the covariance is compared; it draws from "
+                "the global random state",
+            ),
         ),
         proof=f"{COVARIANCE}::test_clip_cov_is_what_a_loop_over_tokens_makes_of_it",
     ),
@@ -324,6 +350,12 @@ LOSSES = (
                 params={"cov_ratio": 2e-4, "kl_coef": 0.1},
                 proof=VERL_CLAIM,
                 note="kl_cov_ratio, ppo_kl_coef (0.1 in its configuration, 1 in the function)",
+            ),
+            skyrl(
+                "compute_policy_loss_kl_cov",
+                params={"cov_ratio": 0.2, "kl_coef": 1.0},
+                note="policy_loss_type kl_cov; kl_cov_frac, ppo_kl_coef; the advantages are divided by the "
+                "denominator, and the penalty is not",
             ),
         ),
         proof=f"{COVARIANCE}::test_kl_cov_is_what_a_loop_over_tokens_makes_of_it",

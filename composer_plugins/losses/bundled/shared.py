@@ -61,6 +61,7 @@ TRL_CLAIM = "live/trl/test_conform.py::test_the_loss_equals_trl"
 VERL_CLAIM = "live/verl/test_conform.py::test_the_loss_equals_verl"
 NEMO_RL_CLAIM = "adapters/nemo_rl_loss/test_live.py::test_the_loss_equals_nemo_rl"
 SLIME_CLAIM = "adapters/slime_loss/test_live.py::test_the_loss_equals_slime"
+SKYRL_CLAIM = "live/skyrl/test_conform.py::test_the_loss_equals_skyrl"
 
 # The dialects of one upstream: the fields that they share. A row may override them.
 prime_rl = partial(Dialect, upstream="prime-rl")
@@ -93,3 +94,9 @@ def slime(function: str, note: str, **params: float) -> Dialect:
         note=note,
         mode="seq-mean-token-mean",
     )
+
+
+def skyrl(function: str, file: str = "ppo_utils.py", upstream: str = "skyrl", **fields: Any) -> Dialect:
+    """The dialect of a function in SkyRL's utils; `fields` are the other fields of Dialect."""
+    source = f"skyrl 0.3.0 and 0.4.0 skyrl/backends/skyrl_train/utils/{file} {function}"
+    return Dialect(upstream=upstream, **{"source": source, "proof": SKYRL_CLAIM} | fields)

@@ -55,7 +55,8 @@ def algorithm(own: Mapping[str, Any]) -> Algorithm:
     """SkyRL's AlgorithmConfig with its defaults, and with these options over them."""
     config = Algorithm()
     stem = f"{ALGORITHM}."
-    for key, value in (CONFIG | {one.key.removeprefix(stem): one.default for one in TABLE.options}).items():
+    options = {one.key: one.default for one in TABLE.options if one.key.startswith(stem)}
+    for key, value in ({key.removeprefix(stem): value for key, value in options.items()} | CONFIG).items():
         config.put(key, value)
     for key, value in own.items():
         config.put(key.removeprefix(stem), value)

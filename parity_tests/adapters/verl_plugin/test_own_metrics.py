@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_plugins.conformance.verl_claims.batches import Batch
+from composer_plugins.conformance.batches import Batch
 from composer_plugins.frameworks.verl import VERL
 from composer_plugins.kernels.types import Metric, TokenLoss
 from composer_plugins.losses.row import REQUIRED

@@ -4,8 +4,8 @@ import torch
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.core_algos import compute_gae_advantage_return as verl_gae
 
+from composer_plugins.conformance.batches import FLOAT64, Rollouts
 from composer_plugins.conformance.verl_claims.advantages import kernel, lengths
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Rollouts
 from composer_plugins.conformance.verl_claims.upstream import advantages as verl_advantages
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from verl.trainer.ppo import rollout_corr_helper
 from verl.trainer.ppo.core_algos import agg_loss, compute_rewards
 
+from composer_plugins.conformance.batches import FLOAT64, Batch
 from composer_plugins.conformance.reductions import kernel as row_kernel
-from composer_plugins.conformance.verl_claims.batches import FLOAT64, Batch
 from composer_plugins.frameworks.verl import MODES
 from composer_plugins.kernels.aggregation import aggregate
 from composer_plugins.kernels.kl import subtract_kl

@@ -1,4 +1,4 @@
-"""Random batches and rollouts as verl's trainer has them."""
+"""Random batches and rollouts as the trainers of verl and SkyRL have them."""
 
 from typing import Any, NamedTuple
 

@@ -1,0 +1,132 @@
+"""Policy losses and advantage estimators as SkyRL calls them.
+
+SkyRL pickles a registered function into a Ray actor, from which each worker takes it. So each is an object
+with a name for its state, and finds its loss where it is called.
+"""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_plugins.adapters.skyrl_loss.surface import CHOOSES, Parsed, parse
+from composer_plugins.adapters.skyrl_loss.upstream import PADDING_UID, as_table, corrected, release_of
+from composer_plugins.diagnosis import log_info
+from composer_plugins.errors import ConfigError
+from composer_plugins.frameworks.skyrl import NODE, Key
+from composer_plugins.kernels.types import Metric, TokenLoss
+from composer_plugins.losses.calling import call, differ_by_token, differing_advantages
+from composer_plugins.losses.metrics import means
+from composer_plugins.losses.rollouts import batch_tensors, for_advantage
+from composer_plugins.losses.row import Kind
+
+log_once = cache(log_info)
+CHANGED = ("clip_frac", "mask_frac")  # how our metrics begin that mark the tokens of a clip or a mask
+
+
+class Registered:
+    """What is registered as `composer/<name>`, or for "" as `composer`, which reads our options."""
+
+    kind: Kind
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.__name__ = self.__qualname__ = f"composer_{name or self.kind}"
+        self._config: Any = None  # what was parsed last
+        self._parsed: Parsed | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.name,)
+
+    def parsed(self, config: Any) -> tuple[Parsed, bool]:
+        """What SkyRL's AlgorithmConfig asks for, and whether it is new."""
+        if is_new := self._parsed is None or self._config != config:
+            table = as_table(config)
+            key = CHOOSES[self.kind].rpartition(".")[2]
+            # On its Tinker server a request names the loss, and the config another one.
+            table["trainer"]["algorithm"][key] = f"composer/{self.name}" if self.name else "composer"
+            found = parse(table, self.kind, release_of(None))
+            assert found is not None
+            self._config, self._parsed = deepcopy(config), found
+            log_once(f"{self.kind} {found.choice.described}")
+        assert self._parsed is not None
+        return self._parsed, is_new
+
+
+class PolicyLoss(Registered):
+    """A policy loss of ours, as SkyRL's PolicyLossRegistry has it."""
+
+    kind: Kind = "policy"
+
+    def __call__(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        config: Any,
+        loss_mask: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the sum over the unmasked tokens, and the metrics as means over them.
+
+        All tensors are [rows, tokens]. The advantages hold the denominator of the mini-batch already, so the
+        sums of micro-batches and ranks add up to the mean. SkyRL's own off_policy_correction multiplies the
+        loss of each token, and masks tokens out.
+        """
+        parsed, is_new = self.parsed(config)
+        choice = parsed.choice
+        weights = torch.ones_like(log_probs) if loss_mask is None else loss_mask
+        mask = weights > 0
+        if rollout_logprobs is None and "rollout_logprobs" in choice.loss.needs:
+            problem = (
+                f"{choice.name!r} compares with the rollout policy, and SkyRL has no log-probabilities of it"
+            )
+            raise ConfigError(choice.option, problem, f"set {Key.LOGPROBS}=1, or choose another loss")
+        tensors = {"logprobs": log_probs, "old_logprobs": old_log_probs, "rollout_logprobs": rollout_logprobs}
+        tensors |= {"advantages": advantages, "mask": mask}
+        if choice.loss.per_sequence and bool(differ_by_token(advantages, mask)):
+            raise differing_advantages(choice.loss)
+        token: TokenLoss = call(choice, tensors, check=is_new)
+        loss, weights, more = corrected(token.loss, old_log_probs, rollout_logprobs, weights, config)
+        changed = [x for name, x in token.metrics.items() if name.startswith(CHANGED)]
+        clipped = sum((x.value.float() * x.where for x in changed), torch.zeros_like(log_probs))
+        logged = {"clip_ratio": Metric(clipped.detach(), mask)}
+        logged |= {f"composer/policy/{name}": x for name, x in token.metrics.items()}
+        return parsed.config.policy_weight * (loss * weights).sum(), means(logged, "") | more
+
+
+class AdvantageEstimator(Registered):
+    """An advantage of ours, as SkyRL's AdvantageEstimatorRegistry has it."""
+
+    kind: Kind = "advantage"
+
+    def __call__(
+        self,
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: Any = None,
+        values: Tensor | None = None,
+        config: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages [rows, tokens], 0 where the mask is 0, and the same tensor as the returns.
+
+        With `values`, for a critic, the returns are the advantages before any whitening, plus the values.
+        A reward that is not finite is a DataError, or what `on_bad_reward` says.
+        """
+        parsed, _new = self.parsed(config)
+        choice, mask = parsed.choice, response_mask.bool()
+        on_bad_reward = parsed.config.on_bad_reward
+        tensors = batch_tensors(token_level_rewards, mask, index, on_bad_reward, padding=PADDING_UID)
+        tensors = for_advantage(choice, tensors, mask, f"{NODE}.on_bad_reward")
+        if values is not None:
+            tensors["values"] = torch.where(mask, values, 0.0)
+        found = call(choice.with_optional(*choice.loss.optional), tensors, check=True)
+        per_token = "token_rewards" in choice.loss.needs
+        found = torch.where(mask, found if per_token else found.unsqueeze(-1), 0.0)
+        if values is None or "values" not in choice.loss.needs:
+            return found, found
+        raw = call(choice, tensors, whiten=False) if "whiten" in choice.loss.parameters else found
+        return found, torch.where(mask, raw + tensors["values"], 0.0)
