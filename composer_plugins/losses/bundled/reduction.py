@@ -79,6 +79,7 @@ corrected = partial(
     proof=KL_TESTS + "test_corrected_estimators_equal_nemo_rl",
 )
 
+
 def skyrl_kl(name: str, **params: float) -> Dialect:
     """A value of SkyRL's kl_estimator_type."""
     return skyrl("compute_approx_kl", params=params, note=f"kl_estimator_type {name}")
