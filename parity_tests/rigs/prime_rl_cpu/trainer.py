@@ -26,20 +26,20 @@ def open_checkout(checkout: Path) -> Any:
     return train
 
 
-def configured(train: Any, out: Path, loss: dict[str, Any], steps: int) -> Any:
+def configured(train: Any, out: Path, loss: dict[str, Any], steps: int, data: Any) -> Any:
     """Its TrainerConfig: AdamW with clipping, one rank, nothing compiled, offloaded or recomputed."""
     off = ("compile", "ac", "ac_offloading")
     fields = type(train.TrainerConfig().model).model_fields
     model = {
         "name": str(out / "model"),
-        "seq_len": inputs.SEQ_LEN,
+        "seq_len": data.SEQ_LEN,
         "impl": "hf",
         "attn": "flash_attention_2",
         "optim_cpu_offload": False,
     } | dict.fromkeys(off)
     table = {
         "model": {key: value for key, value in model.items() if key in fields},
-        "data": {"fake": {"batch_size": 2}},
+        "data": {"fake": {"batch_size": data.MICRO_BATCHES}},
         "loss": loss,
         "optim": {"type": "adamw", "lr": 1e-3},  # a thousand times the default, so that 3 steps are seen
         "max_steps": steps,
@@ -52,21 +52,26 @@ def configured(train: Any, out: Path, loss: dict[str, Any], steps: int) -> Any:
     return config
 
 
-def run(checkout: Path, out: Path, loss: dict[str, Any], *, steps: int, float32: bool) -> None:
-    """Train; leave metrics.jsonl, and the parameters before.pt and after.pt, in `out`."""
+def run(
+    checkout: Path, out: Path, loss: dict[str, Any], *, steps: int, float32: bool, data: Any = inputs
+) -> None:
+    """Train; leave metrics.jsonl, and the parameters before.pt and after.pt, in `out`.
+
+    `data` is the module with the model and the micro-batches, `inputs` or `recorded`.
+    """
     train = open_checkout(checkout)
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.jsonl").unlink(missing_ok=True)  # an earlier run's, to which this one would append
-    inputs.tiny_model(out / "model")
-    config = configured(train, out, loss, steps)
+    data.write_model(out / "model")
+    config = configured(train, out, loss, steps, data)
     logs = bool({"file_monitor", "monitors"} & type(config).model_fields.keys())
-    models = patch(train, out, float32=float32, logs=logs)
+    models = patch(train, out, data, float32=float32, logs=logs)
     with device.cpu_as_cuda():
         train.train(config)
         torch.save(parameters(models[0]), out / "after.pt")
 
 
-def patch(train: Any, out: Path, *, float32: bool, logs: bool) -> list[Any]:
+def patch(train: Any, out: Path, data: Any, *, float32: bool, logs: bool) -> list[Any]:
     """Data, device, a GPU's peak speed, what torchtitan has. Returns the list that the model will be in."""
     models: list[Any] = []
     setup, compute_stats = train.setup_model, train.Tensors.compute_stats
@@ -83,7 +88,7 @@ def patch(train: Any, out: Path, *, float32: bool, logs: bool) -> list[Any]:
         return metrics
 
     train.setup_model = setup_model
-    train.FakeDataLoader = inputs.loader(train.FakeDataLoader)
+    train.FakeDataLoader = data.loader(train.FakeDataLoader)
     if not logs:
         train.Tensors.compute_stats = logged
     import_module("prime_rl.trainer.parallel_dims").device_type = "cpu"
