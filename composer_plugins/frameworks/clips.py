@@ -15,6 +15,10 @@ CLIPPED = (
     "minirl",
     "opsm",
     "clip_cov",
+    "rec",
+    "fipo",
+    "aspo",
+    "tvpo",
 )
 LOW, HIGH = (Sets(("clip_low",), CLIPPED),), (Sets(("clip_high",), CLIPPED),)
 BOTH, DUAL = (Sets(("clip_low", "clip_high"), CLIPPED),), (Sets(("dual_clip",)),)

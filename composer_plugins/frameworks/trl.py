@@ -46,9 +46,12 @@ MODES_IN_WORDS = {
 }
 
 # The losses that clip the ratio, and those with a second clip above it.
-CLIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm")
+CLIPPED = (
+    *("ppo", "grpo", "dapo", "dr_grpo", "gspo", "gspo_token", "luspo", "opsm"),
+    *("rec", "fipo", "aspo", "tvpo"),
+)
 CLIPPED_ELSEWHERE = ("gmpo", "minirl", "clip_cov")  # by the same bounds, in other trainers
-CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo")
+CAPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "luspo", "fipo")
 
 CHOOSES = "it chooses the denominator; `cispo`, `sapo` and `vespo` are an error"
 OWN_TERM = "as in TRL, which adds this term to the policy loss"

@@ -134,7 +134,7 @@ LOSSES = (
                 proof=RECORDED + "test_rec_equals_trinity",
                 note="clip_mode, weight (importance_sampling is ratio), epsilon_low, epsilon_high, "
                 "epsilon_low_prime, epsilon_high_prime; nothing is clipped unless clip_mode is set; "
-                "gspo-one-side, the weight advantage and the regularizers are not available",
+                "its clip of whole sequences, the weight advantage and the regularizers are not available",
             ),
         ),
         proof=TAPERED + "test_a_taper_is_what_a_loop_over_tokens_makes_of_it",
