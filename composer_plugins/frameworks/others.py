@@ -38,6 +38,12 @@ OTHERS = (
     ),
     Framework(name="eric-mitchell", title="direct-preference-optimization (DPO)"),
     Framework(name="official", title="SimPO"),
+    Framework(name="simper", title="SimPER"),
+    Framework(name="cal-dpo", title="Cal-DPO"),
+    Framework(name="abkd", title="ABKD"),
+    Framework(name="todi", title="ToDi"),
+    Framework(name="passk-training", title="Pass@k Training"),
+    Framework(name="bnpo", title="BNPO"),
     # Those below are known by their configs alone.
     Framework(name="axolotl", title="Axolotl", marks=("base_model", "rl", "trl")),
     Framework(name="easyr1", title="EasyR1", marks=("worker",)),

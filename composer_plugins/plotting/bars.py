@@ -20,7 +20,11 @@ CASES = ("one of four succeeds", "mixed rewards", "all have the same reward")
 TOKEN_COUNTS = (3, 5, 2, 4)  # tokens of each rollout of a group, for losses that use lengths
 TOKENS, BASELINE, VALUES = 3, 0.5, (0.3, 0.4, 0.5)
 REFERENCE = (0.0, 0.0, 1.0, 0.5)  # rewards of a reference policy
-PROBABILITIES, SQUARED = (0.5, 0.9, 0.2), (0.4, 0.8, 0.3)  # of the sampled tokens; of the vocabulary, squared
+PROBABILITIES, SQUARED = (
+    (0.9, 0.5, 0.3, 0.2),
+    0.15,
+)  # of the tokens of each rollout; of the other entries, squared
+ALPHA = 1.0  # of VAPO's lambda, 1 - 1 / (alpha length): published for thousands of tokens
 LENGTHS, PROMPTS = (1, 2, 3), (0, 1, 1)
 
 
@@ -43,6 +47,7 @@ def advantages(choice: Choice) -> Tensor:
     by_token = "token_rewards" in choice.loss.needs
     last = torch.zeros(len(rewards), TOKENS, dtype=torch.float64)
     last[:, -1] = rewards
+    pi = torch.tensor(PROBABILITIES, dtype=torch.float64).repeat(groups).unsqueeze(1).expand(last.shape)
     inputs = {
         "rewards": rewards,
         "group_ids": torch.arange(groups).repeat_interleave(size),
@@ -50,14 +55,20 @@ def advantages(choice: Choice) -> Tensor:
         "reward_components": components.flatten(0, 1),
         "token_rewards": last,
         "reference_rewards": torch.tensor(REFERENCE, dtype=torch.float64).expand(len(rewards), -1),
-        "old_logprobs": torch.tensor(PROBABILITIES, dtype=torch.float64).log().expand(len(rewards), -1),
-        "sum_pi_squared": torch.tensor(SQUARED, dtype=torch.float64).expand(len(rewards), -1),
+        "old_logprobs": pi.log(),
+        "sum_pi_squared": pi.square() + SQUARED * (1 - pi),
         "values": torch.tensor(VALUES, dtype=torch.float64).expand(len(rewards), -1),
         "baselines": torch.full_like(rewards, BASELINE),
         "mask": torch.ones_like(last if by_token else rewards, dtype=torch.bool),
     }
+    if _is_for_long_responses(choice):
+        choice = replace(choice, params={**choice.params, "alpha": ALPHA})
     found = call(choice, inputs)
     return (found[:, 0] if by_token else found).reshape(groups, size)
+
+
+def _is_for_long_responses(choice: Choice) -> bool:
+    return "values" in choice.loss.needs and "alpha" in choice.loss.parameters
 
 
 def _advantage_notes(chosen: Sequence[Choice]) -> list[str]:
@@ -71,6 +82,11 @@ def _advantage_notes(chosen: Sequence[Choice]) -> list[str]:
         notes.append(f"{', '.join(by_token)}: the first of {TOKENS} tokens; the last one has the reward.")
     if "baselines" in needs:
         notes.append(f"The greedy response has the reward {BASELINE:g}.")
+    if long := [one.name for one in chosen if _is_for_long_responses(one)]:
+        notes.append(f"{', '.join(long)}: alpha is {ALPHA:g}, because the responses are short.")
+    if "sum_pi_squared" in needs:
+        shown = ", ".join(f"{one:g}" for one in PROBABILITIES)
+        notes.append(f"The tokens of the four rollouts have the probabilities {shown}.")
     if "reference_rewards" in needs:
         notes.append(f"The reference's rewards are {', '.join(f'{one:g}' for one in REFERENCE)}.")
     if "values" in needs:

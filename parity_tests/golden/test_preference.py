@@ -232,7 +232,7 @@ def test_sequence_logprobs_equal_upstream(case: Case) -> None:
 @claim("simper")
 def test_simper_equals_its_authors(case: Case) -> None:
     policy = scores(case, "policy_{}_logps_avg")
-    ours = reductions.kernel("preference", "simper@official")(*policy)
+    ours = reductions.kernel("preference", "simper@simper")(*policy)
     assert_recorded(ours, policy, case)
     assert_rewards(ours, *scores(case, "{}_rewards"))
 

@@ -278,7 +278,7 @@ REFERENCE_FREE_LOSSES = (
         average=True,
         dialects=(
             Dialect(
-                upstream="official",
+                upstream="simper",
                 source="tengxiao1/SimPER scripts/simper_trainer.py simpo_loss@db08c97",
                 proof=f"{GOLDEN}::test_simper_equals_its_authors",
                 note='loss_type "SimPER"',
