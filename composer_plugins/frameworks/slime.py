@@ -209,6 +209,6 @@ SLIME = Framework(
         "--n-samples-per-prompt",
     ),
     install="git clone https://github.com/THUDM/slime",
-    convention="composer_plugins.adapters.slime_loss.convention:SLIME",
+    convention="composer_plugins.testing.conventions.global_counts:SLIME",
     claims="composer_plugins.conformance.slime_claims.suite",
 )
