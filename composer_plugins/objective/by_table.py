@@ -12,6 +12,7 @@ from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
+from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
 from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
@@ -34,6 +35,8 @@ class ByTable:
         self.keys |= {one.key for one in framework.options}
         self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
+        if framework.inherits:
+            self.merged_config = partial(inheriting, key=framework.inherits)
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What the framework trains with this config, and what does not hold of it.
