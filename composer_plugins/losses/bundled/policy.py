@@ -144,6 +144,11 @@ LOSSES = (
                 "is added (reference_policy_kl_penalty, 0.01 by default)",
                 mode="token-mean",
             ),
+            slime(
+                "compute_policy_loss",
+                "every advantage_estimator but gspo and cispo; eps_clip, eps_clip_high, eps_clip_c",
+                **PPO_CLIPS,
+            ),
         ),
     ),
     clipped(
