@@ -1,6 +1,5 @@
 """The config files of the frameworks: a YAML or a TOML as a table, with the options of a command line."""
 
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ import yaml
 
 from composer_plugins.errors import ConfigError, in_a_line
 
-INTERPOLATION, DEEPEST = re.compile(r"\$\{([\w.]+)\}"), 20  # how often one may lead to another
+DEEPEST = 20  # how often one interpolation may lead to another
 SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
@@ -62,9 +61,9 @@ def _interpolated(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
     """The value with `${a.b}` replaced. What names no entry, as a resolver's call, stays as it is."""
     if isinstance(value, Mapping):
         return {key: _interpolated(one, root, depth) for key, one in value.items()}
-    if isinstance(value, str) and (named := INTERPOLATION.fullmatch(value)) and depth < DEEPEST:
+    if isinstance(value, str) and value.startswith("${") and value.endswith("}") and depth < DEEPEST:
         found: Any = root
-        for part in named[1].split("."):
+        for part in value[2:-1].split("."):
             if not isinstance(found, Mapping) or part not in found:
                 return value
             found = found[part]
