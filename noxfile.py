@@ -151,6 +151,7 @@ def kernels(session: nox.Session) -> None:
     install(session, "-e", ".[test,plot]", *SITE)
     names = ("kernels", "losses", "frameworks", "objective", "tools", "package", "golden", "live/prime_rl")
     names += ("adapters/prime_rl_plugin", "adapters/verl_plugin/without_verl", "adapters/tinker_loss")
+    names += ("adapters/nemo_rl_loss", "adapters/slime_loss")
     pytest(session, *names, without="adapters/tinker_loss/with_sdk")
 
 
@@ -283,6 +284,36 @@ def prime_rl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "parity_tests/adapters/prime_rl_plugin", *args)
     session.run("python", "-m", "composer_plugins", "conform", "prime-rl", "--source", source)
     session.run("python", "-m", "benchmarks.prime_rl", env={"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+def of_checkout(session: nox.Session, name: str, title: str, package: str, variable: str) -> None:
+    """Test the adapter of a framework that is run from a checkout, and compare its own losses with ours.
+
+    The environment is that of the session kernels. What the checkout imports for GPUs and servers is stubbed.
+    """
+    args = list(session.posargs)
+    source = args.pop(args.index("--source") + 1) if "--source" in args[:-1] else ""
+    if not source or not Path(source, package).is_dir():
+        words = f"nox -s {session.name} -- --source DIR"
+        session.error(f"--source {source or '(none)'} is not a checkout of {title}: {words}")
+    args.remove("--source")
+    session.run(sys.executable, "-m", "nox", "-s", "kernels", "--install-only")
+    python = str(Path(".nox/kernels/bin/python").absolute())  # resolve() leaves the environment
+    session.env[variable] = str(Path(source).resolve())
+    session.run(python, "-m", "pytest", f"parity_tests/adapters/{session.name}_loss", *args)
+    session.run(python, "-m", "composer_plugins", "conform", name, "--source", source)
+
+
+@nox.session(venv_backend="none")
+def nemo_rl(session: nox.Session) -> None:
+    """Test NeMo-RL's loss on a checkout of it: `nox -s nemo_rl -- --source DIR [arguments of pytest]`."""
+    of_checkout(session, "nemo-rl", "NeMo-RL", "nemo_rl", "NEMO_RL_SOURCE")
+
+
+@nox.session(venv_backend="none")
+def slime(session: nox.Session) -> None:
+    """Test slime's loss on a checkout of it: `nox -s slime -- --source DIR [arguments of pytest]`."""
+    of_checkout(session, "slime", "slime", "slime", "SLIME_SOURCE")
 
 
 @nox.session(venv_backend="none")

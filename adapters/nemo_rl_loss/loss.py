@@ -67,13 +67,9 @@ class NemoLoss:
 
     def reduced(self, loss: Tensor, mask: Tensor, seqs: Tensor | None, toks: Tensor | None) -> Tensor:
         """The part of this micro-batch in the mean of the global batch."""
+        mode: Any = self.mode
         total: Tensor = aggregate(
-            loss,
-            mask,
-            self.mode,
-            num_tokens=toks,
-            num_sequences=seqs,
-            max_length=self.length,  # type: ignore[arg-type]
+            loss, mask, mode, num_tokens=toks, num_sequences=seqs, max_length=self.length
         )
         return total
 
@@ -269,7 +265,8 @@ def reported(
 ) -> dict[str, float]:
     """The metrics that NeMo-RL adds up over micro-batches: means over the tokens of the global batch."""
     count = mask.sum() if tokens is None else tokens
-    sums = {f"{PREFIX}{name}": value for name, value in metric_sums(token.metrics, mask).items()} | more
+    ours = metric_sums(token.metrics, mask)
+    sums = {**{f"{PREFIX}{name}": value for name, value in ours.items()}, **more}
     means = {name: value / torch.as_tensor(count).clamp(min=1) for name, value in sums.items()}
     found = {"loss": loss.detach(), **means, "num_valid_samples": samples.sum()}
     return dict(zip(found, torch.stack([x.detach().float() for x in found.values()]).tolist(), strict=True))

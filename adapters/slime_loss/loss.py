@@ -6,36 +6,20 @@ the whole response (GSPO), and the loss is cut again for the reducer of the rank
 functions in other modules. Both are imported when the loss is called, and not before.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, NODE, READ, parsed
 from composer_plugins.adapters.slime_loss.upstream import host
-from composer_plugins.errors import ConfigError, DataError
-from composer_plugins.findings import Finding, enforce
-from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.errors import DataError
 from composer_plugins.kernels.masking import keep
-from composer_plugins.objective.own_options import NORM, Asked, asked
+from composer_plugins.objective.own_options import Asked
 from composer_plugins.objective.per_token import Terms, per_token
 
-NODE = "composer"  # the attribute of args with our options
-BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
-CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
-NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
-# The attributes of args that decide the loss.
-READ = tuple(
-    dict.fromkeys(
-        (
-            *(key for one in SLIME.losses for key in one.options),
-            *(one.key for one in SLIME.options),
-            *SLIME.not_carried,
-            "opd_kl_coef",
-        )
-    )
-)
 # By our input: the key of the batch, and what fills it.
 STREAMS = {
     "old_logprobs": ("log_probs", ""),
@@ -141,44 +125,6 @@ class SlimeLoss:
         sums = [x.sum() for x in batch["loss_masks"]] if sums is None else sums
         counts = torch.stack([torch.as_tensor(x) for x in sums]).to(like).clamp(min=1).unsqueeze(-1)
         return counts / (self.terms.objective.length or 1.0)
-
-
-def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield an error for a hint that slime's own options do not deliver, or that they count twice."""
-    if not options.get("hint_weight"):
-        return
-    if not table.get("use_opd"):
-        problem = f"it is {options['hint_weight']!r}, and without use_opd slime has no teacher"
-        yield Finding("error", "hint_weight", problem, "set --use-opd with --opd-type, and --opd-kl-coef 0")
-    elif table.get("opd_kl_coef", 1.0):
-        problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
-        yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
-
-
-def parsed(args: Any) -> Asked:
-    """What `args` asks for; ConfigError, with the keys of our options below "composer"."""
-    table = {key: getattr(args, key) for key in READ if key != NODE and hasattr(args, key)}
-    if table.get("eps_clip_high") == table.get("eps_clip"):
-        table.pop("eps_clip_high", None)  # slime copies the one to the other where it is not set
-    options = getattr(args, NODE, None) or {}
-    if not isinstance(options, Mapping):
-        raise ConfigError(NODE, f"it is {options!r}", "write a table of options in --custom-config-path")
-    own = {name: options[name] for name in ("mode", "max_length") if name in options}
-    options = {name: value for name, value in options.items() if name not in own}
-    enforce(findings(table, options))
-    try:
-        return asked(
-            SLIME,
-            table,
-            {"hint_divergence": "sampled_token", **options} if options.get("hint_weight") else options,
-            modes=("token-mean",) if table.get("calculate_per_token_loss") else BY_ROLLOUT,
-            **own,
-            channels=CHANNELS,
-            not_ours=NOT_OURS,
-        )
-    except ConfigError as error:
-        first = error.key.partition(".")[0]
-        raise (error if first in READ else error.under(NODE)) from None
 
 
 _losses: dict[str, SlimeLoss] = {}

@@ -1,4 +1,4 @@
-"""What the adapter calls of slime, 624b824, and of Miles, 31f1ca9. Both are imported when the loss is called."""
+"""What the adapter calls of slime, 624b824, and of Miles, 31f1ca9, imported when the loss is called."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -181,6 +181,6 @@ NEMO_RL = Framework(
     inherits="defaults",
     programs=("*.run_grpo",),
     install="git clone https://github.com/NVIDIA-NeMo/RL",
-    convention="composer_plugins.adapters.nemo_rl_loss.convention:NEMO_RL",
+    convention="composer_plugins.testing.conventions.global_counts:NEMO_RL",
     claims="composer_plugins.conformance.nemo_rl_claims.suite",
 )

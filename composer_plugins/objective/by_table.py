@@ -12,6 +12,7 @@ from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework, NamedLoss, Option, parameters_of
 from composer_plugins.losses.choosing import Choice, choose, find_one
 from composer_plugins.losses.row import REQUIRED, Kind
+from composer_plugins.objective.files import inheriting
 from composer_plugins.objective.keys import COUNT, NUMBER, POSITIVE, WEIGHT, not_carried, not_understood
 from composer_plugins.objective.objective import KL, MISSING, Objective, behaviours
 from composer_plugins.objective.options import given_options, only_with, parameters_set, without_effect
@@ -34,6 +35,8 @@ class ByTable:
         self.keys |= {one.key for one in framework.options}
         self.NO_BEARING = framework.no_bearing
         self.KNOWN = {*self.keys, *framework.not_carried, *framework.no_bearing}
+        if framework.inherits:
+            self.merged_config = partial(inheriting, key=framework.inherits)
 
     def read(self, table: Mapping[str, Any], version: str | None = None) -> tuple[Objective, list[Finding]]:
         """What the framework trains with this config, and what does not hold of it.
@@ -62,14 +65,17 @@ class ByTable:
 
     def objective(self, table: Mapping[str, Any], policy: Choice) -> Objective:
         """What is trained with this policy loss and with the other options of the config."""
-        found = {one.objective: self.converted(one, table) for one in self._of_the_objective()}
+        found: dict[str, Any] = {
+            one.objective: self.converted(one, table) for one in self._of_the_objective()
+        }
         mode = found.get("mode") or next(iter(self.framework.denominators.values()), policy.mode)
-        whose = found.get("old") or "trainer"
-        old, rollout = behaviours(policy, whose, found.get("rollout") or "rollout engine")
+        whose: Any = found.get("old") or "trainer"
+        old, rollout = behaviours(policy, whose, found.get("rollout", "rollout engine"))
         kl = None
         if weight := found.get("kl.weight"):
             estimator = found.get("kl.estimator") or self._chosen("kl", table) or choose("kl", "k3")
-            place, ratio_to = found.get("kl.place") or "loss", found.get("kl.old") or whose
+            place: Any = found.get("kl.place") or "loss"
+            ratio_to: Any = found.get("kl.old") or whose
             kl = KL(estimator, weight, place, ratio_to)
         remarks = list(not_carried(table, self.framework.not_carried))
         advantage = found.get("advantage") or self._chosen("advantage", table)
@@ -259,10 +265,11 @@ class ByTable:
             base = choice.loss.name.removesuffix("_corrected")
             having = [one for one in losses if one.row.partition("@")[0].removesuffix("_corrected") == base]
         found = [self._options(one, choice) for one in having]
-        return min(found, key=len) if found else None
+        nearest = min(found, key=lambda one: (one[1], len(one[0])), default=None)
+        return nearest[0] if nearest else None
 
-    def _options(self, named: NamedLoss, choice: Choice) -> dict[str, Any]:
-        """The options that choose a loss, and those that set its parameters as `choice` has them."""
+    def _options(self, named: NamedLoss, choice: Choice) -> tuple[dict[str, Any], int]:
+        """The options that choose a loss and set its parameters; and how many are not as in `choice`."""
         row, options = find_one(named.row, named.kind), dict[str, Any](named.options)
         now = {name: row.value(name) for name in choice.loss.parameters} | dict(named.params)
         own = self.framework.options_of(named.kind)
@@ -277,7 +284,7 @@ class ByTable:
             if len(values) == 1 and any(now[name] not in values for name in decided or sets.parameters):
                 options[option.key] = sets.conversion.theirs(value)
                 now |= dict.fromkeys(sets.parameters, value)
-        return options
+        return options, sum(value != choice.value(name) for name, value in now.items())
 
 
 def entry(tree: Any, path: str) -> Any:

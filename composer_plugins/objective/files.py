@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from composer_plugins.errors import ConfigError, in_a_line
 
+DEEPEST = 20  # how often one interpolation may lead to another
 SCIENTIFIC = set("0123456789+-.eE")  # the characters of 1e-3
 
 
@@ -19,6 +20,55 @@ def one_config(files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any
     if len(files) > 1:
         raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
     return replaced(next(map(table_of, files), {}), overrides)
+
+
+def inheriting(files: Sequence[Path], overrides: Sequence[str], key: str) -> dict[str, Any]:
+    """The config of a file that names at `key` the files whose options it replaces, or of none.
+
+    As NeMo-RL merges them: a table of the later file is merged with the earlier one's, unless it has
+    `_override_`. `${a.b}` is the value at a.b, with the options of the command line.
+    """
+    if len(files) > 1:
+        raise ConfigError("FILE", f"{len(files)} are given", "give one config file")
+    table = replaced(next((_with_bases(file, key) for file in files), {}), overrides)
+    return cast(dict[str, Any], _interpolated(table, table))
+
+
+def _with_bases(file: Path, key: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file merged over those that it names, depth first."""
+    here = file.resolve()
+    if here in above:
+        raise ConfigError(str(file), f"its {key} lead back to it", "name other files")
+    table = table_of(file)
+    bases, found = table.pop(key, None) or [], dict[str, Any]()
+    for base in [bases] if isinstance(bases, str) else bases:
+        found = _merged(found, _with_bases(file.parent / str(base), key, (*above, here)))
+    for name, value in table.items():
+        if isinstance(value, dict) and value.pop("_override_", False):
+            found.pop(name, None)
+    return _merged(found, table)
+
+
+def _merged(below: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(below)
+    for name, value in table.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(name), dict)
+        found[name] = _merged(found[name], value) if both else value
+    return found
+
+
+def _interpolated(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The value with `${a.b}` replaced. What names no entry, as a resolver's call, stays as it is."""
+    if isinstance(value, Mapping):
+        return {key: _interpolated(one, root, depth) for key, one in value.items()}
+    if isinstance(value, str) and value.startswith("${") and value.endswith("}") and depth < DEEPEST:
+        found: Any = root
+        for part in value[2:-1].split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                return value
+            found = found[part]
+        return _interpolated(found, root, depth + 1)
+    return value
 
 
 def replaced(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

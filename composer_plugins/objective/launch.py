@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from composer_plugins.errors import ConfigError, in_a_line
 from composer_plugins.findings import Finding
 from composer_plugins.frameworks.contract import NOTHING, Framework
@@ -224,11 +226,20 @@ def of_options(framework: Framework, words: Sequence[Word], folder: Path) -> Lau
             name = key.lstrip("-").replace("-", "_")
             texts = [one.text for one in values]
             value = texts[0] if len(texts) == 1 else json.dumps(texts) if texts else "true"
-            is_text = name in text_options and not isinstance(of_yaml(value), str)  # "False" is one
+            is_text = is_no_yaml(value) or (name in text_options and not isinstance(of_yaml(value), str))
             is_negated = not texts and name.startswith("no_") and name[3:] not in text_options
             value = json.dumps(value) if is_text and texts == [value] else value
             overrides.append(f"{name[3:]}=false" if is_negated else f"{name}={value}")
     return Launch(framework, tuple(files), tuple(overrides), findings=tuple(findings))
+
+
+def is_no_yaml(value: str) -> bool:
+    """Whether a value is a text that YAML does not read, as ([0]*3+[1]*45)."""
+    try:
+        of_yaml(value)
+    except (ValueError, yaml.YAMLError):
+        return True
+    return False
 
 
 def texts_of(framework: Framework) -> set[str]:

@@ -10,7 +10,7 @@ from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks.contract import Framework
 from composer_plugins.losses.choosing import Choice
 from composer_plugins.objective.by_table import ABSENT, ByTable, entry
-from composer_plugins.objective.objective import Objective
+from composer_plugins.objective.objective import Objective, channels_of
 from composer_plugins.objective.options import parameters_set
 from composer_plugins.objective.rules import denominator_of_another
 
@@ -26,7 +26,15 @@ class Asked(NamedTuple):
     objective: Objective
 
 
-def asked(
+def asked(framework: Framework, table: Mapping[str, Any], options: Mapping[str, Any], **how: Any) -> Asked:
+    """What `examined` reads, with a warning for each of its warnings; one ConfigError with all its errors."""
+    found, findings = examined(framework, table, options, **how)
+    enforce(findings)
+    assert found is not None
+    return found
+
+
+def examined(
     framework: Framework,
     table: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -36,8 +44,8 @@ def asked(
     max_length: float | None = None,
     channels: Mapping[str, str],
     not_ours: Mapping[str, str],
-) -> Asked:
-    """Read the framework's config and our `options` for it, once; one ConfigError with all that is wrong.
+) -> tuple[Asked | None, Findings]:
+    """Read the framework's config and our `options` for it, once; None where an error leaves them open.
 
     `table` is the framework's config, whose options set the parameters of the loss that `policy` names; by
     default that is the framework's own loss. `modes` are the aggregation modes that its denominators can
@@ -53,8 +61,9 @@ def asked(
             f"it is {entry(table, key)!r}, which is no correction of the catalogue: our loss would drop it"
         )
         found.append(Finding("error", key, problem, "remove it, or set rollout_correction"))
-    chosen = own.policy(table)[0]
+    config, objective = None, None
     with found.collected():
+        chosen = own.policy(table)[0]
         config = ComposerConfig.parse({"policy": chosen.name, **options})
         for weight, why in channels.items():
             if value := getattr(config, weight):
@@ -79,8 +88,9 @@ def asked(
             found += _twice(objective)
             objective = replace(objective, correction=correction)
         objective = _reduced(objective, framework, found, modes, mode, max_length)
-    enforce(found)
-    return Asked(config, objective)
+    if config is None or objective is None:
+        return None, found
+    return Asked(config, replace(objective, channels=channels_of(config))), found
 
 
 def _of_others(

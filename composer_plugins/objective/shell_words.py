@@ -18,7 +18,7 @@ PATTERN = re.compile(r"[^][\\'\"()]*")  # with * and ? alone
 # $(dirname "$0"), $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd): the folder of the script.
 _DIRNAME = r"\$\(\s*dirname\s+(--\s+)?\"?\$(0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(\[0\])?\})\"?\s*\)"
 OWN_FOLDER = re.compile(
-    rf"{_DIRNAME}|\$\(\s*cd\s+(--\s+)?\"?{_DIRNAME}\"?\s*(>\s*/dev/null\s*(2>&1\s*)?)?(&&|;)\s*pwd(\s+-P)?\s*\)"
+    rf"{_DIRNAME}|\$\(\s*cd\s+(--\s+)?\"?{_DIRNAME}\"?\s*(&?>\s*/dev/null\s*(2>&1\s*)?)?(&&|;)\s*pwd(\s+-P)?\s*\)"
 )
 SIMPLE = re.compile(r"\$([A-Za-z_]\w*|[\d@*#?$!-])")
 PLAIN = re.compile(r"[^'\"\\$`<>]+")

@@ -139,7 +139,8 @@ def opsm(
     token = ppo(logprobs, old, advantages, mask, clip_low=clip_low, clip_high=clip_high)
     kept = off_policy_sequence_mask(drift, masked_advantages(advantages, mask), threshold=threshold)
     dropped = Metric((~kept).expand(mask.shape), mask)
-    return TokenLoss(torch.where(kept, token.loss, 0.0), token.metrics | {"mask_frac_sequence": dropped})
+    seen = kept | token.loss.isnan()  # a dropped sequence does not hide NaN
+    return TokenLoss(torch.where(seen, token.loss, 0.0), token.metrics | {"mask_frac_sequence": dropped})
 
 
 def off_policy_sequence_mask(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from composer_plugins.adapters.nemo_rl_loss.loss import ComposerLoss
+from composer_plugins.adapters.slime_loss import loss_fn as slime_loss
 from composer_plugins.calling_convention import Counts
 from composer_plugins.errors import ConfigError
 from composer_plugins.frameworks.registry import conventions
@@ -140,6 +142,40 @@ def tinker(token: Loss = ppo, reduce: Loss = lambda losses: torch.cat(losses).su
             mask = fields["mask"].bool()
             losses.append(token(logprobs, fields["logprobs"], fields["advantages"], mask).loss)
         return reduce(losses), {"sequences:sum": float(len(data))}
+
+    return function
+
+
+def nemo_rl(
+    token: Loss = ppo,
+    reduce: Loss = lambda loss, mask, seqs, toks: loss.sum() / toks,
+    metrics: tuple[str, ...] = ("loss", "num_valid_samples", "gen_kl_error", "token_mult_prob_error"),
+) -> Loss:
+    """A mean over the tokens of the global batch, with numbers as metrics."""
+
+    def function(next_token_logprobs, data, global_valid_seqs, global_valid_toks):
+        mask = (data["token_mask"][:, 1:] * data["sample_mask"].unsqueeze(-1)).bool()
+        loss = token(next_token_logprobs, data["prev_logprobs"][:, 1:], data["advantages"][:, 1:], mask).loss
+        return reduce(loss, mask, global_valid_seqs, global_valid_toks), dict.fromkeys(metrics, 0.0)
+
+    return function
+
+
+def slime(
+    token: Loss = ppo,
+    reduce: Loss = lambda loss, mean: mean(loss),
+    result: Loss = lambda loss: (loss, {}),
+) -> Loss:
+    """slime's log-probabilities of all responses one after the other, and its reducer."""
+
+    def function(args, batch, logits, sum_of_sample_mean):
+        from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+
+        sizes = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
+        _, found = get_log_probs_and_entropy(logits, args=args, **sizes)
+        rows = [torch.stack(x) for x in (found["log_probs"], batch["log_probs"], batch["advantages"])]
+        loss = token(*rows, torch.stack(batch["loss_masks"]).bool()).loss
+        return result(reduce(loss.flatten(), sum_of_sample_mean))
 
     return function
 
@@ -308,6 +344,8 @@ SOUND: dict[str, list[Loss]] = {
     "prime-rl": [prime_rl()],
     "skyrl": [skyrl()],
     "tinker": [tinker()],
+    "nemo-rl": [nemo_rl(), ComposerLoss({"reference_policy_kl_penalty": 0.0})],
+    "slime": [slime(), slime_loss],
     "torch": [
         functional,
         per_token(ppo),
@@ -387,6 +425,20 @@ PLANTED: dict[str, list[tuple[Loss, str, str]]] = {
         (skyrl_of_an_old_release, FIRST, "unexpected keyword argument 'rollout_logprobs'"),
         (lambda p, q, a, config, **_: config.eps_clip_hihg, FIRST,
          "the check's config of SkyRL has no 'eps_clip_hihg': did you mean 'eps_clip_high'?"),
+    ],
+    "nemo-rl": [
+        (nemo_rl(reduce=lambda loss, mask, *_: local_mean(loss, mask)), CUT, "micro-batches of 4 rows"),
+        (nemo_rl(reduce=lambda loss, *_: loss.mean()), PADDING, "with 3 more columns"),
+        (nemo_rl(WITH["multiplies_with_the_mask"]), NAN_MASKED, "masked tokens of data['prev_logprobs']"),
+        (nemo_rl(metrics=("loss",)), FIRST, "no 'num_valid_samples', 'gen_kl_error'"),
+        (nemo_rl(reduce=lambda loss, *_: float(loss.detach().sum())), FIRST, "its loss is float"),
+    ],
+    "slime": [
+        (slime(reduce=lambda loss, mean: loss.mean()), CUT, "micro-batches of 4 rows"),
+        (slime(WITH["lets_the_ratio_overflow"]), FAR, "90 nats"),
+        (slime(WITH["has_the_wrong_sign"]), SIGN, "and with its negative by"),
+        (slime(result=lambda loss: loss), FIRST, "returned Tensor, and not (loss, metrics)"),
+        (slime(result=lambda loss: (loss, {"loss": loss})), FIRST, "the metric 'loss' is of the shape"),
     ],
     "tinker": [
         (tinker(with_kl), DIVIDED, "in a batch of twice the size, the loss is"),

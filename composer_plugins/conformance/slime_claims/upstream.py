@@ -54,7 +54,8 @@ def one_rank() -> ModuleType:
     for name, value in ONE_RANK.items():
         setattr(mpu, name, answer(value))
     sys.modules["megatron.core.mpu"] = mpu
-    import_module("megatron.core").mpu = mpu
+    core: Any = import_module("megatron.core")
+    core.mpu = mpu
     return mpu
 
 

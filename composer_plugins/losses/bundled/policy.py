@@ -165,6 +165,11 @@ LOSSES = (
                 "unless set",
                 mode="token-mean",
             ),
+            slime(
+                "compute_policy_loss",
+                "every advantage_estimator but gspo and cispo; eps_clip, eps_clip_high, eps_clip_c",
+                **PPO_CLIPS,
+            ),
         ),
     ),
     clipped(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_plugins.adapters.slime_loss import loss_fn
-from composer_plugins.adapters.slime_loss.loss import BY_ROLLOUT, parsed
+from composer_plugins.adapters.slime_loss.surface import BY_ROLLOUT, parsed
 from composer_plugins.errors import ComposerError, ConfigError, DataError
 from composer_plugins.kernels.types import TokenLoss
 from composer_plugins.testing.assertions import assert_parity

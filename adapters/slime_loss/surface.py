@@ -1,0 +1,70 @@
+"""What a user of slime writes: our options in `args.composer`, and slime's own arguments beside them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from composer_plugins.errors import ConfigError
+from composer_plugins.findings import Finding, Findings, enforce
+from composer_plugins.frameworks.slime import SLIME
+from composer_plugins.objective.own_options import NORM, Asked, examined
+
+NODE = "composer"  # the attribute of args with our options
+BY_ROLLOUT = ("seq-mean-token-mean", "seq-mean-token-sum", NORM)
+CHANNELS = {"replay_weight": "slime has no pairs; set it to 0, or train in TRL, verl or with Tinker's call"}
+NOT_OURS = {"custom_pg_loss_reducer_function_path": "our loss is reduced by slime's own reducer"}
+# The attributes of args that decide the loss.
+READ = tuple(
+    dict.fromkeys(
+        (
+            *(key for one in SLIME.losses for key in one.options),
+            *(one.key for one in SLIME.options),
+            *SLIME.not_carried,
+            "opd_kl_coef",
+        )
+    )
+)
+
+
+def findings(table: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield an error for a hint that slime's own options do not deliver, or that they count twice."""
+    if not options.get("hint_weight"):
+        return
+    if not table.get("use_opd"):
+        problem = f"it is {options['hint_weight']!r}, and without use_opd slime has no teacher"
+        yield Finding("error", "hint_weight", problem, "set --use-opd with --opd-type, and --opd-kl-coef 0")
+    elif table.get("opd_kl_coef", 1.0):
+        problem = "slime takes the same teacher off the advantages with this weight: it would count twice"
+        yield Finding("error", "opd_kl_coef", problem, "set --opd-kl-coef 0, or hint_weight 0")
+
+
+def asked_of(table: Mapping[str, Any], options: Any) -> tuple[Asked | None, Findings]:
+    """What arguments of slime and our options ask for, and what is wrong, with our keys below "composer"."""
+    if not isinstance(options, Mapping):
+        problem, remedy = f"it is {options!r}", "write a table of options in --custom-config-path"
+        return None, Findings([Finding("error", NODE, problem, remedy)])
+    own = {name: options[name] for name in ("mode", "max_length") if name in options}
+    given = {name: value for name, value in options.items() if name not in own}
+    hint = {"hint_divergence": "sampled_token"} if given.get("hint_weight") else {}
+    found, wrong = examined(
+        SLIME,
+        table,
+        {**hint, **given},
+        modes=("token-mean",) if table.get("calculate_per_token_loss") else BY_ROLLOUT,
+        **own,
+        channels=CHANNELS,
+        not_ours=NOT_OURS,
+    )
+    every = (*findings(table, given), *wrong)
+    return found, Findings(x if x.key.partition(".")[0] in READ else x.under(NODE) for x in every)
+
+
+def parsed(args: Any) -> Asked:
+    """What `args` asks for, with a warning for each warning; ConfigError for what cannot be delivered."""
+    table = {key: getattr(args, key) for key in READ if key not in (NODE, "loss_type") and hasattr(args, key)}
+    if table.get("eps_clip_high") == table.get("eps_clip"):
+        table.pop("eps_clip_high", None)  # slime copies the one to the other where it is not set
+    found, wrong = asked_of(table, getattr(args, NODE, None) or {})
+    enforce(wrong)
+    if found is None:
+        raise ConfigError(NODE, "it is not understood", "see docs/slime.md")
+    return found

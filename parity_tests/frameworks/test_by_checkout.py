@@ -1,0 +1,209 @@
+"""NeMo-RL's and slime's configs: what is read, what is written, and what is not understood."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_plugins.adapters.slime_loss.migration import OURS
+from composer_plugins.cli import given
+from composer_plugins.frameworks.nemo_rl import NEMO_RL
+from composer_plugins.frameworks.registry import frameworks
+from composer_plugins.frameworks.slime import ICEPOP
+from composer_plugins.objective.by_table import ByTable
+from composer_plugins.objective.launch import launch
+from composer_plugins.objective.objective import Objective
+from composer_plugins.objective.resolve import examine, migrate, resolve, surface
+
+
+def read(framework: str, **table: Any) -> Objective:
+    """What a framework trains with these options; each option of NeMo-RL's is below loss_fn."""
+    found = resolve(framework, {"loss_fn": table} if framework == "nemo-rl" else table)
+    assert not found.errors, found.errors
+    return found.required()
+
+
+NEMO_RL_READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "its defaults": (
+        {},
+        {
+            **{
+                "policy": "grpo",
+                "policy.clip_high": 0.2,
+                "denominator": "token-mean",
+                "old_logprobs": "trainer",
+            },
+            **{
+                "KL": "k3_corrected",
+                "KL.weight": 0.01,
+                "KL.old_logprobs": "policy itself",
+                "KL.value_clamp": 10.0,
+            },
+            **{"rollout correction": None, "completions per prompt": 16},
+        },
+    ),
+    "cispo": ({"use_cispo": True, "ratio_clip_max": 4.0}, {"policy": "cispo", "policy.clip_high": 4.0}),
+    "gspo": (
+        {
+            "sequence_level_importance_ratios": True,
+            "token_level_loss": False,
+            "ratio_clip_min": 3e-4,
+            "ratio_clip_max": 4e-4,
+        },
+        {"policy": "gspo", "denominator": "seq-mean-token-mean"},
+    ),
+    "on-policy": ({"force_on_policy_ratio": True}, {"old_logprobs": "policy itself"}),
+    "without a clamp": ({"kl_input_clamp_value": None}, {"KL.log_ratio_clamp": None, "KL.value_clamp": 10.0}),
+    "no KL": ({"reference_policy_kl_penalty": 0}, {"KL": None}),
+    "a KL of the engine's samples": (
+        {"use_on_policy_kl_approximation": True},
+        {"KL.old_logprobs": "rollout engine"},
+    ),
+    "importance sampling": ({"use_importance_sampling_correction": True}, {"rollout correction": "tis"}),
+    "icepop": (
+        {
+            **{"use_importance_sampling_correction": True, "truncated_importance_sampling_type": "icepop"},
+            **{"truncated_importance_sampling_ratio": 5.0, "truncated_importance_sampling_ratio_min": 0.5},
+        },
+        {"rollout correction": "mis", "rollout correction.low": 0.5, "rollout correction.high": 5.0},
+    ),
+}
+SLIME_READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "its defaults": (
+        {},
+        {
+            **{"policy": "grpo", "policy.clip_low": 0.2, "denominator": "seq-mean-token-mean", "KL": None},
+            **{"advantage": "grpo", "advantage.eps": 1e-6, "completions per prompt": 1},
+        },
+    ),
+    "one clip": ({"eps_clip": 0.1}, {"policy.clip_low": 0.1, "policy.clip_high": 0.1}),
+    "two clips": ({"eps_clip": 0.1, "eps_clip_high": 0.3}, {"policy.clip_low": 0.1, "policy.clip_high": 0.3}),
+    "a KL that is off": ({"kl_loss_coef": 0.1}, {"KL": None}),
+    "a KL": ({"use_kl_loss": True, "kl_loss_coef": 0.1}, {"KL": "k1", "KL.weight": 0.1}),
+    "an unbiased KL": (
+        {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True},
+        {"KL": "k3_corrected", "KL.value_clamp": 10.0, "KL.old_logprobs": "trainer"},
+    ),
+    "tokens": ({"calculate_per_token_loss": True}, {"denominator": "token-mean"}),
+    "opsm": ({"use_opsm": True}, {"policy": "opsm", "policy.threshold": 1e-4, "rollout_logprobs": "trainer"}),
+    "icepop": (
+        {"use_tis": True, "custom_tis_function_path": ICEPOP, "tis_clip": 5.0},
+        {"rollout correction": "mis", "rollout correction.high": 5.0},
+    ),
+    "without a deviation": ({"disable_grpo_std_normalization": True}, {"advantage": "dr_grpo"}),
+    "the engine's ratio": ({"use_rollout_logprobs": True}, {"old_logprobs": "rollout engine"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("framework", "table", "facts"),
+    [
+        *(pytest.param("nemo-rl", *case, id=f"nemo-rl {name}") for name, case in NEMO_RL_READ.items()),
+        *(pytest.param("slime", *case, id=f"slime {name}") for name, case in SLIME_READ.items()),
+    ],
+)
+def test_a_config_is_what_its_options_say(
+    framework: str, table: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    objective = read(framework, **table)
+    found = objective.facts()
+    assert {name: found.get(name) for name in facts} == facts
+    again = migrate(objective, framework)  # what is written reads as the same
+    assert [str(one) for one in again.differences if one.what != "not carried over"] == []
+
+
+def test_a_script_of_slime_is_written_for_nemo_rl_without_a_difference(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "GRPO_ARGS=(\n   --advantage-estimator grpo\n   --eps-clip 0.2\n   --eps-clip-high 0.28\n)\n"
+        'ray job submit --address="http://127.0.0.1:8265" \\\n   -- python3 train.py \\\n'
+        "   --actor-num-nodes 1 --n-samples-per-prompt 8 --moe-layer-freq ([0]*3+[1]*45) \\\n   "
+        "${GRPO_ARGS[@]}\n"
+    )
+    read_here = given.read([str(tmp_path / "run.sh")])
+    assert read_here.framework == "slime"
+    objective = resolve("slime", read_here.table()).required()
+    found = migrate(objective, "nemo-rl")
+    assert not found.differences and found.table["loss_fn"]["ratio_clip_max"] == 0.28
+
+
+def test_train_py_alone_is_not_taken_for_slime(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 train.py --lr 1e-6\n")
+    with pytest.raises(ValueError, match="starts no training that is known"):
+        launch(str(tmp_path / "run.sh"), frameworks().values())
+
+
+def test_defaults_and_interpolations_of_nemo_rl_are_read(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "grpo: {normalize_rewards: false, use_leave_one_out_baseline: true, num_generations_per_prompt: 4,\n"
+        "  adv_estimator: {name: grpo, normalize_rewards: '${grpo.normalize_rewards}',\n"
+        "    use_leave_one_out_baseline: '${grpo.use_leave_one_out_baseline}'}}\n"
+        "loss_fn: {ratio_clip_max: 0.28, ratio_clip_c: 10, reference_policy_kl_penalty: 0.0}\n"
+    )
+    (tmp_path / "child.yaml").write_text("defaults: base.yaml\nloss_fn: {ratio_clip_max: 0.3}\n")
+    (tmp_path / "over.yaml").write_text(
+        "defaults: base.yaml\nloss_fn: {_override_: true, ratio_clip_max: 0.3}\n"
+    )
+    merged = ByTable(NEMO_RL).merged_config
+    table = merged([tmp_path / "child.yaml"], ["grpo.num_generations_per_prompt=6"])
+    facts = read_table(table).facts()
+    assert facts["policy.clip_high"] == 0.3 and facts["policy.dual_clip"] == 10
+    assert facts["advantage"] == "rloo" and facts["completions per prompt"] == 6 and facts["KL"] is None
+    facts = read_table(merged([tmp_path / "over.yaml"], [])).facts()
+    assert facts["policy.dual_clip"] is None and facts["KL.weight"] == 0.01
+    facts = read_table(merged([tmp_path / "child.yaml"], ["grpo.normalize_rewards=true"])).facts()
+    assert facts["advantage"] == "not one of the catalogue's"
+    (tmp_path / "child.yaml").write_text("defaults: child.yaml\n")
+    with pytest.raises(ValueError, match="lead back to it"):
+        merged([tmp_path / "child.yaml"], [])
+
+
+def read_table(table: dict[str, Any]) -> Objective:
+    """What NeMo-RL trains with a whole config."""
+    return resolve("nemo-rl", table).required()
+
+
+def test_the_default_advantage_of_nemo_rl_is_named_where_it_is_not_carried() -> None:
+    (remark,) = read("nemo-rl").remarks
+    assert "no advantage of the catalogue" in remark and "use_leave_one_out_baseline = True" in remark
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "words"),
+    [
+        ({"loss_fn": {"reference_policy_kl_type": "k4"}}, "loss_fn.reference_policy_kl_type", "k4"),
+        (
+            {"loss_fn": {"use_cispo": True, "disable_ppo_ratio": True}},
+            "loss_fn.use_cispo",
+            "no loss of the catalogue",
+        ),
+        ({"loss_fn": {"ratio_clip_c": 0.5}}, "loss_fn.ratio_clip_c", "0.5"),
+        ({"loss_fn": {"ratio_clip_mix": 0.3}}, "loss_fn.ratio_clip_mix", "no option of NeMo-RL"),
+    ],
+)
+def test_the_doctor_of_nemo_rl_names_what_is_wrong(table: dict[str, Any], key: str, words: str) -> None:
+    found = [one for one in examine("nemo-rl", table).findings if one.key == key]
+    assert found and words in str(found[0])
+
+
+def test_a_correction_of_slimes_user_is_never_reported_as_none() -> None:
+    objective = read("slime", use_tis=True, custom_tis_function_path="mine.tis")
+    assert objective.correction is None and any("mine.tis" in one for one in objective.remarks)
+
+
+def test_the_doctor_of_slime_reads_our_own_options() -> None:
+    mine = {"loss_type": "custom_loss", "custom_loss_function_path": OURS}
+    objective = read("slime", **mine, composer={"policy": "dppo_tv", "policy_params": {"tv_low": 0.1}})
+    assert objective.facts()["policy.tv_low"] == 0.1 and not objective.no_policy
+    (found,) = resolve("slime", {**mine, "composer": {"policy": "dppo"}}).errors
+    assert found.key == "composer.policy"
+    (found,) = resolve("slime", {"composer": {"policy": "dppo_tv"}}).errors
+    assert found.key == "composer" and "only our loss reads it" in found.problem
+    assert "of your own" in read("slime", loss_type="custom_loss", custom_loss_function_path="a.b").no_policy
+    assert "sft_loss" in read("slime", loss_type="sft_loss").no_policy
+
+
+def test_both_are_known_to_every_command() -> None:
+    for name in ("nemo-rl", "slime"):
+        assert surface(name).release()
+        assert frameworks()[name].convention and frameworks()[name].claims
