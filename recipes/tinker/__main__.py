@@ -1,0 +1,63 @@
+"""`python -m composer_plugins.recipes.tinker`: three channels over HTTP, on this CPU."""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from composer_plugins.errors import unknown
+from composer_plugins.recipes.shared import check_installed, run_command
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+CHANNELS = ("rl", "hint", "replay")
+
+
+@app.command()
+def main(
+    channels: Annotated[str, typer.Option(help="rl, hint and replay, joined by +.")] = "rl+hint+replay",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 30,
+    seed: Annotated[int, typer.Option(help="Of the codebook, the model and the completions.")] = 0,
+) -> None:
+    """Start SkyRL's Tinker-compatible server with a tiny model, and train it with Tinker's SDK."""
+    names = channels.split("+")
+    for name in names:
+        if name not in CHANNELS:
+            raise unknown("--channels", name, CHANNELS, noun="channel")
+    check_installed("recipes.tinker", ("tinker", "skyrl", "jax"), "tinker-server")
+    import torch
+
+    from composer_plugins.recipes.codebook import task
+    from composer_plugins.recipes.tiny_model import make_model
+    from composer_plugins.recipes.tinker.run import COMPLETIONS, train
+    from composer_plugins.recipes.tinker.server import served
+
+    console = Console(highlight=False)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        torch.manual_seed(seed)
+        tokenizer = task.make_tokenizer()
+        model = make_model(tokenizer, positions=64)
+        task.warm_up(model, tokenizer, seed)
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        console.print(f"a model of {model.num_parameters()} parameters, {time.monotonic() - start:.0f} s")
+        with served(folder / "model", folder, sequences=len(task.KEYS) * COMPLETIONS) as url:
+            console.print(f"the server answers, {time.monotonic() - start:.0f} s")
+
+            def show(step: int, reward: float, metrics: dict[str, float]) -> None:
+                shown = {name: f"{x:.4f}" for name, x in metrics.items() if name.endswith("/loss")}
+                console.print(f"step {step}: reward {reward:.4f} {shown} {time.monotonic() - start:.0f} s")
+
+            train(url, str(folder / "model"), names, seed=seed, steps=steps, on_step=show)
+
+
+if __name__ == "__main__":
+    run_command(app)
