@@ -2,17 +2,15 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig, ComposerGRPOTrainer
-from composer_plugins.recipes.tiny_model import make_model, warm_up
 
 OnStep = Callable[[int, float], None]  # of the number of a step and its reward
 

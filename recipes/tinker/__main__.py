@@ -2,14 +2,15 @@
 
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from composer_plugins.errors import unknown
-from composer_plugins.recipes.shared import check_installed, run_command
+from composer_plugins.errors import ConfigError, unknown
+from composer_plugins.recipes.shared import run_command
 
 app = typer.Typer(
     add_completion=False,
@@ -30,13 +31,14 @@ def main(
     for name in names:
         if name not in CHANNELS:
             raise unknown("--channels", name, CHANNELS, noun="channel")
-    check_installed("recipes.tinker", ("tinker", "skyrl", "jax"), "tinker-server")
+    if missing := [one for one in ("tinker", "skyrl", "jax", "flax") if find_spec(one) is None]:
+        raise ConfigError("recipes.tinker", f"it needs {', '.join(missing)}", "run make recipe-tinker")
     import torch
 
     from composer_plugins.recipes.codebook import task
-    from composer_plugins.recipes.tiny_model import make_model
     from composer_plugins.recipes.tinker.run import COMPLETIONS, train
     from composer_plugins.recipes.tinker.server import served
+    from composer_plugins.recipes.tiny_model import make_model
 
     console = Console(highlight=False)
     start = time.monotonic()
@@ -53,8 +55,14 @@ def main(
             console.print(f"the server answers, {time.monotonic() - start:.0f} s")
 
             def show(step: int, reward: float, metrics: dict[str, float]) -> None:
-                shown = {name: f"{x:.4f}" for name, x in metrics.items() if name.endswith("/loss")}
-                console.print(f"step {step}: reward {reward:.4f} {shown} {time.monotonic() - start:.0f} s")
+                terms = ", ".join(
+                    f"{name.removeprefix('composer/').removesuffix('/loss')} {x:.6f}"
+                    for name, x in metrics.items()
+                    if name.endswith("/loss") and name != "composer/loss"
+                )
+                total, seconds = metrics["composer/loss"], time.monotonic() - start
+                line = f"step {step}: reward {reward:.4f}, loss {total:.6f} ({terms}), {seconds:.0f} s"
+                console.print(line, soft_wrap=True)
 
             train(url, str(folder / "model"), names, seed=seed, steps=steps, on_step=show)
 
