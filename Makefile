@@ -8,7 +8,7 @@ GROUPS := test-verl test-trl test-kernels test-trl_versions
 RECIPES := test-monarch test-diloco test-openenv test-trace_replay
 TRLS := 1.9.0
 
-.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker install-tinker test-docs lint bench pages docs clean
+.PHONY: demo demo-verl test test-all $(INSTALLS) install-recipes install-smollm $(GROUPS) $(RECIPES) recipe-smollm recipe-smollm-verl test-smollm test-tinker test-tinker_server install-tinker install-tinker_server recipe-tinker test-docs lint bench pages docs clean
 
 demo: .venv/installed
 	.venv/bin/python -m composer_plugins demo
@@ -18,12 +18,15 @@ demo-verl: install-verl
 	@.nox/verl/bin/python -m composer_plugins.recipes.verl.on_a_cpu.demo
 
 # One of recipes/ that has a command of its own: make recipe-diloco, recipe-monarch, recipe-openenv, recipe-trace_replay,
-# recipe-smollm in an environment of its own, and recipe-smollm-verl in that of verl's tests.
+# recipe-smollm and recipe-tinker in an environment of its own each, and recipe-smollm-verl in that of verl's tests.
 recipe-smollm: install-smollm
 	@.nox/smollm/bin/python -m composer_plugins.recipes.smollm
 
 recipe-smollm-verl: install-verl
 	@.nox/verl/bin/python -m composer_plugins.recipes.smollm.in_verl
+
+recipe-tinker: install-tinker_server
+	@.nox/tinker_server/bin/python -m composer_plugins.recipes.tinker
 
 recipe-%: install-recipes
 	@.nox/recipes/bin/python -m composer_plugins.recipes.$* $(if $(filter trace_replay,$*),demo)
@@ -34,15 +37,15 @@ recipe-%: install-recipes
 # something fails, so that the last lines printed are pytest's summary.
 PARALLEL = $(MAKE) --no-print-directory -k -j2 $(filter -O,$(.FEATURES:output-sync=-O))
 test-all: ALL := -- --all
-test-all: INSTALLS += install-recipes install-smollm install-tinker
-test-all: GROUPS += $(RECIPES) test-smollm test-tinker test-docs
+test-all: INSTALLS += install-recipes install-smollm install-tinker install-tinker_server
+test-all: GROUPS += $(RECIPES) test-smollm test-tinker test-tinker_server test-docs
 test-all: TRLS :=
 test test-all: .nox/.venv/installed
 	@$(PARALLEL) $(INSTALLS)
 	@echo "running $(GROUPS:test-%=%); each prints its output when it ends"
 	@$(PARALLEL) ALL="$(ALL)" TRLS="$(TRLS)" $(GROUPS)
 
-test-kernels test-trl test-verl test-smollm test-tinker: test-%:
+test-kernels test-trl test-verl test-smollm test-tinker test-tinker_server: test-%:
 	@$(NOX) -s $* $(ALL) 2> .nox/$*.log || { cat .nox/$*.log >&2; exit 1; }
 
 test-trl_versions:
@@ -54,7 +57,7 @@ $(RECIPES): test-%:
 test-docs:
 	@$(NOX) -s docs $(ALL) 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
-$(INSTALLS) install-recipes install-smollm install-tinker: install-%: .nox/.venv/installed
+$(INSTALLS) install-recipes install-smollm install-tinker install-tinker_server: install-%: .nox/.venv/installed
 	@$(NOX) -s $* --install-only 2> .nox/$@.log || { cat .nox/$@.log >&2; exit 1; }
 
 lint: .nox/.venv/installed

@@ -51,6 +51,9 @@ AXOLOTL = [
     "python-dotenv",
 ]
 
+# What SkyRL's server for Tinker's SDK needs with JAX on a CPU.
+TINKER_SERVER = ("skyrl[tinker,jax]", "tinker", "transformers", "psutil")
+
 # What builds the site and opens its pages.
 SITE = ("mkdocs-material", "latex2mathml", "ziamath", "playwright")
 
@@ -160,6 +163,13 @@ def tinker(session: nox.Session) -> None:
     """Run the tests that need Tinker's SDK. It runs without a server: the loss is computed by the client."""
     install(session, "-e", ".[test]", "tinker")
     pytest(session, "adapters/tinker_loss/with_sdk")
+
+
+@nox.session
+def tinker_server(session: nox.Session) -> None:
+    """Run recipes/tinker: SkyRL's server on a CPU, with tinker 0.18.2, the newest SDK that it reads."""
+    install(session, "-e", ".[test]", *TINKER_SERVER, constraints="constraints-tinker.txt")
+    pytest(session, "recipes/tinker")
 
 
 @nox.session

@@ -119,12 +119,13 @@ def _scored(data: Sequence[Any], client: Any, prompts: Sequence[Sequence[int] | 
     """log p(y_t | prompt, y_<t) at the targets of the completion, 0 at those of the prompt; [tokens] each."""
     targets = [entry(data, row, TARGETS, "").tolist() for row in range(len(data))]
     starts = [_start(data, row) for row in range(len(data))]
-    asked = [
-        None
-        if prompt is None
-        else client.compute_logprobs(type(one.model_input).from_ints([*prompt, *own[start:]]))
-        for one, prompt, own, start in zip(data, prompts, targets, starts, strict=True)
-    ]
+    futures: dict[tuple[int, ...], Any] = {}  # a group often has the same completion several times
+    asked = []
+    for one, prompt, own, start in zip(data, prompts, targets, starts, strict=True):
+        whole = () if prompt is None else (*prompt, *own[start:])
+        if whole and whole not in futures:
+            futures[whole] = client.compute_logprobs(type(one.model_input).from_ints(list(whole)))
+        asked.append(futures.get(whole))
     scored = []
     for future, own, start in zip(asked, targets, starts, strict=True):
         found = [0.0] * (len(own) - start) if future is None else future.result()[-(len(own) - start) :]

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
-from composer_plugins.recipes import tiny
+from composer_plugins.recipes import tiny, tiny_model
 from composer_plugins.recipes.codebook import task
 from composer_plugins.recipes.codebook.options import Channels, Settings
 from composer_plugins.recipes.tiny import OnStep
@@ -56,7 +56,7 @@ def make_start(seed: int) -> Start:
     """Draw a codebook, make a model and warm it up."""
     torch.manual_seed(seed)
     tokenizer = task.make_tokenizer()
-    model = tiny.make_model(tokenizer, positions=64)
+    model = tiny_model.make_model(tokenizer, positions=64)
     task.warm_up(model, tokenizer, seed)
     return Start(seed, task.codebook_rows(seed), tokenizer, model)
 

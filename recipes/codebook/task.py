@@ -19,7 +19,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from composer_plugins.recipes import tiny
+from composer_plugins.recipes import tiny_model
 
 KEYS = "abcdefghijklmnop"
 DIGITS = "0123456789"
@@ -72,7 +72,7 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
             labels[:, :-COMPLETION_LENGTH] = -100
             yield {**batch, "labels": labels}
 
-    tiny.warm_up(model, batches(), steps, learning_rate=3e-3)
+    tiny_model.warm_up(model, batches(), steps, learning_rate=3e-3)
 
 
 def score(text: str, answer: str) -> float:

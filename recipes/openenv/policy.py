@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import get_json_schema
 from trl.chat_template_utils import get_training_chat_template, qwen3_chat_template
 
-from composer_plugins.recipes import tiny
+from composer_plugins.recipes import tiny_model
 from composer_plugins.recipes.openenv.tasks import (
     EXPRESSIONS,
     HELPERS,
@@ -129,7 +129,7 @@ def _tokenizer(cut: Any, vocabulary: list[str]) -> PreTrainedTokenizerFast:
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """A tiny model with random weights."""
     # At an initializer_range of 0.02 the warm-up takes three times as many steps.
-    return tiny.make_model(tokenizer, LONGEST, initializer_range=0.1)
+    return tiny_model.make_model(tokenizer, LONGEST, initializer_range=0.1)
 
 
 def warm_up(
@@ -152,4 +152,4 @@ def warm_up(
                 "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
             }
 
-    return tiny.warm_up(model, batches(), steps, learning_rate=1e-2)
+    return tiny_model.warm_up(model, batches(), steps, learning_rate=1e-2)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_chat_template
 
 from composer_plugins.adapters.trl_mixin import ComposerGRPOConfig
-from composer_plugins.recipes import tiny
+from composer_plugins.recipes import tiny, tiny_model
 
 POSITIONS = 4096
 MARGINS = "composer/replay/rewards/margins"
@@ -63,7 +63,7 @@ def train(pairs: Path, steps: int) -> list[float]:
             **tiny.ON_A_CPU,
         )
         torch.manual_seed(0)
-        model = tiny.make_model(tokenizer, POSITIONS)
+        model = tiny_model.make_model(tokenizer, POSITIONS)
         logs = tiny.train(model, tokenizer, dataset, config, reward_funcs=_no_reward)
     return [log[MARGINS] for log in logs]
 

@@ -11,6 +11,7 @@ from composer_plugins.adapters.tinker_loss import loss_fn, mark_pairs
 from composer_plugins.errors import ComposerError
 from composer_plugins.findings import ComposerWarning
 from composer_plugins.kernels.types import TokenLoss
+from composer_plugins.testing.conventions import check_as
 from parity_tests.rigs.tinker_data import batch, changed, loss_and_gradients, without
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -210,3 +211,12 @@ def test_a_wrong_result_of_a_users_loss_is_refused(name: str, message: str) -> N
 def test_a_users_loss_without_a_denominator_is_refused() -> None:
     with pytest.raises(ComposerError, match="has no denominator of its own; set denominator to one of"):
         loss_fn(policy=f"{__name__}:no_loss")
+
+
+@pytest.mark.thorough
+def test_check_finds_one_law_that_an_error_breaks() -> None:
+    """`check --as tinker`: NaN at an unmasked token is an error here, and not a loss of NaN."""
+    report = check_as(loss_fn(policy="cispo", denominator="token-sum"), "tinker")
+    failed = [one for one in report.outcomes if one.status not in ("passed", "not applicable")]
+    assert [one.check for one in failed] == ["nan_is_seen_in_its_row_and_in_no_other"]
+    assert "DataError: logprobs[0]: it holds nan at an unmasked token" in failed[0].detail

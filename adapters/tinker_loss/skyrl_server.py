@@ -1,0 +1,44 @@
+"""The gradient of a loss on SkyRL's Tinker-compatible server, whose own division falsifies a custom loss.
+
+`forward_backward_custom` sends the weights w = -dL/dlogp with the server's cross_entropy. SkyRL 0.3.0
+(`skyrl/backends/jax.py`, loss_for_lora) divides the sum of each sequence by max(sum_t w_t, 1e-9), and the
+optimizer's gradient by the number of sequences of the step. So the first divisor scales every sequence to the
+same size, and one whose weights sum to less than 0 by 1e9. Its importance_sampling divides by the number of
+tokens, which can be undone: at the current log-probabilities its ratio is 1, and its gradient the advantage.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from composer_plugins.adapters.tinker_loss.upstream import TARGETS, Call
+
+SURROGATE = "importance_sampling"
+
+
+def forward_backward_on_skyrl(
+    training_client: Any, data: Sequence[Any], loss: Call, *, data_of_step: int | None = None
+) -> dict[str, float]:
+    """Add the gradient of `loss` to the step, as `forward_backward_custom` should; return its metrics.
+
+    `data_of_step` is the number of data of all calls before the `optim_step`; None: those of this call.
+    """
+    made = type(data[0])
+    targets = [one.loss_fn_inputs[TARGETS] for one in data]
+    bare = [
+        made(model_input=one.model_input, loss_fn_inputs={TARGETS: target})
+        for one, target in zip(data, targets, strict=True)
+    ]
+    outputs = training_client.forward(bare, "cross_entropy").result().loss_fn_outputs
+    logprobs = [torch.tensor(one["logprobs"].data).requires_grad_() for one in outputs]
+    value, metrics = loss(data, logprobs)
+    sent, rows = [], len(data) if data_of_step is None else data_of_step
+    for one, target, logprob, slope in zip(
+        data, targets, logprobs, torch.autograd.grad(value, logprobs), strict=True
+    ):
+        entries = {TARGETS: target, "logprobs": logprob.detach(), "weights": torch.ones_like(slope)}
+        entries["advantages"] = -slope * (len(slope) * rows)
+        sent.append(made(model_input=one.model_input, loss_fn_inputs=entries))
+    training_client.forward_backward(sent, SURROGATE).result()
+    return metrics

@@ -1,0 +1,24 @@
+"""The recipe over HTTP: the first numbers of its README, and rewards that rise."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from parity_tests.rigs.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+FIRST_REWARD, FIRST_LOSS = 0.1172, 3.327977
+
+
+def test_three_channels_over_http_raise_the_reward() -> None:
+    command = [sys.executable, "-m", "composer_plugins.recipes.tinker"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    steps = re.findall(r"step (\d+): reward ([\d.]+), loss (-?[\d.]+)", done.stdout)
+    rewards = [float(reward) for _, reward, _ in steps]
+    assert rewards[0] == FIRST_REWARD
+    assert float(steps[0][2]) == pytest.approx(FIRST_LOSS, rel=1e-4)
+    assert sum(rewards[-5:]) / 5 > 2 * rewards[0]

@@ -1,0 +1,82 @@
+"""SkyRL's Tinker-compatible server on this machine, with a tiny model.
+
+Two things that a new machine needs are made in a folder: a `uv`, by which the server starts its engine, and a
+`sitecustomize.py`, because pydantic wants `typing_extensions.TypedDict` before Python 3.12.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer_plugins.errors import ConfigError
+
+UV = """#!{python}
+import subprocess, sys
+arguments = sys.argv[1:]
+sys.exit(subprocess.call([sys.executable, *arguments[arguments.index("-m"):]]))
+"""
+SITE = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.TypedDict\n"
+SECONDS = 180  # until the server answers
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(model: Path, folder: Path, *, sequences: int) -> Iterator[str]:
+    """Start the server for the model in this folder; yield its URL, and stop it.
+
+    `sequences` are sampled at once. A batch of sampling has always that size, so that JAX compiles it once.
+    Raises ConfigError, with the end of the server's log, if it does not answer.
+    """
+    site, programs = folder / "site", folder / "bin"
+    for one in (site, programs):
+        one.mkdir(parents=True, exist_ok=True)
+    (site / "sitecustomize.py").write_text(SITE)
+    uv, log, port = programs / "uv", folder / "server.log", free_port()
+    uv.write_text(UV.format(python=sys.executable))
+    uv.chmod(0o755)
+    backend = {"max_lora_adapters": 8, "max_lora_rank": 16, "sample_max_num_sequences": sequences}
+    command = [str(uv), "run", "-m", "skyrl.tinker.api", "--base-model", str(model), "--backend", "jax"]
+    command += ["--backend-config", json.dumps(backend), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--database-url", f"sqlite:///{folder / 'tinker.db'}"]
+    command += ["--checkpoints-base", str(folder / "checkpoints")]
+    paths = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(site)}
+    env = {**os.environ, **paths, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait(url, server, log)
+            yield url
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
+
+
+def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Return when the server answers."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    last = " ".join(log.read_text().split())[-500:]
+    raise ConfigError("server", f"it did not answer: {last}", f"see {log}")
