@@ -104,8 +104,13 @@ class Configs(ByTable):
                 "policy_weight": "the policy loss",
             },
         }
+        if advantage is None:
+            remarks.append(f"{Key.ESTIMATOR} = {value(Key.ESTIMATOR)!r}, which is not in the catalogue")
         if policy is None:
-            why = f"{Key.POLICY} = {skyrl.LIKELIHOOD!r} trains on the likelihood alone, without advantages"
+            name = str(value(Key.POLICY))
+            why = f"{name!r} trains on the likelihood alone, without advantages"
+            if name != skyrl.LIKELIHOOD:
+                why = f"{Key.POLICY} = {name!r} is not SkyRL's own, and what it computes is not known here"
             return without_policy(why, remarks=(*remarks, *more), **fields)
         name = str(value(Key.POLICY))
         if policy.own is not None and name in skyrl.FOLDED:
