@@ -15,7 +15,7 @@ from composer_plugins.adapters.skyrl_loss.surface import (
 )
 from composer_plugins.adapters.skyrl_loss.upstream import release_of
 from composer_plugins.config import at
-from composer_plugins.errors import unknown
+from composer_plugins.errors import ConfigError, unknown
 from composer_plugins.findings import Finding, Findings, enforce
 from composer_plugins.frameworks import skyrl
 from composer_plugins.frameworks.contract import NOTHING
@@ -212,6 +212,9 @@ def correction_of(table: Mapping[str, Any]) -> tuple[Choice | None, list[str]]:
     caps = {"token": value(Key.TOKEN_CAP), "sequence": value(Key.SEQUENCE_CAP)}
     if value(Key.USE_TIS):
         level, caps["token"] = "token", value(Key.FORMER_CAP)
+        if caps["token"] <= 0:
+            problem = f"it is {caps['token']:g}, and SkyRL multiplies the loss by at most that number"
+            raise ConfigError(Key.FORMER_CAP, problem, f"set {Key.TIS}=token and {Key.TOKEN_CAP}")
     if level is not None and level not in LEVELS:
         raise unknown(Key.TIS, str(level), LEVELS, noun="level")
     if metric is not None and metric not in METRICS:

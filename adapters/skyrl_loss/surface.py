@@ -166,12 +166,12 @@ def findings(
     if reduction == skyrl.LEGACY:
         remedy = "set token_mean"
         yield Finding("warning", Key.REDUCTION, f"it is {reduction!r}: {skyrl.LEGACY_REMARK}", remedy)
-    if value(Key.USE_TIS) and value(Key.FORMER_CAP) <= 0:
-        problem = f"it is {value(Key.FORMER_CAP):g}, and SkyRL multiplies the loss by at most that number"
-        yield Finding("error", Key.FORMER_CAP, problem, f"set {Key.TIS}=token and {Key.TOKEN_CAP}")
+    if policy is not None and policy.own is not None and skyrl.ADVISED.get(name, reduction) != reduction:
+        problem = f"it is {reduction!r}, and the paper of {name} takes the mean of each sequence first"
+        yield Finding("warning", Key.REDUCTION, problem, f"set {skyrl.ADVISED[name]}, as SkyRL advises")
     corrected = (Key.TIS, Key.SEQUENCE_MASK, *Key.OUTLIERS, *Key.TOKEN_MASK)
     set_here = next((key for key in (Key.USE_TIS, *corrected) if value(key) not in (None, False)), "")
-    if set_here and name in skyrl.DONE_WITH_CORRECTION:
+    if set_here and name in skyrl.UNCORRECTED:
         problem = f"it is set, and SkyRL's {name} does not correct for the rollout engine"
         yield Finding("error", set_here, problem, "remove it, or choose another policy_loss_type")
     if policy is not None and policy.own is not None and name in skyrl.FOLDED:
